@@ -106,7 +106,7 @@ class CollectorClock:
     """True if a restart of the collector must assign frames new timestamps."""
     lost: str = ""
     """Defect of the stored file; while it is set, the file is not overwritten."""
-    _looked_ns: int = 0
+    _polled_ns: int = 0
     _kept_ns: int = 0
     _is_open: bool = False
 
@@ -125,7 +125,7 @@ class CollectorClock:
             found = None
         if found is None or found.boot_id != self.boot_id or not self.boot_id:
             found = self._begun(found, newest_ns, boot_ns)
-        self._state, self._looked_ns, self._is_open = found, boot_ns, True
+        self._state, self._polled_ns, self._is_open = found, boot_ns, True
         self._keep(boot_ns)
 
     def _begun(self, before: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
@@ -169,19 +169,19 @@ class CollectorClock:
         if self._state is None:
             self._state = ClockState(self.boot_id, self.wall_ns() - self.boot_ns())
         boot_ns = self.boot_ns()
-        passed_ns = boot_ns - self._looked_ns
+        passed_ns = boot_ns - self._polled_ns
         drift_ns = self.wall_ns() - boot_ns - self._state.reference_ns
         if abs(drift_ns) > MAX_STEP_NS and not self._state.problem:
             self._suspect(f"the wall clock was stepped by {drift_ns / SECOND_NS:+.3f} s", boot_ns)
         if passed_ns >= LOOK_EVERY_NS:
-            self._look(drift_ns, passed_ns, boot_ns)
+            self._compare(drift_ns, passed_ns, boot_ns)
         return self._state
 
-    def _look(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
+    def _compare(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
         """Follow the wall clock, or check if the reason to suspect it still applies."""
         state = self._state
         assert state is not None  # noqa: S101 - set by the only caller
-        self._looked_ns = boot_ns
+        self._polled_ns = boot_ns
         offsets_ns = list(self.offsets_ns())
         contradicted = _contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
         state.is_overruled &= bool(contradicted)

@@ -123,7 +123,7 @@ class Collector:
             pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
         )
         self.settler = DayFinalizer(
-            self.core.evidence, self.live, self._door, self.files.texts,
+            self.core.evidence, self.live, self._metering_stores, self.files.texts,
             self.settings.metering, self.directory / "evidence.seen",
             self.clock.now_ns, lambda: self.clock.hold, self.audit.watch.check,
             self._decided,
@@ -196,7 +196,7 @@ class Collector:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
-    def _door(self) -> MeteringStores:
+    def _metering_stores(self) -> MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises LedgerError."""
         database = self.database.open()
         return MeteringStores(Ledger(database), EvidenceStore(database, self.quarantine))

@@ -102,14 +102,18 @@ class ViewRefresher:
                 gathered.add(table, self.seating.settled(block, rows))
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
-        told = self._told(now_ns, fresh_from_ns)
-        nodes = await _sliced(self._nodes(told, now_ns, fresh_from_ns))
+        fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)
+        nodes = await _sliced(self._nodes(fresh_nodes, now_ns, fresh_from_ns))
         found = InventoryComparison(now_ns)
         if self.watch:
             found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
         against = await _sliced(inventory_cells(found))
         jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
-        cluster = (*tables["cluster"], *self._cluster(told, fresh_from_ns), *_job_count_cells(jobs))
+        cluster = (
+            *tables["cluster"],
+            *self._cluster(fresh_nodes, fresh_from_ns),
+            *_job_count_cells(jobs),
+        )
         self.views = CollectorViews(
             now_ns,
             View("cluster", now_ns, cluster),
@@ -128,13 +132,13 @@ class ViewRefresher:
         """Return the jobs; the gathered values are summed on request."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
         jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
-        told = self.averages.follow(gathered, of_seat, now_ns)
+        averages = self.averages.follow(gathered, of_seat, now_ns)
         fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
         chosen = fair_selection(jobs, self.max_jobs)
         left_out = len(jobs) - len(chosen)
         return RunningJobs(
             now_ns, tuple(chosen), left_out, gathered, of_seat,
-            roster.numbers, fresh, told,
+            roster.numbers, fresh, averages,
         )  # fmt: skip
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
@@ -177,7 +181,7 @@ class ViewRefresher:
             amounts: AmountTotals = self.live.amounts.totals()
             yield from tenant_cells(account, amounts, held, self.quotas())
 
-    def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, FleetNode]:
+    def _fresh_nodes(self, now_ns: int, fresh_from_ns: int) -> dict[str, FleetNode]:
         """Return all nodes except stale ones that were removed from the inventory."""
         return {
             name: node
@@ -186,19 +190,21 @@ class ViewRefresher:
             or not (self.watch and self.watch.removed(name, now_ns))
         }
 
-    def _cluster(self, told: Mapping[str, FleetNode], fresh_from_ns: int) -> tuple[ViewCell, ...]:
-        fresh = [name for name, node in told.items() if node.instant_ns >= fresh_from_ns]
+    def _cluster(
+        self, fresh_nodes: Mapping[str, FleetNode], fresh_from_ns: int
+    ) -> tuple[ViewCell, ...]:
+        fresh = [name for name, node in fresh_nodes.items() if node.instant_ns >= fresh_from_ns]
         gpus = sum(len(self.core.holders_of(name)) for name in fresh)
         return (
-            ViewCell(catalog.NODES, (), len(told)),
+            ViewCell(catalog.NODES, (), len(fresh_nodes)),
             ViewCell(catalog.NODES_UP, (), len(fresh)),
             ViewCell(catalog.CLUSTER_GPUS, (), gpus),
         )
 
     def _nodes(
-        self, told: Mapping[str, FleetNode], now_ns: int, fresh_from_ns: int
+        self, fresh_nodes: Mapping[str, FleetNode], now_ns: int, fresh_from_ns: int
     ) -> Iterator[ViewCell]:
-        for name, node in told.items():
+        for name, node in fresh_nodes.items():
             yield ViewCell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
             yield ViewCell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / SECOND_NS)
             if node.instant_ns:

@@ -296,12 +296,12 @@ def _gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]
 def _by_index(text: str) -> dict[int, int]:
     """Sum amounts by GPU of `{"container":{"GPU index":amount}}` over all containers."""
     try:
-        told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
+        allocations = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         message = f"scheduler.framework.gpushare.allocation: {error}"
         raise RequestError(message) from error
     found: dict[int, int] = {}
-    for amounts in told.values():
+    for amounts in allocations.values():
         for index, amount in amounts.items():
             (place,) = _indices(index, "scheduler.framework.gpushare.allocation") or [0]
             found[place] = found.get(place, 0) + amount

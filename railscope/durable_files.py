@@ -113,9 +113,9 @@ def read_json(path: Path, shape: type[FileContent]) -> FileContent | None:
     try:
         return msgspec.json.decode(content, type=shape)
     except (ValueError, RecursionError) as error:
-        aside = path.with_name(path.name + DAMAGED)
-        path.replace(aside)
-        message = f"{path} is damaged ({error}): it was renamed to {aside.name}"
+        damaged = path.with_name(path.name + DAMAGED)
+        path.replace(damaged)
+        message = f"{path} is damaged ({error}): it was renamed to {damaged.name}"
         raise DamagedFileError(message) from error
 
 

@@ -146,8 +146,8 @@ def _histogram(metric: Metric, prefixes: list[str], values: array[int]) -> str:
     lines = []
     for prefix, value in zip(prefixes, values, strict=True):
         first, _, second = prefix.partition("\n")
-        told = number(metric, value) if prefix.startswith(f"{metric.name}_sum") else str(value)
-        lines.append(f"{first}{told}\n{second}{told}\n" if second else f"{first}{told}\n")
+        text = number(metric, value) if prefix.startswith(f"{metric.name}_sum") else str(value)
+        lines.append(f"{first}{text}\n{second}{text}\n" if second else f"{first}{text}\n")
     return "".join(lines)
 
 

@@ -192,8 +192,8 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
-def _nearest(word: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
     return (
         f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(known))}"
     )

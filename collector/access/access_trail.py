@@ -64,7 +64,7 @@ class AccessTrail:
     """Writes through a `AuditTrail`: `open` it, `run` it while that runs. Noting an event never waits."""
 
     trail: AuditTrail
-    told: RecordedCredentials
+    recorded: RecordedCredentials
     wall_ns: Callable[[], int] = time.time_ns
     max_a_day: int = MAX_A_DAY
     _day: int = -1
@@ -161,9 +161,9 @@ class AccessTrail:
     def open(self) -> None:
         """Read the credentials that were recorded before. Blocking; before `run`."""
         try:
-            self.told.read()
+            self.recorded.read()
         except (OSError, ValueError) as error:
-            log.error("identities_read_failed", file=str(self.told.path), problem=str(error),
+            log.error("identities_read_failed", file=str(self.recorded.path), problem=str(error),
                       advice="all entries of the tokens file are recorded again")  # fmt: skip
 
     async def _minute(self) -> None:
@@ -207,14 +207,14 @@ class AccessTrail:
         drafts, self._drafts = self._drafts, []
         await self._append(iter(drafts))
         current = self._current
-        if current is None or current is self.told.credentials:
+        if current is None or current is self.recorded.credentials:
             return
-        found = await asyncio.to_thread(find_changes, self.told.credentials, current)
+        found = await asyncio.to_thread(find_changes, self.recorded.credentials, current)
         if await self._append(map(self._draft_change, found)):
             try:
-                await asyncio.to_thread(self.told.keep, current)
+                await asyncio.to_thread(self.recorded.keep, current)
             except OSError as error:
-                log.error("identities_write_failed", file=str(self.told.path), problem=str(error),
+                log.error("identities_write_failed", file=str(self.recorded.path), problem=str(error),
                           advice="changes of the tokens file are recorded again after a restart")  # fmt: skip
 
     async def _append(self, drafts: Iterator[RecordDraft]) -> bool:
@@ -227,8 +227,8 @@ class AccessTrail:
     # Form of the records --------------------------------------------------------------------------
 
     def _draft_misuse(self, misuse: CredentialMisuse, count: int) -> RecordDraft:
-        told = {"key": misuse.key} if misuse.key else {"path": misuse.path}
-        data: RecordData = {**told, "count": count, **_tenant(misuse.credential)}
+        origin = {"key": misuse.key} if misuse.key else {"path": misuse.path}
+        data: RecordData = {**origin, "count": count, **_tenant(misuse.credential)}
         actor = _actor(misuse.credential, "", misuse.address)
         return self._draft(misuse.type, actor, "denied", data)
 

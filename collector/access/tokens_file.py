@@ -144,10 +144,16 @@ class RecordedCredentials:
         """Store these credentials as recorded; durable on return."""
         entries = [
             _StoredEntry(
-                key.kind, key.value, who.role, who.name, who.tenant, entry.until_ns, who.max_rank
+                key.kind,
+                key.value,
+                credential.role,
+                credential.name,
+                credential.tenant,
+                entry.until_ns,
+                credential.max_rank,
             )
             for key, entry in credentials.entries.items()
-            for who in (entry.credential,)
+            for credential in (entry.credential,)
         ]
         state = _StoredCredentials(entries, sorted(credentials.revoked))
         write_durably(self.path, msgspec.json.encode(state))
@@ -182,12 +188,12 @@ def _by_holder(
 ) -> dict[Credential, dict[CredentialKey, str]]:
     found: dict[Credential, dict[CredentialKey, str]] = {}
     for key, entry in entries.items():
-        who = entry.credential
+        credential = entry.credential
         text = (
             key.short if entry.until_ns is None else f"{key.short} until {entry.until_ns // 10**9}"
         )
-        text += f" max_rank {who.max_rank}" if who.max_rank != MAX_RANK else ""
-        found.setdefault(replace(who, max_rank=MAX_RANK), {})[key] = text
+        text += f" max_rank {credential.max_rank}" if credential.max_rank != MAX_RANK else ""
+        found.setdefault(replace(credential, max_rank=MAX_RANK), {})[key] = text
     return found
 
 

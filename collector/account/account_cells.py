@@ -130,11 +130,11 @@ def tenant_cells(
                 catalog.TENANT_GPU_TIME, (tenant, state.value), float(units / _UNIT_SECONDS)
             )
         yield ViewCell(catalog.TENANT_GPUS, (tenant,), float(held.get(tenant, 0) / GPU_CAPACITY))
-    for whose, amount in sorted(amounts.items()):
-        if whose.use is AmountAttribution.ATTRIBUTED and whose.tenant:
-            metric = _AMOUNTS[whose.measure]
+    for key, amount in sorted(amounts.items()):
+        if key.use is AmountAttribution.ATTRIBUTED and key.tenant:
+            metric = _AMOUNTS[key.measure]
             value = amount * metric.scale.numerator / metric.scale.denominator
-            yield ViewCell(metric, (whose.tenant,), value)
+            yield ViewCell(metric, (key.tenant,), value)
     for quota in quotas.in_force(account.until_ns):
         labels = (quota.tenant, quota.period)
         if quota.gpu_time_ns is not None:

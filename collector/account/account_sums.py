@@ -166,7 +166,7 @@ class CounterAmounts:
 
     def totals(self) -> AmountTotals:
         """Return all amounts so far."""
-        return {whose: amount for whose, amount in self._sum.items() if amount}
+        return {key: amount for key, amount in self._sum.items() if amount}
 
     def take_up(self, totals: AmountTotals) -> None:
         """Add totals of the ledger."""
@@ -179,10 +179,10 @@ class CounterAmounts:
         if gpu in self.open:
             add_totals(self._sum, self.open[gpu].days.pop(day, {}), -1)
 
-    def count(self, gpu: str, upto_ns: int, days: OpenDayTotals, *, anew: bool) -> None:
+    def count(self, gpu: str, upto_ns: int, days: OpenDayTotals, *, restart: bool) -> None:
         """Add amounts of a GPU's open days up to a timestamp; with `anew`, replace the previous ones."""
         amounts = self.open.get(gpu)
-        if amounts is None or anew:
+        if amounts is None or restart:
             for totals in amounts.days.values() if amounts else ():
                 add_totals(self._sum, totals, -1)
             amounts = self.open[gpu] = OpenDayAmounts(upto_ns)
@@ -194,16 +194,16 @@ class CounterAmounts:
 
 def add_totals(totals: AmountTotals, more: Mapping[AmountKey, int], sign: int = 1) -> None:
     """Add totals to others, or subtract them."""
-    for whose, amount in more.items():
-        totals[whose] = totals.get(whose, 0) + sign * amount
+    for key, amount in more.items():
+        totals[key] = totals.get(key, 0) + sign * amount
 
 
 def totals_of_shares(found: Iterable[MeasuredShare]) -> AmountTotals:
     """Return the totals of a day in the ledger."""
     totals: AmountTotals = {}
     for one in found:
-        whose = AmountKey(one.measure, one.share.use, one.share.tenant)
-        totals[whose] = totals.get(whose, 0) + one.share.amount
+        key = AmountKey(one.measure, one.share.use, one.share.tenant)
+        totals[key] = totals.get(key, 0) + one.share.amount
     return totals
 
 

@@ -69,7 +69,7 @@ class OutboxDrain:
     database: Callable[[], Database]
     """Raises LedgerError while the database is unavailable."""
     audit: AuditLog
-    look_seconds: float = POLL_SECONDS
+    poll_seconds: float = POLL_SECONDS
     retry_seconds: float = RETRY_SECONDS
     waiting: int = 0
     """Rows that are in no log yet, as of the last poll."""
@@ -100,7 +100,7 @@ class OutboxDrain:
                 continue
             self.problem = ""
             if not full:
-                await asyncio.sleep(self.look_seconds)
+                await asyncio.sleep(self.poll_seconds)
 
     async def step(self) -> bool:
         """Drain one batch; return True if more rows may be pending.
@@ -352,8 +352,8 @@ class AuditTrail:
             await self._record_denial(*self._due.pop(0))
 
     async def _record_denial(self, denial: DeniedRequest, count: int) -> None:
-        who = unicodedata.normalize("NFC", denial.name)
-        actor = RecordActor("credential" if who else "unknown", who, denial.shown, denial.address)
+        name = unicodedata.normalize("NFC", denial.name)
+        actor = RecordActor("credential" if name else "unknown", name, denial.shown, denial.address)
         data: RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record("access.denied", data, actor, "denied")
 
@@ -379,5 +379,5 @@ class AuditTrail:
     def _draft(
         self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
     ) -> RecordDraft:
-        who = actor or RecordActor("collector", self.log.source.id)
-        return RecordDraft(kind, who, self.wall_ns(), outcome, data=data)
+        record_actor = actor or RecordActor("collector", self.log.source.id)
+        return RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)

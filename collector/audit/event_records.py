@@ -93,31 +93,34 @@ class ClaimsInForce(msgspec.Struct):
         The number is bounded: otherwise a provider that reports thousands of claims fills the log with
         pairs.
         """
-        there, told = self.gpus.get(gpu, {}).items(), self.conflicts.get(gpu, {}).get(claim, ())
+        there, conflicting = (
+            self.gpus.get(gpu, {}).items(),
+            self.conflicts.get(gpu, {}).get(claim, ()),
+        )
         others = (
             name
             for name, held in there
-            if name != claim and name not in told and held.disputes(wanted)
+            if name != claim and name not in conflicting and held.disputes(wanted)
         )
-        return list(islice(others, max(0, MAX_CONFLICTS - len(told))))
+        return list(islice(others, max(0, MAX_CONFLICTS - len(conflicting))))
 
     def part(self, gpus: Iterable[str]) -> ClaimsInForce:
         """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
-        asked = set(gpus)
+        wanted = set(gpus)
         return ClaimsInForce(
-            {gpu: dict(self.gpus[gpu]) for gpu in asked & self.gpus.keys()},
+            {gpu: dict(self.gpus[gpu]) for gpu in wanted & self.gpus.keys()},
             {
                 gpu: {claim: set(others) for claim, others in self.conflicts[gpu].items()}
-                for gpu in asked & self.conflicts.keys()
+                for gpu in wanted & self.conflicts.keys()
             },
         )
 
     def add(self, record: AuditRecord) -> None:
         """Apply the next record of the log."""
-        told = record.data.get("claim")
-        if not isinstance(told, str):
+        claim_id = record.data.get("claim")
+        if not isinstance(claim_id, str):
             return
-        claim = claim_key(record.obj.node, told)
+        claim = claim_key(record.obj.node, claim_id)
         if record.type in {ASSIGN, TRANSFER} and record.out == DONE:
             held = self.gpus.setdefault(record.obj.gpu, {})
             held[claim] = ClaimInForce.of(record.data, record.pii)
@@ -132,8 +135,8 @@ class ClaimsInForce(msgspec.Struct):
         held.pop(claim, None)
         if not held:
             self.gpus.pop(gpu, None)
-        told = self.conflicts.pop(gpu, {})
-        left = {one: others - {claim} for one, others in told.items() if one != claim}
+        conflicts = self.conflicts.pop(gpu, {})
+        left = {one: others - {claim} for one, others in conflicts.items() if one != claim}
         if any(left.values()):
             self.conflicts[gpu] = {one: others for one, others in left.items() if others}
 

@@ -270,7 +270,7 @@ class AuditLog:
         Entries that are queued and not durable at that point fail.
         """
         try:
-            await run_to_end(self._sign_or_say_why())
+            await run_to_end(self._sign_or_log_reason())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
                 group.create_task(self._sign_regularly())
@@ -280,7 +280,7 @@ class AuditLog:
                 if not entry.future.done():
                     entry.future.set_exception(AuditError("the collector is stopping"))
             self._waiting.clear()
-            await self._sign_or_say_why()
+            await self._sign_or_log_reason()
 
     async def _write_groups(self) -> None:
         while True:
@@ -343,13 +343,13 @@ class AuditLog:
             except TimeoutError:
                 pass
             self._sign_now.clear()
-            await run_to_end(self._sign_or_say_why())
+            await run_to_end(self._sign_or_log_reason())
 
     def sign_soon(self) -> None:
         """Trigger signing without waiting for it."""
         self._sign_now.set()
 
-    async def _sign_or_say_why(self) -> None:
+    async def _sign_or_log_reason(self) -> None:
         try:
             await self.sign()
         except (AuditError, JournalError, HousekeepingError, OSError) as error:

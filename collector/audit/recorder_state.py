@@ -93,17 +93,17 @@ class RecordedState(msgspec.Struct):
 
     def has(self, source: RecordSource) -> bool:
         """True if the record of this number is in the log."""
-        told = self.runs.get(source.id, {}).get(source.boot)
-        return told is not None and not told.numbers.missing_in(source.n, source.n)
+        recorded = self.runs.get(source.id, {}).get(source.boot)
+        return recorded is not None and not recorded.numbers.missing_in(source.n, source.n)
 
     def add(self, record: AuditRecord) -> None:
         """Apply the next record of the log."""
         self.size = record.seq + 1
         source = record.src
         if source.kind == "agent":
-            told = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
-            told.numbers.add(source.n, source.n)
-            told.last_ns = max(told.last_ns, _received_ns(record))
+            recorded = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
+            recorded.numbers.add(source.n, source.n)
+            recorded.last_ns = max(recorded.last_ns, _received_ns(record))
             self.holdings.add(record)
         elif record.type == HEAD:
             database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
@@ -121,7 +121,7 @@ class RecordedState(msgspec.Struct):
     def forget_before(self, ns: int) -> None:
         """Drop runs with their last record received before a timestamp; no older frames exist."""
         for node, runs in list(self.runs.items()):
-            for run in [run for run, told in runs.items() if told.last_ns < ns]:
+            for run in [run for run, recorded in runs.items() if recorded.last_ns < ns]:
                 del runs[run]
             if not runs:
                 del self.runs[node]

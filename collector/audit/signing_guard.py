@@ -103,12 +103,12 @@ class SigningGuard:
         self.audit.sign_soon()
 
     async def _record_that_few_came(self) -> None:
-        asked, shown = self.wanted, len(self.shown)
-        log.warning("audit_log_signed_without_witnesses", required=asked, presented=shown)
+        wanted, shown = self.wanted, len(self.shown)
+        log.warning("audit_log_signed_without_witnesses", required=wanted, presented=shown)
         actor = RecordActor("collector", self.audit.source.id)
         data: RecordData = {
             "signed_without": "witnesses",
-            "asked": asked,
+            "asked": wanted,
             "shown": shown,
             "waited_seconds": round(self.wait_seconds),
         }

@@ -63,10 +63,10 @@ class Cosigner:
     seconds: int
 
 
-def signed_notes(said: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
+def signed_notes(cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
-    for vouched in said.values():
+    for vouched in cosigned.values():
         try:
             tree = read_checkpoint(vouched.note, key).tree
         except NoteError:
@@ -84,14 +84,14 @@ def read_disputed_notes(directory: Path) -> Iterator[str]:
 
 
 def find_cosigners(
-    said: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
+    cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
     `keys` are those of the witnesses, as recorded in the log.
     """
     found, doubts = [], []
-    for node, vouched in sorted(said.items()):
+    for node, vouched in sorted(cosigned.items()):
         try:
             tree = read_checkpoint(vouched.note, key).tree
             seconds = vouched.seconds()
@@ -107,7 +107,7 @@ def find_cosigners(
         found.append(Cosigner(node, tree.size, seconds))
     doubts += [
         f"witness {node}: its key is recorded, but its cosignature is missing"
-        for node in sorted(keys.keys() - said.keys())
+        for node in sorted(keys.keys() - cosigned.keys())
     ]
     found.sort(key=lambda one: (-one.size, one.node))
     return tuple(found), tuple(doubts)
@@ -142,11 +142,11 @@ def verify_log(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> 
 def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> VerifiedLog:
     kept, damage = _housekeeping(directory, key)
     checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
-    said_by_log = [
+    stated_by_log = [
         *(signed_notes(kept.witnesses, key) if kept else ()),
         *read_disputed_notes(directory),
     ]
-    notes = [*anchors, *said_by_log]
+    notes = [*anchors, *stated_by_log]
     held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
     if held and held[-1].tree.size > checkpoint.tree.size:
         _refuse_fork(checkpoint, held[-1], "the log is shorter than a signed checkpoint")
@@ -163,8 +163,8 @@ def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verifi
     _check_directory(directory, key, kept, unsigned, explaining)
     vouching, doubts = find_cosigners(kept.witnesses, key, explaining.witnesses)
     findings = (*explaining.findings(), *doubts)
-    asked = len(held) - len(said_by_log)
-    return VerifiedLog(checkpoint, len(unsigned), asked, findings, vouching, explaining.ledger)
+    unlogged = len(held) - len(stated_by_log)
+    return VerifiedLog(checkpoint, len(unsigned), unlogged, findings, vouching, explaining.ledger)
 
 
 def _housekeeping(

@@ -281,11 +281,11 @@ class BillingStore:
 
     def knows(self, connection: Connection, tenant: str) -> bool:
         """True if a tenant has an invoice, or any time in the ledger."""
-        asked = (
+        tenant_query = (
             select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
             select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
         )
-        return any(connection.execute(query.limit(1)).first() for query in asked)
+        return any(connection.execute(query.limit(1)).first() for query in tenant_query)
 
     # Credits and adjustments ---------------------------------------------------------------------
 

@@ -170,16 +170,16 @@ def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_B
 def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
     """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
     found: list[_BilledStretch] = []
-    room = Fraction(GPU_CAPACITY)
+    capacity_left = Fraction(GPU_CAPACITY)
     for one in billed:
         left = one.size
         while left:
-            size = min(left, room)
+            size = min(left, capacity_left)
             found.append(one._replace(size=size))
-            left, room = left - size, room - size
-            if not room:
+            left, capacity_left = left - size, capacity_left - size
+            if not capacity_left:
                 yield found
-                found, room = [], Fraction(GPU_CAPACITY)
+                found, capacity_left = [], Fraction(GPU_CAPACITY)
     if found:
         yield found
 
@@ -264,8 +264,8 @@ class Rater:
         self._placed = ClaimMinimums(self.period)
         found = [
             outcome
-            for usage, silence_ns in zip(ordered, gap_lengths(ordered), strict=True)
-            for outcome in self._rate(usage, silence_ns)
+            for usage, gap_ns in zip(ordered, gap_lengths(ordered), strict=True)
+            for outcome in self._rate(usage, gap_ns)
         ]
         charges = [one for one in found if isinstance(one, Charge)]
         charges.extend(self._placed.topups())
@@ -279,7 +279,7 @@ class Rater:
     def _claims_of(self, usage: Usage) -> ClaimMinimums:
         return self.counted if usage.counted_on else self._placed
 
-    def _rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | UsageReview]:
+    def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
         if usage.claim:
             self._claims_of(usage).hold(usage)
@@ -291,11 +291,11 @@ class Rater:
             for stretch, price in self._stretches(usage, PriceGroup.RESERVATION):
                 yield from self._inside(_charge(usage, stretch, price))
         elif usage.state in HELD:
-            yield from self._time(usage, silence_ns)
+            yield from self._time(usage, gap_ns)
             yield from self._energy(usage)
 
-    def _time(self, usage: Usage, silence_ns: int) -> Iterator[Charge | UsageReview]:
-        reason = _review_reason(usage, silence_ns)
+    def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
+        reason = _review_reason(usage, gap_ns)
         for stretch, price in self._stretches(usage, PriceGroup.TIME):
             if usage.state is SlotState.INFERRED and price.tariff is Tariff.USED:
                 yield from self._inside(
@@ -379,13 +379,13 @@ def _unbillable_reason(usage: Usage) -> str:
     return "" if usage.sku else "the model of the GPU is unknown, so it has no price"
 
 
-def _review_reason(usage: Usage, silence_ns: int) -> str:
+def _review_reason(usage: Usage, gap_ns: int) -> str:
     """Reason why held time needs a decision; empty if it is billable."""
     if usage.state is not SlotState.INFERRED:
         return ""
     if usage.witness is NodeWitness.NONE:
         return "inferred without a witness"
-    if max(silence_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
+    if max(gap_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
         return f"inferred over a gap of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
     return ""
 

@@ -191,10 +191,10 @@ class _EvidenceComparison:
         for one in revision.tiling.overlaps:
             found[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
         for claim in revision.tiling.claims:
-            for tiling, asked in zip(Tiling, claim.requested, strict=True):
-                if asked:
+            for tiling, requested in zip(Tiling, claim.requested, strict=True):
+                if requested:
                     where = f"{name}, {claim.id}, {tiling}"
-                    self._requested.append((where, found[claim.id, tiling], Fraction(asked)))
+                    self._requested.append((where, found[claim.id, tiling], Fraction(requested)))
 
     def _shares(
         self, revision: Revision | None, counted: dict[CountedQuantity, int], name: str

@@ -276,10 +276,10 @@ def _by_holding(entries: Iterable[TilingEntry]) -> Mapping[_UsageKey, list[Tilin
     found: dict[_UsageKey, list[TilingEntry]] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
-            whose = (entry.tenant, entry.claim)
+            holding = (entry.tenant, entry.claim)
             node = entry.node if entry.counted else ""
             held = _UsageKey(
-                entry.state, entry.witness, *whose, entry.silence_ns, entry.reason, node
+                entry.state, entry.witness, *holding, entry.silence_ns, entry.reason, node
             )
             found.setdefault(held, []).append(entry)
     return found

@@ -114,10 +114,10 @@ def format_record(raw: bytes, *, as_json: bool) -> str:
     if as_json:
         return raw.decode()
     record = decode_shown_record(raw)
-    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
+    actor = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
     what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
-    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, who)
+    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, actor)
     return escape_line("  ".join(part for part in (*parts, what, data) if part))
 
 
@@ -213,11 +213,11 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
 def _vouching(witnesses: Sequence[Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
     for one in witnesses[:_MAX_NAMED]:
-        told = (
+        text = (
             f"cosigned: {one.size} records, by {one.node}, "
             f"{format_record_time(one.seconds * 10**9)}"
         )
-        yield escape_line(told)
+        yield escape_line(text)
     if len(witnesses) > _MAX_NAMED:
         yield f"cosigned: by {len(witnesses) - _MAX_NAMED} more"
 

@@ -69,13 +69,13 @@ def _forms(
 ) -> tuple[ExportFormat, ...]:
     try:
         # Each once, in the order of the enumeration.
-        asked = {ExportFormat(name.strip()) for name in text.split(",")}
+        formats = {ExportFormat(name.strip()) for name in text.split(",")}
     except ValueError as error:
         message = (
             f"{text!r}: expected one or more of {', '.join(ExportFormat)}, separated by commas"
         )
         raise click.BadParameter(message) from error
-    return tuple(form for form in ExportFormat if form in asked)
+    return tuple(form for form in ExportFormat if form in formats)
 
 
 forms_option = click.option(
@@ -118,12 +118,12 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 )
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @deciding_command
-def export_command(place: CommandContext, directory: Path, **asked: Any) -> None:
+def export_command(place: CommandContext, directory: Path, **options: Any) -> None:
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
     The export is recorded in the audit log. Exit status 1: nothing was written.
     """
-    _export(place, directory, _ExportOptions(**asked))
+    _export(place, directory, _ExportOptions(**options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +138,27 @@ class _ExportOptions:
     force: bool
 
 
-def _export(place: CommandContext, directory: Path, asked: _ExportOptions) -> None:
+def _export(place: CommandContext, directory: Path, options: _ExportOptions) -> None:
     by = place.by
     with place.books() as books:
-        found = InvoiceSequence(tuple(books.store.invoices(asked.period, asked.tenant)))
-        if asked.sellers is None:
+        found = InvoiceSequence(tuple(books.store.invoices(options.period, options.tenant)))
+        if options.sellers is None:
             seller = place.seller({invoice.tenant for invoice in found.all})
         else:
-            seller = focus_rows.read_seller(asked.sellers)
+            seller = focus_rows.read_seller(options.sellers)
         order = ExportOrder(
             seller=seller,
             exported_ns=by.now_ns,
-            forms=asked.forms,
-            period=asked.period,
-            tenant=asked.tenant,
-            checkpoint=_checkpoint(asked.log or place.audit_directory),
+            forms=options.forms,
+            period=options.period,
+            tenant=options.tenant,
+            checkpoint=_checkpoint(options.log or place.audit_directory),
         )
         write_export(
             found,
             _with_origins(order, books),
             directory,
-            replace=asked.force,
+            replace=options.force,
             recorder=lambda manifest: record_exported_files(books, manifest, by),
         )
 

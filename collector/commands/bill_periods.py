@@ -95,10 +95,10 @@ def _output(command: Callable[..., None]) -> Callable[..., None]:
 @_output
 @ledger_command
 def preview_command(
-    place: CommandContext, words: tuple[str, ...], output: _StatementOutput
+    place: CommandContext, periods: tuple[str, ...], output: _StatementOutput
 ) -> None:
     """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
-    *tenants, last = words
+    *tenants, last = periods
     if len(tenants) > 1:
         message = "too many arguments: expected at most one tenant, and one period"
         raise click.UsageError(message)
@@ -190,8 +190,8 @@ def reconcile_command(
                 click.echo("R1, R2, R4 not compared: this ledger has no evidence")
             passed = passed and all(check.passes for check in checks)
             if given is not None:
-                agrees, told = given.compare(books.ledger, one)
-                for line in told:
+                agrees, report = given.compare(books.ledger, one)
+                for line in report:
                     click.echo(line)
                 passed = passed and agrees
     sys.exit(0 if passed else 1)
@@ -286,8 +286,8 @@ def _incomplete(books: BillingBooks, period: Period) -> list[str]:
 
 def _unassigned_use(reviews: Iterable[UndecidedUse]) -> None:
     for one in reviews:
-        whose = f"{one.tenant}: " if one.tenant else "no tenant: "
-        click.echo(f"not billed until decided, {whose}{one}")
+        prefix = f"{one.tenant}: " if one.tenant else "no tenant: "
+        click.echo(f"not billed until decided, {prefix}{one}")
 
 
 _PLACES = 9

@@ -47,8 +47,8 @@ class CheckResult(NamedTuple):
     """It passed, but the setting is probably a mistake."""
 
     def __str__(self) -> str:
-        word = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
-        return f"{word:<8}{self.what}: {self.detail}"
+        outcome = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
+        return f"{outcome:<8}{self.what}: {self.detail}"
 
 
 def check_collector(settings: CollectorSettings, report: Callable[[str], None]) -> bool:

@@ -152,8 +152,8 @@ class BatchFacts:
             return rows if (codes == PRESENT).any() else ()
         codes = sheets.reasons(self.batch, columns)[:, gpu.columns]
         chosen = np.asarray(rows, np.intp)
-        said = (codes == PRESENT).any(axis=1)[chosen]
-        return rows if said.all() else chosen[said].tolist()
+        has_values = (codes == PRESENT).any(axis=1)[chosen]
+        return rows if has_values.all() else chosen[has_values].tolist()
 
     def _cut(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""

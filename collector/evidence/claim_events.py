@@ -228,8 +228,8 @@ def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
         message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
         raise ClaimEventError(message)
     gpu, claim = key
-    facts = {name: word for name, word in event.facts.items() if name in _READ}
-    if any("\0" in word or len(word) > MAX_CHARACTERS for word in (gpu, claim, *facts.values())):
+    facts = {name: text for name, text in event.facts.items() if name in _READ}
+    if any("\0" in text or len(text) > MAX_CHARACTERS for text in (gpu, claim, *facts.values())):
         message = (
             f"claim {claim[:MAX_CHARACTERS]!r}: expected texts of at most {MAX_CHARACTERS}"
             " characters without NUL"
@@ -307,7 +307,9 @@ Ends = Mapping[tuple[str, str], int]
 
 
 def ends_of(
-    told: Collection[ReportedClaim], ended: Iterable[ReportedEnd], presences: Iterable[GpuPresence]
+    reported: Collection[ReportedClaim],
+    ended: Iterable[ReportedEnd],
+    presences: Iterable[GpuPresence],
 ) -> Ends:
     """Return the ends of a GPU's claims: as reported, or at a later boot that did not report the claim.
 
@@ -317,15 +319,15 @@ def ends_of(
     trusted.
     """
     ends: dict[tuple[str, str], int] = {}
-    for key, _, believed_ns in _reported_ends(told, ended):
+    for key, _, believed_ns in _reported_ends(reported, ended):
         ends[key] = min(believed_ns, ends.get(key, believed_ns))
-    for key, boot in _boots_after(told, presences):
+    for key, boot in _boots_after(reported, presences):
         ends[key] = min(boot.believed_ns, ends.get(key, FOREVER_NS))
     return ends
 
 
 def _reported_ends(
-    told: Iterable[ReportedClaim], ended: Iterable[ReportedEnd]
+    reported: Iterable[ReportedClaim], ended: Iterable[ReportedEnd]
 ) -> Iterator[tuple[tuple[str, str], int, int]]:
     """Yield ends by node and claim, as reported by nodes: the stated end, and the trusted end.
 
@@ -337,7 +339,7 @@ def _reported_ends(
         key = (end.node, end.id)
         horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
         yield key, end.instant_ns, end.believed_ns
-    for claim in told:
+    for claim in reported:
         key = (claim.node, claim.id)
         if claim.end_ns and claim.trusted_from_ns < horizons.get(key, FOREVER_NS):
             yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
@@ -361,30 +363,30 @@ class ClaimGap(NamedTuple):
 
 
 def _boots_after(
-    told: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+    reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
 ) -> Iterator[tuple[tuple[str, str], _BootStart]]:
     """Yield the starts of later boots in which claims were not reported, by node and id."""
-    for key, begin, until_ns in _boots(told, presences):
+    for key, begin, until_ns in _boots(reported, presences):
         if until_ns == FOREVER_NS:
             yield key, begin
 
 
 def gaps_of(
-    told: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+    reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
 ) -> dict[tuple[str, str], list[ClaimGap]]:
     """Return the gaps of claims by node and id.
 
     A report of a claim that a boot had already ended holds nothing before its own horizon.
     """
     found: dict[tuple[str, str], list[ClaimGap]] = {}
-    for key, begin, until_ns in _boots(told, presences):
+    for key, begin, until_ns in _boots(reported, presences):
         if begin.first_ns < until_ns < FOREVER_NS:
             found.setdefault(key, []).append(ClaimGap(*begin, until_ns))
     return found
 
 
 def _boots(
-    told: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+    reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
 ) -> Iterator[tuple[tuple[str, str], _BootStart, int]]:
     """Yield the starts of boots after the first report of claims, by node and id of the claim.
 
@@ -400,7 +402,7 @@ def _boots(
             known = boots.get(one.boot, begin)
             boots[one.boot] = _BootStart(*map(min, begin, known))
     reports: dict[tuple[str, str], list[ReportedClaim]] = {}
-    for claim in told:
+    for claim in reported:
         if claim.boot:
             reports.setdefault((claim.node, claim.id), []).append(claim)
     for key, some in reports.items():
@@ -416,15 +418,15 @@ def _boots(
 
 
 def freed_of(
-    told: Collection[ReportedClaim],
+    reported: Collection[ReportedClaim],
     ended: Iterable[ReportedEnd],
     presences: Iterable[GpuPresence],
     ends: Ends,
 ) -> Ends:
     """Return the ends that claims would have had, had these ends not been reported late."""
     freed: dict[tuple[str, str], int] = {}
-    found = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(told, ended)]
-    found += [(key, begin.first_ns) for key, begin in _boots_after(told, presences)]
+    found = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(reported, ended)]
+    found += [(key, begin.first_ns) for key, begin in _boots_after(reported, presences)]
     for key, instant_ns in found:
         if instant_ns < ends.get(key, -FOREVER_NS):
             freed[key] = min(instant_ns, freed.get(key, instant_ns))

@@ -295,8 +295,8 @@ class EvidenceBook:
             return claim
         limit = ClaimAuthority(record.max_rank)
         source = claim.source if claim.source in SOURCES else "other"
-        words = {"source": source, "reported": claim.level.name, "accepted": limit.name}
-        facts = {name: word.lower() for name, word in words.items()}
+        levels = {"source": source, "reported": claim.level.name, "accepted": limit.name}
+        facts = {name: value.lower() for name, value in levels.items()}
         self.problems.report(
             EvidenceProblem("rank_lowered", "", record.node, record.received_wall_ns, facts)
         )

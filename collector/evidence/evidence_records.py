@@ -75,8 +75,10 @@ class FileVersion(NamedTuple):
         self, kind: str, data: RecordData, subject: RecordSubject | None = None
     ) -> RecordDraft:
         actor = RecordActor("administrator", f"{self.kind}_file")
-        told: RecordData = {"sha256": self.digest, **data}
-        return RecordDraft(kind, actor, self.recorded_ns, "done", subject or RecordSubject(), told)
+        content: RecordData = {"sha256": self.digest, **data}
+        return RecordDraft(
+            kind, actor, self.recorded_ns, "done", subject or RecordSubject(), content
+        )
 
 
 class EvidenceProblem(NamedTuple):

@@ -250,22 +250,22 @@ class EvidenceStore:
                 for kind in evidence_tables.PARSERS
             }
             decided = evidence_tables.decisions_of(connection)
-        said = {kind: row.content for kind, row in texts.items() if row}
+        texts_by_kind = {kind: row.content for kind, row in texts.items() if row}
         return AdministratorInputs(
-            tenancy_files.parse_claims(said["claims"])
-            if "claims" in said
+            tenancy_files.parse_claims(texts_by_kind["claims"])
+            if "claims" in texts_by_kind
             else tenancy_files.FileClaims(),
-            tenancy_files.parse_tenants(said["tenants"])
-            if "tenants" in said
+            tenancy_files.parse_tenants(texts_by_kind["tenants"])
+            if "tenants" in texts_by_kind
             else tenancy_files.TenantMappings(),
-            device_files.parse_calendar(said["calendar"])
-            if "calendar" in said
+            device_files.parse_calendar(texts_by_kind["calendar"])
+            if "calendar" in texts_by_kind
             else device_files.Calendar(),
-            device_files.parse_retirements(said["retired"])
-            if "retired" in said
+            device_files.parse_retirements(texts_by_kind["retired"])
+            if "retired" in texts_by_kind
             else device_files.RetiredGpus(),
-            device_files.parse_inventory(said["inventory"])
-            if "inventory" in said
+            device_files.parse_inventory(texts_by_kind["inventory"])
+            if "inventory" in texts_by_kind
             else DeviceInventory(),
             decided,
         )

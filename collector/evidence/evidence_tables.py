@@ -223,8 +223,8 @@ def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int,
     """Return the node, GPU (empty for any) and time of each difference between two versions of a file."""
     if kind not in PARSERS:
         return []
-    told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
-    different = told[0] ^ told[1]
+    entries = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
+    different = entries[0] ^ entries[1]
     if kind == "retired":
         return sorted({("", one.gpu, one.start_ns, one.end_ns) for one in different})
     if kind == "inventory" and before and after:

@@ -152,16 +152,16 @@ def evidence_of(facts: GpuFacts, files: AdministratorInputs) -> tuple[Evidence, 
     where = placed.where
     ends = ends_of(facts.told, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
-    told = list(files.claims.claims(facts.gpu, nodes))
+    active_claims = list(files.claims.claims(facts.gpu, nodes))
     home = first_node_of(facts, where)
     reported = _reported(facts, nodes | {home} | where.waiting.keys(), placed)
-    reserved = {claim.id for claim in told}
+    reserved = {claim.id for claim in active_claims}
     parts = node_claims(reported, ends, files.tenants, files.expected, reserved)
-    shown = claimed_time_under_review(parts, where, told)
+    shown = claimed_time_under_review(parts, where, active_claims)
     served = in_service(facts.gpu, where.stays, placed.excess, files.expected)
     served = outside_of(served, shown)
     extra = (*outside_of(extended(parts, where.stays, served, home), shown), *shown)
-    own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
+    own = (piece for claim in active_claims for piece in files.retired.held(facts.gpu, claim))
     claims = [part.claim for part in parts]
     claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
@@ -233,9 +233,13 @@ def assemble_gpu(
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
     sku = max((one.sku for one in sighted), default="")
     profiles = {one.id: one.profile for one in sorted(facts.told, key=first_report, reverse=True)}
-    told = {name: profile for name, profile in profiles.items() if profile}
-    named = {claim.id: reported_id(claim.id, told) for claim in evidence.claims} if told else {}
-    held = {name: told[one] for name, one in named.items() if one in told}
+    known_profiles = {name: profile for name, profile in profiles.items() if profile}
+    named = (
+        {claim.id: reported_id(claim.id, known_profiles) for claim in evidence.claims}
+        if known_profiles
+        else {}
+    )
+    held = {name: known_profiles[one] for name, one in named.items() if one in known_profiles}
     doubts = tuple(sorted(set(_doubts(facts.gpu, chunks, where.stays))))
     return AssembledGpu(
         evidence, counter_increments(facts.gpu, chunks, where.stays), sku, held, where, doubts

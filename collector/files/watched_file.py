@@ -94,8 +94,8 @@ class WatchedFile(Generic[T]):
     def _accept(self, text: str, content: T) -> None:
         self._ever_valid = True
         self.content, self.text = content, text
-        for hear in self.on_change:
-            hear(text)
+        for listener in self.on_change:
+            listener(text)
 
 
 def read_rows(

@@ -197,7 +197,7 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ..
     positions are assigned in the order of instance numbers; instances that do not fit are omitted.
     """
     found: dict[str, dict[int, WireEntity]] = {}
-    told: dict[str, dict[str, ReportedMigInstance]] = {}
+    reported: dict[str, dict[str, ReportedMigInstance]] = {}
     models: dict[str, str] = {}
     for entity in wire.entities:
         if entity.kind == _GPU:
@@ -207,13 +207,13 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ..
             instances = found.setdefault(entity.key[0], {})
             instances.setdefault(int(entity.facts["gpu_instance"]), entity)
             if part := _reported_slots(entity):
-                parts = told.setdefault(entity.key[0], {})
+                parts = reported.setdefault(entity.key[0], {})
                 instance = entity.facts["gpu_instance"]
                 parts[instance] = (
                     _joined_slots(parts[instance], part) if instance in parts else part
                 )
     return tuple(
-        (gpu, _parts(list(told.get(gpu, {}).values()), instances, models.get(gpu, "")))
+        (gpu, _parts(list(reported.get(gpu, {}).values()), instances, models.get(gpu, "")))
         for gpu, instances in found.items()
     )
 
@@ -311,11 +311,11 @@ class DeviceColumns:
             is_gone | (mine == Absent.UNSUPPORTED.value), self.starts
         )
         gone = np.logical_or.reduceat(is_gone, self.starts) & not_here
-        told = list(zip(self.names, present.tolist(), gone.tolist(), strict=True))
+        devices = list(zip(self.names, present.tolist(), gone.tolist(), strict=True))
         return ShownDevices(
-            tuple(name for name, is_present, _ in told if is_present),
-            tuple(name for name, _, is_gone in told if is_gone),
-            tuple(name for name, is_present, is_gone in told if not (is_present or is_gone)),
+            tuple(name for name, is_present, _ in devices if is_present),
+            tuple(name for name, _, is_gone in devices if is_gone),
+            tuple(name for name, is_present, is_gone in devices if not (is_present or is_gone)),
         )
 
 

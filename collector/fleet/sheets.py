@@ -286,8 +286,8 @@ class LayoutSheet:
         rates = self._rates(waiting, first, last)
         self._unrate(waiting, codes, rates)
         for number, each in enumerate(waiting):
-            said = codes[number] if codes is not None and each.batch.reasons else None
-            each.block.write(each.row, last[number], said, rates[number])
+            code = codes[number] if codes is not None and each.batch.reasons else None
+            each.block.write(each.row, last[number], code, rates[number])
 
     def _rates(self, waiting: Sequence[PendingBatch], first: Integers, last: Integers) -> Rates:
         """Return rates of the counters relative to the row's content, or else to the batch's first row."""

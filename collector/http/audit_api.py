@@ -276,41 +276,41 @@ class AuditApi:
             "audit_consistency": self._consistency,
         }
 
-    async def _audit(self, request: web.Request, who: Credential) -> web.Response:
-        own = who.role is Role.TENANT
+    async def _audit(self, request: web.Request, credential: Credential) -> web.Response:
+        own = credential.role is Role.TENANT
         wanted = EntrySelection(
             _number(request, "from", 0),
             max(1, min(MAX_SHOWN, _number(request, "limit", MAX_SHOWN))),
-            who.tenant if own else request.query.get("tenant"),
+            credential.tenant if own else request.query.get("tenant"),
             own,
         )
-        return json_answer(await self._read(who, lambda: self.entries.page(wanted)))
+        return json_answer(await self._read(credential, lambda: self.entries.page(wanted)))
 
-    async def _entry(self, request: web.Request, who: Credential) -> web.Response:
-        tenant = who.tenant if who.role is Role.TENANT else None
+    async def _entry(self, request: web.Request, credential: Credential) -> web.Response:
+        tenant = credential.tenant if credential.role is Role.TENANT else None
         index = request.match_info["index"]
         proof = None
         if SIZE.fullmatch(index):
-            proof = await self._read(who, lambda: self.entries.proof(int(index), tenant))
+            proof = await self._read(credential, lambda: self.entries.proof(int(index), tenant))
         if proof is None:
             return json_answer({"error": "unknown entry, or access denied"}, HTTPStatus.NOT_FOUND)
         return web.Response(text=proof)
 
-    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
-        return web.Response(text=(await self._read(who, self.entries.checkpoint))[0])
+    async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
+        return web.Response(text=(await self._read(credential, self.entries.checkpoint))[0])
 
-    async def _consistency(self, request: web.Request, who: Credential) -> web.Response:
+    async def _consistency(self, request: web.Request, credential: Credential) -> web.Response:
         old = _number(request, "old", 0)
-        found = await self._read(who, lambda: self.entries.consistency(old))
+        found = await self._read(credential, lambda: self.entries.consistency(old))
         if found is None:
             text = f"the signed log has fewer than {old} records"
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return json_answer(found)
 
-    async def _read(self, who: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
+    async def _read(self, credential: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
         try:
-            return await self.reading.read(who, reading)
+            return await self.reading.read(credential, reading)
         except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:

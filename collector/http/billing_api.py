@@ -52,39 +52,41 @@ class BillingApi:
         """Return the handlers by route name."""
         return {"statements": self._issued, "statement": self._statement, "export": self._export}
 
-    async def _issued(self, request: web.Request, who: Credential) -> web.Response:
-        billing, tenant = await self._made(who, self.billing), _whose(request, who)
-        issued = await self._made(who, lambda: billing.issued(tenant))
+    async def _issued(self, request: web.Request, credential: Credential) -> web.Response:
+        billing, tenant = await self._made(credential, self.billing), _whose(request, credential)
+        issued = await self._made(credential, lambda: billing.issued(tenant))
         return json_answer({"statements": issued, "forms": billing.statement_forms})
 
-    async def _statement(self, request: web.Request, who: Credential) -> web.Response:
-        billing, period = await self._made(who, self.billing), _period(request)
+    async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
+        billing, period = await self._made(credential, self.billing), _period(request)
         form = _form(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
-        content = await self._made(who, lambda: billing.statement(tenant, period, form))
+        content = await self._made(credential, lambda: billing.statement(tenant, period, form))
         if content is None:
             text = f"no statement of {tenant} for {period}"
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return _document(content, form)
 
-    async def _export(self, request: web.Request, who: Credential) -> web.Response:
-        billing, period = await self._made(who, self.billing), _period(request)
+    async def _export(self, request: web.Request, credential: Credential) -> web.Response:
+        billing, period = await self._made(credential, self.billing), _period(request)
         form = _form(request, billing.export_forms)
-        tenant = _whose(request, who)
-        found = await self._made(who, lambda: _hashed(billing.export(tenant, period, form)))
+        tenant = _whose(request, credential)
+        found = await self._made(credential, lambda: _hashed(billing.export(tenant, period, form)))
         if found is None:
             return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
         content, digest = found
         if request.method == "GET":
             self.exported(
-                DeliveredExport(who, request.remote or "", period, form, tenant or "", digest)
+                DeliveredExport(
+                    credential, request.remote or "", period, form, tenant or "", digest
+                )
             )
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document(content, form, name)
 
-    async def _made(self, who: Credential, making: Callable[[], Made]) -> Made:
+    async def _made(self, credential: Credential, making: Callable[[], Made]) -> Made:
         try:
-            return await self.reading.read(who, making)
+            return await self.reading.read(credential, making)
         except BillingUnavailableError as error:
             text = "the ledger is unavailable\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
@@ -94,9 +96,9 @@ def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
     return None if content is None else (content, hashlib.sha256(content).hexdigest())
 
 
-def _whose(request: web.Request, who: Credential) -> str | None:
+def _whose(request: web.Request, credential: Credential) -> str | None:
     """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
-    return who.tenant if who.role is Role.TENANT else request.query.get("tenant")
+    return credential.tenant if credential.role is Role.TENANT else request.query.get("tenant")
 
 
 def _period(request: web.Request) -> str:

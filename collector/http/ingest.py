@@ -114,21 +114,21 @@ class Ingest:
     _senders: dict[str, NodeSender] = field(default_factory=dict)
     _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
-    async def handle(self, request: web.Request, who: Credential) -> web.Response:
+    async def handle(self, request: web.Request, credential: Credential) -> web.Response:
         """Respond to one POST."""
         try:
-            answer = json_answer(await self._receive(request, who))
+            answer = json_answer(await self._receive(request, credential))
         except EnvelopeNotAcknowledgedError as refusal:
             self.core.counts.reject(refusal.reason)
             if refusal.status == HTTPStatus.FORBIDDEN:
-                self._deny(request, who, refusal)
+                self._deny(request, credential, refusal)
             headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
             repeated = None
             if refusal.reason not in _EXPECTED:
-                repeated = self.lines.due(refusal.reason, who.name)
+                repeated = self.lines.due(refusal.reason, credential.name)
             if repeated is not None:
                 log.warning("envelope_rejected", sender=request.remote, reason=refusal.reason,
-                            node=who.name, problem=str(refusal), repeated=repeated)  # fmt: skip
+                            node=credential.name, problem=str(refusal), repeated=repeated)  # fmt: skip
             content = {"error": str(refusal), **refusal.more}
             answer = json_answer(content, refusal.status, headers)
         if answer.status in DECISIONS:
@@ -136,21 +136,21 @@ class Ingest:
         return answer
 
     def _deny(
-        self, request: web.Request, who: Credential, refusal: EnvelopeNotAcknowledgedError
+        self, request: web.Request, credential: Credential, refusal: EnvelopeNotAcknowledgedError
     ) -> None:
         path = request.rel_url.raw_path
-        self.denied(DeniedRequest(request.remote or "", path, refusal.reason, who.label))
+        self.denied(DeniedRequest(request.remote or "", path, refusal.reason, credential.label))
 
-    async def _receive(self, request: web.Request, who: Credential) -> dict[str, int]:
+    async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
         if self.closed:
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed
             )
-        sender = self._senders.setdefault(who.name, NodeSender())
-        self._check_rate(sender, who.name)
+        sender = self._senders.setdefault(credential.name, NodeSender())
+        self._check_rate(sender, credential.name)
         async with sender.lock:
             body = await self._body(request)
-            return await self._take(request, who, sender, body)
+            return await self._take(request, credential, sender, body)
 
     async def _body(self, request: web.Request) -> bytes:
         most = self.limits.body_bytes
@@ -186,9 +186,9 @@ class Ingest:
         sender.allowance -= 1
 
     async def _take(
-        self, request: web.Request, who: Credential, sender: NodeSender, body: bytes
+        self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
-        envelope, sent = await self._decode(request, who.name, body)
+        envelope, sent = await self._decode(request, credential.name, body)
         await self._keep_schemas(envelope, sender)
         self._check_start(envelope, sender)
         self._check_batches(envelope)
@@ -199,14 +199,14 @@ class Ingest:
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
         record = FrameRecord(
-            who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns, suspect
+            credential.name, self.wall_ns(), sent, body, credential.max_rank, doubted_ns, suspect
         )
         self._check_times(record, envelope)
         if not fresh:
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
             return {"accepted_frames": 0, "duplicate_frames": total}
-        self._check_evidence(who.name)
+        self._check_evidence(credential.name)
         audited = self._audited(envelope, sender)
         try:
             await self.log.append(record, lambda: self.core.steps(record, envelope))

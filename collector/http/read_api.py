@@ -56,15 +56,17 @@ class JobsApi:
         """Return the handlers by route name."""
         return {"jobs": self._list, "job": self._one}
 
-    async def _list(self, request: web.Request, who: Credential) -> web.Response:
+    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
         view = self.jobs()
         tenants = (
-            {who.tenant} if who.role is Role.TENANT else set(request.query.getall("tenant", []))
+            {credential.tenant}
+            if credential.role is Role.TENANT
+            else set(request.query.getall("tenant", []))
         )
         chosen = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
         rows = await asyncio.to_thread(self._rows, view, chosen)
         content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
-        if who.role is not Role.TENANT:
+        if credential.role is not Role.TENANT:
             content["left_out"] = view.left_out
         return json_answer(content)
 
@@ -77,8 +79,8 @@ class JobsApi:
         return json_answer(await asyncio.to_thread(self._whole, view, job))
 
     def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        told = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
-        return told | {"places": view.places(job, self.names_of)}
+        answer = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
+        return answer | {"places": view.places(job, self.names_of)}
 
     def _rows(self, view: RunningJobs, jobs: Iterable[RunningJob]) -> list[dict[str, Any]]:
         return [view.to_json(job, self.names_of) for job in jobs]
@@ -249,10 +251,12 @@ class ViewApi:
             "events": self._events,
         }
 
-    async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
+    async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
-        if who.role is Role.TENANT:
-            cells = own_cells(chain(views.tenant.cells, views.jobs.cells(who.tenant)), who.tenant)
+        if credential.role is Role.TENANT:
+            cells = own_cells(
+                chain(views.tenant.cells, views.jobs.cells(credential.tenant)), credential.tenant
+            )
         else:
             tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
             cells = chain(
@@ -271,10 +275,10 @@ class ViewApi:
 
         return answer
 
-    async def _tenants(self, _: web.Request, who: Credential) -> web.Response:
+    async def _tenants(self, _: web.Request, credential: Credential) -> web.Response:
         view = self.views().tenant
-        if who.role is Role.TENANT:
-            view = replace(view, cells=tuple(own_cells(view.cells, who.tenant)))
+        if credential.role is Role.TENANT:
+            view = replace(view, cells=tuple(own_cells(view.cells, credential.tenant)))
         return _view_json(view)
 
     async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
@@ -362,7 +366,7 @@ class ViewApi:
             return json_answer({"error": "the views have not been computed yet"}, 503)
         return json_answer(await asyncio.to_thread(inventory_json, found, self.core.names_of))
 
-    async def _account(self, _: web.Request, who: Credential) -> web.Response:
+    async def _account(self, _: web.Request, credential: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
             text, why = "the account has not been computed yet", self.own.why_unknown
@@ -370,8 +374,8 @@ class ViewApi:
                 text = f"the holders of GPUs are unknown: {why}"
             return json_answer({"error": text}, 503)
         account = account_json(views.account)
-        own = who.role is Role.TENANT
-        return json_answer(own_account(account, who.tenant) if own else account)
+        own = credential.role is Role.TENANT
+        return json_answer(own_account(account, credential.tenant) if own else account)
 
     async def _events(self, request: web.Request, __: Credential) -> web.Response:
         wanted = request.query.get("node")

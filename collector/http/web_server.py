@@ -176,22 +176,22 @@ class ReadPool:
     """Executes reads for requests; `close` it at the end."""
 
     _threads: ThreadPoolExecutor = field(default_factory=_pool)
-    _asked: dict[str, int] = field(default_factory=dict)
+    _pending: dict[str, int] = field(default_factory=dict)
 
-    async def read(self, who: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
+    async def read(self, credential: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
         """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
-        asker = f"tenant/{who.tenant}" if who.tenant else who.label
-        asked = self._asked.get(asker, 0)
-        if asked >= MAX_AT_ONCE:
+        asker = f"tenant/{credential.tenant}" if credential.tenant else credential.label
+        pending = self._pending.get(asker, 0)
+        if pending >= MAX_AT_ONCE:
             text = f"too many requests of this kind: expected at most {MAX_AT_ONCE} at once\n"
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
-        self._asked[asker] = asked + 1
+        self._pending[asker] = pending + 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._asked[asker] -= 1
-            if not self._asked[asker]:
-                del self._asked[asker]
+            self._pending[asker] -= 1
+            if not self._pending[asker]:
+                del self._pending[asker]
 
     def close(self) -> None:
         """Shut the threads down; queued work is cancelled."""

@@ -83,8 +83,8 @@ class WitnessApi:
         except OSError as error:
             log.error("cosignatures_write_failed", file=error.filename, problem=error.strerror)
 
-    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
-        headers = {SHOW_HEADER: "held"} if self.guard.asks(who.name) else {}
+    async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
+        headers = {SHOW_HEADER: "held"} if self.guard.asks(credential.name) else {}
         note = self.audit.publisher.note
         if not note:
             text = "nothing is signed yet\n"
@@ -95,13 +95,13 @@ class WitnessApi:
         return web.Response(text=f"{self.audit.signer.public}\n")
 
     async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
-        asked = [request.query.get(name, "") for name in ("from", "to")]
+        sizes = [request.query.get(name, "") for name in ("from", "to")]
         signed = self.audit.signed.size
-        if not all(SIZE.fullmatch(text) for text in asked):
+        if not all(SIZE.fullmatch(text) for text in sizes):
             return _problem(
                 HTTPStatus.BAD_REQUEST, "invalid from or to: expected numbers of records"
             )
-        old, new = (int(text) for text in asked)
+        old, new = (int(text) for text in sizes)
         if not old <= new <= signed:
             text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
             return _problem(HTTPStatus.NOT_FOUND, text)
@@ -123,7 +123,7 @@ class WitnessApi:
         self._proofs[old, new] = text
         return text
 
-    async def _cosignature(self, request: web.Request, who: Credential) -> web.Response:
+    async def _cosignature(self, request: web.Request, credential: Credential) -> web.Response:
         if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
             return _problem(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -133,10 +133,10 @@ class WitnessApi:
             vouched = msgspec.json.decode(await _body(request), type=CosignedCheckpoint)
             if vouched.note:
                 vouched.seconds()
-                _check_name(who.name, vouched)
-            await self.guard.show(who.name, vouched.note)
+                _check_name(credential.name, vouched)
+            await self.guard.show(credential.name, vouched.note)
             if vouched.note:
-                await self._keep(who.name, vouched)
+                await self._keep(credential.name, vouched)
         except DisputeError as error:
             return _problem(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:

@@ -83,39 +83,39 @@ class NodeComparison:
     counts: Mapping[str, DeviceCounts]
     reasons: Mapping[str, str]
     """Reasons for unknown devices."""
-    heard: ReportedDevices | None = None
+    reported: ReportedDevices | None = None
 
 
 def compare_nodes(
-    expected: Mapping[str, ExpectedDevices], heard: Mapping[str, ReportedDevices]
+    expected: Mapping[str, ExpectedDevices], reported: Mapping[str, ReportedDevices]
 ) -> Iterator[NodeComparison]:
     """Yield the comparison of each node that is in the inventory or reports."""
-    for node in sorted(expected.keys() | {n for n, one in heard.items() if one.reporting}):
-        yield compare_node(node, expected.get(node), heard.get(node))
+    for node in sorted(expected.keys() | {n for n, one in reported.items() if one.reporting}):
+        yield compare_node(node, expected.get(node), reported.get(node))
 
 
 def compare_node(
-    node: str, expected: ExpectedDevices | None, heard: ReportedDevices | None
+    node: str, expected: ExpectedDevices | None, reported: ReportedDevices | None
 ) -> NodeComparison:
     """Compare one node."""
     if expected is None:
-        return NodeComparison(node, NodeInventoryState.UNEXPECTED, {}, {}, heard)
+        return NodeComparison(node, NodeInventoryState.UNEXPECTED, {}, {}, reported)
     wanted = {GPU: expected.gpus, RDMA_PORT: expected.rdma_ports}
     numbers = {kind: number for kind, number in wanted.items() if number is not None}
-    if heard is None:
+    if reported is None:
         nothing = {kind: DeviceCounts(0, number, 0, 0) for kind, number in numbers.items()}
         return NodeComparison(node, NodeInventoryState.MISSING, nothing, {})
-    state = NodeInventoryState.PRESENT if heard.reporting else NodeInventoryState.STALE
+    state = NodeInventoryState.PRESENT if reported.reporting else NodeInventoryState.STALE
     counts: dict[str, DeviceCounts] = {}
     reasons: dict[str, str] = {}
     for kind, number in numbers.items():
-        shown = heard.devices.get(kind, "not reported")
+        shown = reported.devices.get(kind, "not reported")
         if isinstance(shown, str):
             counts[kind] = DeviceCounts(0, 0, number, 0)
             reasons[kind] = shown
         else:
             counts[kind] = count_devices(number, shown)
-    return NodeComparison(node, state, counts, reasons, heard)
+    return NodeComparison(node, state, counts, reasons, reported)
 
 
 def count_devices(expected: int, shown: ShownDevices) -> DeviceCounts:
@@ -171,28 +171,28 @@ class InventoryWatch:
         """Return the current comparison, awaiting `offer` between nodes to yield to other tasks."""
         inventory, retired = self.inventory(), self.retired()
         fresh = _FreshDevices(self.core, fresh_from_ns, now_ns)
-        heard: dict[str, ReportedDevices] = {}
+        reported: dict[str, ReportedDevices] = {}
         shown: dict[str, str] = {}
         for name, node in list(self.core.fleet.nodes.items()):
-            heard[name] = fresh.heard(node)
-            _add_shown(shown, name, heard[name])
+            reported[name] = fresh.reported(node)
+            _add_shown(shown, name, reported[name])
             await offer()
         standings: list[NodeComparison] | None = None
         if inventory is not None:
             standings = []
-            for one in compare_nodes(inventory.at(now_ns), heard):
+            for one in compare_nodes(inventory.at(now_ns), reported):
                 standings.append(one)
                 await offer()
         gone: list[GoneGpu] = []
         for gpu in list(self.core.evidence.gpus):
             if gpu not in shown and retired.at(gpu, now_ns) is None:
-                gone += self._gone(gpu, heard, fresh_from_ns)
+                gone += self._gone(gpu, reported, fresh_from_ns)
             await offer()
         in_force = [one for one in retired if one.start_ns <= now_ns < one.end_ns]
         reporting = {one.gpu: shown[one.gpu] for one in in_force if shown.get(one.gpu)}
         for retirement in in_force:
             if retirement.gpu in reporting:
-                self._tell(retirement, reporting[retirement.gpu])
+                self._report_retired_gpu(retirement, reporting[retirement.gpu])
         last = {one.gpu: seen[1] for one in in_force if (seen := self._seen(one.gpu))}
         against = None if standings is None else tuple(standings)
         return InventoryComparison(now_ns, against, tuple(gone), tuple(in_force), reporting, last)
@@ -209,15 +209,15 @@ class InventoryWatch:
         return max(((p.spans[-1].last_ns, p.node) for p in presences if p.spans), default=None)
 
     def _gone(
-        self, gpu: str, heard: Mapping[str, ReportedDevices], fresh_from_ns: int
+        self, gpu: str, reported: Mapping[str, ReportedDevices], fresh_from_ns: int
     ) -> Iterator[GoneGpu]:
         """Yield a GPU that no node shows, if its last node reports that it is not there."""
         seen = self._seen(gpu)
-        node = heard.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
+        node = reported.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
         if seen and node and node.reporting and isinstance(node.devices[GPU], ShownDevices):
             yield GoneGpu(seen[1], gpu, seen[0])
 
-    def _tell(self, one: Retirement, node: str) -> None:
+    def _report_retired_gpu(self, one: Retirement, node: str) -> None:
         """Record a trouble, once, for a retired GPU that still reports."""
         facts = {"retired_ns": str(one.start_ns), "why": one.why}
         self.core.evidence.problems.report(
@@ -242,7 +242,7 @@ class _FreshDevices:
         self._core, self._from_ns, self._now_ns = core, from_ns, now_ns
         self._rows: dict[int, set[int]] = {}
 
-    def heard(self, node: FleetNode) -> ReportedDevices:
+    def reported(self, node: FleetNode) -> ReportedDevices:
         """Return the current reports of a node."""
         if node.instant_ns < self._from_ns:
             reason = "the node is stale" if node.instant_ns else "no frame of the node was received"
@@ -300,8 +300,8 @@ def inventory_cells(found: InventoryComparison) -> Iterator[ViewCell]:
                 labels = (standing.node, state.value)
                 yield ViewCell(catalog.INVENTORY_NODE_STATE, labels, standing.state is state)
             for kind, counts in standing.counts.items():
-                for word, number in counts._asdict().items():
-                    yield ViewCell(_DEVICES[kind], (standing.node, word), number)
+                for count_name, number in counts._asdict().items():
+                    yield ViewCell(_DEVICES[kind], (standing.node, count_name), number)
     for gone in found.gone:
         age_seconds = (found.instant_ns - gone.seen_ns) / SECOND_NS
         yield ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
@@ -349,23 +349,23 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
 
 
 def _node(standing: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
-    heard = standing.heard
-    told: dict[str, Any] = {
+    reported = standing.reported
+    answer: dict[str, Any] = {
         "node": standing.node,
         "state": standing.state.value,
-        "heard_ns": heard.instant_ns or None if heard else None,
+        "heard_ns": reported.instant_ns or None if reported else None,
     }
     for kind, name in _NAMES.items():
-        shown = heard.devices.get(kind) if heard else None
+        shown = reported.devices.get(kind) if reported else None
         counts = standing.counts.get(kind)
-        told[name] = {
+        answer[name] = {
             "expected": counts.expected if counts else None,
             **(counts._asdict() if counts else {}),
             "reason": standing.reasons.get(kind),
             "names": _names(shown),
             "devices": _devices(standing.node, kind, shown, names_of),
         }
-    return told
+    return answer
 
 
 def _devices(

@@ -101,7 +101,7 @@ class _JobObject:
 
 def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -> JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
-    told: list[tuple[int, ListedJob]] = []
+    listed: list[tuple[int, ListedJob]] = []
     clusters: set[str] = set()
     without_gpus = never_started = 0
     what = "line"
@@ -119,8 +119,8 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -
         elif state in _WAITING:
             never_started += 1
         else:
-            told.append((number, job))
-    found = build_job_list(without_repetitions(told, what, bad), without_gpus, never_started)
+            listed.append((number, job))
+    found = build_job_list(without_repetitions(listed, what, bad), without_gpus, never_started)
     cluster = clusters.pop() if len(clusters) == 1 else ""
     return msgspec.structs.replace(found, rejected=tuple(bad.found), cluster=cluster)
 

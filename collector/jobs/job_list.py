@@ -225,14 +225,14 @@ def clip_jobs(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
 
 
 def without_repetitions(
-    told: Iterable[tuple[int, ListedJob]], what: str = "line", bad: BadLines = RAISE_BAD_LINES
+    listed: Iterable[tuple[int, ListedJob]], what: str = "line", bad: BadLines = RAISE_BAD_LINES
 ) -> tuple[ListedJob, ...]:
     """The jobs in order, without duplicates; an ended job replaces its unended version.
 
     A line that contradicts an earlier one is bad.
     """
     found: dict[str, tuple[int, ListedJob]] = {}
-    for line, job in told:
+    for line, job in listed:
         first, other = found.setdefault(job.claim, (line, job))
         ended, ran = sorted((job, other), key=lambda one: one.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):

@@ -87,8 +87,8 @@ class ImportTerms(NamedTuple):
     @property
     def computed(self) -> MeteringComputation:
         """Engine version and time of the computation."""
-        word = "used as observed" if self.as_observed else "as reported by the scheduler"
-        return MeteringComputation(f"{__version__} job list, {word}", self.instant_ns)
+        basis = "used as observed" if self.as_observed else "as reported by the scheduler"
+        return MeteringComputation(f"{__version__} job list, {basis}", self.instant_ns)
 
 
 class StandInGpus(NamedTuple):
@@ -112,7 +112,7 @@ def number_stand_ins(jobs: Iterable[ListedJob], source: str, models: GpuModels) 
                 continue
             node = _node(one.where)
             model = models.on(node, one.model or job.model)
-            name = "".join(f"{word}:" for word in (source, model) if word)
+            name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
             for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
                 gpus.append((gpu := ListedGpu(node, f"{name}{number:06}"), part))
                 found.models[gpu] = model

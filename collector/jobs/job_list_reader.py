@@ -79,7 +79,7 @@ def read_sacct(
             records = parse_sacct(text, zone, rejected=rejected)
     except AccountingError as error:
         raise JobListError(error.place, error.field, error.reason, what) from error
-    told: list[tuple[int, ListedJob]] = []
+    listed: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     for record in records:
         try:
@@ -89,10 +89,10 @@ def read_sacct(
             elif not unplaced:
                 without_gpus += 1
             else:
-                told.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
+                listed.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
         except AccountingError as error:
             rejected(error)
-    found = build_job_list(without_repetitions(told, what, bad), without_gpus, never_started)
+    found = build_job_list(without_repetitions(listed, what, bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
@@ -174,7 +174,7 @@ _FINAL = frozenset({"Succeeded", "Failed"})
 def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
     """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    told: list[tuple[int, ListedJob]] = []
+    listed: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
@@ -192,10 +192,10 @@ def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             elif not row["scheduled_time"]:
                 never_started += 1
             else:
-                told.append((number, job))
+                listed.append((number, job))
     except csv.Error as error:
         raise JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
-    found = build_job_list(without_repetitions(told, bad=bad), without_gpus, never_started)
+    found = build_job_list(without_repetitions(listed, bad=bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 

@@ -122,7 +122,7 @@ def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _SHAPE_ERRORS:
             bad.add(JobListError(place, "metadata.uid", "missing field", "pod"))
-    told: list[tuple[int, ListedJob]] = []
+    listed: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
@@ -145,8 +145,8 @@ def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             never_started += 1
         else:
             start_ns, end_ns = span
-            told.append((place, ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
-    found = build_job_list(without_repetitions(told, "pod", bad), without_gpus, never_started)
+            listed.append((place, ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
+    found = build_job_list(without_repetitions(listed, "pod", bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
@@ -256,16 +256,20 @@ def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[Unnamed
             for part in shared.parts
         ]
         return (*found, *(UnnamedGpus(where, 0, problem) for problem in shared.problems))
-    asked = _requested_devices(pod["spec"])
+    requested = _requested_devices(pod["spec"])
     if node.replicas:
         share = Fraction(1, node.replicas)
-        replicas = asked.pop(_SHARED, 0) or asked.pop(_GPU, 0)
+        replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
         if replicas:
             return (UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
-    found = [UnnamedGpus(where, asked[_GPU], KUBERNETES_UNNAMED, node.model)] if asked[_GPU] else []
+    found = (
+        [UnnamedGpus(where, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
+        if requested[_GPU]
+        else []
+    )
     found += [
         UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
-        for name, count in sorted(asked.items())
+        for name, count in sorted(requested.items())
         if count and name.startswith(_PARTS)
     ]
     return tuple(found)

@@ -62,8 +62,8 @@ class SchedulerRecords:
                     raise SchedulerRecordsError(message) from error
                 jobs += with_tenants(found.jobs, scheduler, tenants or TenantMappings())
                 unended |= set(found.running)
-        told = frozenset(scheduler for scheduler, paths in files.items() if paths)
-        return cls(told, tuple(sorted(set(jobs))), frozenset(unended))
+        schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
+        return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
 
     def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> JobComparison:
         """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
@@ -119,7 +119,7 @@ def comparison_text(found: JobComparison) -> Iterator[str]:
 def _format_difference(one: JobDifference) -> str:
     what = "; ".join(one.kinds)
     ledger = ", ".join(one.ledger_tenants) or "no tenant"
-    whose = (
+    owner = (
         f"{one.tenant}" if one.tenant in one.ledger_tenants else f"{one.tenant or '-'} / {ledger}"
     )
     gpus = (
@@ -131,7 +131,7 @@ def _format_difference(one: JobDifference) -> str:
         shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
         off = f", start and end in the ledger {' and '.join(shown)}"
     return (
-        f"job {one.job} of {whose}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"
+        f"job {one.job} of {owner}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"
         f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
     )
 

@@ -276,11 +276,11 @@ def record_number(connection: Connection, id_: str) -> int | None:
 
 def count_unrecorded(connection: Connection) -> int:
     """Return the number of rows that are in no log yet."""
-    put_, told = (
+    put_, recorded = (
         connection.execute(select(func.count()).select_from(table)).scalar_one()
         for table in (outbox_rows, placed_rows)
     )
-    return put_ - told
+    return put_ - recorded
 
 
 def newest_number(connection: Connection) -> int:
@@ -339,12 +339,12 @@ def last_recorded(connection: Connection, log: str) -> LogPosition | None:
 
 
 def _unrecorded(condition: ColumnElement[bool]) -> Select[Any]:
-    told = exists().where(placed_rows.c.id == outbox_rows.c.id)
+    recorded = exists().where(placed_rows.c.id == outbox_rows.c.id)
     joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
     return (
         select(outbox_rows)
         .select_from(joined)
-        .where(~told, condition)
+        .where(~recorded, condition)
         .order_by(outbox_rows.c.number)
     )
 

@@ -96,8 +96,8 @@ class MeteredGpu:
             if stay.start_ns < end_ns and start_ns < stay.end_ns
         ]
         moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
-        asked = _requested(self._in_force, present)
-        named = {entry.claim for entry in entries} | asked.keys()
+        requested = _requested(self._in_force, present)
+        named = {entry.claim for entry in entries} | requested.keys()
         named |= {
             claim.id
             for claim in self.evidence.claims
@@ -117,7 +117,7 @@ class MeteredGpu:
                 for share in shares(self._owners, counted, start_ns, end_ns)
             ),
             claims=tuple(
-                _as_of(self._claims[claim], end_ns, asked.get(claim, ("", "")))
+                _as_of(self._claims[claim], end_ns, requested.get(claim, ("", "")))
                 for claim in sorted(named & self._claims.keys())
             ),
             overlaps=moved,

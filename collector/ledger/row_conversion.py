@@ -202,12 +202,12 @@ def entry_of(row: Row[Any], units: int) -> TilingEntry:
 
 def share_of(row: Row[Any], units: int) -> MeasuredShare:
     """Return the share of a row."""
-    who = (row.tenant_id, row.workload_id, row.claim_id)
+    owner = (row.tenant_id, row.workload_id, row.claim_id)
     slots = (from_revision_units(row.slot_lo, units), from_revision_units(row.slot_hi, units))
     span = (row.t0_ns, row.t1_ns, *slots)
     return MeasuredShare(
         CountedQuantity(row.measure),
-        AmountShare(*span, AmountAttribution(row.use), row.amount, *who),
+        AmountShare(*span, AmountAttribution(row.use), row.amount, *owner),
     )
 
 

@@ -307,8 +307,8 @@ def observation_gaps(
     now = -FOREVER_NS
     for first, last in seen:
         if now < first:
-            silence = first - now if found else FOREVER_NS
-            found.append(TimePiece(now, first, silence))
+            gap_ns = first - now if found else FOREVER_NS
+            found.append(TimePiece(now, first, gap_ns))
         start = max(now, first)
         if start < last:
             found.append(TimePiece(start, last, 0))

@@ -322,5 +322,5 @@ def _share(
         return AmountShare(t0, t1, *part.slots, AmountAttribution.IDLE, amount)
     if claim.assumed or claim.review:
         return AmountShare(t0, t1, *part.slots, AmountAttribution.UNATTRIBUTED, amount)
-    who = (claim.tenant, claim.workload, claim.id)
-    return AmountShare(t0, t1, *part.slots, AmountAttribution.ATTRIBUTED, amount, *who)
+    owner = (claim.tenant, claim.workload, claim.id)
+    return AmountShare(t0, t1, *part.slots, AmountAttribution.ATTRIBUTED, amount, *owner)

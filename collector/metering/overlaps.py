@@ -120,8 +120,8 @@ def _overlaps_of_shares(
     for slots, claim in held:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
     for claim, group in _groups(in_force, sizes, held, tiling).items():
-        asked = requested(claim, claim.slots(tiling))
-        missing = asked - sizes.get(claim, 0) if asked is not None else 0
+        units = requested(claim, claim.slots(tiling))
+        missing = units - sizes.get(claim, 0) if units is not None else 0
         yield from _overlap(claim, missing, group, tiling, (now, until))
 
 
@@ -178,9 +178,9 @@ def _groups(
     groups: dict[MeteredClaim, _ShareGroup] = {}
     for claims in found:
         own = set(claims)
-        asked = (Fraction(requested(one, one.slots(tiling)) or 0) for one in claims)
+        units = (Fraction(requested(one, one.slots(tiling)) or 0) for one in claims)
         had = sum((Fraction(sizes.get(one, 0)) for one in claims), Fraction(0))
-        ratio = sum(asked, Fraction(0)) / had if had else Fraction(0)
+        ratio = sum(units, Fraction(0)) / had if had else Fraction(0)
         group = _ShareGroup(claims, [hold for hold in held if hold.claim not in own], ratio)
         groups |= dict.fromkeys(claims, group)
     return groups

@@ -83,7 +83,7 @@ class DayFinalizer:
     failing: bool = False
     _troubles: list[EvidenceProblem] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _door: MeteringStores | None = None
+    _stores: MeteringStores | None = None
     _open_days: OpenDayCounter = field(init=False)
     _written: dict[str, str] = field(default_factory=dict)
     """Content of files when they were last written: another collector's files may differ."""
@@ -93,7 +93,7 @@ class DayFinalizer:
     """The revisions included in the finalized sums, of the days that may still change."""
     _taken_up: set[str] = field(default_factory=set)
     """GPUs with their finalized days in the account."""
-    _asked: set[str] = field(default_factory=set)
+    _requested: set[str] = field(default_factory=set)
     """GPUs with their claims read from the database."""
 
     def __post_init__(self) -> None:
@@ -109,9 +109,9 @@ class DayFinalizer:
 
     def close(self) -> None:
         """Close the database."""
-        if self._door is not None:
-            self._door.ledger.close()
-            self._door = None
+        if self._stores is not None:
+            self._stores.ledger.close()
+            self._stores = None
 
     async def attempt(self) -> bool:
         """Run one round; false if it failed, which is logged once.
@@ -141,45 +141,45 @@ class DayFinalizer:
 
     async def _round(self, *, everything: bool) -> None:
         await asyncio.to_thread(self.check)
-        door = await self._opened()
-        await self._tell_auditors(door)
+        stores = await self._opened()
+        await self._notify_auditors(stores)
         now_ns = self.wall_ns()
-        await self._take_up(door, now_ns)
+        await self._take_up(stores, now_ns)
         texts = self.texts()
         for kind, text in (texts or {}).items():
             if self._written.get(kind) != text:
-                await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+                await asyncio.to_thread(stores.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
         if self.hold():
             return  # facts in memory may still be placed differently
-        await self._meet(door)
+        await self._meet(stores)
         if self.hold():
             return
-        await self._store(door, now_ns, everything=everything)
+        await self._store(stores, now_ns, everything=everything)
         if texts is None or self.hold():
             return
-        files = await asyncio.to_thread(door.store.files)
+        files = await asyncio.to_thread(stores.store.files)
         self.decided(files.decisions)
-        homes = await asyncio.to_thread(door.store.homes)
+        homes = await asyncio.to_thread(stores.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._taken_up & homes.keys()}
-        await self._settle(door, homes, now_ns)
-        await self._open_days.count_on(door, files, homes)
+        await self._settle(stores, homes, now_ns)
+        await self._open_days.count_on(stores, files, homes)
 
-    async def _tell_auditors(self, door: MeteringStores) -> None:
+    async def _notify_auditors(self, stores: MeteringStores) -> None:
         """Record new troubles in the audit log, each once."""
-        told, self._troubles[:] = list(self._troubles), []
+        problems, self._troubles[:] = list(self._troubles), []
         try:
-            await asyncio.to_thread(door.store.tell_auditors, told)
+            await asyncio.to_thread(stores.store.tell_auditors, problems)
         except BaseException:
-            self._troubles.extend(told)
+            self._troubles.extend(problems)
             raise
 
     async def _opened(self) -> MeteringStores:
-        if self._door is None:
-            self._door = await asyncio.to_thread(self.open)
-        return self._door
+        if self._stores is None:
+            self._stores = await asyncio.to_thread(self.open)
+        return self._stores
 
-    async def _take_up(self, door: MeteringStores, now_ns: int) -> None:
+    async def _take_up(self, stores: MeteringStores, now_ns: int) -> None:
         """Load the ledger's sums of GPUs that are new here, and late facts about them.
 
         The previous collector of these GPUs may have stopped before it processed those facts.
@@ -188,12 +188,12 @@ class DayFinalizer:
         if not new and self.live.ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
-        found = await asyncio.to_thread(read_finalized, door.ledger, new, oldest_day)
+        found = await asyncio.to_thread(read_finalized, stores.ledger, new, oldest_day)
         if self._taken_up or await asyncio.to_thread(self._seen_ns) is None:
-            homes = await asyncio.to_thread(door.store.homes)
+            homes = await asyncio.to_thread(stores.store.homes)
             known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
             which = LateCondition(oldest_day * DAY_NS, self._delay_ns)
-            self._late |= set(await asyncio.to_thread(door.store.late, known, which))
+            self._late |= set(await asyncio.to_thread(stores.store.late, known, which))
         async with self.live.lock:
             self.live.settled.take_up(found.sums, found.days)
             self.live.settled.mark(found.clock_suspect)
@@ -229,47 +229,47 @@ class DayFinalizer:
 
     # Storing -----------------------------------------------------------------------------------
 
-    async def _store(self, door: MeteringStores, now_ns: int, *, everything: bool) -> None:
+    async def _store(self, stores: MeteringStores, now_ns: int, *, everything: bool) -> None:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         kept = [
             one
             for one in self.book.chunks.by_key.values()
             if not one.stored and (everything or one.touched_ns <= quiet_ns)
         ]
-        told = list(self.book.unwritten)
+        claims = list(self.book.unwritten)
         for some in list(groups_of(kept)) or [[]]:
-            await self._write(door, some, told)
-            told = []
+            await self._write(stores, some, claims)
+            claims = []
 
-    async def _meet(self, door: MeteringStores) -> None:
+    async def _meet(self, stores: MeteringStores) -> None:
         """Exchange first receipts with the database, before any evidence that depends on them."""
-        known = await asyncio.to_thread(door.store.contacts)
+        known = await asyncio.to_thread(stores.store.contacts)
         self.book.meet(known)
         new = self.book.contacts_beyond(known)
         if new:
-            await asyncio.to_thread(door.store.write_contacts, new)
+            await asyncio.to_thread(stores.store.write_contacts, new)
 
     async def _write(
         self,
-        door: MeteringStores,
+        stores: MeteringStores,
         kept: Sequence[ChunkInMemory],
-        told: Sequence[ReportedClaim | ReportedEnd],
+        claims: Sequence[ReportedClaim | ReportedEnd],
     ) -> None:
         """Write evidence with the time of the write: changes are later searched by that timestamp."""
-        if not (kept or told):
+        if not (kept or claims):
             return
         try:
             written = [
                 compress_chunk(one.chunk, content, self.book.contacts_of(one.chunk.node))
                 async for one, content in _encode_chunks(kept)
             ]
-            early = early_claims(told, self.book.receipts)
-            await asyncio.to_thread(door.store.write, written, told, self.wall_ns(), early)
+            early = early_claims(claims, self.book.receipts)
+            await asyncio.to_thread(stores.store.write, written, claims, self.wall_ns(), early)
         except BaseException:
             for one in kept:
                 one.stored = False
             raise
-        for fact in told:
+        for fact in claims:
             self.book.unwritten.pop(fact, None)
         self.counts.parts += len(written)
         for one in kept:
@@ -279,12 +279,12 @@ class DayFinalizer:
 
     # Finalizing --------------------------------------------------------------------------------
 
-    async def _settle(self, door: MeteringStores, homes: GpuNodes, now_ns: int) -> None:
+    async def _settle(self, stores: MeteringStores, homes: GpuNodes, now_ns: int) -> None:
         end_day = self._end_day(now_ns)
         seen_ns = await asyncio.to_thread(self._seen_ns)
         if seen_ns is None:
             seen_ns = now_ns - _MEANWHILE_NS
-        changes = self._late | set(await asyncio.to_thread(door.store.changes, seen_ns))
+        changes = self._late | set(await asyncio.to_thread(stores.store.changes, seen_ns))
         new = changes - self._handled
         if any(not (change.node or change.gpu) for change in new):
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
@@ -292,14 +292,14 @@ class DayFinalizer:
         for change in new:
             if change.gpu and not is_gpu(change.gpu):
                 self.book.late.update(self.book.gpus_in(node_of(change.gpu)))
-        await self._learn(door, new)
+        await self._learn(stores, new)
         oldest_day = end_day - self.settings.max_revision_age_days
         window = range(oldest_day, end_day)
         settled_days = dict(self.live.settled.days)
-        new = await asyncio.to_thread(door.store.spread, new, homes)
+        new = await asyncio.to_thread(stores.store.spread, new, homes)
         due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
         for some in group_due_days(due, homes):
-            days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
+            days = await asyncio.to_thread(write_days, stores, homes, some, self._counted, now_ns)
             async with self.live.lock:
                 for day in days:
                     self._apply(day)
@@ -312,19 +312,19 @@ class DayFinalizer:
                 del self._counted[gpu_day]
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
 
-    async def _learn(self, door: MeteringStores, changes: Iterable[EvidenceChange]) -> None:
+    async def _learn(self, stores: MeteringStores, changes: Iterable[EvidenceChange]) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
         wanted = {change.gpu for change in changes if change.gpu}
-        fresh = self._taken_up - self._asked
+        fresh = self._taken_up - self._requested
         wanted |= fresh | {unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)}
-        asked = set(self._taken_up)
+        affected = set(self._taken_up)
         by_start: dict[int, list[str]] = {}
         for gpu in sorted(wanted):
             if gpu in self.book.gpus or not is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
-            self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
-        self._asked |= asked
+            self.book.learn(await asyncio.to_thread(stores.store.told, gpus, start_ns))
+        self._requested |= affected
 
     def _open_ns(self, gpu: str) -> int:
         """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""

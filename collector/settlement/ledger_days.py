@@ -121,14 +121,14 @@ def group_by_nodes(jobs: Sequence[Any], homes: GpuNodes) -> Iterator[list[Any]]:
 
 
 def write_days(
-    door: MeteringStores,
+    stores: MeteringStores,
     homes: GpuNodes,
     jobs: Sequence[DueDays],
     counted: Mapping[GpuDay, int],
     now_ns: int,
 ) -> list[WrittenDay]:
     """Meter days of GPUs and write them; `counted` has the revisions that were last read."""
-    ledger, store = door
+    ledger, store = stores
     files = store.files()
     start_ns = min(job.days[0] for job in jobs) * DAY_NS
     end_ns = (max(job.days[-1] for job in jobs) + 1) * DAY_NS
@@ -263,18 +263,18 @@ class OpenDayCounter:
                 self.book.late.add(gpu)
 
     async def count_on(
-        self, door: MeteringStores, files: AdministratorInputs, homes: GpuNodes
+        self, stores: MeteringStores, files: AdministratorInputs, homes: GpuNodes
     ) -> None:
         """Add the increments of counters on the open days, as far as their readings are stored."""
         self.stale |= self.book.late
         wanted = sorted(self.stale & homes.keys() & self.book.gpus.keys())
         late = self.book.late & set(wanted)
         self.book.late -= late
-        anew = {gpu for gpu in wanted if gpu in late or gpu not in self.live.amounts.open}
-        jobs = [CountRequest(gpu, self._counted_to(gpu, homes, anew)) for gpu in wanted]
+        restarted = {gpu for gpu in wanted if gpu in late or gpu not in self.live.amounts.open}
+        jobs = [CountRequest(gpu, self._counted_to(gpu, homes, restarted)) for gpu in wanted]
         for some in group_by_nodes(jobs, homes):
             try:
-                found = await asyncio.to_thread(open_amounts, door.store, homes, files, some)
+                found = await asyncio.to_thread(open_amounts, stores.store, homes, files, some)
             except BaseException:
                 self.book.late |= late
                 raise
@@ -282,7 +282,7 @@ class OpenDayCounter:
                 last_day = self.live.settled.days.get(counted.gpu, -1)
                 days = {day: found for day, found in counted.days.items() if day > last_day}
                 self.live.amounts.count(
-                    counted.gpu, counted.upto_ns, days, anew=counted.gpu in anew
+                    counted.gpu, counted.upto_ns, days, restart=counted.gpu in restarted
                 )
                 self.stale.discard(counted.gpu)
                 self._report_counter_resets(counted)
@@ -290,12 +290,12 @@ class OpenDayCounter:
     def _report_counter_resets(self, counted: OpenDayCount) -> None:
         for measure, reset in counted.resets:
             facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
-            trouble = EvidenceProblem("counter_reset", counted.gpu, "", reset.first_ns, facts)
-            self.book.problems.report(trouble)
+            problem = EvidenceProblem("counter_reset", counted.gpu, "", reset.first_ns, facts)
+            self.book.problems.report(problem)
 
-    def _counted_to(self, gpu: str, homes: GpuNodes, anew: set[str]) -> int:
+    def _counted_to(self, gpu: str, homes: GpuNodes, restarted: set[str]) -> int:
         """Return the timestamp from which the counters of a GPU are not added up yet."""
-        if gpu not in anew:
+        if gpu not in restarted:
             return self.live.amounts.open[gpu].upto_ns
         return max(self.live.settled.open_ns(gpu), min(homes[gpu].values()) - 1)
 
@@ -335,11 +335,11 @@ def _add_finalized(
             key = TimeKey(month_of(day), SlotState(state), tenant)
             sums[key] = exact(sums.get(key, 0) + quantity)
         for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
-            whose = AmountKey(
+            amount_key = AmountKey(
                 CountedQuantity(share.measure), AmountAttribution(share.use), share.tenant_id
             )
             amount = ledger_queries.HALF * int(share.high) + int(share.low)
-            amounts[whose] = amounts.get(whose, 0) + amount
+            amounts[amount_key] = amounts.get(amount_key, 0) + amount
         for gpu in connection.execute(ledger_queries.last_days(gpus)):
             days[gpu.gpu_uuid] = gpu.day
         for text in connection.execute(ledger_queries.finalized_marks(gpus)).scalars():

@@ -219,8 +219,8 @@ def _write(client: Any, settings: InfluxSettings, batch: Iterable[str]) -> str:
 
 def _answer(error: Any) -> str:
     """Return the server's response on one line: its status, and its message if there was one."""
-    words = error.message if error.body else error.reason
-    text = words.decode(errors="replace") if isinstance(words, bytes) else str(words or "")
+    reason = error.message if error.body else error.reason
+    text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason or "")
     return f"{error.status} {_first_line(text)}".strip()
 
 

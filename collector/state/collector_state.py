@@ -142,8 +142,8 @@ class CollectorState:
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
         self.counts.envelopes += 1
         self.counts.bytes += len(record.body)
-        for hear in self.on_envelope:
-            hear(record, envelope)
+        for listener in self.on_envelope:
+            listener(record, envelope)
         if envelope.ended:
             self.received.end(envelope.node, envelope.ended.run, envelope.ended.streams)
         for batch in envelope.batches:
@@ -280,12 +280,12 @@ def _stretches(batch: Batch, schema: KnownSchema) -> int:
             after - before > GAP_NS or after // CHUNK_NS != before // CHUNK_NS
             for before, after in pairwise(boot_ns)
         )
-    looked_at = 0
+    cells = 0
     if len(batch.reasons) > schema.layout.columns:
         # A GPU may be absent in some rows: then its samples have more gaps than the frames.
         stretches = min(batch.rows, stretches + length_ns // GAP_NS)
-        looked_at = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
-    return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + looked_at
+        cells = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
+    return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + cells
 
 
 def exceeded_bounds(cost: EnvelopeCost, limits: IngestLimits, factor: int = 1) -> Iterator[str]:

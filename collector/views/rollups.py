@@ -170,8 +170,8 @@ class Rollups:
             for tenant, amounts in _of_tenants(reduced, holders):
                 self._of(self.tenant_names[tenant], layout).add(amounts)
 
-    def _of(self, who: str, layout: SchemaLayout) -> _LayoutSums:
-        key = (who, id(layout))
+    def _of(self, scope_name: str, layout: SchemaLayout) -> _LayoutSums:
+        key = (scope_name, id(layout))
         if key not in self._sums:
             self._sums[key] = _LayoutSums(layout)
         return self._sums[key]
@@ -179,9 +179,9 @@ class Rollups:
     def cells(self, scope: str) -> Iterator[ViewCell | None]:
         """Yield the table of one scope, cell by cell; None while no cell is complete."""
         totals: dict[tuple[str, CellKey], RollupTotal] = {}
-        for (who, _), sums in self._sums.items():
-            if (who == EVERYONE) == (scope != "tenant"):
-                for where, key, amounts in _amounts(sums, scope, who):
+        for (scope_name, _), sums in self._sums.items():
+            if (scope_name == EVERYONE) == (scope != "tenant"):
+                for where, key, amounts in _amounts(sums, scope, scope_name):
                     totals.setdefault((where, key), RollupTotal()).add(*amounts)
                     yield None
         for (where, (metric, part)), total in totals.items():
@@ -210,7 +210,9 @@ def node_rollups(
 Amounts: TypeAlias = tuple[float, float, float, float]
 
 
-def _amounts(sums: _LayoutSums, scope: str, who: str) -> Iterator[tuple[str, CellKey, Amounts]]:
+def _amounts(
+    sums: _LayoutSums, scope: str, scope_name: str
+) -> Iterator[tuple[str, CellKey, Amounts]]:
     """Yield the amounts of each cell of a layout for a scope: rail or tenant, key, and amounts."""
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
@@ -223,7 +225,7 @@ def _amounts(sums: _LayoutSums, scope: str, who: str) -> Iterator[tuple[str, Cel
         for cell in range(start, end):
             if not amounts[cell][1] or (scope == "rail" and rails[cell] == NO_RAIL):
                 continue
-            yield str(rails[cell]) if scope == "rail" else who, key, amounts[cell]
+            yield str(rails[cell]) if scope == "rail" else scope_name, key, amounts[cell]
 
 
 @cache

@@ -46,7 +46,7 @@ class SeatTable:
     """The columns of a block that are used for jobs, and their seats, row by row."""
 
     block: SheetBlock
-    told: JobColumns
+    columns: JobColumns
     seats: Numbers
 
 
@@ -143,19 +143,19 @@ class GatheredReadings:
         """Add the fresh rows of a block."""
         if not len(rows):
             return
-        block, told = table.block, table.told
+        block, columns = table.block, table.columns
         seats = table.seats[rows]
-        at = np.ix_(rows, told.columns)
+        at = np.ix_(rows, columns.columns)
         values = block.values[at].astype(np.float64)
         reasons = block.reasons[at]
-        if len(told.counters):
-            rates = block.rates[np.ix_(rows, told.rates)]
-            values[:, told.counters] = rates
-            unknown = np.isnan(rates) & (reasons[:, told.counters] == PRESENT)
-            reasons[:, told.counters] = np.where(
-                unknown, Absent.NOT_DUE.value, reasons[:, told.counters]
+        if len(columns.counters):
+            rates = block.rates[np.ix_(rows, columns.rates)]
+            values[:, columns.counters] = rates
+            unknown = np.isnan(rates) & (reasons[:, columns.counters] == PRESENT)
+            reasons[:, columns.counters] = np.where(
+                unknown, Absent.NOT_DUE.value, reasons[:, columns.counters]
             )
-        numbers = np.array([self.keys.setdefault(key, len(self.keys)) for key in told.keys])
+        numbers = np.array([self.keys.setdefault(key, len(self.keys)) for key in columns.keys])
         held = seats >= 0
         keys = np.broadcast_to(numbers.astype(np.int32), seats.shape)
         self.take(SeatReadings(seats[held], keys[held], values[held], reasons[held]))
@@ -200,9 +200,9 @@ def job_totals(
 ) -> dict[ColumnKey, JobTotals]:
     """Return roll-ups over the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
     job = job_of_seat[readings.seats]
-    told = (job != NO_JOB) & (readings.reasons == PRESENT)
-    group = readings.keys[told].astype(np.intp) * jobs + job[told]
-    values, size = readings.values[told], len(keys) * jobs
+    is_present = (job != NO_JOB) & (readings.reasons == PRESENT)
+    group = readings.keys[is_present].astype(np.intp) * jobs + job[is_present]
+    values, size = readings.values[is_present], len(keys) * jobs
     highest, lowest = np.full(size, -np.inf), np.full(size, np.inf)
     np.maximum.at(highest, group, values)
     np.minimum.at(lowest, group, values)
@@ -240,9 +240,9 @@ def seat_values(readings: SeatReadings, number: int | None, seats: int) -> SeatV
     present = chosen[readings.reasons[chosen] == PRESENT]
     at = readings.seats[present]
     values = np.bincount(at, readings.values[present], seats)
-    told = np.bincount(at, minlength=seats) > 0
-    reasons[told] = PRESENT
-    return SeatValues(np.where(told, values, np.nan), reasons)
+    has_value = np.bincount(at, minlength=seats) > 0
+    reasons[has_value] = PRESENT
+    return SeatValues(np.where(has_value, values, np.nan), reasons)
 
 
 OVER_SECONDS = 60.0
@@ -263,11 +263,11 @@ class MeasureAverage:
         kept = np.zeros((2, len(now.values)))
         kept[:, same] = self.sums[same], self.weights[same]
         kept *= math.exp(-seconds / over_seconds)
-        told = ~np.isnan(now.values)
-        self.sums = np.where(told, kept[0] + now.values * seconds, 0.0)
-        self.weights = np.where(told, kept[1] + seconds, 0.0)
-        means = np.full(len(told), np.nan)
-        np.divide(self.sums, self.weights, out=means, where=told)
+        has_value = ~np.isnan(now.values)
+        self.sums = np.where(has_value, kept[0] + now.values * seconds, 0.0)
+        self.weights = np.where(has_value, kept[1] + seconds, 0.0)
+        means = np.full(len(has_value), np.nan)
+        np.divide(self.sums, self.weights, out=means, where=has_value)
         return SeatValues(means, now.reasons)
 
 

@@ -196,7 +196,7 @@ class _OpenJob:
 
     number: int
     places: dict[str, SeatedGpu] = field(default_factory=dict)
-    told: RunningJob | None = None
+    running: RunningJob | None = None
 
 
 @dataclass(slots=True)
@@ -217,9 +217,9 @@ class JobRoster:
     def jobs(self) -> list[RunningJob]:
         """Return all jobs, in the order of their first appearance."""
         for key, job in self._jobs.items():
-            if job.told is None:
-                job.told = RunningJob(key, job.number, tuple(job.places.values()))
-        return [job.told for job in self._jobs.values() if job.told]
+            if job.running is None:
+                job.running = RunningJob(key, job.number, tuple(job.places.values()))
+        return [job.running for job in self._jobs.values() if job.running]
 
     def put(self, gpu: str, holdings: Sequence[JobHolding]) -> None:
         """Set the current holdings of a GPU: each job once."""
@@ -247,12 +247,12 @@ class JobRoster:
         if key not in self._jobs:
             self._jobs[key] = _OpenJob(self._take_number())
         self._jobs[key].places[place.gpu] = place
-        self._jobs[key].told = None
+        self._jobs[key].running = None
 
     def _leave(self, gpu: str, key: JobKey) -> None:
         job = self._jobs[key]
         del job.places[gpu]
-        job.told = None
+        job.running = None
         if not job.places:
             del self._jobs[key]
             self._free_numbers.append(job.number)

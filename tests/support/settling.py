@@ -82,8 +82,8 @@ class Site:
     @property
     def door(self) -> MeteringStores:
         """Return the open database."""
-        assert self.settler._door  # noqa: SLF001 - reads its internal state
-        return self.settler._door  # noqa: SLF001
+        assert self.settler._stores  # noqa: SLF001 - reads its internal state
+        return self.settler._stores  # noqa: SLF001
 
     async def round(self, now: float, *, everything: bool = False) -> None:
         """Run one round of the settler at a second."""

@@ -194,5 +194,5 @@ async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
     assert await reading.read(greedy, lambda: 4) == 4
     with pytest.raises(ValueError, match="x"):
         await reading.read(greedy, lambda: int("x"))
-    assert not reading._asked  # noqa: SLF001 - nothing is left of who asked
+    assert not reading._pending  # noqa: SLF001 - nothing is left of who asked
     reading.close()

@@ -228,7 +228,7 @@ def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) ->
     settings = settings_in(tmp_path, tenants_file=str(tmp_path / "tenants.csv"))
     collector = Collector(settings)
     collector.files.refresh()
-    teller, tenant_of = Teller(), collector.audit.event_recorder.tenant_of
+    teller, tenant_of = Teller(), collector.audit.observed.tenant_of
     commitments = "commitment of {}".format
     found = {}
     for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):

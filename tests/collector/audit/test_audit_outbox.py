@@ -188,7 +188,7 @@ async def test_a_database_that_is_away_is_said_and_tried_again(
         return answer
 
     async with begun(tmp_path / "log") as log:
-        drain = OutboxDrain(opened, log, look_seconds=0.01, retry_seconds=0.01)
+        drain = OutboxDrain(opened, log, poll_seconds=0.01, retry_seconds=0.01)
         task = asyncio.create_task(drain.run())
         while drain.problem or len(facts(log)) < 3:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
