@@ -76,7 +76,7 @@ class GpuInventory:
     generation: int = 0
     """Incremented with every change of the inventory."""
     findings: tuple[ProbeFinding, ...] = ()
-    looked: bool = False
+    is_polled: bool = False
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     _events: list[Event] = field(default_factory=list)
     _refusal: NvmlError | None = None
@@ -107,13 +107,13 @@ class GpuInventory:
             return self.found
         driver = _DriverVersions.asked(host)
         network = self.wiring.look(host)
-        asked = {index: self._identify(host, index, driver, network) for index in range(count)}
-        named = {gpu.entity.key: index for index, gpu in asked.items() if gpu}
-        gpus = {i: gpu for i, gpu in asked.items() if gpu and named[gpu.entity.key] == i}
+        identified = {index: self._identify(host, index, driver, network) for index in range(count)}
+        named = {gpu.entity.key: index for index, gpu in identified.items() if gpu}
+        gpus = {i: gpu for i, gpu in identified.items() if gpu and named[gpu.entity.key] == i}
         detail = f"{len(gpus)} of {format_count(count, 'GPU')}, driver {driver.version}"
         complete = ProbeVerdict.SUPPORTED if len(gpus) == count else ProbeVerdict.BROKEN
-        mend = "" if len(gpus) == count else ("see the other GPUs below, and the kernel log")
-        self._settle(host, gpus, (ProbeFinding("GPUs", complete, detail, mend),))
+        remedy = "" if len(gpus) == count else ("see the other GPUs below, and the kernel log")
+        self._settle(host, gpus, (ProbeFinding("GPUs", complete, detail, remedy),))
         return gpus
 
     def changed(self) -> None:
@@ -130,11 +130,11 @@ class GpuInventory:
     ) -> None:
         if gpus != self.found:
             self.generation += 1
-            if self.looked:
-                self._tell(host, gpus)
-        self.found, self.findings, self.looked = gpus, findings, True
+            if self.is_polled:
+                self._record_changes(host, gpus)
+        self.found, self.findings, self.is_polled = gpus, findings, True
 
-    def _tell(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
+    def _record_changes(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
         before = {gpu.entity.key[0]: gpu for gpu in self.found.values()}
         after = {gpu.entity.key[0]: gpu for gpu in gpus.values()}
         for name in sorted(before.keys() | after.keys()):
@@ -155,9 +155,11 @@ class GpuInventory:
     def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
         now = host.clock.now()
         about = Entity(GPU_ADDRESS, (gpu.pci_address,))
-        told = nonempty_facts(gpu=gpu.entity.key[0], **facts)
+        facts_present = nonempty_facts(gpu=gpu.entity.key[0], **facts)
         if len(self._events) < _MAX_EVENTS:
-            self._events.append(Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, told))
+            self._events.append(
+                Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts_present)
+            )
 
     def _identify(
         self, host: Host, index: int, driver: _DriverVersions, network: NodeNetwork
@@ -193,28 +195,28 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
     listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
     instances = [
         ReportedMigDevice(
-            told["uuid"],
-            _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
-            int(told["gpu"]),
-            int(told["compute"]),
-            told.get("start"),
-            told.get("size"),
-            told.get("most", MAX_DEVICES),
+            device["uuid"],
+            _profile(_text(host, "nvmlDeviceGetName", device["uuid"])),
+            int(device["gpu"]),
+            int(device["compute"]),
+            device.get("start"),
+            device.get("size"),
+            device.get("most", MAX_DEVICES),
         )
-        for told in listed
+        for device in listed
     ]
     try:
         slots = find_mig_slots(instances)
     except ValueError:  # positions outside the GPU
         slots = {}
     found = []
-    for told, instance in zip(listed, instances, strict=True):
+    for device, instance in zip(listed, instances, strict=True):
         place = slots.get(instance.uuid)
         facts = nonempty_facts(
             profile=instance.profile,
-            gpu_instance=str(told["gpu"]),
-            compute_instance=str(told["compute"]),
-            mig_index=str(told["index"]),
+            gpu_instance=str(device["gpu"]),
+            compute_instance=str(device["compute"]),
+            mig_index=str(device["index"]),
             compute_slots=place.compute.word if place else "",
             memory_slots=place.memory.word if place else "",
         )
@@ -259,32 +261,32 @@ def _rack_position_facts(host: Host, index: int) -> dict[str, str]:
     A standalone node has no chassis: its slot and tray of 0 carry no information, and nvidia-smi
     omits them too.
     """
-    told = _answer(host, "nvmlDeviceGetPlatformInfo", index)
-    if not told:
+    answer = _answer(host, "nvmlDeviceGetPlatformInfo", index)
+    if not answer:
         return {"module": _text(host, "nvmlDeviceGetModuleId", index)}
-    if not told.get("chassisSerialNumber"):
-        return {"module": _byte(told.get("moduleId", ""))}
+    if not answer.get("chassisSerialNumber"):
+        return {"module": _byte(answer.get("moduleId", ""))}
     return {
-        "chassis": told.get("chassisSerialNumber", ""),
-        "slot": _byte(told.get("slotNumber", told.get("chassisPhysicalSlotNumber", ""))),
-        "tray": _byte(told.get("trayIndex", told.get("computeSlotIndex", ""))),
-        "module": _byte(told.get("moduleId", "")),
+        "chassis": answer.get("chassisSerialNumber", ""),
+        "slot": _byte(answer.get("slotNumber", answer.get("chassisPhysicalSlotNumber", ""))),
+        "tray": _byte(answer.get("trayIndex", answer.get("computeSlotIndex", ""))),
+        "module": _byte(answer.get("moduleId", "")),
     }
 
 
-def _byte(told: str | int) -> str:
-    return str(told) if isinstance(told, int) else str(ord(told)) if told else ""
+def _byte(answer: str | int) -> str:
+    return str(answer) if isinstance(answer, int) else str(ord(answer)) if answer else ""
 
 
 def _fabric_facts(host: Host, index: int) -> dict[str, str]:
     """NVLink domain: GPUs with the same cluster and clique reach each other."""
-    told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
+    answer = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
         host, "nvmlDeviceGetGpuFabricInfo", index
     )
-    if not told or not any(told.get("clusterUuid", ())):
+    if not answer or not any(answer.get("clusterUuid", ())):
         return {}
-    cluster = str(uuid.UUID(bytes=bytes(told["clusterUuid"])))
-    return {"fabric_cluster": cluster, "fabric_clique": str(told.get("cliqueId", ""))}
+    cluster = str(uuid.UUID(bytes=bytes(answer["clusterUuid"])))
+    return {"fabric_cluster": cluster, "fabric_clique": str(answer.get("cliqueId", ""))}
 
 
 def _profile(name: str) -> str:

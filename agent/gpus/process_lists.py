@@ -74,12 +74,12 @@ def list_processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, ListedProcess]
     for device in devices if gpu.mig_mode == "1" else [gpu.index]:
         here: dict[int, ListedProcess] = {}
         for context, function in _CONTEXTS.items():
-            told = _read_process_list(host, function, device)
-            if isinstance(told, Absent):
-                if context == "compute" or told is not Absent.UNSUPPORTED:
-                    return {}, told
+            answer = _read_process_list(host, function, device)
+            if isinstance(answer, Absent):
+                if context == "compute" or answer is not Absent.UNSUPPORTED:
+                    return {}, answer
                 continue  # graphics and MPS are optional on a GPU
-            for process in told:
+            for process in answer:
                 _merge(here, process, context)
         for pid, process in here.items():
             before = found.setdefault(pid, process)
@@ -103,12 +103,12 @@ def _read_process_list(host: Host, function: str, device: int | str) -> Json | A
     return Absent.UNSUPPORTED
 
 
-def _merge(here: dict[int, ListedProcess], told: Json, context: str) -> None:
+def _merge(here: dict[int, ListedProcess], answer: Json, context: str) -> None:
     """Add a process of one device. Its memory is the same in the list of each of its contexts."""
-    pid, memory = int(told["pid"]), told["usedGpuMemory"]
+    pid, memory = int(answer["pid"]), answer["usedGpuMemory"]
     before = here.get(pid)
     if before is None:
-        gpu, compute = (_instance(told.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
+        gpu, compute = (_instance(answer.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
         here[pid] = ListedProcess(pid, context, memory, gpu, compute)
     elif before.context == context:
         before.memory_bytes = _sum(before.memory_bytes, memory)

@@ -72,17 +72,17 @@ def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerd
         and rule.prevents_healthy(facts, answer)
     }
     # A GPU without any available fact is unknown, as no fault could be detected either.
-    told = any(
+    has_result = any(
         isinstance(answers[rule.reason], bool) for rule in rules if rule.needed and rule.metrics
     )
-    asked = [rule.asked(facts) for rule in active]
-    wanted = {action for each in asked for action in each.actions}
+    actions = [rule.asked(facts) for rule in active]
+    wanted = {action for each in actions for action in each.actions}
     return GpuVerdict(
-        _state({rule.state for rule in active}, known=told and not missing),
+        _state({rule.state for rule in active}, known=has_result and not missing),
         answers,
         tuple(rule.reason for rule in active),
         tuple(action for action in ACTIONS_BY_SEVERITY if action in wanted),
-        tuple(dict.fromkeys(word for each in asked for word in each.nvidia)),
+        tuple(dict.fromkeys(nvidia_action for each in actions for nvidia_action in each.nvidia)),
         missing,
     )
 

@@ -80,7 +80,7 @@ def _is_lost_by_nvml(facts: GpuHealthFacts) -> bool:
 
 def is_firmware_unresponsive(xids: Iterable[JudgedXid]) -> bool:
     """True if Xids indicate a GPU that is still on the bus and no longer responds to the driver."""
-    numbers = {told.number for told in xids}
+    numbers = {reported.number for reported in xids}
     return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
 
 
@@ -96,11 +96,11 @@ def _is_unresponsive(facts: GpuHealthFacts) -> bool:
 
 
 def _recovery_test(*, may_finish: bool) -> FaultTest:
-    def tell(facts: GpuHealthFacts) -> bool:
+    def test(facts: GpuHealthFacts) -> bool:
         action = facts.number(h.GPU_RECOVERY_ACTION)
         return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
 
-    return tell
+    return test
 
 
 def _recovery_actions(facts: GpuHealthFacts) -> RequiredActions:
@@ -119,23 +119,23 @@ def _describe_recovery(facts: GpuHealthFacts) -> str:
 
 
 def _xid_test(*, fatal: bool) -> FaultTest:
-    def tell(facts: GpuHealthFacts) -> bool:
+    def test(facts: GpuHealthFacts) -> bool:
         if _select_xids(facts, fatal=fatal):
             return True
         if KERNEL_LOG in facts.silent:
             raise AbsentFact(facts.silent[KERNEL_LOG])
         return False
 
-    return tell
+    return test
 
 
 def _select_xids(facts: GpuHealthFacts, *, fatal: bool) -> list[JudgedXid]:
-    return [told for told in facts.xids if told.fatal is fatal]
+    return [reported for reported in facts.xids if reported.fatal is fatal]
 
 
 def _describe_xids(facts: GpuHealthFacts, *, fatal: bool) -> str:
     """Return each Xid with its name and meaning."""
-    entries = (xid(told.number) for told in _select_xids(facts, fatal=fatal))
+    entries = (xid(reported.number) for reported in _select_xids(facts, fatal=fatal))
     return " ".join(
         dict.fromkeys(f"Xid {entry.number} {entry.name}: {entry.meaning}" for entry in entries)
     )
@@ -143,9 +143,12 @@ def _describe_xids(facts: GpuHealthFacts, *, fatal: bool) -> str:
 
 def _xid_actions(facts: GpuHealthFacts, *, fatal: bool) -> RequiredActions:
     found = _select_xids(facts, fatal=fatal)
-    actions = {action for told in found for action in told.judgement.actions}
-    words = (f"Xid {told.number}: {told.judgement.nvidia}".removesuffix(": ") for told in found)
-    return RequiredActions(tuple(actions), tuple(words))
+    actions = {action for reported in found for action in reported.judgement.actions}
+    texts = (
+        f"Xid {reported.number}: {reported.judgement.nvidia}".removesuffix(": ")
+        for reported in found
+    )
+    return RequiredActions(tuple(actions), tuple(texts))
 
 
 DRIVER_RULES = (

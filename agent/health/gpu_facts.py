@@ -168,7 +168,7 @@ class GpuLifetime:
     resets: int = 0
     """Number of observed decreases of the energy counter."""
     energy: int | None = None
-    looked_ns: int = -1
+    polled_ns: int = -1
 
     def look(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
         """Process the present readings; the recovery action was read at an earlier time.
@@ -177,12 +177,12 @@ class GpuLifetime:
         """
         if not isinstance(energy, Absent):
             if self.energy is not None and energy < self.energy:
-                self.cleared_ns = max(self.cleared_ns, self.looked_ns)
+                self.cleared_ns = max(self.cleared_ns, self.polled_ns)
                 self.resets += 1
             self.energy = energy
         if recovery == _NO_RECOVERY_ACTION:
             self.cleared_ns = max(self.cleared_ns, recovery_ns - SETTLED_NS)
-        self.looked_ns = now_ns
+        self.polled_ns = now_ns
 
 
 MAX_GPUS = 64
@@ -228,7 +228,7 @@ class _SourceReadings:
         if frame.instant.boot_ns > self._taken_ns:
             self._taken_ns = frame.instant.boot_ns
             readings = ((key, frame.reading(place)) for place, key in self._growing())
-            present = {key: told for key, told in readings if not isinstance(told, Absent)}
+            present = {key: reading for key, reading in readings if not isinstance(reading, Absent)}
             self._window.take(frame.instant.boot_ns, present)
 
     def of(self, gpu: str) -> Iterator[tuple[Metric, GpuPart, Reading, CounterIncrease | None]]:
@@ -284,7 +284,7 @@ class FactCollector:
         self._xids = xids
         self._readings = {name: _SourceReadings() for name in READING_SOURCES}
         self._gpus: dict[str, _SeenGpu] = {}
-        self._silent: dict[str, Absent] = {}
+        self._absent: dict[str, Absent] = {}
         self._devices: Mapping[str, Reading] = {}
 
     @property
@@ -299,19 +299,19 @@ class FactCollector:
 
     def look(self, latest: LatestFrames, now_ns: int) -> None:
         """Process the current frames of all sources."""
-        frames = {name: told for name, told in latest.items() if isinstance(told, Frame)}
-        self._silent = {name: told for name, told in latest.items() if isinstance(told, Absent)}
+        frames = {name: frame for name, frame in latest.items() if isinstance(frame, Frame)}
+        self._absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
         for name, readings in self._readings.items():
             readings.take(frames.get(name))
         devices = frames.get(DEVICE_SOURCE)
-        self._devices = {e.key[0]: told for _, e, told in devices.readings()} if devices else {}
+        self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
         if KERNEL_LOG in frames:
             self._listen(frames[KERNEL_LOG])
         self._meet(devices)
         for name, gpu in self._gpus.items():
             energy, _ = self._readings[LOAD].one(name, c.GPU_ENERGY)
-            recovery, told_ns = self._readings[HEALTH].one(name, h.GPU_RECOVERY_ACTION)
-            gpu.lifetime.look(now_ns, energy, recovery, told_ns)
+            recovery, reported_ns = self._readings[HEALTH].one(name, h.GPU_RECOVERY_ACTION)
+            gpu.lifetime.look(now_ns, energy, recovery, reported_ns)
 
     def facts(self, gpu: Entity) -> GpuHealthFacts:
         """Return the facts about a GPU."""
@@ -324,20 +324,20 @@ class FactCollector:
                 readings.setdefault(metric, {})[part] = reading
                 if change:
                     changes.setdefault(metric, {})[part] = change
-        told = self._xids(met.address)
-        xids = tuple(xid for xid in told if xid.boot_ns > met.lifetime.cleared_ns)
+        gpu_xids = self._xids(met.address)
+        xids = tuple(xid for xid in gpu_xids if xid.boot_ns > met.lifetime.cleared_ns)
         state = self._device_state(met)
         # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
         hung = state == _MISSING and is_firmware_unresponsive(xids)
         why = Absent.TIMEOUT if hung else Absent.GONE
         unlisted = {s: why for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns}
-        return GpuHealthFacts(readings, changes, xids, unlisted | self._silent, state)
+        return GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
 
     def _listen(self, log: Frame) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""
-        for metric, _, told in log.readings():
-            if metric is LOG_RECORDS and isinstance(told, Absent):
-                self._silent[KERNEL_LOG] = told
+        for metric, _, reading in log.readings():
+            if metric is LOG_RECORDS and isinstance(reading, Absent):
+                self._absent[KERNEL_LOG] = reading
 
     def _meet(self, devices: Frame | None) -> None:
         for source in _SOURCES_OF_EVERY_GPU:
@@ -373,7 +373,7 @@ class FactCollector:
             )
 
     def _device_state(self, gpu: _SeenGpu) -> Reading:
-        return self._silent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)
+        return self._absent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)
 
 
 class _SavedLifetimes(BootState, frozen=True):

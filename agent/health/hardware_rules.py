@@ -85,10 +85,10 @@ def _slowdown_test(reason: str) -> FaultTest:
     def now(facts: GpuHealthFacts) -> bool:
         return facts.number(c.GPU_THROTTLE_ACTIVE, reason) != 0
 
-    def lately(facts: GpuHealthFacts) -> bool:
+    def within_minutes(facts: GpuHealthFacts) -> bool:
         return has_increased(require_value(facts.change(c.GPU_THROTTLE_TIME, reason)))
 
-    return lambda facts: any_holds((now, lately), lambda tell: tell(facts))
+    return lambda facts: any_holds((now, within_minutes), lambda test: test(facts))
 
 
 def _is_thermally_limited(facts: GpuHealthFacts) -> bool:

@@ -103,15 +103,15 @@ def any_holds(values: Iterable[FactValue | Absent], test: Callable[[FactValue], 
     Unsupported values are ignored. Raises Untold if no test holds and a value is absent, or if none is
     supported.
     """
-    told, open_ = False, Absent.UNSUPPORTED
+    has_result, open_ = False, Absent.UNSUPPORTED
     for value in values:
         try:
             if test(require_value(value)):
                 return True
-            told = True
+            has_result = True
         except AbsentFact as untold:
             open_ = untold.reason if open_ is Absent.UNSUPPORTED else open_
-    if told and open_ is Absent.UNSUPPORTED:
+    if has_result and open_ is Absent.UNSUPPORTED:
         return False
     raise AbsentFact(open_)
 

@@ -37,6 +37,6 @@ def _format_absent_facts(missing: Mapping[str, Absent]) -> str:
 
 def _format_nvidia_actions(verdict: GpuVerdict) -> str:
     """Return NVIDIA's terms, each once; Xid numbers are in the reasons already."""
-    words = dict.fromkeys(word.rpartition(": ")[2] for word in verdict.nvidia)
-    told = [word for word in words if not word.startswith(_XID_PREFIX)]
-    return f" (NVIDIA: {', '.join(told)})" if told else ""
+    actions = dict.fromkeys(action.rpartition(": ")[2] for action in verdict.nvidia)
+    other_actions = [action for action in actions if not action.startswith(_XID_PREFIX)]
+    return f" (NVIDIA: {', '.join(other_actions)})" if other_actions else ""

@@ -164,8 +164,8 @@ def _message(answer: _KubeletAnswer) -> bytes:
         raise OSError(errno.EPROTO, f"invalid gRPC response: HTTP {http_status}, status {status!r}")
     if int(status) != _OK:
         number = _ERRNO_OF_STATUS.get(int(status), errno.EIO)
-        said = unquote(answer.headers.get(b"grpc-message", ""))
-        raise OSError(number, f"{os.strerror(number)}: gRPC status {status}, {said}")
+        text = unquote(answer.headers.get(b"grpc-message", ""))
+        raise OSError(number, f"{os.strerror(number)}: gRPC status {status}, {text}")
     content = bytes(answer.content)
     if len(content) < _PREFIX.size:
         raise OSError(errno.EPROTO, "invalid gRPC response: no message")

@@ -103,19 +103,19 @@ class Lldp:
                 self._socket = None
             self._neighbours.clear()
 
-    def _join(self, heard_on: socket.socket, ports: dict[str, EthernetPort]) -> None:
+    def _join(self, receiver: socket.socket, ports: dict[str, EthernetPort]) -> None:
         """Add the LLDP multicast address to the NICs of interfaces that came up."""
         joined = {port.index for port in self._ports.values()}
         for index in {port.index for port in ports.values()} - joined:
             membership = _MEMBERSHIP.pack(index, _MULTICAST, len(_NEAREST_BRIDGE), _NEAREST_BRIDGE)
             try:
-                heard_on.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
+                receiver.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
             except OSError as error:
                 if error.errno != errno.ENODEV:  # removed after it was listed
                     raise
         self._ports = ports
 
-    def _receive_frames(self, heard_on: socket.socket, unmoved: set[str], now_ns: int) -> None:
+    def _receive_frames(self, receiver: socket.socket, unmoved: set[str], now_ns: int) -> None:
         """Receive all pending frames.
 
         Frames of an interface that lost its link since the last call are dropped: they may be
@@ -123,7 +123,7 @@ class Lldp:
         """
         for _ in range(_MAX_FRAMES):
             try:
-                frame, _, _, (name, *_) = heard_on.recvmsg(_LARGEST_FRAME)
+                frame, _, _, (name, *_) = receiver.recvmsg(_LARGEST_FRAME)
             except BlockingIOError:
                 self._emptied_ns = now_ns
                 return
@@ -160,8 +160,8 @@ def parse(content: bytes) -> dict[str, Json] | None:
     for kind, value in parts[3:]:
         if kind in (_CHASSIS, _PORT, _TTL):
             return None
-        for name, said in _optional(kind, value):
-            answer.setdefault(name, said)
+        for name, field_text in _optional(kind, value):
+            answer.setdefault(name, field_text)
     return answer
 
 
@@ -213,7 +213,7 @@ def _network_address(value: bytes) -> str:
 def _text(value: bytes) -> str:
     """Printable text; other values (an identifier may be any bytes) as hexadecimal digits."""
     with contextlib.suppress(UnicodeDecodeError):
-        said = value.rstrip(b"\0").decode()
-        if "\0" not in said:
-            return " ".join("".join(c if c.isprintable() else " " for c in said).split())
+        text = value.rstrip(b"\0").decode()
+        if "\0" not in text:
+            return " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return value.hex(":")

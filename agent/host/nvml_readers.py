@@ -267,7 +267,7 @@ class GpmMonitor:
         self._latest = module.nvmlGpmSampleAlloc()
         self._taken_ns: int | None = None
         self._compared = False
-        self._asked: tuple[int, ...] = ()
+        self._metrics: tuple[int, ...] = ()
         self._request = module.c_nvmlGpmMetricsGet_t(version=module.NVML_GPM_METRICS_GET_VERSION)
         view = memoryview(self._request).cast("B")
         self._words, self._doubles = view.cast("Q"), view.cast("d")
@@ -310,8 +310,8 @@ class GpmMonitor:
         request = self._request
         request.sample1, request.sample2 = self._spare, self._latest
         end = _HEADER_WORDS + len(metrics) * _METRIC_WORDS
-        if metrics != self._asked:  # otherwise they are already in place
-            self._asked, request.numMetrics = metrics, len(metrics)
+        if metrics != self._metrics:  # otherwise they are already in place
+            self._metrics, request.numMetrics = metrics, len(metrics)
             places = range(_HEADER_WORDS, end, _METRIC_WORDS)
             for place, metric in zip(places, metrics, strict=True):
                 self._words[place] = metric

@@ -91,7 +91,7 @@ class RecordingHost(HostWrapper):
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
-        answer = self._asked(
+        answer = self._recorded_answer(
             "files",
             path,
             lambda: self._host.read(path).decode(errors="surrogateescape"),
@@ -102,11 +102,11 @@ class RecordingHost(HostWrapper):
 
     def names(self, path: str) -> list[str]:
         """Entries of a directory, sorted."""
-        return self._asked("names", path, lambda: self._host.names(path))
+        return self._recorded_answer("names", path, lambda: self._host.names(path))
 
     def resolve(self, path: str) -> str:
         """Path with all links followed."""
-        return self._asked("links", path, lambda: self._host.resolve(path))
+        return self._recorded_answer("links", path, lambda: self._host.resolve(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
         """Open a group of counter files, read one by one so that their text can be recorded."""
@@ -129,7 +129,7 @@ class RecordingHost(HostWrapper):
                     self._redactor.name(str(name))
             return answer
 
-        return self._asked("calls", key, ask)
+        return self._recorded_answer("calls", key, ask)
 
     def _batch(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         """Record the answer to each entry of a batch, or one failure for all of them."""
@@ -151,7 +151,7 @@ class RecordingHost(HostWrapper):
         self._keep("calls", KERNEL_LOG, "")
         return _RecordingKernelLog(self, log)
 
-    def _asked(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
+    def _recorded_answer(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
         with self._asking(section, [key]):
             answer = ask()
         self._keep(section, key, answer)

@@ -248,7 +248,7 @@ class GpuVerdictSource(SourceWithoutResources):
         self._kept: dict[str, int] = {}
         self._kept_ns = 0
         self._judged: list[Entity] = []
-        self._said: dict[str, _ReportedVerdict] = {}
+        self._reported: dict[str, _ReportedVerdict] = {}
 
     def remember(self, memory: GpuLifetimeFile) -> None:
         """Load the state from before a restart, and store it from now on."""
@@ -269,7 +269,9 @@ class GpuVerdictSource(SourceWithoutResources):
         self._look(host.clock.now().boot_ns)
         self._judged = self._gathering.gpus
         met = {gpu.key[0] for gpu in self._judged}
-        self._said = {name: said for name, said in self._said.items() if name in met}
+        self._reported = {
+            name: reported for name, reported in self._reported.items() if name in met
+        }
         columns = ColumnBuilder()
         for gpu in self._judged:
             columns.add(h.GPU_HEALTH, gpu)
@@ -296,7 +298,7 @@ class GpuVerdictSource(SourceWithoutResources):
             into.put(first + 1, verdict.action)
             for column, answer in enumerate(verdict.answers.values(), first + 2):
                 into.put(column, answer)
-            into.events += self._tell(gpu, verdict, now)
+            into.events += self._record_changes(gpu, verdict, now)
 
     def _look(self, now_ns: int) -> None:
         statuses = self._statuses()
@@ -314,7 +316,11 @@ class GpuVerdictSource(SourceWithoutResources):
         facts = {gpu.key[0]: self._gathering.facts(gpu) for gpu in self._judged}
         verdicts = {name: judge(of_gpu) for name, of_gpu in facts.items()}
         number = Counter(verdict.state for verdict in verdicts.values())
-        states = [f"{number[s]} {word}" for s, word in h.GPU_HEALTH.states.items() if number[s]]
+        states = [
+            f"{number[s]} {state_name}"
+            for s, state_name in h.GPU_HEALTH.states.items()
+            if number[s]
+        ]
         detail = f"{format_count(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
         return [ProbeFinding("health of GPUs", ProbeVerdict.SUPPORTED, detail)] + [
             # If a GPU is unknown, the finding about the cause, if any, is one of its source.
@@ -334,14 +340,14 @@ class GpuVerdictSource(SourceWithoutResources):
         }.get(self._load_state(), (ProbeVerdict.ABSENT, "the node has no GPU"))
         return ProbeFinding("health of GPUs", verdict, detail)
 
-    def _tell(self, gpu: Entity, verdict: GpuVerdict, now: NodeTimestamp) -> list[Event]:
+    def _record_changes(self, gpu: Entity, verdict: GpuVerdict, now: NodeTimestamp) -> list[Event]:
         """Event for a changed verdict; none for a GPU that is healthy from the start."""
         (name,) = gpu.key
-        before, said = self._said.get(name), (verdict.state, verdict.reasons)
+        before, reported = self._reported.get(name), (verdict.state, verdict.reasons)
         unclear = verdict.missing if verdict.state == UNKNOWN else {}
-        if said == before or (before is None and Absent.NOT_DUE in unclear.values()):
+        if reported == before or (before is None and Absent.NOT_DUE in unclear.values()):
             return []
-        self._said[name] = said
+        self._reported[name] = reported
         if before is None and verdict.state == HEALTHY:
             return []
         reasons = (*verdict.reasons, *(f"{reason} ({why.word})" for reason, why in unclear.items()))

@@ -209,8 +209,10 @@ def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> ProbeFinding:
         return ProbeFinding(
             "sensors", ProbeVerdict.ABSENT, f"{HWMON_ROOT} contains no chip (usual in a VM)"
         )
-    said = ", ".join(sorted({chip.name for chip in chips}))
-    detail = f"{format_count(sensors, 'sensor')} of {format_count(len(chips), 'chip')}: {said}"
+    names_text = ", ".join(sorted({chip.name for chip in chips}))
+    detail = (
+        f"{format_count(sensors, 'sensor')} of {format_count(len(chips), 'chip')}: {names_text}"
+    )
     return ProbeFinding("sensors", ProbeVerdict.SUPPORTED, detail)
 
 
@@ -329,9 +331,9 @@ def _domains(host: Host) -> dict[str, str]:
     for zone in sorted(zones, key=lambda zone: (zone.startswith("intel-rapl-mmio"), zone)):
         control, *numbers = zone.split(":")
         above = [":".join([control, *numbers[: depth + 1]]) for depth in range(len(numbers))]
-        words = [read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
-        if all(words) and read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}").isdecimal():
-            found.setdefault("/".join(words), f"{POWERCAP_ROOT}/{zone}")
+        names = [read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
+        if all(names) and read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}").isdecimal():
+            found.setdefault("/".join(names), f"{POWERCAP_ROOT}/{zone}")
     return found
 
 

@@ -71,12 +71,12 @@ class LinkSource:
     name = "link"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0, cards: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 5.0, nics: NicFinder | None = None) -> None:
         self.period_seconds = period_seconds
-        self._cards = cards or NicFinder()
+        self._nics = nics or NicFinder()
         self._kept: KeptFiles | None = None
         self._parsers: list[Callable[[bytes], Reading]] = []
-        self._told: list[str] = []
+        self._with_carrier: list[str] = []
 
     def probe(self, host: Host) -> ProbeResult:
         """Find the interfaces; files that fail now are not read again until the next probe."""
@@ -85,25 +85,27 @@ class LinkSource:
         self._parsers = []
         interfaces = list_names(host, NET)
         try:
-            told = _links(host)
+            links = _links(host)
         except OSError:
-            told = {}
-        self._told = [interface for interface in interfaces if "carrier" in told.get(interface, {})]
+            links = {}
+        self._with_carrier = [
+            interface for interface in interfaces if "carrier" in links.get(interface, {})
+        ]
         for interface in interfaces:
-            for file, metric, parse in _SPEED_ONLY if interface in self._told else _FILES:
+            for file, metric, parse in _SPEED_ONLY if interface in self._with_carrier else _FILES:
                 path = f"{NET}/{interface}/{file}"
                 if read_text(host, path):
                     columns.add(metric, Entity(NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
-        for interface in self._told:
+        for interface in self._with_carrier:
             columns.add(host_catalog.LINK_UP, Entity(NIC, (interface,)))
             columns.add(host_catalog.LINK_CHANGES, Entity(NIC, (interface,)))
         self.close()
         self._kept = host.keep(paths)
         verdict = ProbeVerdict.SUPPORTED if columns.columns else ProbeVerdict.ABSENT
         finding = ProbeFinding("network links", verdict, format_count(len(interfaces), "interface"))
-        return ProbeResult(tuple(columns.columns), self._cards.look(host), (finding,))
+        return ProbeResult(tuple(columns.columns), self._nics.look(host), (finding,))
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Read every file, and all carriers in one call."""
@@ -114,16 +116,16 @@ class LinkSource:
                 into.put(column, parse(self._kept.text(column)))
             except OSError as error:
                 into.put(column, reason_of(error))
-        if self._told:
+        if self._with_carrier:
             self._read_carriers(host, into, len(self._parsers))
 
     def _read_carriers(self, host: Host, into: RowBuilder, column: int) -> None:
         try:
             links = _links(host)
         except OSError as error:
-            into.put_none(column, 2 * len(self._told), reason_of(error))
+            into.put_none(column, 2 * len(self._with_carrier), reason_of(error))
             return
-        for place, interface in enumerate(self._told):
+        for place, interface in enumerate(self._with_carrier):
             link = links.get(interface)
             first = column + 2 * place
             into.put(first, pick_reading(_carrier, link) if link else Absent.GONE)
@@ -430,6 +432,6 @@ def _protocols_finding(columns: ColumnBuilder, files: list[KeyedFile]) -> ProbeF
         return ProbeFinding(
             "network protocols", ProbeVerdict.ABSENT, "/proc/net contains no statistics"
         )
-    said = ", ".join(file.path.rsplit("/", 1)[-1] for file in files)
-    detail = f"{format_count(len(columns.columns), 'reading')} of {said}"
+    names_text = ", ".join(file.path.rsplit("/", 1)[-1] for file in files)
+    detail = f"{format_count(len(columns.columns), 'reading')} of {names_text}"
     return ProbeFinding("network protocols", ProbeVerdict.SUPPORTED, detail)

@@ -200,14 +200,14 @@ class NfsSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._stats = f"{OWN_PROCESS}/mountstats"
         self._columns: list[tuple[_NumberedMount, ValueKey]] = []
-        self._told: set[_NumberedMount] = set()
+        self._reported: set[_NumberedMount] = set()
         self._planned: dict[_NumberedMount, dict[ValueKey, Column]] = {}
         self._twice: set[_NumberedMount] = set()
         self._hidden = 0
 
     def probe(self, host: Host) -> ProbeResult:
         """Find the mounts, and the kernel's statistics of each."""
-        self._columns, self._told, self._twice, self._hidden = [], set(), set(), 0
+        self._columns, self._reported, self._twice, self._hidden = [], set(), set(), 0
         directory, mounts = _mounts(host)
         self._stats = f"{directory}/mountstats"
         own = _superblocks(host, directory)
@@ -222,7 +222,7 @@ class NfsSource(SourceWithoutResources):
         single = self._once_each(mounts, own)
         self._planned = self._plan(single, mounts, own)
         for place, wanted in self._planned.items():
-            self._told.add(place)
+            self._reported.add(place)
             for key, column in wanted.items():
                 columns.add(*column)
                 self._columns.append((place, key))
@@ -244,7 +244,7 @@ class NfsSource(SourceWithoutResources):
             return
         single = mounts.keys() - self._twice
         into.put(0, len(single) + self._hidden)
-        into.put(1, len(single - self._told) + self._hidden)
+        into.put(1, len(single - self._reported) + self._hidden)
         for column, (place, key) in enumerate(self._columns, _NODE_COLUMNS):
             mount = mounts.get(place)
             into.put(column, mount.values.get(key, Absent.ERROR) if mount else Absent.GONE)

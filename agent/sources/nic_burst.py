@@ -91,7 +91,7 @@ class NicSamplingPlan:
         return tuple(self.notifications.values())
 
 
-def plan_sampling(host: Host, interface: str, cards: Mapping[str, str]) -> NicSamplingPlan | None:
+def plan_sampling(host: Host, interface: str, nics: Mapping[str, str]) -> NicSamplingPlan | None:
     """Sampling plan of an interface; None if its driver does not count the traffic of a port.
 
     `cards` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
@@ -111,7 +111,7 @@ def plan_sampling(host: Host, interface: str, cards: Mapping[str, str]) -> NicSa
             positions[what] = (*positions.get(what, ()), position)
     if not positions:
         return None
-    device = cards.get(interface) or cards.get(driver.get("bus", ""), "")
+    device = nics.get(interface) or nics.get(driver.get("bus", ""), "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
     refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
     if refreshed_ns > _MAX_REFRESHED_NS:
@@ -334,12 +334,12 @@ class NicBurstSource:
         self._ports: dict[str, BurstPort] = {}
         self._kept: dict[str, NicWindows] = {}
         self._columns: list[tuple[BurstPort, int]] = []
-        self._told_ns = 0
+        self._reported_ns = 0
 
     def probe(self, host: Host) -> ProbeResult:
         """Select the NICs. An unchanged NIC continues with its state."""
         network = self._wiring.look(host)
-        cards = {
+        nics = {
             name: device.rdma[0]
             for device in network.devices
             if device.rdma and device.role not in _EXCLUDED_PURPOSES
@@ -347,7 +347,7 @@ class NicBurstSource:
         }
         found: dict[str, BurstPort] = {}
         for interface in list_names(host, _NET):
-            planned = plan_sampling(host, interface, cards)
+            planned = plan_sampling(host, interface, nics)
             if planned is None or not self._wanted(interface, planned.device):
                 continue
             before = self._ports.pop(interface, None)
@@ -359,7 +359,7 @@ class NicBurstSource:
             found[interface] = before
         self.close()
         self._ports = found
-        self._told_ns = 0
+        self._reported_ns = 0
         return ProbeResult(self._place(), (), (self._finding(),))
 
     def _wanted(self, interface: str, device: str) -> bool:
@@ -384,10 +384,10 @@ class NicBurstSource:
         for port in self._ports.values():
             into.grown |= port.look(host)
         now_ns = host.clock.now().boot_ns
-        if now_ns // SECOND_NS == self._told_ns // SECOND_NS:
+        if now_ns // SECOND_NS == self._reported_ns // SECOND_NS:
             into.kept_back = True
             return
-        self._told_ns = now_ns
+        self._reported_ns = now_ns
         for port, first in self._columns:
             into.put_all(first, (port.window_ns, port.kept.unseen))
             for windows in port.windows.values():
@@ -408,6 +408,6 @@ class NicBurstSource:
                 "no NIC with RDMA has counters that are refreshed often enough",
             )
         lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
-        told = " and ".join(f"{length} ms" for length in lengths)
-        detail = f"{format_count(len(self._ports), 'NIC')}, windows of {told}"
+        windows_text = " and ".join(f"{length} ms" for length in lengths)
+        detail = f"{format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
         return ProbeFinding("bursts of NICs", ProbeVerdict.SUPPORTED, detail)

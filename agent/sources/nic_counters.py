@@ -75,7 +75,7 @@ class NicSource(SourceWithoutResources):
     def __init__(self, period_seconds: float = 1.0, wiring: NetworkScanner | None = None) -> None:
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
-        self._cards: list[_NicStatistics] = []
+        self._nics: list[_NicStatistics] = []
         self._memory: CounterStateFile | None = None
         self._before: dict[str, CarriedCounters] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
@@ -87,14 +87,14 @@ class NicSource(SourceWithoutResources):
 
     @property
     def _carried(self) -> dict[str, CarriedCounters]:
-        return {card.interface: card.unwrap.carried for card in self._cards}
+        return {card.interface: card.unwrap.carried for card in self._nics}
 
     def probe(self, host: Host) -> ProbeResult:
         """Read the driver and the list of statistics of every interface."""
         columns = ColumnBuilder()
         findings: list[ProbeFinding] = []
         bystanders: list[Entity] = []
-        before, cards = self._before | self._carried, list[_NicStatistics]()
+        before, nics = self._before | self._carried, list[_NicStatistics]()
         network = self._wiring.look(host)
         for interface in _interfaces(host):
             try:
@@ -115,16 +115,16 @@ class NicSource(SourceWithoutResources):
             for metric, part, _ in found:
                 columns.add(metric, _about(card, metric, part))
             positions = [position for _, _, position in found]
-            told = [statistics["names"][position] for position in positions]
-            unwrap = _unwrap(driver["driver"], told, start, before.get(interface))
-            cards.append(_NicStatistics(interface, statistics["names"], positions, start, unwrap))
-        self._cards = cards
+            counter_names = [statistics["names"][position] for position in positions]
+            unwrap = _unwrap(driver["driver"], counter_names, start, before.get(interface))
+            nics.append(_NicStatistics(interface, statistics["names"], positions, start, unwrap))
+        self._nics = nics
         self._before = find_hidden(host, before, self._carried)
         return ProbeResult(tuple(columns.columns), tuple(bystanders), tuple(findings))
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Read each NIC once and select the statistics that have a column."""
-        for card in self._cards:
+        for card in self._nics:
             width = len(card.positions)
             try:
                 statistics = host.call("ethtool", "statistics", card.interface)
@@ -142,14 +142,14 @@ class NicSource(SourceWithoutResources):
                 into.put_all(card.start, picked if width > 1 else (picked,))
             card.unwrap.carry_on(into.values, into.reasons)
         if self._memory:
-            unwraps = {card.interface: card.unwrap for card in self._cards}
+            unwraps = {card.interface: card.unwrap for card in self._nics}
             self._memory.keep(unwraps, host.clock.now().boot_ns)
 
 
 def _unwrap(
-    driver: str, told: list[str], start: int, before: CarriedCounters | None
+    driver: str, counter_names: list[str], start: int, before: CarriedCounters | None
 ) -> CounterUnwrapper:
-    columns = {name: start + offset for offset, name in enumerate(told)}
+    columns = {name: start + offset for offset, name in enumerate(counter_names)}
     wide = [column for name, column in columns.items() if resets_with_narrow(name)]
     return CounterUnwrapper(
         {n: column for n, column in columns.items() if is_narrow(driver, n)}, wide, before
@@ -245,9 +245,9 @@ class LinkErrorSource(SourceWithoutResources):
     name = "link_errors"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0, cards: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 5.0, nics: NicFinder | None = None) -> None:
         self.period_seconds = period_seconds
-        self._cards = cards or NicFinder()
+        self._nics = nics or NicFinder()
         self._questions: list[_CounterRequest] = []
 
     def probe(self, host: Host) -> ProbeResult:
@@ -257,10 +257,10 @@ class LinkErrorSource(SourceWithoutResources):
         self._questions = []
         for interface in physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return ProbeResult(tuple(columns.columns), self._cards.look(host), tuple(findings))
+        return ProbeResult(tuple(columns.columns), self._nics.look(host), tuple(findings))
 
     def _plan(self, host: Host, interface: str, columns: ColumnBuilder) -> list[ProbeFinding]:
-        trouble: list[ProbeFinding] = []
+        problems: list[ProbeFinding] = []
         first = len(columns.columns)
         driver = _read_driver(host, interface)
         elsewhere = _metrics_of_statistics(host, interface, driver)
@@ -268,7 +268,7 @@ class LinkErrorSource(SourceWithoutResources):
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:
-                trouble += _request_failure(interface, name, error)
+                problems += _request_failure(interface, name, error)
                 continue
             wanted = {
                 key: columns.add(metric, Entity(NIC, (interface,)))
@@ -277,7 +277,7 @@ class LinkErrorSource(SourceWithoutResources):
             }
             if wanted:
                 self._questions.append(_CounterRequest(interface, name, wanted))
-        return trouble or [_counters_finding(interface, len(columns.columns) - first)]
+        return problems or [_counters_finding(interface, len(columns.columns) - first)]
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Read each NIC again."""

@@ -78,7 +78,7 @@ class SettingAnswers:
     texts: dict[str, str] = field(default_factory=dict)
     readings: dict[Column, Reading] = field(default_factory=dict)
 
-    def say(self, setting: str, text: str) -> None:
+    def set(self, setting: str, text: str) -> None:
         """Add a setting in its canonical form; a long text is truncated, with its digest appended."""
         if len(text) > _MAX_TEXT_LENGTH:
             digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
@@ -97,7 +97,7 @@ class SettingAnswers:
         """Add a setting that is a number."""
         self.put(metric, reading, *part)
         if not isinstance(reading, Absent):
-            self.say(setting, str(reading))
+            self.set(setting, str(reading))
 
     def switches(
         self, setting: str, metric: Metric, states: dict[int, Reading], *part: str
@@ -107,7 +107,7 @@ class SettingAnswers:
             self.put(metric, state, *part, str(priority))
         known = {p: s for p, s in states.items() if s not in {Absent.UNSUPPORTED, Absent.GONE}}
         if known and not any(isinstance(state, Absent) for state in known.values()):
-            self.say(setting, join_items(priority for priority, state in known.items() if state))
+            self.set(setting, join_items(priority for priority, state in known.items() if state))
 
 
 def join_items(items: Iterable[object]) -> str:

@@ -52,25 +52,25 @@ class NeighbourSource(ScanningSource):
     family = "neighbour"
     changed = cabling.NEIGHBOUR_EVENT
 
-    def __init__(self, period_seconds: float = 10.0, cards: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 10.0, nics: NicFinder | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._cards = cards or NicFinder()
+        self._nics = nics or NicFinder()
         self._up_since: dict[str, int] = {}
 
     def look(self, host: Host) -> NodeScan:
         """Read the current neighbours."""
-        look = NodeScan(described=list(self._cards.look(host)))
+        scan = NodeScan(described=list(self._nics.look(host)))
         links = {name: _carrier(host, name) for name in physical_interfaces(host)}
         if not links:
             detail = "the node has no physical network interface"
-            look.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
-            return look
+            scan.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
+            return scan
         try:
             neighbours = host.call("lldp", "neighbours")
         except OSError as error:
-            self._refused(look, links, error)
-            return look
+            self._refused(scan, links, error)
+            return scan
         now_ns = host.clock.now().boot_ns
         ups = [interface for interface, carrier in links.items() if carrier == 1]
         self._up_since = {interface: self._up_since.get(interface, now_ns) for interface in ups}
@@ -78,12 +78,12 @@ class NeighbourSource(ScanningSource):
             reading = Absent.UNSUPPORTED if carrier == 0 else carrier
             if interface in ups:
                 reading = self._heard(interface, neighbours, now_ns)
-            look.told((interface, _NEIGHBOUR), {_column(interface): reading})
+            scan.add_readings((interface, _NEIGHBOUR), {_column(interface): reading})
         known_ones = [interface for interface in ups if interface in neighbours]
         for interface in known_ones:
-            _add_neighbour(look, interface, neighbours[interface])
-        look.findings.append(self._finding(len(known_ones), now_ns))
-        return look
+            _add_neighbour(scan, interface, neighbours[interface])
+        scan.findings.append(self._finding(len(known_ones), now_ns))
+        return scan
 
     def _heard(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
         if interface in neighbours:  # a neighbour that expires is reported at once
@@ -92,29 +92,29 @@ class NeighbourSource(ScanningSource):
         listened_ns = now_ns - self._up_since[interface]
         return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
 
-    def _finding(self, heard: int, now_ns: int) -> ProbeFinding:
+    def _finding(self, neighbours_received: int, now_ns: int) -> ProbeFinding:
         detail = (
-            f"neighbours of {heard} of "
+            f"neighbours of {neighbours_received} of "
             f"{format_count(len(self._up_since), 'interface')} with a carrier"
         )
         if (
-            heard < len(self._up_since)
+            neighbours_received < len(self._up_since)
             and now_ns - max(self._up_since.values()) < FIRST_FRAME_WITHIN_NS
         ):
             detail += " so far: frames arrive about every 30 s"
         return ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.SUPPORTED, detail)
 
-    def _refused(self, look: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
+    def _refused(self, scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
         """Record that all neighbours are unknown; the verdict depends on the reason."""
         reason, detail = reason_of(error), error.strerror or str(error)
         if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-            look.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
+            scan.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
             return
         for interface in links:
-            look.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
+            scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
         denied = reason is Absent.DENIED
         verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
-        look.findings.append(
+        scan.findings.append(
             ProbeFinding(_LLDP_SUBJECT, verdict, detail, _LLDP_REMEDY if denied else "")
         )
 
@@ -131,14 +131,14 @@ def _carrier(host: Host, interface: str) -> Reading:
         return reason_of(error)
 
 
-def _add_neighbour(look: NodeScan, interface: str, told: Json) -> None:
-    texts = {fact: str(told.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
+def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
+    texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
     facts = nonempty_facts(**texts)
-    look.described.append(Entity(NIC_NEIGHBOUR, (interface,), facts))
+    scan.described.append(Entity(NIC_NEIGHBOUR, (interface,), facts))
     names = ("switch", "switch_port", "chassis")
     place = " ".join(facts[name] for name in names if name in facts)
     if place:
-        look.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
+        scan.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
 
 
 _MODULE = "module"
@@ -170,56 +170,56 @@ class OpticsSource(ScanningSource):
     family = "optics"
     changed = cabling.TRANSCEIVER_EVENT
 
-    def __init__(self, period_seconds: float = 60.0, cards: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 60.0, nics: NicFinder | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._cards = cards or NicFinder()
+        self._nics = nics or NicFinder()
 
     def look(self, host: Host) -> NodeScan:
         """Read the module of every NIC."""
-        look = NodeScan(described=list(self._cards.look(host)))
+        scan = NodeScan(described=list(self._nics.look(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:
-            _scan_module(host, interface, look)
+            _scan_module(host, interface, scan)
         if not interfaces:
             detail = "the node has no physical network interface"
-            look.findings.append(ProbeFinding("transceivers", ProbeVerdict.ABSENT, detail))
-        return look
+            scan.findings.append(ProbeFinding("transceivers", ProbeVerdict.ABSENT, detail))
+        return scan
 
 
-def _scan_module(host: Host, interface: str, look: NodeScan) -> None:
+def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     part = (interface, _MODULE)
     usual = [(cabling.TRANSCEIVER_READABLE, Entity(NIC, (interface,)))]
     what = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
         facts = _module_facts(answer)
-        look.told(part, dict(_module_readings(interface, answer)))
+        scan.add_readings(part, dict(_module_readings(interface, answer)))
     except OSError as error:
         reason = reason_of(error)
         detail = error.strerror or str(error)
         if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-            look.findings.append(ProbeFinding(what, ProbeVerdict.ABSENT, f"not reported: {detail}"))
+            scan.findings.append(ProbeFinding(what, ProbeVerdict.ABSENT, f"not reported: {detail}"))
             return
-        look.failure(part, reason, usual)
+        scan.failure(part, reason, usual)
         denied = reason is Absent.DENIED
         verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
-        look.findings.append(ProbeFinding(what, verdict, detail, _MODULE_REMEDY if denied else ""))
+        scan.findings.append(ProbeFinding(what, verdict, detail, _MODULE_REMEDY if denied else ""))
     except _MALFORMED_ERRORS as error:
-        look.failure(part, Absent.ERROR, usual)
+        scan.failure(part, Absent.ERROR, usual)
         detail = f"malformed response: {type(error).__name__}: {error}"
-        look.findings.append(
+        scan.findings.append(
             ProbeFinding(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
         )
     else:
-        look.described.append(Entity(NIC_TRANSCEIVER, (interface,), facts))
+        scan.described.append(Entity(NIC_TRANSCEIVER, (interface,), facts))
         identity = _format_module(facts, "vendor", "part_number", "serial")
         if identity:
-            look.watched[part] = {_MODULE: identity}
+            scan.watched[part] = {_MODULE: identity}
         detail = (
             _format_module(facts, "type", "vendor", "part_number") or "a transceiver without a name"
         )
-        look.findings.append(ProbeFinding(what, ProbeVerdict.SUPPORTED, detail))
+        scan.findings.append(ProbeFinding(what, ProbeVerdict.SUPPORTED, detail))
 
 
 def _module_facts(answer: Json) -> dict[str, str]:

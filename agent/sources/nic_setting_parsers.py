@@ -39,42 +39,42 @@ _SPEED = re.compile(r"(\d+)base")
 
 def parse_dcb(card: PhysicalInterface, answer: Json) -> SettingAnswers:
     """PFC, ETS, applications, trust, buffers and rate limits of a NIC."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     if pfc := answer.get("pfc"):
         on = set(pfc["enabled"])
-        told.switches(
+        answers.switches(
             "pfc", c.PFC_ENABLED, {priority: int(priority in on) for priority in range(PRIORITIES)}
         )
         if "delay_bits" in pfc:
-            told.say("pfc_delay_bits", str(pfc["delay_bits"]))
+            answers.set("pfc_delay_bits", str(pfc["delay_bits"]))
     if ets := answer.get("ets"):
-        _ets(told, ets)
+        _ets(answers, ets)
     if "applications" in answer:
-        _applications(told, card, answer["applications"])
+        _applications(answers, card, answer["applications"])
     if trust := answer.get("trust"):
-        told.say("trust", join_items(trust))
+        answers.set("trust", join_items(trust))
     if "dcbx" in answer:
-        told.say("dcbx", join_items(sorted(answer["dcbx"])))
+        answers.set("dcbx", join_items(sorted(answer["dcbx"])))
     if buffer := answer.get("buffer"):
-        told.say("buffer_of_priority", join_items(buffer["of_priority"]))
-        add_buffers(told, dict(enumerate(buffer["size_bytes"])), buffer.get("total_bytes"))
+        answers.set("buffer_of_priority", join_items(buffer["of_priority"]))
+        add_buffers(answers, dict(enumerate(buffer["size_bytes"])), buffer.get("total_bytes"))
     if rates := answer.get("maximum_rate_kilobits"):
-        told.say("rate_limits", join_items(rates) if any(rates) else NO_VALUE)
-    return told
+        answers.set("rate_limits", join_items(rates) if any(rates) else NO_VALUE)
+    return answers
 
 
-def _ets(told: SettingAnswers, ets: Mapping[str, Sequence[int | str]]) -> None:
-    told.say("traffic_classes", join_items(ets["traffic_class"]))
+def _ets(answers: SettingAnswers, ets: Mapping[str, Sequence[int | str]]) -> None:
+    answers.set("traffic_classes", join_items(ets["traffic_class"]))
     for priority, traffic_class in enumerate(ets["traffic_class"]):
-        told.put(c.TRAFFIC_CLASS, int(traffic_class), str(priority))
-    told.say("bandwidth", join_items(ets["bandwidth_percent"]))
+        answers.put(c.TRAFFIC_CLASS, int(traffic_class), str(priority))
+    answers.set("bandwidth", join_items(ets["bandwidth_percent"]))
     for traffic_class, percent in enumerate(ets["bandwidth_percent"]):
-        told.put(c.BANDWIDTH, int(percent), str(traffic_class))
-    told.say("scheduling", join_items(ets["algorithm"]))
+        answers.put(c.BANDWIDTH, int(percent), str(traffic_class))
+    answers.set("scheduling", join_items(ets["algorithm"]))
 
 
 def _applications(
-    told: SettingAnswers, card: PhysicalInterface, entries: Sequence[Mapping[str, int | str]]
+    answers: SettingAnswers, card: PhysicalInterface, entries: Sequence[Mapping[str, int | str]]
 ) -> None:
     """Add the rules for the priority of a packet.
 
@@ -85,20 +85,20 @@ def _applications(
     for entry in entries:
         if entry["selector"] == _DSCP:
             dscp.setdefault(int(entry["priority"]), []).append(int(entry["protocol"]))
-    add_dscp_map(told, dscp)
+    add_dscp_map(answers, dscp)
     others = sorted(
         f"{entry['selector']}:{entry['protocol']}>{entry['priority']}"
         for entry in entries
         if entry["selector"] != _DSCP
     )
-    told.say("applications", join_items(others))
+    answers.set("applications", join_items(others))
     if card.driver == MLX5:
-        told.say("trust", _DSCP if dscp else "pcp")
+        answers.set("trust", _DSCP if dscp else "pcp")
 
 
-def add_dscp_map(told: SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
+def add_dscp_map(answers: SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
     """Add the DSCPs of each priority, as in 3:24-31,6:48."""
-    told.say(
+    answers.set(
         "dscp_map", join_items(f"{priority}:{_spans(dscp[priority])}" for priority in sorted(dscp))
     )
 
@@ -110,59 +110,61 @@ def _spans(numbers: Iterable[int]) -> str:
     return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def add_buffers(told: SettingAnswers, sizes: Mapping[int, int], total: int | None) -> None:
+def add_buffers(answers: SettingAnswers, sizes: Mapping[int, int], total: int | None) -> None:
     """Add the receive buffers of a port in bytes, and the memory that they are allocated from."""
-    told.say("buffer_size", join_items(sizes.values()))
+    answers.set("buffer_size", join_items(sizes.values()))
     for buffer, size in sizes.items():
-        told.put(c.BUFFER, size, str(buffer))
+        answers.put(c.BUFFER, size, str(buffer))
     if total is not None:
-        told.number("port_buffer", c.PORT_BUFFER, total)
+        answers.number("port_buffer", c.PORT_BUFFER, total)
 
 
 def parse_pause(card: PhysicalInterface, answer: Json) -> SettingAnswers:
     """Link-wide pause."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     for direction in _DIRECTIONS:
-        told.put(c.PAUSE_ENABLED, int(answer[direction]), direction)
+        answers.put(c.PAUSE_ENABLED, int(answer[direction]), direction)
     on = [direction for direction in _DIRECTIONS if answer[direction]]
-    told.say("pause", join_items([*(["automatic"] if answer.get("autonegotiation") else []), *on]))
-    return told
+    answers.set(
+        "pause", join_items([*(["automatic"] if answer.get("autonegotiation") else []), *on])
+    )
+    return answers
 
 
 def parse_fec(card: PhysicalInterface, answer: Json) -> SettingAnswers:
     """Forward error correction: the configured modes are a setting, the mode in use is a state."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     modes = sorted(mode.lower() for mode in answer["modes"])
-    told.say("fec", join_items([*(["automatic"] if answer.get("automatic") else []), *modes]))
+    answers.set("fec", join_items([*(["automatic"] if answer.get("automatic") else []), *modes]))
     if active := answer.get("active"):
-        told.put(c.FEC_ACTIVE, _FEC.get(active.lower(), Absent.ERROR))
-    return told
+        answers.put(c.FEC_ACTIVE, _FEC.get(active.lower(), Absent.ERROR))
+    return answers
 
 
 def parse_rings(card: PhysicalInterface, answer: Json) -> SettingAnswers:
     """Sizes of the rings."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     for direction in _DIRECTIONS:
         if direction in answer:
-            told.number(f"{direction}_ring", c.RING, answer[direction], direction)
+            answers.number(f"{direction}_ring", c.RING, answer[direction], direction)
         if f"{direction}_limit" in answer:
-            told.put(c.RING_LIMIT, answer[f"{direction}_limit"], direction)
-    return told
+            answers.put(c.RING_LIMIT, answer[f"{direction}_limit"], direction)
+    return answers
 
 
 def parse_link_modes(card: PhysicalInterface, answer: Json) -> SettingAnswers:
     """Autonegotiation, and lanes and expected speed of the link. The current speed is a state."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     if "autonegotiation" in answer:
         on = bool(answer["autonegotiation"])
-        told.put(c.AUTONEGOTIATION, int(on))
-        told.say("autonegotiation", "on" if on else "off")
+        answers.put(c.AUTONEGOTIATION, int(on))
+        answers.set("autonegotiation", "on" if on else "off")
     if "lanes" in answer:
-        told.put(c.LINK_LANES, answer["lanes"])
+        answers.put(c.LINK_LANES, answer["lanes"])
     speed = expected_megabits(answer.get("supported", ()), answer.get("peer", ()))
     if speed is not None:
-        told.put(c.EXPECTED_SPEED, speed)
-    return told
+        answers.put(c.EXPECTED_SPEED, speed)
+    return answers
 
 
 def expected_megabits(supported: Iterable[str], peer: Iterable[str]) -> int | None:
@@ -226,25 +228,27 @@ def _names(host: Host, path: str) -> list[str]:
 
 def read_mtu(host: Host, card: PhysicalInterface) -> SettingAnswers:
     """The MTU."""
-    told = SettingAnswers(card.interface)
-    told.number("mtu", c.MTU, _number(host, f"{NET}/{card.interface}/mtu"))
-    return told
+    answers = SettingAnswers(card.interface)
+    answers.number("mtu", c.MTU, _number(host, f"{NET}/{card.interface}/mtu"))
+    return answers
 
 
 def read_ecn(host: Host, card: PhysicalInterface) -> SettingAnswers:
     """OFED's congestion control: on or off for each priority and side, and its parameters."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     for side, word in _SIDES.items():
         directory = f"{NET}/{card.interface}/ecn/roce_{side}"
         found = _names(host, directory)
         if _ENABLE in found:
             priorities = filter(str.isdecimal, _names(host, f"{directory}/{_ENABLE}"))
             states = {int(p): _number(host, f"{directory}/{_ENABLE}/{p}") for p in priorities}
-            told.switches(f"ecn_{word}", c.ECN_ENABLED, states, word)
+            answers.switches(f"ecn_{word}", c.ECN_ENABLED, states, word)
         for name in found:
             if name != _ENABLE:
-                _parameter(told, parameter_name(side, name), _number(host, f"{directory}/{name}"))
-    return told
+                _parameter(
+                    answers, parameter_name(side, name), _number(host, f"{directory}/{name}")
+                )
+    return answers
 
 
 def parameter_name(side: str, name: str) -> str:
@@ -252,8 +256,8 @@ def parameter_name(side: str, name: str) -> str:
     return _IRREGULAR.get(name) or f"{side}_{name.removeprefix('rpg_')}"
 
 
-def _parameter(told: SettingAnswers, name: str, reading: Reading) -> None:
-    told.number(name, c.DCQCN_PARAMETER, reading, name)
+def _parameter(answers: SettingAnswers, name: str, reading: Reading) -> None:
+    answers.number(name, c.DCQCN_PARAMETER, reading, name)
 
 
 def congestion_directories(card: PhysicalInterface) -> Mapping[str, str]:
@@ -270,16 +274,16 @@ def congestion_directories(card: PhysicalInterface) -> Mapping[str, str]:
 
 
 def read_congestion(
-    host: Host, card: PhysicalInterface, directory: str, told_before: Iterable[str]
+    host: Host, card: PhysicalInterface, directory: str, settings_before: Iterable[str]
 ) -> SettingAnswers:
     """Parameters of congestion control; reading each costs a firmware command.
 
     Parameters in `told_before` are not read again, and values that are not numbers are skipped.
     """
-    told = SettingAnswers(card.interface)
-    for name in sorted(set(_names(host, directory)).difference(told_before)):
-        _parameter(told, name, _value(host, f"{directory}/{name}"))
-    return told
+    answers = SettingAnswers(card.interface)
+    for name in sorted(set(_names(host, directory)).difference(settings_before)):
+        _parameter(answers, name, _value(host, f"{directory}/{name}"))
+    return answers
 
 
 def _value(host: Host, path: str) -> Reading:
@@ -294,57 +298,57 @@ def _value(host: Host, path: str) -> Reading:
 
 def read_qos(host: Host, card: PhysicalInterface) -> SettingAnswers:
     """OFED's trust, DSCP map and buffers with their thresholds."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     directory = f"{NET}/{card.interface}/qos"
     if trust := _text(host, f"{directory}/trust"):
-        told.say("trust", trust)
+        answers.set("trust", trust)
     if mapped := _text(host, f"{directory}/dscp2prio"):
         dscp: dict[int, list[int]] = {}
         for priority, codes in _DSCPS.findall(mapped):
             dscp.setdefault(int(priority), []).extend(map(int, re.findall(r"\d+", codes)))
-        add_dscp_map(told, dscp)
+        add_dscp_map(answers, dscp)
     if of_priority := _text(host, f"{directory}/prio2buffer"):
         pairs = {int(p): int(b) for p, b in _BUFFER_OF.findall(of_priority)}
-        told.say("buffer_of_priority", join_items(pairs[p] for p in sorted(pairs)))
+        answers.set("buffer_of_priority", join_items(pairs[p] for p in sorted(pairs)))
     if sizes := _text(host, f"{directory}/buffer_size"):
-        _buffers(told, sizes)
-    return told
+        _buffers(answers, sizes)
+    return answers
 
 
-def _buffers(told: SettingAnswers, text: str) -> None:
+def _buffers(answers: SettingAnswers, text: str) -> None:
     """Parse a line with the port's memory, then a line for each buffer: size, xoff and xon threshold."""
     port = _PORT_BUFFER.search(text)
     rows = [tuple(map(int, row)) for row in _BUFFER.findall(text)]
-    add_buffers(told, {row[0]: row[1] for row in rows}, int(port[1]) if port else None)
+    add_buffers(answers, {row[0]: row[1] for row in rows}, int(port[1]) if port else None)
     for buffer, _, xoff, xon in rows:
-        told.number(f"buffer_{buffer}_xoff", c.BUFFER_THRESHOLD, xoff, str(buffer), "xoff")
-        told.number(f"buffer_{buffer}_xon", c.BUFFER_THRESHOLD, xon, str(buffer), "xon")
+        answers.number(f"buffer_{buffer}_xoff", c.BUFFER_THRESHOLD, xoff, str(buffer), "xoff")
+        answers.number(f"buffer_{buffer}_xon", c.BUFFER_THRESHOLD, xon, str(buffer), "xon")
 
 
 def read_rdma(host: Host, card: PhysicalInterface) -> SettingAnswers:
     """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     if not card.rdma_port:
-        return told
+        return answers
     device, port = card.rdma_device, card.rdma_port
     directory = f"/sys/kernel/config/rdma_cm/{device}/ports/{port}"
-    told.number("rdma_cm_tos", c.RDMA_CM_TOS, _number(host, f"{directory}/default_roce_tos"))
+    answers.number("rdma_cm_tos", c.RDMA_CM_TOS, _number(host, f"{directory}/default_roce_tos"))
     if mode := _text(host, f"{directory}/default_roce_mode"):
-        told.say("rdma_cm_mode", mode)
+        answers.set("rdma_cm_mode", mode)
     class_ = _text(host, f"{_INFINIBAND}/{device}/tc/{port}/traffic_class")
     if class_ is not None:
         found = _GLOBAL_CLASS.search(class_)
-        told.say("rdma_traffic_class", found[1] if found else NO_VALUE)
+        answers.set("rdma_traffic_class", found[1] if found else NO_VALUE)
         if found:
-            told.put(c.RDMA_TRAFFIC_CLASS, int(found[1]))
-    return told
+            answers.put(c.RDMA_TRAFFIC_CLASS, int(found[1]))
+    return answers
 
 
 def read_gids(host: Host, card: PhysicalInterface) -> SettingAnswers:
     """GID types of the NIC's RDMA port; reading an empty entry of the table fails with EINVAL."""
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     directory = f"{_INFINIBAND}/{card.rdma_device}/ports/{card.rdma_port}/gid_attrs/types"
     entries = range(_GIDS) if card.rdma_port else ()
     if known := sorted(filter(None, {_text(host, f"{directory}/{entry}") for entry in entries})):
-        told.say("gid_types", join_items(known))
-    return told
+        answers.set("gid_types", join_items(known))
+    return answers

@@ -79,50 +79,50 @@ class NicSettingsSource(ScanningSource):
         super().__init__()
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
-        self._cards = NicFinder(self._wiring)
+        self._nics = NicFinder(self._wiring)
         self._network = NodeNetwork()
 
     def look(self, host: Host) -> NodeScan:
         """Query all settings of every NIC."""
-        look = NodeScan(described=list(self._cards.look(host)))
+        scan = NodeScan(described=list(self._nics.look(host)))
         self._network = self._wiring.look(host)
         interfaces = physical_interfaces(host)
         for interface in interfaces:
-            self._look_at(host, read_interface(host, interface), look)
+            self._scan_nic(host, read_interface(host, interface), scan)
         if not interfaces:
             detail = "the node has no physical network interface"
-            look.findings.append(ProbeFinding("NIC settings", ProbeVerdict.ABSENT, detail))
-        return look
+            scan.findings.append(ProbeFinding("NIC settings", ProbeVerdict.ABSENT, detail))
+        return scan
 
-    def _look_at(self, host: Host, card: PhysicalInterface, look: NodeScan) -> None:
+    def _scan_nic(self, host: Host, card: PhysicalInterface, scan: NodeScan) -> None:
         settings: dict[str, str] = {}
-        silent: list[str] = []
+        unanswered: list[str] = []
         link = _link(host, card)
         for name, question in self._questions(host, card, settings):
             part = (card.interface, name)
             try:
-                told = question()
+                answers = question()
             except OSError as error:
                 reason = reason_of(error)
                 if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-                    silent.append(name)
+                    unanswered.append(name)
                 else:
-                    look.failure(part, reason, _usual(card, name))
-                    look.findings.append(_query_failure(card, name, error))
+                    scan.failure(part, reason, _usual(card, name))
+                    scan.findings.append(_query_failure(card, name, error))
             except _MALFORMED_ERRORS as error:
-                look.failure(part, Absent.ERROR, _usual(card, name))
-                look.findings.append(_malformed_answer(card, name, error))
+                scan.failure(part, Absent.ERROR, _usual(card, name))
+                scan.findings.append(_malformed_answer(card, name, error))
             else:
-                new = {key: said for key, said in told.texts.items() if key not in settings}
+                new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new
-                look.watched[part] = new
-                look.told(part, told.readings)
+                scan.watched[part] = new
+                scan.add_readings(part, answers.readings)
         if link[0] != "1" or link != _link(host, card):
             for name in _NEGOTIATED_SETTINGS:
-                look.watched.pop((card.interface, name), None)
-        facts = {key: said for key, said in settings.items() if key in NIC_SETTINGS.facts}
-        look.described.append(Entity(NIC_SETTINGS, (card.interface,), facts))
-        look.findings.append(_finding(card, len(settings), silent))
+                scan.watched.pop((card.interface, name), None)
+        facts = {key: text for key, text in settings.items() if key in NIC_SETTINGS.facts}
+        scan.described.append(Entity(NIC_SETTINGS, (card.interface,), facts))
+        scan.findings.append(_finding(card, len(settings), unanswered))
 
     def _questions(
         self, host: Host, card: PhysicalInterface, settings: Mapping[str, str]
@@ -130,8 +130,8 @@ class NicSettingsSource(ScanningSource):
         """Queries in order of precedence, for settings that several of them return."""
         yield "expected_speed", partial(self._expected_speed, card)
         yield "driver", partial(_driver, host, card)
-        for name, tell in _NETLINK.items():
-            yield name, partial(_netlink, host, card, name, tell)
+        for name, parse in _NETLINK.items():
+            yield name, partial(_netlink, host, card, name, parse)
         for name, read in _FILES.items():
             yield name, partial(read, host, card)
         for name, directory in nic_setting_parsers.congestion_directories(card).items():
@@ -141,13 +141,13 @@ class NicSettingsSource(ScanningSource):
             )
 
     def _expected_speed(self, card: PhysicalInterface) -> SettingAnswers:
-        told = SettingAnswers(card.interface)
+        answers = SettingAnswers(card.interface)
         role = self._network.at(card.pci_address).role
         names = (card.interface, card.rdma_device, card.pci_address, role)
         speed = self._wiring.rules.speed(names)
         if speed is not None:
-            told.put(c.EXPECTED_SPEED, speed)
-        return told
+            answers.put(c.EXPECTED_SPEED, speed)
+        return answers
 
 
 def _link(host: Host, card: PhysicalInterface) -> tuple[str, ...]:
@@ -157,19 +157,19 @@ def _link(host: Host, card: PhysicalInterface) -> tuple[str, ...]:
 
 
 def _driver(host: Host, card: PhysicalInterface) -> SettingAnswers:
-    told = SettingAnswers(card.interface)
+    answers = SettingAnswers(card.interface)
     if firmware := host.call("ethtool", "driver", card.interface).get("firmware"):
-        told.say("firmware", firmware)
-    return told
+        answers.set("firmware", firmware)
+    return answers
 
 
 def _netlink(
     host: Host,
     card: PhysicalInterface,
     name: str,
-    tell: Callable[[PhysicalInterface, Json], SettingAnswers],
+    parse: Callable[[PhysicalInterface, Json], SettingAnswers],
 ) -> SettingAnswers:
-    return tell(card, host.call("netlink", name, card.interface))
+    return parse(card, host.call("netlink", name, card.interface))
 
 
 def _usual(card: PhysicalInterface, name: str) -> list[Column]:
@@ -179,11 +179,11 @@ def _usual(card: PhysicalInterface, name: str) -> list[Column]:
     ]
 
 
-def _finding(card: PhysicalInterface, settings: int, silent: list[str]) -> ProbeFinding:
+def _finding(card: PhysicalInterface, settings: int, unanswered: list[str]) -> ProbeFinding:
     what = f"settings of {card.interface}"
     detail = format_count(settings, "setting")
-    if silent:
-        detail += f"; driver {card.driver or 'unknown'} does not report {', '.join(silent)}"
+    if unanswered:
+        detail += f"; driver {card.driver or 'unknown'} does not report {', '.join(unanswered)}"
     return ProbeFinding(what, ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT, detail)
 
 

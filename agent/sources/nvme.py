@@ -141,10 +141,10 @@ def _warning(bit: int) -> Callable[[Json], Reading]:
 
 def _state(host: Host, controller: str) -> Reading:
     try:
-        word = host.read(f"{ROOT}/{controller}/state").decode(errors="replace").strip()
+        state = host.read(f"{ROOT}/{controller}/state").decode(errors="replace").strip()
     except OSError as error:
         return reason_of(error)
-    return _STATE_WORDS.get(word, Absent.ERROR)
+    return _STATE_WORDS.get(state, Absent.ERROR)
 
 
 def _entity(host: Host, controller: str) -> Entity:
@@ -172,8 +172,8 @@ def _address(host: Host, directory: str) -> str:
 
 def _finding(host: Host, controller: str, drive: Entity) -> ProbeFinding:
     what = f"drive {controller}"
-    said = [drive.facts.get(fact, "") for fact in ("model", "transport")]
-    detail = ", ".join(filter(None, said)) or "unknown model"
+    facts = [drive.facts.get(fact, "") for fact in ("model", "transport")]
+    detail = ", ".join(filter(None, facts)) or "unknown model"
     try:
         host.call("nvme", "smart", controller)
     except OSError as error:

@@ -89,21 +89,21 @@ def parse_statistics(content: bytes) -> dict[Hashable, Reading]:
 
 def parse_import(content: bytes) -> dict[Hashable, Reading]:
     """State, requests in flight and timeouts of a connection to a target."""
-    said = "\n".join(whole_lines(content))
+    text = "\n".join(whole_lines(content))
     found: dict[Hashable, Reading] = {
-        name: parse_natural(count) for name, count in _RPCS.findall(said)
+        name: parse_natural(count) for name, count in _RPCS.findall(text)
     }
-    if match := _STATE.search(said):
+    if match := _STATE.search(text):
         found["state"] = _NUMBER_OF_STATE.get(match[1], Absent.ERROR)
     return found
 
 
 def parse_health(content: bytes) -> dict[Hashable, Reading]:
     """Health: 1 for healthy, 0 for unhealthy."""
-    said = content.decode(errors="replace").strip()
-    if said == "healthy":
+    state = content.decode(errors="replace").strip()
+    if state == "healthy":
         return {_HEALTH_KEY: 1}
-    return {_HEALTH_KEY: 0 if "NOT HEALTHY" in said or "LBUG" in said else Absent.ERROR}
+    return {_HEALTH_KEY: 0 if "NOT HEALTHY" in state or "LBUG" in state else Absent.ERROR}
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,11 @@ class PciPresence:
         self._listed, self.grown = frozenset(listed), False
         for address, entity in devices.items():
             before = self._known.get(address)
-            told = tuple(names.get(address, ())) or (before.names if before else ())
+            device_names = tuple(names.get(address, ())) or (before.names if before else ())
             if before:
-                before.entity, before.names = entity, told
+                before.entity, before.names = entity, device_names
             elif len(self._known) < MAX_DEVICES:
-                self._known[address] = _SeenPciDevice(entity, told)
+                self._known[address] = _SeenPciDevice(entity, device_names)
         return {address: known.entity for address, known in sorted(self._known.items())}
 
     def compare(self, there: Collection[str], now: NodeTimestamp) -> list[Event]:
@@ -100,14 +100,14 @@ class PciPresence:
 def _event(event: EventClass, device: _SeenPciDevice, now: NodeTimestamp) -> Event:
     facts = device.entity.facts
     model = f"{facts.get('vendor', '')}:{facts.get('device', '')}".replace("0x", "")
-    told = nonempty_facts(
+    facts_present = nonempty_facts(
         role=facts.get("role", ""),
         names=" ".join(device.names),
         driver=facts.get("driver", ""),
         model="" if model == ":" else model,
     )
     about = Entity(PCIE, device.entity.key)
-    return Event(event, about, now.wall_ns, now.boot_ns, told)
+    return Event(event, about, now.wall_ns, now.boot_ns, facts_present)
 
 
 ALL_ERRORS = "TOTAL_ERR"

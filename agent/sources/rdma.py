@@ -103,20 +103,20 @@ def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
     Of two files with the same metric of a port the first counts; the other one, and sums of the
     device over its ports, are reported under their own names.
     """
-    told: set[Metric] = set()
+    metrics: set[Metric] = set()
     for directory, port in device.ports:
         sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
         found = list(_files_of(host, device.driver, sets, port, set()))
-        told |= {file.metric for file in found}
+        metrics |= {file.metric for file in found}
         yield from found
     sets = [f"{device.directory}/{_REFRESHED}"]
-    yield from _files_of(host, device.driver, sets, device.whole, told)
+    yield from _files_of(host, device.driver, sets, device.whole, metrics)
 
 
 def _files_of(
-    host: Host, driver: str, sets: Sequence[str], about: Entity, told: set[Metric]
+    host: Host, driver: str, sets: Sequence[str], about: Entity, metrics: set[Metric]
 ) -> Iterator[CounterFile]:
-    taken, generic = set(told), set[str]()
+    taken, generic = set(metrics), set[str]()
     for directory in sets:
         refreshed = directory.endswith(_REFRESHED)
         for name in list_names(host, directory):
@@ -310,19 +310,19 @@ class _OptionalCounters:
 
     def read(self, host: Host, into: RowBuilder) -> None:
         try:
-            told = _netlink(host, self.port)
+            statistics = _netlink(host, self.port)
         except OSError as error:
             for column in self.columns.values():
                 into.put(column, reason_of(error))
             return
         for name, column in self.columns.items():
-            into.put(column, told.get(name, Absent.GONE))
+            into.put(column, statistics.get(name, Absent.GONE))
 
 
 def _netlink(host: Host, port: Entity) -> dict[str, int]:
     device, number = port.key
-    told: dict[str, int] = host.call("netlink", "rdma_statistics", device, int(number))
-    return told
+    statistics: dict[str, int] = host.call("netlink", "rdma_statistics", device, int(number))
+    return statistics
 
 
 def _optional(
@@ -330,12 +330,12 @@ def _optional(
 ) -> _OptionalCounters | None:
     """Enabled optional counters of a port, and columns for them."""
     try:
-        told = _netlink(host, port)
+        statistics = _netlink(host, port)
     except OSError:
         return None
     taken = {metric for metric, about in columns.columns if about == port}
     found = {}
-    for name in sorted(told.keys() & catalog.OPTIONAL):
+    for name in sorted(statistics.keys() & catalog.OPTIONAL):
         metric, about = catalog.meaning(driver, name), port
         if metric is None or metric in taken:
             metric, about = catalog.other(name), port.part(RDMA_COUNTER, name)
@@ -416,7 +416,7 @@ def _finding(devices: int, ports: int, files: int) -> ProbeFinding:
 
 
 def _problems(network: NodeNetwork) -> list[ProbeFinding]:
-    mend = "correct the section [topology] of the settings"
+    remedy = "correct the section [topology] of the settings"
     return [
-        ProbeFinding("rails", ProbeVerdict.BROKEN, problem, mend) for problem in network.problems
+        ProbeFinding("rails", ProbeVerdict.BROKEN, problem, remedy) for problem in network.problems
     ]

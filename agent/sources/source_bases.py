@@ -47,7 +47,7 @@ class NodeScan:
     columns: dict[WatchedPart, tuple[Column, ...]] = field(default_factory=dict)
     failed: dict[WatchedPart, Absent] = field(default_factory=dict)
 
-    def told(self, part: WatchedPart, readings: Mapping[Column, Reading]) -> None:
+    def add_readings(self, part: WatchedPart, readings: Mapping[Column, Reading]) -> None:
         """Add the answer to a query; if two answers contain the same column, the first value counts."""
         for column, reading in readings.items():
             if isinstance(self.readings.get(column, Absent.GONE), Absent):
@@ -111,7 +111,7 @@ class ScanningSource(SourceWithoutResources, ABC):
         self._known: dict[WatchedPart, tuple[Column, ...]] = {}
         self._columns: tuple[Column, ...] = ()
         self._fresh: NodeScan | None = None
-        self._looked_ns = 0
+        self._polled_ns = 0
 
     @abstractmethod
     def look(self, host: Host) -> NodeScan:
@@ -119,19 +119,19 @@ class ScanningSource(SourceWithoutResources, ABC):
 
     def probe(self, host: Host) -> ProbeResult:
         """Scan, and create a column for every reading."""
-        look = self._fresh = self._look(host)
-        self._columns = tuple(look.readings)
-        return ProbeResult(self._columns, tuple(look.described), tuple(look.findings))
+        scan = self._fresh = self._look(host)
+        self._columns = tuple(scan.readings)
+        return ProbeResult(self._columns, tuple(scan.described), tuple(scan.findings))
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Report the probe's scan; if it is too old, scan again."""
-        look, self._fresh = self._fresh, None
+        scan, self._fresh = self._fresh, None
         now = host.clock.now()
-        if look is None or not 0 <= now.boot_ns - self._looked_ns < FRESH_NS:
-            look = self._look(host)
+        if scan is None or not 0 <= now.boot_ns - self._polled_ns < FRESH_NS:
+            scan = self._look(host)
         for position, column in enumerate(self._columns):
-            into.put(position, look.readings.get(column, Absent.GONE))
-        into.events += self._events(self._memory.changes(look.watched, look.failed), now)
+            into.put(position, scan.readings.get(column, Absent.GONE))
+        into.events += self._events(self._memory.changes(scan.watched, scan.failed), now)
         into.grown = True  # facts need a probe before each read
 
     def _look(self, host: Host) -> NodeScan:
@@ -140,25 +140,25 @@ class ScanningSource(SourceWithoutResources, ABC):
         A value missing from a successful answer is unsupported, as on a down link; if a query has
         no answer at all, its subject is gone.
         """
-        look = self.look(host)
-        self._looked_ns = host.clock.now().boot_ns
-        for part, reason in look.failed.items():
-            look.columns[part] = self._known.get(part, look.columns[part])
-            for column in look.columns[part]:
-                look.readings.setdefault(column, reason)
+        scan = self.look(host)
+        self._polled_ns = host.clock.now().boot_ns
+        for part, reason in scan.failed.items():
+            scan.columns[part] = self._known.get(part, scan.columns[part])
+            for column in scan.columns[part]:
+                scan.readings.setdefault(column, reason)
         failed = failed_calls(host)
         incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
         for part, columns in self._known.items():
-            if part[0] in incomplete or (part not in look.columns and failed):
+            if part[0] in incomplete or (part not in scan.columns and failed):
                 continue  # hidden by a failed call, and absent for its reason
-            reason = Absent.UNSUPPORTED if part in look.columns else Absent.GONE
+            reason = Absent.UNSUPPORTED if part in scan.columns else Absent.GONE
             for column in columns:
-                look.readings.setdefault(column, reason)
-        self._known = look.columns
-        return look
+                scan.readings.setdefault(column, reason)
+        self._known = scan.columns
+        return scan
 
     def _events(self, changes: Sequence[WatchedChange], now: NodeTimestamp) -> list[Event]:
-        told = [
+        events = [
             Event(
                 self.changed,
                 Entity(NIC, (change.interface,)),
@@ -168,10 +168,10 @@ class ScanningSource(SourceWithoutResources, ABC):
             )
             for change in changes[:MAX_EVENTS]
         ]
-        if more := len(changes) - len(told):
+        if more := len(changes) - len(events):
             facts = {"event": self.changed.name, "changes": str(more)}
-            told.append(Event(SUPPRESSED_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
-        return told
+            events.append(Event(SUPPRESSED_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        return events
 
 
 def _facts(event_class: EventClass, change: WatchedChange) -> dict[str, str]:

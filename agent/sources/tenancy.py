@@ -123,12 +123,12 @@ class ClaimSource(SourceWithoutResources):
         self._before: dict[str, GpuNames] = {}
         self._uses = DeviceUses()
         self._free: tuple[DeviceUse, ...] = ()
-        self._trouble: Absent | None = None
+        self._problem: Absent | None = None
         self._columns: tuple[str, ...] = ()
         self._findings: tuple[ProbeFinding, ...] = ()
         self._events: list[Event] = []
         self._first_ns: int | None = None
-        self._just_looked = False
+        self._just_polled = False
 
     def remember(self, directory: Path, node: str) -> None:
         """Store state that must survive a restart in a directory, and load the existing state."""
@@ -143,7 +143,7 @@ class ClaimSource(SourceWithoutResources):
 
     def probe(self, host: Host) -> ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
-        self._just_looked = self._look(host)
+        self._just_polled = self._look(host)
         columns = ColumnBuilder()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
         entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
@@ -155,8 +155,8 @@ class ClaimSource(SourceWithoutResources):
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Poll, unless the probe just did, and report the claims and their changes."""
-        looked, self._just_looked = self._just_looked or self._look(host), False
-        if not looked:
+        is_polled, self._just_polled = self._just_polled or self._look(host), False
+        if not is_polled:
             into.kept_back = True
             return
         into.events = self._events[:MAX_EVENTS_A_FRAME]
@@ -166,13 +166,13 @@ class ClaimSource(SourceWithoutResources):
         count = len(self._columns)
         for place, gpu in enumerate(self._columns):
             claims = list(claims_on(self.open, gpu))
-            into.put(place, self._trouble or len(claims))
-            into.put(count + place, self._trouble or count_claimed_slots(claims))
+            into.put(place, self._problem or len(claims))
+            into.put(count + place, self._problem or count_claimed_slots(claims))
             unread = self._uses.unread.get(gpu) or (
                 Absent.GONE if gpu not in self._present else None
             )
             processes = sum(len(use.pids) for use in uses_of_gpu(self._free, gpu))
-            into.put(2 * count + place, unread or self._trouble or processes)
+            into.put(2 * count + place, unread or self._problem or processes)
 
     @property
     def _present(self) -> set[str]:
@@ -191,7 +191,7 @@ class ClaimSource(SourceWithoutResources):
         """Poll all claim providers. Return False while the set of GPUs is still unknown."""
         now = host.clock.now()
         self._first_ns = now.boot_ns if self._first_ns is None else self._first_ns
-        if not self._gpus.looked and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
+        if not self._gpus.is_polled and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
             return False
         book = self._book or self._open_book(host)
         self.clock.observe(now)
@@ -200,16 +200,21 @@ class ClaimSource(SourceWithoutResources):
         self._before = self.devices.all
         looks, unplaced = place_claims(list(self._looks(host, book)), book.in_force, self.devices)
         book.settle(looks, host.clock.now())
-        silent = {look.adapter for look in looks if look.told.unread is not None}
+        unread_providers = {report.adapter for report in looks if report.told.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
         known = gpu_processes.ClaimContext(
-            claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED), host.boot_id
+            claims,
+            unread_providers,
+            self._slurm.jobs,
+            self._system,
+            book.in_force(UNCLAIMED),
+            host.boot_id,
         )
         self._free, used = self._unclaimed.look(self._uses, known)
-        if (look := self._of_processes(UNCLAIMED, used)) is not None:
-            book.settle([look], host.clock.now())
-        self._trouble = next((look.told.unread for look in looks if look.told.unread), None)
-        self._findings = tuple(f for look in looks for f in look.told.findings)
+        if (report := self._of_processes(UNCLAIMED, used)) is not None:
+            book.settle([report], host.clock.now())
+        self._problem = next((report.told.unread for report in looks if report.told.unread), None)
+        self._findings = tuple(f for report in looks for f in report.told.findings)
         self._findings += (*unplaced_findings(unplaced), *self._report_processes())
         if self._memory:
             now = host.clock.now()
@@ -229,32 +234,32 @@ class ClaimSource(SourceWithoutResources):
 
     def _looks(self, host: Host, book: ClaimTracker) -> Iterator[ProviderReport]:
         """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
-        yield self._asked(host, book, self._kubernetes.name, self._kubernetes.look)
+        yield self._ask_provider(host, book, self._kubernetes.name, self._kubernetes.look)
         self._uses = self._processes.look(host, self.devices, self._kubernetes.pods)
         for adapter in self._adapters:
-            yield self._asked(host, book, adapter.name, adapter.look)
+            yield self._ask_provider(host, book, adapter.name, adapter.look)
         trusted = tuple(self._claim(use) for use in self._uses.uses if self._is_trusted(use))
-        if (look := self._of_processes(PROCESS, trusted)) is not None:
-            yield look
+        if (report := self._of_processes(PROCESS, trusted)) is not None:
+            yield report
 
-    def _asked(
+    def _ask_provider(
         self, host: Host, book: ClaimTracker, name: str, ask: Callable[..., ClaimReport]
     ) -> ProviderReport:
         began = host.clock.now()
-        told = ask(host, self.devices, book.in_force(name))
-        return ProviderReport(name, told, began, host.clock.now())
+        claims_reported = ask(host, self.devices, book.in_force(name))
+        return ProviderReport(name, claims_reported, began, host.clock.now())
 
     def _is_trusted(self, use: DeviceUse) -> bool:
         return use.whose.source in self._trusted and not use.whose.is_shared_or_hidden
 
     def _claim(self, use: DeviceUse) -> NodeClaim:
         """Claim of processes with a trusted owner, on the device that they use."""
-        whose, device = use.whose, use.device
+        owner, device = use.whose, use.device
         return NodeClaim(
-            source=whose.source,
+            source=owner.source,
             level=ClaimAuthority.NODE_PLUGIN,
-            workload=whose.workload,
-            owner=whose.owner,
+            workload=owner.workload,
+            owner=owner.owner,
             gpu=device.gpu,
             device=device.id,
             compute=device.compute,
@@ -262,7 +267,7 @@ class ClaimSource(SourceWithoutResources):
             exclusive=False,
             profile=device.profile,
             pids=use.pids,
-            system=bool({whose.workload, whose.owner} & self._system),
+            system=bool({owner.workload, owner.owner} & self._system),
         )
 
     def _of_processes(self, name: str, held: tuple[NodeClaim, ...]) -> ProviderReport | None:

@@ -31,18 +31,23 @@ def place_claims(
     devices: NodeDevices,
 ) -> tuple[list[ProviderReport], list[NodeClaim]]:
     """Return the reports with devices from other providers, and the claims without a device."""
-    told = [(look.adapter, held) for look in looks for held in look.told.held]
-    counts = [(adapter, held) for adapter, held in told if not held.gpu]
+    claimed = [(report.adapter, held) for report in looks for held in report.told.held]
+    counts = [(adapter, held) for adapter, held in claimed if not held.gpu]
     if not counts:
         return list(looks), []
-    told += [
-        (look.adapter, h) for look in looks if look.told.unread for h in in_force(look.adapter)
+    claimed += [
+        (report.adapter, h)
+        for report in looks
+        if report.told.unread
+        for h in in_force(report.adapter)
     ]
     counts.sort(key=lambda one: (-one[1].level, one[1].key))
     taken: dict[tuple[tuple[str, str], str], NodeClaim] = {}
     rests: dict[tuple[str, tuple[str, ...]], list[NodeClaim]] = {}
     for adapter, count in counts:
-        same = [(a, held) for a, held in told if held.gpu and held.workload_of == count.workload_of]
+        same = [
+            (a, held) for a, held in claimed if held.gpu and held.workload_of == count.workload_of
+        ]
         own = {h.part for a, h in same if a == adapter and h.level == count.level}
         pool = {held.part for _, held in same} - own
         free = sorted(part for part in pool if (count.workload_of, part) not in taken)
@@ -50,7 +55,9 @@ def place_claims(
             taken[count.workload_of, part] = count
         left = count.count - len(free[: count.count])
         rivals = {
-            h.gpu for _, h in told if h.workload_of != count.workload_of and h.level >= count.level
+            h.gpu
+            for _, h in claimed
+            if h.workload_of != count.workload_of and h.level >= count.level
         }
         named = {held.gpu for _, held in same}
         rests[adapter, count.key] = _remaining_claims(count, left, named, devices, rivals)
@@ -63,13 +70,13 @@ def place_claims(
 
     found = [
         replace(
-            look,
+            report,
             told=replace(
-                look.told,
-                held=tuple(one for held in look.told.held for one in of(look.adapter, held)),
+                report.told,
+                held=tuple(one for held in report.told.held for one in of(report.adapter, held)),
             ),
         )
-        for look in looks
+        for report in looks
     ]
     return found, [held for rest in rests.values() for held in rest if not held.gpu]
 

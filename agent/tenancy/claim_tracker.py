@@ -158,10 +158,10 @@ class ClaimTracker:
         if self._repeat_at_ns is None or now.boot_ns >= self._repeat_at_ns:
             self._emit_all_again(now, forget=self._repeat_at_ns is not None)
             self._repeat_at_ns = now.boot_ns + REPEAT_EVERY_NS
-        told = [(look.adapter, held) for look in looks for held in look.told.held]
-        known = {(adapter, *held.key) for adapter, held in told}
-        unread = {look.adapter: look.told for look in looks}
-        told += [
+        claimed = [(report.adapter, held) for report in looks for held in report.told.held]
+        known = {(adapter, *held.key) for adapter, held in claimed}
+        unread = {report.adapter: report.told for report in looks}
+        claimed += [
             (one.adapter, one.held)
             for key, one in self._open.items()
             if key not in known
@@ -169,46 +169,46 @@ class ClaimTracker:
             and _remains_in_force(one, unread[one.adapter])
         ]
         alike: ClaimsByWorkload = {}
-        for adapter, held in told:
+        for adapter, held in claimed:
             alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
         self._hidden = {k: until for k, until in self._hidden.items() if now.boot_ns < until}
-        for look in looks:
-            self._take(look, alike)
-        present = {(adapter, *held.key) for adapter, held in told}
-        asked = {look.adapter for look in looks}
+        for report in looks:
+            self._take(report, alike)
+        present = {(adapter, *held.key) for adapter, held in claimed}
+        polled_providers = {report.adapter for report in looks}
         self._hidden = {
             key: until
             for key, until in self._hidden.items()
-            if key in present or key[0] not in asked
+            if key in present or key[0] not in polled_providers
         }
-        self._done = {key for key in self._done if key in present or key[0] not in asked}
+        self._done = {key for key in self._done if key in present or key[0] not in polled_providers}
 
-    def _take(self, look: ProviderReport, alike: ClaimsByWorkload) -> None:
+    def _take(self, report: ProviderReport, alike: ClaimsByWorkload) -> None:
         """Compare the report of one provider with its previous one."""
-        if look.told.unread is not None:
+        if report.told.unread is not None:
             return
-        now, gap_ns = look.ended, self._gap_ns(look)
-        present = dict(self._present(look, alike, now))
-        for key, one in [(k, o) for k, o in self._open.items() if k[0] == look.adapter]:
+        now, gap_ns = report.ended, self._gap_ns(report)
+        present = dict(self._present(report, alike, now))
+        for key, one in [(k, o) for k, o in self._open.items() if k[0] == report.adapter]:
             if key not in present:
-                if not _remains_in_force(one, look.told):
+                if not _remains_in_force(one, report.told):
                     self._end(key, now, self._edge(now), gap_ns, GONE)
             elif not present[key].agrees(one.held):
                 self._end(key, now, self._edge(now), gap_ns, CHANGED)
                 self._start(key, _starting_now(present[key]), now, gap_ns)
         for key, held in present.items():
             self._follow(key, held, now, gap_ns)
-        self._seen[look.adapter] = ProviderPoll(
-            self._boot_id, look.began.boot_ns, look.began.wall_ns
+        self._seen[report.adapter] = ProviderPoll(
+            self._boot_id, report.began.boot_ns, report.began.wall_ns
         )
 
     def _present(
-        self, look: ProviderReport, alike: ClaimsByWorkload, now: NodeTimestamp
+        self, report: ProviderReport, alike: ClaimsByWorkload, now: NodeTimestamp
     ) -> Iterator[tuple[tuple[str, ...], NodeClaim]]:
         """Yield the claims of a provider that have begun, except those left to a higher authority."""
-        for held in look.told.held:
-            key = (look.adapter, *held.key)
-            higher = self._higher(look.adapter, held, alike, now)
+        for held in report.told.held:
+            key = (report.adapter, *held.key)
+            higher = self._higher(report.adapter, held, alike, now)
             if higher is not None:
                 self._supersede(key, higher, now)
             elif key not in self._hidden and self._has_begun(key, held, now):
@@ -243,21 +243,21 @@ class ClaimTracker:
         """Start a claim that is new, and end one that specifies an end in the past."""
         is_over = held.has_ended(self._boot_id, now)
         if key not in self._open and not (is_over and key in self._done):
-            anew = key in self._done  # an ended claim does not start again at the same time
+            is_ended = key in self._done  # an ended claim does not start again at the same time
             self._done.discard(key)
-            self._start(key, _starting_now(held) if anew else held, now, gap_ns)
+            self._start(key, _starting_now(held) if is_ended else held, now, gap_ns)
         if is_over and key in self._open:
             self._end(key, now, (held.end_ns or 0, held.end_boot), 0, ENDED)
             self._done.add(key)
 
-    def _gap_ns(self, look: ProviderReport) -> int:
+    def _gap_ns(self, report: ProviderReport) -> int:
         """Return the time since the previous poll: a claim found now may have begun at any time in it."""
-        seen = self._seen.get(look.adapter)
+        seen = self._seen.get(report.adapter)
         if seen is None:
-            return look.ended.boot_ns
-        if seen.boot_id == self._boot_id and seen.boot_ns <= look.ended.boot_ns:
-            return look.ended.boot_ns - seen.boot_ns
-        return max(look.ended.wall_ns - seen.wall_ns, 0)
+            return report.ended.boot_ns
+        if seen.boot_id == self._boot_id and seen.boot_ns <= report.ended.boot_ns:
+            return report.ended.boot_ns - seen.boot_ns
+        return max(report.ended.wall_ns - seen.wall_ns, 0)
 
     def _supersede(self, key: tuple[str, ...], higher: NodeClaim, now: NodeTimestamp) -> None:
         """Leave a claim to a provider of higher authority, from the start of that provider's claim."""
@@ -320,7 +320,7 @@ class ClaimTracker:
             end_boot = BootTime(end_boot.boot_id, max(end_boot.boot_ns, start_boot.boot_ns))
         closed = EndedClaim(one, end_ns, uncertainty_ns, why, end_boot)
         self._closed = [*self._closed, closed][-MAX_ENDED_CLAIMS:]
-        self._tell_end(closed, now)
+        self._record_end(closed, now)
         self.changed = True
 
     def _emit_all_again(self, now: NodeTimestamp, *, forget: bool) -> None:
@@ -341,7 +341,7 @@ class ClaimTracker:
         """
         if closed.end_boot is None or closed.end_boot.boot_id == self._boot_id:
             self._emit_start(closed.open, now)
-            self._tell_end(closed, now)
+            self._record_end(closed, now)
         else:
             self._emit_start(closed.open, now, {"end_ns": str(closed.end_ns)})
 
@@ -349,9 +349,9 @@ class ClaimTracker:
         self, one: ActiveClaim, now: NodeTimestamp, more: dict[str, str] | None = None
     ) -> None:
         kind = c.CLAIM_START_EVENT if one.is_claim else c.UNCLAIMED_START_EVENT
-        self._tell(kind, one, now, one.held.facts(self._boot_id) | (more or {}))
+        self._record_start(kind, one, now, one.held.facts(self._boot_id) | (more or {}))
 
-    def _tell_end(self, closed: EndedClaim, now: NodeTimestamp) -> None:
+    def _record_end(self, closed: EndedClaim, now: NodeTimestamp) -> None:
         kind = c.CLAIM_END_EVENT if closed.open.is_claim else c.UNCLAIMED_END_EVENT
         facts = {
             name: text
@@ -363,18 +363,18 @@ class ClaimTracker:
             facts["end_boot_ns"] = str(closed.end_boot.boot_ns)
         facts["uncertainty_ns"] = str(closed.uncertainty_ns)
         facts["why"] = closed.why
-        self._tell(kind, closed.open, now, facts)
+        self._record_start(kind, closed.open, now, facts)
 
-    def _tell(
+    def _record_start(
         self, kind: EventClass, one: ActiveClaim, now: NodeTimestamp, facts: dict[str, str]
     ) -> None:
         about = Entity(CLAIM, (one.held.gpu, one.id))
         self._events.append(Event(kind, about, now.wall_ns, now.boot_ns, facts))
 
 
-def _remains_in_force(one: ActiveClaim, told: ClaimReport) -> bool:
+def _remains_in_force(one: ActiveClaim, claim_report: ClaimReport) -> bool:
     """True if the report leaves a claim as it is because its GPU or provider could not be read."""
-    return told.unread is not None or one.held.gpu in told.unread_gpus
+    return claim_report.unread is not None or one.held.gpu in claim_report.unread_gpus
 
 
 def _starting_now(held: NodeClaim) -> NodeClaim:

@@ -81,8 +81,8 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def key(self) -> tuple[str, ...]:
         """Identity of the claim across polls."""
-        told = f"@{self.start_ns}" if self.reference and self.uncertainty_ns == 0 else ""
-        return (self.source, self.workload, self.gpu, self.part, self.reference + told)
+        suffix = f"@{self.start_ns}" if self.reference and self.uncertainty_ns == 0 else ""
+        return (self.source, self.workload, self.gpu, self.part, self.reference + suffix)
 
     @property
     def part(self) -> str:
@@ -116,7 +116,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def facts(self, boot_id: str) -> dict[str, str]:
         """Return the facts of an event of a boot; boot clock times of another boot are left out."""
         boot = self.start_boot
-        told = {
+        facts_present = {
             "source": self.source,
             "level": self.level.word,
             "workload": self.workload,
@@ -136,7 +136,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "profile": self.profile,
             "pids": " ".join(map(str, self.pids)),
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in facts_present.items() if text}
 
 
 COMMAND_SOURCE, FILE_SOURCE = "command", "file"

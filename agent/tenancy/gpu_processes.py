@@ -104,13 +104,13 @@ class GpuProcessOwners:
         found: dict[tuple[str, str, str], DeviceUse] = {}
         for uuid, one in good.items():
             for process in one.there.values():
-                whose = self._owner(host, process.pid, ticks[process.pid], one.at)
-                if whose is None:
+                owner = self._owner(host, process.pid, ticks[process.pid], one.at)
+                if owner is None:
                     continue
                 device = _used_device(devices, uuid, process)
                 begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
                 use = DeviceUse(
-                    _with_pod_name(whose, pods), device, (process.pid,), one.at, begun_ns
+                    _with_pod_name(owner, pods), device, (process.pid,), one.at, begun_ns
                 )
                 key = (use.whose.source, use.whose.workload, device.id)
                 found[key] = _join_uses(found[key], use) if key in found else use
@@ -187,8 +187,8 @@ def _container_owner(host: Host, container: cgroup.ContainerOwner, label: str) -
         return ProcessOwner(runtime, container.id, _user_name(host, container.user_id))
     try:
         if runtime == "docker":
-            told = host.call(OWNER, "container", container.id, label)
-            return ProcessOwner(runtime, told["name"] or container.id, told["label"])
+            answer = host.call(OWNER, "container", container.id, label)
+            return ProcessOwner(runtime, answer["name"] or container.id, answer["label"])
     except OSError:
         pass  # its id identifies it
     return ProcessOwner(runtime, container.id)
@@ -210,12 +210,12 @@ def _list_failure(listed: ListedProcesses | None, now: NodeTimestamp) -> Absent 
     return Absent.TIMEOUT if now.boot_ns - listed.at.boot_ns > MAX_LIST_AGE_NS else None
 
 
-def _with_pod_name(whose: ProcessOwner, pods: NodePods) -> ProcessOwner:
+def _with_pod_name(owner: ProcessOwner, pods: NodePods) -> ProcessOwner:
     """Replace the uid of a pod by its name once that is known."""
-    if whose.source == "kubernetes" and whose.workload in pods.names:
-        namespace, name = pods.names[whose.workload]
+    if owner.source == "kubernetes" and owner.workload in pods.names:
+        namespace, name = pods.names[owner.workload]
         return ProcessOwner("kubernetes", f"{namespace}/{name}", namespace)
-    return whose
+    return owner
 
 
 def _join_uses(one: DeviceUse, other: DeviceUse) -> DeviceUse:
@@ -291,13 +291,13 @@ class UnclaimedUseDetector:
                 self._first[_use_key(use)] = self._begun(use)
         self._listed |= {gpu: at.boot_ns for gpu, at in uses.listed.items()}
         before = {held.key[:4] for held in known.in_force}
-        told = tuple(
+        unclaimed = tuple(
             _unclaimed_use(use, self._first[_use_key(use)], known)
             for use in free
             if self._first[_use_key(use)].seen.boot_ns != use.seen.boot_ns
             or _use_key(use) in before
         )
-        return free, told
+        return free, unclaimed
 
     def _begun(self, use: DeviceUse) -> FirstListedUse:
         """Return the start: after the list before, and not before the start of its first process."""
@@ -311,14 +311,14 @@ def may_cover(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool
     if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
         return False
     source, workload = claim.workload_of
-    whose = use.whose
-    if whose.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
+    owner = use.whose
+    if owner.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
         return True
-    if source != whose.source:
+    if source != owner.source:
         return False
-    if not whose.is_named:
-        return jobs.get(whose.workload, workload) == workload
-    return workload == whose.workload
+    if not owner.is_named:
+        return jobs.get(owner.workload, workload) == workload
+    return workload == owner.workload
 
 
 def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -> NodeClaim:

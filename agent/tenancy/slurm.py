@@ -93,11 +93,11 @@ class JobControlGroups:
 
     def _environment(self, host: Host, group: JobControlGroup) -> JobEnvironment:
         """Return the environment of a job, not read again once it has GPUs: a job may change it."""
-        asked, known = self._known.get(group.path, ((), JobEnvironment(_job_number(group.name))))
+        polled, known = self._known.get(group.path, ((), JobEnvironment(_job_number(group.name))))
         if known.gpus or known.is_denied:
             return known
         steps = tuple(name for name in list_names(host, group.path) if name.startswith("step_"))
-        if steps == asked and known.gpus is not None:
+        if steps == polled and known.gpus is not None:
             return known
         job = known.job
         for name in steps:
@@ -118,17 +118,17 @@ def _read_environments(
 ) -> JobEnvironment:
     """Return the environment from the batch and interactive steps, or else from all other steps."""
     whole = [name for name in _JOB_STEPS if name in steps]
-    told = [_read_environment(host, f"{path}/{name}", job) for name in whole]
-    if not any(one.gpus for one in told):
-        told += [
+    environments = [_read_environment(host, f"{path}/{name}", job) for name in whole]
+    if not any(one.gpus for one in environments):
+        environments += [
             _read_environment(host, f"{path}/{name}", job) for name in steps if name not in whole
         ]
-    heard = [one for one in told if one.gpus is not None]
-    if not heard:
-        return JobEnvironment(job, is_denied=any(one.is_denied for one in told))
-    gpus = tuple(dict.fromkeys(gpu for one in heard for gpu in one.gpus or ()))
-    first = next((one for one in heard if one.gpus), heard[0])
-    return replace(first, gpus=gpus, is_shared=any(one.is_shared for one in heard))
+    with_gpus = [one for one in environments if one.gpus is not None]
+    if not with_gpus:
+        return JobEnvironment(job, is_denied=any(one.is_denied for one in environments))
+    gpus = tuple(dict.fromkeys(gpu for one in with_gpus for gpu in one.gpus or ()))
+    first = next((one for one in with_gpus if one.gpus), with_gpus[0])
+    return replace(first, gpus=gpus, is_shared=any(one.is_shared for one in with_gpus))
 
 
 def _find_job_groups(host: Host) -> Iterator[JobControlGroup]:
@@ -177,20 +177,20 @@ def _read_environment(host: Host, directory: str, job: int | None) -> JobEnviron
     pids = [pid for task in tasks for pid in _read_pids(host, task)][:_MAX_PROCESSES]
     for pid in pids:
         try:
-            told = host.call(OWNER, "environ", pid)
+            environment = host.call(OWNER, "environ", pid)
         except PermissionError:
             return JobEnvironment(job, is_denied=True)
         except OSError:
             continue
-        number = told.get("SLURM_JOB_ID", "")
+        number = environment.get("SLURM_JOB_ID", "")
         if not number.isdecimal() or (job is not None and int(number) != job):
             continue  # its environment names another job
         return JobEnvironment(
             int(number),
-            told.get("SLURM_JOB_ACCOUNT", ""),
-            told.get("SLURM_JOB_USER", ""),
-            _device_names(told),
-            any(name in told for name in _SHARES),
+            environment.get("SLURM_JOB_ACCOUNT", ""),
+            environment.get("SLURM_JOB_USER", ""),
+            _device_names(environment),
+            any(name in environment for name in _SHARES),
         )
     return JobEnvironment(job)
 
@@ -202,15 +202,15 @@ def _read_pids(host: Host, group: str) -> list[int]:
         return []
 
 
-def _device_names(told: dict[str, str]) -> tuple[str, ...]:
+def _device_names(environment: dict[str, str]) -> tuple[str, ...]:
     """Return the names of a job's devices: UUIDs if available, else device files.
 
     CUDA_VISIBLE_DEVICES counts from 0 in each job with device confinement, so its numbers are not used.
     """
-    visible = [name for name in told.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if visible and all(name.startswith(("GPU-", "MIG-")) for name in visible):
         return tuple(dict.fromkeys(visible))
-    numbers = told.get("SLURM_JOB_GPUS") or told.get("SLURM_STEP_GPUS") or ""
+    numbers = environment.get("SLURM_JOB_GPUS") or environment.get("SLURM_STEP_GPUS") or ""
     files = [f"/dev/nvidia{number}" for number in numbers.split(",") if number.isdecimal()]
     return tuple(dict.fromkeys(files))
 
@@ -252,27 +252,29 @@ class SlurmProvider:
                 SUBJECT, error, "check that the node's cgroups are mounted at /sys/fs/cgroup"
             )
         self.jobs = {
-            group.name: str(told.job)
-            for group, told in groups
-            if told.job is not None and not group.name.startswith("job_")
+            group.name: str(environment.job)
+            for group, environment in groups
+            if environment.job is not None and not group.name.startswith("job_")
         }
         written = self._written(host, devices, in_force)
         unnamed = {held.workload for held in written.held if not held.gpu}
         wanted = {held.workload for held in written.held} - unnamed
         held, homeless = list(written.held), []
-        for group, told in groups:
-            job = str(told.job) if told.job is not None else group.name
+        for group, environment in groups:
+            job = str(environment.job) if environment.job is not None else group.name
             if job in wanted:
                 continue
-            found = self._of_group(job, group, told, devices)
-            if not found and told.gpus is None:
+            found = self._of_group(job, group, environment, devices)
+            if not found and environment.gpus is None:
                 found = list(
                     select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
                 )
-            if not found and told.gpus is None and job not in unnamed:
+            if not found and environment.gpus is None and job not in unnamed:
                 homeless.append(job)
             held += found
-        there = {group.name for group, _ in groups} | {f"job_{told.job}" for _, told in groups}
+        there = {group.name for group, _ in groups} | {
+            f"job_{environment.job}" for _, environment in groups
+        }
         for use in self.uses():  # processes are the only evidence without visible groups
             job = use.whose.workload
             if (
@@ -285,11 +287,11 @@ class SlurmProvider:
         return ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
 
     def _of_group(
-        self, job: str, group: JobControlGroup, told: JobEnvironment, devices: NodeDevices
+        self, job: str, group: JobControlGroup, environment: JobEnvironment, devices: NodeDevices
     ) -> list[NodeClaim]:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
-        if told.gpus is not None:
-            named = [naming.find_device(name, devices) for name in told.gpus]
+        if environment.gpus is not None:
+            named = [naming.find_device(name, devices) for name in environment.gpus]
             holds = [device for device in named if device is not None]
         else:
             holds = [
@@ -297,7 +299,7 @@ class SlurmProvider:
                 for use in self.uses()
                 if use.whose.source == self.name and use.whose.workload in {job, group.name}
             ]
-        return [_claim_of_job(job, device, told) for device in dict.fromkeys(holds)]
+        return [_claim_of_job(job, device, environment) for device in dict.fromkeys(holds)]
 
     def _written(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
@@ -314,8 +316,8 @@ class SlurmProvider:
         try:
             if places.gpu_files:
                 more = read_gpu_files(host, places.gpu_files, devices)
-                told = {(held.workload, held.part) for held in whole.held}
-                whole.held += [h for h in more.held if (h.workload, h.part) not in told]
+                written_parts = {(held.workload, held.part) for held in whole.held}
+                whole.held += [h for h in more.held if (h.workload, h.part) not in written_parts]
                 whole.findings += more.findings
         except OSError as error:
             _carry_over(whole, GPU_FILES_SUBJECT, error, in_force)
@@ -330,17 +332,17 @@ def _carry_over(
     written.held += select_claims(in_force, level=ClaimAuthority.SCHEDULER)
 
 
-def _claim_of_job(job: str, device: ClaimableDevice, told: JobEnvironment) -> NodeClaim:
+def _claim_of_job(job: str, device: ClaimableDevice, environment: JobEnvironment) -> NodeClaim:
     return NodeClaim(
         source="slurm",
         level=ClaimAuthority.NODE_PLUGIN,
         workload=job,
-        owner=told.account or told.user,
+        owner=environment.account or environment.user,
         gpu=device.gpu,
         device=device.id,
         compute=device.compute,
         memory=device.memory,
-        exclusive=device.exact and not told.is_shared,
+        exclusive=device.exact and not environment.is_shared,
         profile=device.profile,
     )
 
@@ -367,7 +369,7 @@ def _findings(
     jobs = format_count(len({h.workload for h in held}), "job")
     detail = f"{' and '.join(amounts)} held by {jobs}"
     found = [ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)]
-    denied = [told.job for _, told in groups if told.is_denied]
+    denied = [environment.job for _, environment in groups if environment.is_denied]
     if denied and homeless:
         detail = f"permission denied for the environment of {format_count(len(denied), 'job')}"
         found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, RUN_AS_ROOT))

@@ -48,7 +48,7 @@ class SlurmFileClaims:
 
 def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFileClaims:
     """Return the claims of a directory with one file per GPU. Raises OSError for the directory."""
-    written, odd = SlurmFileClaims(), []
+    written, invalid = SlurmFileClaims(), []
     for name in host.names(directory):
         found = _GPU_FILE.fullmatch(name)
         device = devices.with_index(int(found["gpu"])) if found else None
@@ -56,13 +56,13 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
             device = devices.instance(device.gpu, found["instance"])
         jobs = read_text(host, f"{directory}/{name}").split()
         if device is None or not all(job.isdecimal() for job in jobs):
-            odd.append(name)
+            invalid.append(name)
             continue
         written.held += [
             _claim_of_job(job, device, alone=len(jobs) == 1) for job in dict.fromkeys(jobs)
         ]
-    if odd:
-        detail = f"{directory}: invalid file of a GPU: {', '.join(odd[:_MAX_QUOTED])}"
+    if invalid:
+        detail = f"{directory}: invalid file of a GPU: {', '.join(invalid[:_MAX_QUOTED])}"
         remedy = "name the files by GPU in the prolog, with one job id per line"
         written.findings.append(
             ProbeFinding(GPU_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)

@@ -45,16 +45,16 @@ class TenancyStateFile:
     @property
     def findings(self) -> tuple[ProbeFinding, ...]:
         """Findings about the file."""
-        told = []
+        findings = []
         if self._damage:
             remedy = (
                 "claims in force were reported again with other ids: check them in the collector"
             )
-            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._damage, remedy))
+            findings.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._damage, remedy))
         if self._problem:
             remedy = "free disk space in the state directory: a restart would lose claims in force"
-            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._problem, remedy))
-        return tuple(told)
+            findings.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._problem, remedy))
+        return tuple(findings)
 
     def load(self) -> TenancyState | None:
         """Return the saved state; None without a file. A damaged file is renamed and reported."""

@@ -163,11 +163,11 @@ class VirtualMachineProvider:
             if not read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
                 continue
             try:
-                told = host.call(OWNER, "machine", int(pid))
+                answer = host.call(OWNER, "machine", int(pid))
             except (FileNotFoundError, ProcessLookupError):
                 continue  # the process has ended meanwhile
-            if told is not None and not _is_of_pod(host, pid):
-                self._machines[pid] = msgspec.convert(told, LibvirtDomain)
+            if answer is not None and not _is_of_pod(host, pid):
+                self._machines[pid] = msgspec.convert(answer, LibvirtDomain)
         self._scanned_pids = there
         return list(self._machines.values())
 
@@ -190,12 +190,12 @@ def _read_running_domains(host: Host) -> Iterator[LibvirtDomain]:
         if not file.endswith(_XML):
             continue
         try:
-            told = msgspec.convert(host.call(OWNER, "domain", f"{RUNNING}/{file}"), LibvirtDomain)
+            domain = msgspec.convert(host.call(OWNER, "domain", f"{RUNNING}/{file}"), LibvirtDomain)
         except FileNotFoundError:
             continue  # the machine has ended meanwhile
-        if not told.project_id:  # some versions write the metadata to the definition only
-            told = _read_definition(host, file) or told
-        yield told
+        if not domain.project_id:  # some versions write the metadata to the definition only
+            domain = _read_definition(host, file) or domain
+        yield domain
 
 
 def _read_definition(host: Host, file: str) -> LibvirtDomain | None:

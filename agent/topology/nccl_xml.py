@@ -86,13 +86,13 @@ def _devices(
 
 
 def _address(pci: ET.Element) -> str:
-    told = pci.get("busid", "")
+    bus_id = pci.get("busid", "")
     try:
-        address = pci_address(told)
+        address = pci_address(bus_id)
     except ValueError:
         address = ""
     if not is_address(address):
-        message = f"invalid busid {told!r}: expected a PCI address such as 0000:3b:00.0"
+        message = f"invalid busid {bus_id!r}: expected a PCI address such as 0000:3b:00.0"
         raise NcclFileError(message)
     return address
 

@@ -139,7 +139,7 @@ class NodeNetwork:
     devices: tuple[NetworkDevice, ...] = ()
     gpus: tuple[PciDevice, ...] = ()
     gpu_rails: Mapping[str, int] = field(default_factory=dict)
-    gpu_cards: Mapping[str, str] = field(default_factory=dict)
+    gpu_by_nic: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
@@ -154,13 +154,13 @@ class _NetworkScan:
 
     host: Host
     there: tuple[tuple[str, ...], ...]
-    looked_ns: int
+    polled_ns: int
     network: NodeNetwork
     failed: Mapping[str, FailedCall]
 
     def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
         """True if it is still valid."""
-        fresh = 0 <= now_ns - self.looked_ns < SCAN_VALID_NS
+        fresh = 0 <= now_ns - self.polled_ns < SCAN_VALID_NS
         return fresh and unwrap_host(host) is self.host and there == self.there
 
 
@@ -371,11 +371,11 @@ def _with_other_role(
 
 
 def _rails_by_nic(
-    cards: Mapping[str, str], rails: Mapping[str, int], devices: Iterable[NetworkDevice]
+    nics: Mapping[str, str], rails: Mapping[str, int], devices: Iterable[NetworkDevice]
 ) -> dict[str, int]:
     """Return GPU rails if names specify rails: that of its NIC; without a NIC none."""
     by_address = {device.address: device.rail for device in devices}
-    found = {gpu: by_address.get(cards[gpu]) for gpu in rails}
+    found = {gpu: by_address.get(nics[gpu]) for gpu in rails}
     return {gpu: rail for gpu, rail in found.items() if rail is not None}
 
 

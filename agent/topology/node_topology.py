@@ -110,8 +110,8 @@ def _read_gpu(host: Host, index: int) -> GpuLinks | None:
 
 
 def _count_links(host: Host, index: int) -> int:
-    told = _read_field(host, index, _LINK_COUNT)
-    return _MAX_LINKS if told is None else min(told, _MAX_LINKS)
+    count = _read_field(host, index, _LINK_COUNT)
+    return _MAX_LINKS if count is None else min(count, _MAX_LINKS)
 
 
 def _read_link_state(host: Host, index: int, link: int) -> Json:

@@ -238,7 +238,7 @@ def _format_reason(node: NodeTopology, gpu: TopologyGpu, card: NetworkDevice) ->
 def _nics_of_gpu(node: NodeTopology, gpu: TopologyGpu) -> list[NetworkDevice]:
     """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
     own = [device for device in node.network.devices if device.gpu == gpu.address]
-    shared = node.network.gpu_cards.get(gpu.address, "")
+    shared = node.network.gpu_by_nic.get(gpu.address, "")
     return own or ([node.network.at(shared)] if shared else [])
 
 

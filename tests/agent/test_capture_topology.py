@@ -178,7 +178,7 @@ def test_rails_of_a_guest_are_those_of_its_file(name: str) -> None:
     assert sorted(found.values()) == list(range(cards))
     assert list(flat.gpu_rails.values()) == list(built.gpu_rails.values()) == gpu_rails
     switches = {p.attrib["busid"]: above[0] for p, above, _ in elements(name) if above}
-    for gpu, card in flat.gpu_cards.items():
+    for gpu, card in flat.gpu_by_nic.items():
         assert switches[gpu] == switches[card]
 
 
@@ -200,7 +200,7 @@ def test_a_guest_with_a_bus_for_every_device_pairs_by_numa_node_as_its_file_does
         if class_.startswith(CARD_CLASSES):
             name_rdma(host, f"mlx5_{number}", address)
     by_numa_node, by_file = network(host), network(host, told(name))
-    assert by_numa_node.gpu_cards == by_file.gpu_cards
+    assert by_numa_node.gpu_by_nic == by_file.gpu_by_nic
     assert by_numa_node.gpu_rails == by_file.gpu_rails
 
 

@@ -107,7 +107,7 @@ def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
     assert {d.address: (d.role, d.rail) for d in before.devices} == {
         d.address: (d.role, d.rail) for d in after.devices
     }
-    assert before.gpu_cards == after.gpu_cards
+    assert before.gpu_by_nic == after.gpu_by_nic
 
 
 def _renamed(path: str, fresh: dict[str, str]) -> str:

@@ -133,8 +133,10 @@ def answer_error(message: NetlinkMessage) -> OSError | None:
         return None
     if code < -_LARGEST_ERRNO:
         raise_inconsistent(f"error {code}")
-    said = "".join(text(value) for kind, value in _explanation(message) if kind == _ERROR_TEXT)
-    return OSError(-code, os.strerror(-code) + (f": {said}" if said else ""))
+    explanation = "".join(
+        text(value) for kind, value in _explanation(message) if kind == _ERROR_TEXT
+    )
+    return OSError(-code, os.strerror(-code) + (f": {explanation}" if explanation else ""))
 
 
 def _explanation(message: NetlinkMessage) -> Iterator[tuple[int, bytes]]:

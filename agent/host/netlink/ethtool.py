@@ -148,17 +148,17 @@ class EthtoolFamily:
 
     def pause(self, interface: str) -> Json:
         """Settings of pause frames (802.3x, not per priority) and their counts."""
-        said = self._ask(_PAUSE_GET, interface, statistics=True)
-        counted = _nested_attributes(said, _PAUSE_STATISTICS)
-        return _flags(said, _PAUSE_FLAGS) | {"statistics": _numbers(counted, _PAUSE_COUNTERS)}
+        answer = self._ask(_PAUSE_GET, interface, statistics=True)
+        counted = _nested_attributes(answer, _PAUSE_STATISTICS)
+        return _flags(answer, _PAUSE_FLAGS) | {"statistics": _numbers(counted, _PAUSE_COUNTERS)}
 
     def fec(self, interface: str) -> Json:
         """Forward error correction. Statistics are lists: the total, then each lane if counted."""
-        said = self._ask(_FEC_GET, interface, statistics=True)
-        counted = _nested_attributes(said, _FEC_STATISTICS)
-        return _flags(said, _FEC_FLAGS) | {
-            "modes": [name for name, is_set in _bits(said.get(_FEC_MODES, b"")) if is_set],
-            "active": _FEC_BITS.get(integer(said.get(_FEC_ACTIVE, b"\0")), ""),
+        answer = self._ask(_FEC_GET, interface, statistics=True)
+        counted = _nested_attributes(answer, _FEC_STATISTICS)
+        return _flags(answer, _FEC_FLAGS) | {
+            "modes": [name for name, is_set in _bits(answer.get(_FEC_MODES, b"")) if is_set],
+            "active": _FEC_BITS.get(integer(answer.get(_FEC_ACTIVE, b"\0")), ""),
             "statistics": {
                 name: _list(counted[kind])
                 for kind, name in _FEC_COUNTERS.items()
@@ -194,39 +194,41 @@ class EthtoolFamily:
         Modes are limited to media modes (400000baseCR4/Full); the other bits that the kernel lists
         beside them (ports, pause, FEC, autonegotiation) are returned by other functions.
         """
-        said = self._ask(_LINK_MODES_GET, interface)
-        ours, peer = _modes(said, _MODES_OURS), _modes(said, _MODES_PEER)
+        attributes_read = self._ask(_LINK_MODES_GET, interface)
+        ours, peer = _modes(attributes_read, _MODES_OURS), _modes(attributes_read, _MODES_PEER)
         answer: dict[str, Json] = {
             "supported": [name for name, _ in ours],
             "advertised": [name for name, is_set in ours if is_set],
             "peer": [name for name, is_set in peer if is_set],
-            **_flags(said, _MODES_FLAGS),
+            **_flags(attributes_read, _MODES_FLAGS),
         }
-        speed = integer(said.get(_SPEED, b"\0"))
+        speed = integer(attributes_read.get(_SPEED, b"\0"))
         if speed not in (0, _SPEED_UNKNOWN):
             answer["speed_megabits"] = speed
-        if _DUPLEX in said and integer(said[_DUPLEX]) in _DUPLEXES:
-            answer["duplex"] = _DUPLEXES[integer(said[_DUPLEX])]
-        if lanes := integer(said.get(_LANES, b"\0")):
+        if _DUPLEX in attributes_read and integer(attributes_read[_DUPLEX]) in _DUPLEXES:
+            answer["duplex"] = _DUPLEXES[integer(attributes_read[_DUPLEX])]
+        if lanes := integer(attributes_read.get(_LANES, b"\0")):
             answer["lanes"] = lanes
         return answer
 
     def link_state(self, interface: str) -> Json:
         """Link state, and the reason for a down link if the driver reports it."""
-        said = self._ask(_LINK_STATE_GET, interface, statistics=True)
-        answer: dict[str, Json] = _flags(said, _STATE_FLAGS) | _numbers(said, _STATE_COUNTERS)
-        if _EXTENDED_STATE in said:
-            state = integer(said[_EXTENDED_STATE])
+        attributes_read = self._ask(_LINK_STATE_GET, interface, statistics=True)
+        answer: dict[str, Json] = _flags(attributes_read, _STATE_FLAGS) | _numbers(
+            attributes_read, _STATE_COUNTERS
+        )
+        if _EXTENDED_STATE in attributes_read:
+            state = integer(attributes_read[_EXTENDED_STATE])
             answer["extended_state"] = EXTENDED_STATES.get(state, f"unknown ({state})")
-            if _EXTENDED_SUBSTATE in said:
-                substate = integer(said[_EXTENDED_SUBSTATE])
+            if _EXTENDED_SUBSTATE in attributes_read:
+                substate = integer(attributes_read[_EXTENDED_SUBSTATE])
                 known = EXTENDED_SUBSTATES.get(state, {})
                 answer["extended_substate"] = known.get(substate, f"unknown ({substate})")
         return answer
 
     def module_half(self, interface: str, half: HalfPage) -> bytes:
         """Half a page of the EEPROM of the module that is plugged into an interface."""
-        said = self._ask(
+        answer = self._ask(
             _MODULE_EEPROM_GET,
             interface,
             attribute(_OFFSET, struct.pack("=I", half.offset)),
@@ -235,20 +237,20 @@ class EthtoolFamily:
             attribute(_BANK, bytes([half.bank])),
             attribute(_I2C_ADDRESS, bytes([half.address])),
         )
-        return said.get(_DATA, b"")
+        return answer.get(_DATA, b"")
 
     def _ask(
         self, command: int, interface: str, *more: bytes, statistics: bool = False
     ) -> AttributeValues:
         try:
-            return self._asked(command, interface, more, _FLAG_STATISTICS if statistics else 0)
+            return self._request(command, interface, more, _FLAG_STATISTICS if statistics else 0)
         except OSError as error:
             if not statistics or error.errno not in _NOT_COUNTED:
                 raise
             # Kernels before 5.10 (link state: before 6.2) reject the flag.
-            return self._asked(command, interface, more, 0)
+            return self._request(command, interface, more, 0)
 
-    def _asked(
+    def _request(
         self, command: int, interface: str, more: tuple[bytes, ...], flags: int
     ) -> AttributeValues:
         return dict(attributes(self._exchanged(command, interface, more, flags)))
@@ -270,29 +272,31 @@ class EthtoolFamily:
 def _family(connection: NetlinkConnection) -> int:
     name = text_attribute(_FAMILY_NAME, "ethtool")
     try:
-        said = dict(attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
+        answer = dict(attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
     except FileNotFoundError:
         missing = "this kernel does not support ethtool over netlink: it is older than 5.6"
         raise OSError(errno.EOPNOTSUPP, missing) from None
-    return integer(said.get(_FAMILY_ID, b""))
+    return integer(answer.get(_FAMILY_ID, b""))
 
 
-def _generic(connection: NetlinkConnection, family: int, command: int, *said: bytes) -> bytes:
-    body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(said))
+def _generic(
+    connection: NetlinkConnection, family: int, command: int, *request_attributes: bytes
+) -> bytes:
+    body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(request_attributes))
     unpack(_GENERIC, body)
     return body[_GENERIC.size :]
 
 
-def _nested_attributes(said: AttributeValues, kind: int) -> AttributeValues:
-    return dict(attributes(said.get(kind, b"")))
+def _nested_attributes(values: AttributeValues, kind: int) -> AttributeValues:
+    return dict(attributes(values.get(kind, b"")))
 
 
-def _numbers(said: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
-    return {name: integer(said[kind]) for kind, name in names.items() if kind in said}
+def _numbers(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
+    return {name: integer(values[kind]) for kind, name in names.items() if kind in values}
 
 
-def _flags(said: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
-    return {name: bool(number) for name, number in _numbers(said, names).items()}
+def _flags(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
+    return {name: bool(number) for name, number in _numbers(values, names).items()}
 
 
 def _list(raw: bytes) -> list[int]:
@@ -301,8 +305,8 @@ def _list(raw: bytes) -> list[int]:
     return list(struct.unpack(f"={len(raw) // 8}Q", raw))
 
 
-def _modes(said: AttributeValues, kind: int) -> list[tuple[str, bool]]:
-    return [(name, is_set) for name, is_set in _bits(said.get(kind, b"")) if "base" in name]
+def _modes(values: AttributeValues, kind: int) -> list[tuple[str, bool]]:
+    return [(name, is_set) for name, is_set in _bits(values.get(kind, b"")) if "base" in name]
 
 
 def _bits(bitset: bytes) -> list[tuple[str, bool]]:

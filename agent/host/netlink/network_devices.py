@@ -76,15 +76,17 @@ def list_links(connection: NetlinkConnection) -> list[Json]:
     `master` and `lower` are names, "" if there is none or it is in another namespace.
     """
     found = list(_interfaces(connection))
-    names = {index: text(said.get(_NAME, b"")) for index, _, _, said in found}
-    return [_link(index, flags, said, names) for index, _, flags, said in found]
+    names = {index: text(values.get(_NAME, b"")) for index, _, _, values in found}
+    return [_link(index, flags, values, names) for index, _, flags, values in found]
 
 
 def ethernet_ports(connection: NetlinkConnection) -> dict[str, EthernetPort]:
     """Ethernet interfaces that are up, by name. Raises OSError."""
     return {
-        text(said.get(_NAME, b"")): EthernetPort(index, integer(said.get(_CARRIER_CHANGES, b"\0")))
-        for index, kind, flags, said in _interfaces(connection)
+        text(values.get(_NAME, b"")): EthernetPort(
+            index, integer(values.get(_CARRIER_CHANGES, b"\0"))
+        )
+        for index, kind, flags, values in _interfaces(connection)
         if kind == _ETHERNET and flags & _UP and not flags & _LOOPBACK
     }
 
@@ -95,22 +97,24 @@ def _interfaces(connection: NetlinkConnection) -> Iterator[tuple[int, int, int, 
         yield index, kind, flags, dict(attributes(body[_INTERFACE.size :]))
 
 
-def _link(index: int, flags: int, said: dict[int, bytes], names: dict[int, str]) -> Json:
+def _link(index: int, flags: int, values: dict[int, bytes], names: dict[int, str]) -> Json:
     answer: dict[str, Json] = {
         "index": index,
         "name": names[index],
-        "kind": text(dict(attributes(said.get(_LINK_INFORMATION, b""))).get(_KIND, b"")),
+        "kind": text(dict(attributes(values.get(_LINK_INFORMATION, b""))).get(_KIND, b"")),
         "up": bool(flags & _UP),
-        "address": said.get(_ADDRESS, b"").hex(":"),
-        "master": names.get(integer(said.get(_MASTER, b"\0")), ""),
-        "lower": "" if _LINK_NAMESPACE in said else names.get(integer(said.get(_LINK, b"\0")), ""),
+        "address": values.get(_ADDRESS, b"").hex(":"),
+        "master": names.get(integer(values.get(_MASTER, b"\0")), ""),
+        "lower": ""
+        if _LINK_NAMESPACE in values
+        else names.get(integer(values.get(_LINK, b"\0")), ""),
     }
-    if _STATE in said:
-        state = integer(said[_STATE])
+    if _STATE in values:
+        state = integer(values[_STATE])
         answer["operational_state"] = _STATES[state] if state < len(_STATES) else "unknown"
-    answer |= {name: integer(said[kind]) for kind, name in _NUMBERS.items() if kind in said}
-    if _STATISTICS in said:
-        answer["statistics"] = _statistics(said[_STATISTICS])
+    answer |= {name: integer(values[kind]) for kind, name in _NUMBERS.items() if kind in values}
+    if _STATISTICS in values:
+        answer["statistics"] = _statistics(values[_STATISTICS])
     return answer
 
 
@@ -144,13 +148,13 @@ def read_dcb(connection: NetlinkConnection, interface: str) -> dict[str, Json]:
     question = _MESSAGE.pack(0, _IEEE_GET) + interface_attribute(_INTERFACE_NAME, interface)
     body = connection.ask(_RTM_GETDCB, question)
     unpack(_MESSAGE, body)
-    said = dict(attributes(body[_MESSAGE.size :]))
-    ieee = dict(attributes(said.get(_IEEE, b"")))
+    values = dict(attributes(body[_MESSAGE.size :]))
+    ieee = dict(attributes(values.get(_IEEE, b"")))
     answer: dict[str, Json] = {
         name: read(ieee[kind]) for kind, (name, read) in _PARTS.items() if kind in ieee
     }
-    if _DCBX in said:
-        flags = integer(said[_DCBX])
+    if _DCBX in values:
+        flags = integer(values[_DCBX])
         answer["dcbx"] = [name for bit, name in _DCBX_FLAGS.items() if flags & bit]
     return answer
 
@@ -226,13 +230,13 @@ class RdmaStatistics:
         connection = self._connection()
         if device in self._indexes:
             try:
-                said = _port_statistics(connection, self._indexes[device], port)
+                values = _port_statistics(connection, self._indexes[device], port)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
             else:
-                if text(said.get(_DEVICE_NAME, b"")) == device:
-                    return _counters(said)
+                if text(values.get(_DEVICE_NAME, b"")) == device:
+                    return _counters(values)
         # First request, renamed, or registered again after a reset of the NIC: indexes have
         # changed.
         self._indexes = _devices(connection)
@@ -244,7 +248,8 @@ class RdmaStatistics:
 def _devices(connection: NetlinkConnection) -> dict[str, int]:
     found = [dict(attributes(body)) for body in connection.dump(_DEVICE_GET, b"")]
     return {
-        text(said.get(_DEVICE_NAME, b"")): integer(said.get(_DEVICE_INDEX, b"")) for said in found
+        text(values.get(_DEVICE_NAME, b"")): integer(values.get(_DEVICE_INDEX, b""))
+        for values in found
     }
 
 
@@ -254,9 +259,9 @@ def _port_statistics(connection: NetlinkConnection, index: int, port: int) -> di
     return dict(attributes(connection.ask(_STATISTICS_GET, question)))
 
 
-def _counters(said: dict[int, bytes]) -> dict[str, int]:
+def _counters(values: dict[int, bytes]) -> dict[str, int]:
     answer = {}
-    for _, entry in attributes(said.get(_COUNTER_TABLE, b"")):
+    for _, entry in attributes(values.get(_COUNTER_TABLE, b"")):
         counter = dict(attributes(entry))
         name = text(counter.get(_COUNTER_NAME, b""))
         answer[name] = integer(counter.get(_COUNTER_VALUE, b""))

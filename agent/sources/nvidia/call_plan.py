@@ -241,15 +241,15 @@ class CallPlan:
         """Fill the device's columns; a failed call affects only its own. A lost device ends the read."""
         try:
             self._read_batch(host, into)
-            for asked in self._calls:
-                self._read_call(host, into, asked)
+            for planned in self._calls:
+                self._read_call(host, into, planned)
         except NvmlError as error:
             into.put_none(self._first, self._width, nvml_reason(error.code))
             self.learnt = False
         else:
             self.learnt = True
-        if not all(asked.left for asked in self._calls):
-            self._calls = [asked for asked in self._calls if asked.left]
+        if not all(planned.left for planned in self._calls):
+            self._calls = [planned for planned in self._calls if planned.left]
         for column in self._unsupported:
             into.reasons[column] = Absent.UNSUPPORTED.value
 
@@ -260,12 +260,12 @@ class CallPlan:
 
     # Calls -------------------------------------------------------------------------------------
 
-    def _read_call(self, host: Host, into: RowBuilder, asked: _PlannedCall) -> None:
+    def _read_call(self, host: Host, into: RowBuilder, planned: _PlannedCall) -> None:
         """Fill a call's columns; functions that the driver lacks are tried only this once."""
-        targets, column = asked.call.targets, asked.column
-        while asked.left:
+        targets, column = planned.call.targets, planned.column
+        while planned.left:
             try:
-                result = host.call("nvml", asked.left[0], *asked.arguments)
+                result = host.call("nvml", planned.left[0], *planned.arguments)
             except NvmlError as error:
                 if error.code in _GONE_CODES:
                     raise
@@ -276,10 +276,10 @@ class CallPlan:
                 pass  # a recording without this call
             else:
                 for place, target in enumerate(targets, column):
-                    into.put(place, asked.reading(target, result))
+                    into.put(place, planned.reading(target, result))
                 return
-            del asked.left[0]
-        self._miss(targets, asked)
+            del planned.left[0]
+        self._miss(targets, planned)
 
     # The batch ---------------------------------------------------------------------------------
 
@@ -322,9 +322,9 @@ class CallPlan:
             if slot.left:
                 kept.append(slot)
             elif slot.field.otherwise:
-                asked = _PlannedCall.of(slot.field.otherwise, self._device, self._about)
-                asked.column = slot.column
-                self._calls.append(asked)
+                planned = _PlannedCall.of(slot.field.otherwise, self._device, self._about)
+                planned.column = slot.column
+                self._calls.append(planned)
             else:
                 self._miss([slot.field.target], slot)
         self._ask_for(kept)

@@ -96,15 +96,15 @@ class NvmlEventSource(SourceWithoutResources):
 
     def _take(self, host: Host) -> list[Event]:
         now = host.clock.now()
-        told = host.call("nvml", "nvmlEventSetWait")
-        numbers = [number for number, *_ in told]
+        answer = host.call("nvml", "nvmlEventSetWait")
+        numbers = [number for number, *_ in answer]
         first, self._begun = not self._begun, True
         if max(numbers, default=0) < self._taken:
             self._taken = 0  # a recording has restarted
         elif numbers and not first:
             self._lost += max(min(numbers) - self._taken - 1, 0)
         found = []
-        for number, index, kind, data, gpu_instance, compute_instance in told:
+        for number, index, kind, data, gpu_instance, compute_instance in answer:
             if number <= self._taken or first:
                 continue  # from before the start of this agent, or before its settings were reloaded
             gpu = self._gpus.found.get(index)

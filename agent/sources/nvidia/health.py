@@ -90,17 +90,17 @@ def _health_mask(result: Json) -> int:
 
 def _condition(shift: int, at_fault: int) -> PickReading:
     def pick(result: Json) -> Reading:
-        told = _health_mask(result) >> shift & _TWO_BITS
-        if told == _TWO_BITS:
+        field = _health_mask(result) >> shift & _TWO_BITS
+        if field == _TWO_BITS:
             return Absent.ERROR  # neither true nor false
-        return int(told == at_fault) if told else Absent.UNSUPPORTED
+        return int(field == at_fault) if field else Absent.UNSUPPORTED
 
     return pick
 
 
 def _misconfigured(result: Json) -> Reading:
-    told = _health_mask(result) >> _CONFIGURATION_SHIFT & _FOUR_BITS
-    return int(told != _CONFIGURATION_RIGHT) if told else Absent.UNSUPPORTED
+    field = _health_mask(result) >> _CONFIGURATION_SHIFT & _FOUR_BITS
+    return int(field != _CONFIGURATION_RIGHT) if field else Absent.UNSUPPORTED
 
 
 def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> NvmlCall:

@@ -184,7 +184,7 @@ class NvLinkSource(SourceWithoutResources):
         self._signal = signal
         self._gpus = gpus or GpuInventory()
         self._plans = CallPlans()
-        self._asked: dict[int, tuple[int, CallTable]] = {}
+        self._calls: dict[int, tuple[int, CallTable]] = {}
         """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
@@ -208,9 +208,9 @@ class NvLinkSource(SourceWithoutResources):
         """Count the links of each GPU and plan the calls for them."""
         gpus = self._gpus.look(host)
         if self._gpus.generation != self._plans.generation:
-            self._asked.clear()
+            self._calls.clear()
         columns, linked = ColumnBuilder(), [gpu for gpu in gpus.values() if self._links(host, gpu)]
-        wanted = [(gpu.index, gpu.entity, self._asked[gpu.index][1]) for gpu in linked]
+        wanted = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
@@ -218,18 +218,18 @@ class NvLinkSource(SourceWithoutResources):
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""
-        told = _count(host, gpu.index)
-        if told is None:  # a failed call does not mean lost links
-            told = self._counts.get(gpu.entity.key, 0)
-        count = self._counts[gpu.entity.key] = told
-        if count != self._asked.get(gpu.index, (0, None))[0]:
+        link_count = _count(host, gpu.index)
+        if link_count is None:  # a failed call does not mean lost links
+            link_count = self._counts.get(gpu.entity.key, 0)
+        count = self._counts[gpu.entity.key] = link_count
+        if count != self._calls.get(gpu.index, (0, None))[0]:
             make = signal_fields if self._signal else traffic_fields
             links = [
                 Entity(NVLINK, (*gpu.entity.key, str(link)), _facts(host, gpu.index, link))
                 for link in range(count)
             ]
             fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-            self._asked[gpu.index] = count, CallTable(fields=tuple(fields))
+            self._calls[gpu.index] = count, CallTable(fields=tuple(fields))
         return count
 
     def read(self, host: Host, into: RowBuilder) -> None:

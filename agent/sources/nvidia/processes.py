@@ -114,7 +114,7 @@ class _GpuUse:
 
     gpu: GpuDevice
     column: int = 0
-    told: dict[int, int] = field(default_factory=dict)
+    reported: dict[int, int] = field(default_factory=dict)
     """First column of each process that has columns."""
     vgpus: dict[int, int] = field(default_factory=dict)
 
@@ -161,7 +161,7 @@ class GpuProcessSource(SourceWithoutResources):
         self._planned[gpu.index] = lasting
         for process in sorted(lasting, key=_by_memory)[: self._max_told]:
             entity = _entity(host, gpu.entity, process)
-            use.told[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
+            use.reported[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
             columns.add(s.PROCESS_SM, entity)
             columns.add(s.PROCESS_MEMORY_ACTIVITY, entity)
         instances = _running_vgpus(host, gpu.index)
@@ -177,17 +177,17 @@ class GpuProcessSource(SourceWithoutResources):
         """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
             there, trouble = list_processes(host, use.gpu)
-            self._tell(host, use, there, trouble, into)
-            into.grown |= self._tell_vgpus(host, use, trouble, into)
+            self._fill(host, use, there, trouble, into)
+            into.grown |= self._fill_vgpus(host, use, trouble, into)
             if trouble:
                 continue
             lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
             self._seen[use.gpu.index] = set(there)
-            wanted = min(len(lasting | use.told.keys() & there.keys()), self._max_told)
-            into.grown |= use.told.keys() - there.keys() != set() or len(use.told) < wanted
+            wanted = min(len(lasting | use.reported.keys() & there.keys()), self._max_told)
+            into.grown |= use.reported.keys() - there.keys() != set() or len(use.reported) < wanted
         into.grown |= self._gpus.generation != self._generation
 
-    def _tell(
+    def _fill(
         self,
         host: Host,
         use: _GpuUse,
@@ -195,10 +195,10 @@ class GpuProcessSource(SourceWithoutResources):
         trouble: Absent | None,
         into: RowBuilder,
     ) -> None:
-        told = use.told.keys() & there.keys()
-        into.put(use.column, trouble or len(there) - len(told))
+        still_reported = use.reported.keys() & there.keys()
+        into.put(use.column, trouble or len(there) - len(still_reported))
         busy = trouble or _utilization(host, use.gpu)
-        for pid, column in use.told.items():
+        for pid, column in use.reported.items():
             process = there.get(pid)
             if process is None:
                 into.put_none(column, 3, trouble or Absent.UNSUPPORTED)
@@ -211,7 +211,7 @@ class GpuProcessSource(SourceWithoutResources):
                 into.put(column + 1, busy.get(pid, (0, 0))[0])
                 into.put(column + 2, busy.get(pid, (0, 0))[1])
 
-    def _tell_vgpus(
+    def _fill_vgpus(
         self, host: Host, use: _GpuUse, trouble: Absent | None, into: RowBuilder
     ) -> bool:
         """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
@@ -263,8 +263,8 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
 
 def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
     """Running virtual GPUs, none if the GPU does not support them; or the absence reason."""
-    told = list_vgpus(host, gpu)
-    return [] if told is Absent.UNSUPPORTED else told
+    vgpus = list_vgpus(host, gpu)
+    return [] if vgpus is Absent.UNSUPPORTED else vgpus
 
 
 def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:

@@ -174,10 +174,10 @@ def _supported_reasons(host: Host, gpu: int) -> int:
     """Supported clock limit reasons of a GPU as a bit mask; the default set if it does not report them."""
     for what in ("Event", "Throttle"):
         try:
-            told = int(host.call("nvml", f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu))
+            mask = int(host.call("nvml", f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu))
         except (NvmlError, OSError):
             continue
-        return told & sum(c.THROTTLE_BITS.values()) or _REASONS_OF_ALL
+        return mask & sum(c.THROTTLE_BITS.values()) or _REASONS_OF_ALL
     return _REASONS_OF_ALL
 
 
