@@ -147,6 +147,7 @@ class CollectorMetrics:
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
             (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
+            (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
             (catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks.by_key)),
             (catalog.EVIDENCE_STORED, self.settler.counts.parts),
             (catalog.EVIDENCE_FAILURES, self.settler.counts.failures),

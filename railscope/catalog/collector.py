@@ -54,6 +54,7 @@ CLAIMS_REJECTED = _COLLECTOR.counter("railscope_collector_rejected_claims_total"
 EVIDENCE_TOO_OLD = _COLLECTOR.counter("railscope_collector_evidence_too_old_frames_total", "Frames more than 72 hours old on arrival: acknowledged, but not used as evidence.", "collector")
 EVIDENCE_EXCESS_GPUS = _COLLECTOR.counter("railscope_collector_evidence_excess_gpus_total", "Batches with a GPU beyond the 256 that a node may report; it is not used as evidence.", "collector")
 EVIDENCE_EXCESS_SPANS = _COLLECTOR.counter("railscope_collector_evidence_excess_spans_total", "Stretches of samples beyond those kept in memory of a GPU (4096) or a node (65,536); they are not used as evidence.", "collector")
+EVIDENCE_SUPPRESSED = _COLLECTOR.counter("railscope_collector_evidence_suppressed_problems_total", "Problems of the evidence that were neither logged nor recorded, because the node already had as many of the kind as are reported individually.", "collector")
 FINALIZED_DAYS = _COLLECTOR.counter("railscope_collector_finalized_gpu_days_total", "GPU-days computed for the ledger, including unchanged ones.", "collector")
 REVISED_DAYS = _COLLECTOR.counter("railscope_collector_revised_gpu_days_total", "GPU-days in the ledger whose GPU time was changed by late evidence.", "collector")
 CLOCK_SUSPECT = _COLLECTOR.gauge("railscope_collector_clock_suspect", "1 while the collector's wall clock is suspect or unconfirmed: nothing is finalized or closed.", "collector")

@@ -36,7 +36,7 @@ def series(text: str, name: str) -> list[tuple[dict[str, str], float]]:
 
 async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> None:
     site.prepare_all(SPECS, CAPTURE_SECONDS)
-    await site.collector(RAILSCOPE_COLLECTOR_STRAGGLER_SECONDS="1")
+    await site.collector(RAILSCOPE_COLLECTOR_STRAGGLER_TIME_CONSTANT_SECONDS="1")
     await asyncio.gather(*(site.agent(spec.node) for spec in SPECS))
     behind: dict[str, Any] = {}
 

@@ -185,7 +185,7 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
     assert "untrusted certificate of the collector" in line.string
     assert "set collector.ca_file" in line.string
     await doubtful.stop()
-    agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_PAGE_TOKEN="secret")  # noqa: S106
+    agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_METRICS_TOKEN="secret")  # noqa: S106
     await agent.said("collector_reached")
     page = (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
     context = ssl.create_default_context(cafile=str(certificate_file))

@@ -79,5 +79,5 @@ async def sampling(
 
 def source_of(name: str) -> Source:
     """Return the source of a name that an agent with default settings has, read every second."""
-    every = machine_sources(AgentSettings(node="node-1", periods=EVERY_SECOND))
+    every = machine_sources(AgentSettings(node="node-1", period_seconds=EVERY_SECOND))
     return next(source for source in every if source.name == name)
