@@ -415,7 +415,7 @@ def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
     (tmp_path / "collector.toml").write_text(settings)
     for listed, expected in (
         (["gpu-1"], ["nodes without a row: all of their GPUs are under review: gpu-2"]),
-        (["gpu-1", "gpu-3"], ["person: gpu-2", "reported no GPU: gpu-3"]),
+        (["gpu-1", "gpu-3"], ["under review: gpu-2", "reported no GPU: gpu-3"]),
         ([], []),
     ):
         text = "\n".join([header, *(rows[name] for name in listed)]) + "\n"

@@ -257,7 +257,10 @@ class NvmeHealthLogs:
     def call(self, function: str, controller: str) -> Json:
         """Return "smart" of a controller such as nvme0."""
         if function != "smart" or not _CONTROLLER_NAME.fullmatch(controller):
-            raise OSError(errno.ENODEV, f"{controller} is not an NVMe controller")
+            raise OSError(
+                errno.ENODEV,
+                f"invalid NVMe controller {controller!r}: expected a name such as nvme0",
+            )
         return decode_health_log(self._health_log(f"/dev/{controller}"))
 
     def _health_log(self, path: str) -> bytes:

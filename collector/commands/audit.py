@@ -192,8 +192,7 @@ def verify_command(
     tree = found.checkpoint.tree
     click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
     click.echo(
-        f"not signed yet: {found.unsigned}; consistent with {found.anchors} checkpoints"
-        " kept elsewhere"
+        f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} consistent"
     )
     for line in _vouching(found.witnesses):
         click.echo(line)

@@ -114,7 +114,8 @@ def check_schema(schema: WireSchema, most: int) -> None:
         kind = KINDS.get(entity.kind)
         if kind and len(entity.key) != len(kind.labels):
             message = (
-                f"schema of stream {schema.stream!r}: invalid {entity.kind}: expected {kind.labels}"
+                f"schema of stream {schema.stream!r}: entity {entity.kind} with {len(entity.key)} labels:"
+                f" expected {', '.join(kind.labels)}"
             )
             raise WireError(message)
 

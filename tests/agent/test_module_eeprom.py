@@ -327,7 +327,7 @@ def test_a_module_that_cannot_be_read_is_broken_and_not_without_lanes():
 
 
 def test_half_of_half_a_page_is_an_error():
-    with pytest.raises(OSError, match="has 64 bytes") as raised:
+    with pytest.raises(OSError, match="invalid half page of a module: 64 bytes") as raised:
         decode(lambda half: osfp_dr4().read(half)[:64])
     assert raised.value.errno == errno.EIO
 

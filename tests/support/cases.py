@@ -180,7 +180,9 @@ def capture_of(case: str) -> Capture:
 
 def page(directory: Path) -> str:
     """Return the output of `railscope agent once` for a capture. Raises CaseError if it fails."""
-    patient = {"RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "60"}  # no capture hangs, however slow this is
+    patient = {
+        "RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "60"
+    }  # no capture hangs, however slow this is
     outcome = CliRunner().invoke(agent, ["once", "--replay", str(directory)], env=patient)
     if outcome.exit_code:
         message = f"{directory}: agent once: exit status {outcome.exit_code}: {outcome.output}"

@@ -176,9 +176,9 @@ def test_the_bound_itself_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1), (0,)), "different versions"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "no entity"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "no entity"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1), (0,)), "run the same version"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "column without an entity"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "column without an entity"),
     ],
     ids=["other scale", "entity beyond the list", "negative entity"],
 )
@@ -191,8 +191,8 @@ def test_a_schema_that_fits_no_catalog_is_refused(group: wire.WireGroup, message
 @pytest.mark.parametrize(
     ("entity", "message"),
     [
-        (wire.WireEntity("gpu", ()), "gpu: invalid key"),
-        (wire.WireEntity("gpu", ("a", "b")), "gpu: invalid key"),
+        (wire.WireEntity("gpu", ()), "entity gpu with 0 labels: expected gpu"),
+        (wire.WireEntity("gpu", ("a", "b")), "entity gpu with 2 labels: expected gpu"),
     ],
 )
 def test_an_entity_of_another_shape_is_refused(entity: wire.WireEntity, message: str) -> None:

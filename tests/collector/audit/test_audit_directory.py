@@ -344,7 +344,7 @@ def test_a_log_of_an_earlier_version_is_upgraded_once_by_a_person(
     assert (log.lost, log.damage) == (0, [])
     log.close()
     again = CliRunner().invoke(root, arguments)
-    assert (again.exit_code, "expected a number" in again.output) == (1, True)
+    assert (again.exit_code, "expected the number" in again.output) == (1, True)
 
 
 def test_an_upgrade_signs_nothing_where_records_are_missing(good: Path, tmp_path: Path) -> None:

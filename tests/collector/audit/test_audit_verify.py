@@ -189,7 +189,7 @@ def test_the_command_takes_keys_and_checkpoints_from_files(good: Path, tmp_path:
     assert (code, note) == (0, (good / "checkpoint").read_text())
     (tmp_path / "anchor").write_text(note)
     anchored = ("verify", good, "--key", tmp_path / "key", "--anchor", tmp_path / "anchor")
-    assert "kept elsewhere: 1 agree" in railscope(*anchored)[1]
+    assert "kept elsewhere: 1 consistent" in railscope(*anchored)[1]
     forked = rewritten(good, tmp_path / "forked")
     assert railscope("verify", forked, *map(str, anchored[2:]))[0] == 4
 
