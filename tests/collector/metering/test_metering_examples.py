@@ -381,7 +381,7 @@ def test_the_bytes_of_a_fast_port_are_divided_exactly():
 def test_counters_below_zero_are_refused():
     with pytest.raises(ValueError, match="expected 0 or more"):
         counters((0, -1))
-    with pytest.raises(ValueError, match="instants"):
+    with pytest.raises(ValueError, match="expected 2, one per time"):
         CounterReadings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))
 
 
