@@ -134,7 +134,7 @@ async def test_a_token_guards_the_page_and_not_its_health() -> None:
                     assert (answer.status, header) == (status, header)
                     if status == 401:
                         assert answer.headers["WWW-Authenticate"] == "Bearer"
-                        assert "page token" in await answer.text()
+                        assert "metrics_token" in await answer.text()
         for path in ("/-/healthy", "/-/ready"):
             async with session.get(path) as answer:
                 assert answer.status == 200

@@ -246,7 +246,7 @@ def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Pa
     write(tmp_path, [20])
     (journal,) = (tmp_path / "journal").iterdir()
     journal.rename(journal.with_name(journal.name.replace("20-", "10-", 1)))
-    with pytest.raises(AuditError, match="ends at record 10, but 20 are signed"):
+    with pytest.raises(AuditError, match="ends at record 10: expected the 20 signed"):
         audit_log(tmp_path).open()
     with pytest.raises(JournalError, match="ends at record"):
         Journal(tmp_path / "journal", KEY).open(CompactRange(20, []), 1)

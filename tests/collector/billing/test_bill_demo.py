@@ -240,7 +240,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     assert (missing.exit_code, "no price book is published" in missing.output) == (1, True)
     prices.write_text(PRICES)
     assert run("prices", "publish", str(prices), *place).output == "version 1 is published\n"
-    assert "published already" in run("prices", "publish", str(prices), *place).output
+    assert "already published" in run("prices", "publish", str(prices), *place).output
     assert "tenant language" in run("prices", "show", "--format", "text", *place).output
     preview = run("preview", "2026-09", *place)
     assert re.search(r"vision +inv-\w+ +draft +104 +2,731\.68  EUR", preview.output)
@@ -298,7 +298,7 @@ def test_a_published_price_book_is_printed_edited_and_published_again(tmp_path: 
     shown = run("prices", "show", *place).output
     assert shown == file.read_text()
     file.write_text(shown)
-    assert "published already" in run("prices", "publish", str(file), *place).output
+    assert "already published" in run("prices", "publish", str(file), *place).output
     edited = shown.replace(
         "version = 1\npublished = 2026-08-20", "version = 2\npublished = 2026-10-01"
     )
