@@ -76,7 +76,7 @@ TOLD: dict[str, dict[str, Labels]] = {
         "RailscopeLinkDown": {"problem": "down", **STRUCK_PORT},
         "RailscopeRdmaRetransmission": {"problem": "timeouts", **STRUCK_PORT},
     },
-    "unclaimed": {"RailscopeUnclaimedUse": {"seen_by": "agent"}},
+    "unclaimed": {"RailscopeUnclaimedUse": {"reported_by": "agent"}},
     "pfc_victim": {"RailscopePfcPauseShare": {"direction": "receive", **STRUCK_INTERFACE}},
     "flapping": {"RailscopeLinkDown": {"problem": "flapping", **STRUCK_INTERFACE}},
     "speed_down": {
