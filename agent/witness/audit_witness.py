@@ -36,6 +36,7 @@ from agent.sampling.status import DISPUTED, HOLDS, HOLDS_NONE, AuditLogState
 from agent.shipping.collector_client import HttpAnswer, HttpClient, create_tls_context, read_token
 from railscope.audit.merkle import consistent
 from railscope.audit.signed_note import (
+    NOTHING_SIGNED,
     Checkpoint,
     NoteError,
     PublicKey,
@@ -53,7 +54,6 @@ from railscope.timestamps import SECOND_NS
 
 CHECKPOINT_PATH = "/v1/checkpoint"
 SHOW_HEADER = "railscope-show"
-NOTHING_SIGNED = b"nothing has been signed"
 
 
 class WitnessError(Exception):
@@ -97,7 +97,9 @@ class AuditLogClient:
         """Fetch the newest checkpoint. Raises AuditLogUnavailableError."""
         answer = await self._get("")
         show = SHOW_HEADER in answer.headers
-        if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(NOTHING_SIGNED):
+        if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(
+            NOTHING_SIGNED.encode()
+        ):
             return CheckpointOffer("", show)
         return CheckpointOffer(self._text(answer), show)
 

@@ -30,7 +30,7 @@ from collector.http.access_control import RouteHandlers
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import consistency_proof
 from railscope.audit.record import RecordActor, RecordError, RecordSubject
-from railscope.audit.signed_note import SIZE, NoteError
+from railscope.audit.signed_note import NOTHING_SIGNED, SIZE, NoteError
 
 SHOW_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
@@ -87,7 +87,7 @@ class WitnessApi:
         headers = {SHOW_HEADER: "held"} if self.guard.asks(credential.name) else {}
         note = self.audit.publisher.note
         if not note:
-            text = "nothing is signed yet\n"
+            text = f"{NOTHING_SIGNED}\n"
             return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
         return web.Response(text=note, headers=headers)
 

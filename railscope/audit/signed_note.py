@@ -250,6 +250,8 @@ def _decoded(text: str) -> bytes:
 
 SIZE = re.compile("0|[1-9][0-9]{0,18}")
 """Format of a tree size: decimal without leading zeros."""
+NOTHING_SIGNED = "nothing has been signed"
+"""Start of the answer (404) to a request for the checkpoint of a log without a signature."""
 
 
 class CheckpointError(NoteError):
