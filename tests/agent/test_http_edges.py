@@ -149,7 +149,7 @@ async def test_a_kept_connection_is_used_again_and_replaced_when_the_server_has_
         (b"", "ConnectionClosed"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "illegal"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", "without sending complete"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(2 << 20), "longer than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(2 << 20), "too long"),
     ],
     ids=["nothing", "another protocol", "cut off", "endless"],
 )
