@@ -144,7 +144,7 @@ async def test_a_query_that_is_refused_is_an_error_with_its_reason(server: Serve
 async def test_a_server_that_is_no_prometheus_is_an_error(server: Server):
     server.answers["query"] = "<html>hello</html>"
     async with Prometheus(server.url) as prometheus:
-        with pytest.raises(PrometheusError, match="not the API of a Prometheus"):
+        with pytest.raises(PrometheusError, match="expected the JSON of the API of Prometheus"):
             await prometheus.now("up", 0.0)
     async with Prometheus("http://127.0.0.1:1") as prometheus:
         with pytest.raises(PrometheusError, match="no response from"):
