@@ -37,7 +37,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
             showing("railscope:node/n1"),
             "envelope of node 'n2': expected 'n1', as in the credential",
         ),
-        (showing(), "answered 401"),
+        (showing(), "status 401"),
         (showing("railscope:operator/n2"), "access denied: not for credentials of role operator"),
     )
     for shown, said in wrong:

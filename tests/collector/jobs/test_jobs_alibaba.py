@@ -124,5 +124,5 @@ def test_every_way_to_share_among_eight_is_exact():
         105,
     ]
     for wrong in (Fraction(0), Fraction(-1, 2), Fraction(3, 2)):
-        with pytest.raises(ValueError, match="no part of a device"):
+        with pytest.raises(ValueError, match="invalid part of a device"):
             units_of_share(wrong)
