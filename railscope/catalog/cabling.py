@@ -1,7 +1,7 @@
 """Transceivers and cables of NICs, and the switch ports that they lead to."""
 
 # fmt: off
-from railscope.catalog.declare import MICRO, MILLI, NANO, EventClass, MetricTable, per
+from railscope.catalog.declare import MICRO, MILLI, NANO, EventClass, MetricTable
 from railscope.catalog.entities import (
     NIC,
     NIC_LANE,
@@ -13,7 +13,6 @@ from railscope.catalog.entities import (
 _EEPROM = MetricTable(NIC, origin="ETHTOOL_MSG_MODULE_EEPROM_GET, SFF-8472, SFF-8636 or CMIS")
 _LLDP = MetricTable(NIC, origin="LLDP frames (IEEE 802.1AB) of the interface")
 
-_NANO, _MICRO, _MILLI = per(10**9), per(10**6), per(1000)
 TRANSCEIVER_INFO = _EEPROM.info("railscope_nic_transceiver_info", "Identity of the transceiver or cable: type, vendor, part, serial number, media, length.", about=NIC_TRANSCEIVER)
 TRANSCEIVER_READABLE = _EEPROM.gauge("railscope_nic_transceiver_readable", "1 for an interface whose transceiver or cable identifies itself; absent elsewhere.")
 TRANSCEIVER_TEMPERATURE = _EEPROM.gauge("railscope_nic_transceiver_temperature_celsius", "Temperature inside the transceiver.", scale=MILLI)

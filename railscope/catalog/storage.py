@@ -60,7 +60,6 @@ GDS_CROSS_ROOT = _GDS.gauge("railscope_gds_gpu_cross_root_port_ratio", "Share of
 
 # NFS ---------------------------------------------------------------------------------------------
 _FILE = "/proc/{1,self}/mountstats"
-_MOUNTED = "Counts from when the file system was mounted."
 NFS_INFO = _NFS.info("railscope_nfs_mount_info", "Mount options of the export: version, security, connections to the server.", "opts, sec, xprt")
 NFS_AGE = _NFS.gauge("railscope_nfs_mount_age_seconds", "Time since the export was mounted.", "age (s)", node_exporter="node_mountstats_nfs_age_seconds_total")
 NFS_MOUNTS = _GPUDIRECT.gauge("railscope_nfs_mounts", "NFS file systems that are mounted, each counted once.", _FILE, about=NODE)
@@ -110,7 +109,6 @@ NFS_RDMA = {
 }
 
 # Lustre and Ceph ---------------------------------------------------------------------------------
-_MOUNTED = "Counts from when the file system was mounted, or from when its statistics were cleared."
 IMPORT_STATES = {
     1: "closed",
     2: "new",
