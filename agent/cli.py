@@ -12,8 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import click
 
-from agent.commands.check import CaptureWalk
-from agent.commands.check import check as run_check
+from agent.commands.check import CaptureWalk, check as run_check
 from agent.config import PREFIX, AgentSettings, BurstSettings
 from agent.host import Host
 from agent.host.live_host import LiveClock, LiveHost

@@ -28,15 +28,7 @@ from typing import Self
 
 import msgspec
 
-from bench.harness import (
-    HOST,
-    BenchError,
-    ProcessMemory,
-    ServerProcess,
-    free_port,
-    http_get,
-    start_agent,
-)
+from bench import harness
 from bench.host_files import FileMover
 from railscope.envelopes import unpack
 from railscope.http_responses import ANSWER_HEADER, answer_mark
@@ -89,7 +81,7 @@ class Scraper:
     """Scrapes one metrics endpoint over one persistent connection."""
 
     def __init__(self, port: int, *, gzip: bool) -> None:
-        self._connection = HTTPConnection(HOST, port, timeout=30)
+        self._connection = HTTPConnection(harness.HOST, port, timeout=30)
         self._headers = {"Accept-Encoding": "gzip"} if gzip else {}
 
     def page(self) -> bytes:
@@ -99,7 +91,7 @@ class Scraper:
         content = response.read()
         if response.status != 200:  # noqa: PLR2004 - HTTP's OK
             message = f"a scrape failed: status {response.status}: expected 200"
-            raise BenchError(message)
+            raise harness.BenchError(message)
         return content
 
     def close(self) -> None:
@@ -107,7 +99,7 @@ class Scraper:
         self._connection.close()
 
 
-def measure_scrapes(server: ServerProcess, pace: ScrapeSchedule) -> ScrapeCost:
+def measure_scrapes(server: harness.ServerProcess, pace: ScrapeSchedule) -> ScrapeCost:
     """Scrape a running server and return the cost of a scrape."""
     plain, scraper = Scraper(server.port, gzip=False), Scraper(server.port, gzip=pace.gzip)
     for _ in range(WARM_UP):
@@ -136,7 +128,7 @@ def measure_scrapes(server: ServerProcess, pace: ScrapeSchedule) -> ScrapeCost:
     )
 
 
-def read_cost(server: ServerProcess, seconds: float) -> float:
+def read_cost(server: harness.ServerProcess, seconds: float) -> float:
     """Return the processor time of one read of the RDMA source, with consecutive reads."""
     scraper = Scraper(server.port, gzip=False)
     time.sleep(1.0)
@@ -172,29 +164,31 @@ UNBOUNDED = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
 """The measurement is of the cost at given periods: the agent must not lengthen them."""
 
 
-def agent_server(root: Path, directory: Path, period_seconds: float) -> ServerProcess:
+def agent_server(root: Path, directory: Path, period_seconds: float) -> harness.ServerProcess:
     """Start our agent on a tree; its other sources have their defaults and are idle there."""
     tree = ("--root", str(root))
     if period_seconds < SHORTEST_PERIOD:
-        return start_agent(directory, "bench.node", *tree, "--rdma-period", str(period_seconds))
+        return harness.start_agent(
+            directory, "bench.node", *tree, "--rdma-period", str(period_seconds)
+        )
     environment = {"RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(period_seconds), **UNBOUNDED}
-    return start_agent(directory, *AGENT, *tree, environment=environment)
+    return harness.start_agent(directory, *AGENT, *tree, environment=environment)
 
 
-def node_exporter(root: Path, directory: Path) -> ServerProcess:
+def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
     """Start Debian's node_exporter with only its RDMA collector."""
-    port = free_port()
+    port = harness.free_port()
     command = [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband"]
     command += [f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics"]
-    command += [f"--web.listen-address={HOST}:{port}"]
-    return ServerProcess(command, port=port, log=directory / "node_exporter.log")
+    command += [f"--web.listen-address={harness.HOST}:{port}"]
+    return harness.ServerProcess(command, port=port, log=directory / "node_exporter.log")
 
 
-def plain_exporter(root: Path, directory: Path) -> ServerProcess:
+def plain_exporter(root: Path, directory: Path) -> harness.ServerProcess:
     """Start the plain Python exporter beside this file."""
-    port = free_port()
+    port = harness.free_port()
     command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
-    return ServerProcess(command, port=port, log=directory / "plain_exporter.log")
+    return harness.ServerProcess(command, port=port, log=directory / "plain_exporter.log")
 
 
 _MAX_BYTES = 64 << 20
@@ -237,9 +231,9 @@ class FrameSink:
             def log_message(self, *_: object) -> None:
                 """Log nothing."""
 
-        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server = ThreadingHTTPServer((harness.HOST, 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://{HOST}:{self._server.server_address[1]}"
+        self.url = f"http://{harness.HOST}:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
         """Start to listen."""
@@ -262,7 +256,7 @@ class TickCost:
     switches_a_tick: float
     wire_bytes_a_value: float
     page_bytes_a_value: float
-    memory: ProcessMemory
+    memory: harness.ProcessMemory
     calls_a_tick: float | None = None
     preads_a_tick: float | None = None
 
@@ -310,7 +304,7 @@ def measure_ticks(plan: TickPlan) -> TickCost:
     ticks = spent.wall_seconds / plan.period_seconds
     if values < ticks * shown / 4:  # many of the metrics are read less often
         message = f"values received in {ticks:.0f} ticks: {values}: expected about {shown} per tick"
-        raise BenchError(message)
+        raise harness.BenchError(message)
     counts = msgspec.json.decode(calls.read_bytes()) if plan.answers else {}
     preads = counts.pop("pread", 0)
     return TickCost(
@@ -326,24 +320,24 @@ def measure_ticks(plan: TickPlan) -> TickCost:
     )
 
 
-def _server(plan: TickPlan, url: str, calls: Path) -> ServerProcess:
+def _server(plan: TickPlan, url: str, calls: Path) -> harness.ServerProcess:
     common = ("--root", str(plan.root), "--collector", url)
     period = str(plan.period_seconds)
     if plan.answers:
         flags = ["--answers", str(plan.answers), "--period", period, "--calls", str(calls)]
         flags += ["--push-seconds", str(plan.push_seconds)]
-        return start_agent(plan.directory, "bench.node", *common, *flags)
+        return harness.start_agent(plan.directory, "bench.node", *common, *flags)
     names = ("RDMA", "GPU", "NIC", "KERNEL", "AGENT")
     environment = {f"RAILSCOPE_AGENT_PERIOD_SECONDS__{name}": period for name in names}
     environment |= UNBOUNDED
     environment["RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS"] = str(plan.push_seconds)
     environment["RAILSCOPE_AGENT_COLLECTOR__TOKEN"] = "bench"  # noqa: S105 - no secret
-    return start_agent(plan.directory, *AGENT, *common, environment=environment)
+    return harness.start_agent(plan.directory, *AGENT, *common, environment=environment)
 
 
 def _page(port: int) -> tuple[bytes, int]:
     """Return the agent's own metrics, and the number of values in them (a state counts once)."""
-    page = http_get(port, "/metrics")
+    page = harness.http_get(port, "/metrics")
     shown = sum(
         not line.startswith("#") and "_info{" not in line and shows_value(line)
         for line in page.splitlines()

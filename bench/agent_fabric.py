@@ -13,25 +13,8 @@ from agent.host import Json
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nic_burst import NicBurstSource
 from agent.sources.nvidia.activity import GpuBurstSource
-from bench import agent_costs
+from bench import agent_costs, harness, host_files
 from bench.agent_costs import Scraper, ScrapeSchedule, shows_value
-from bench.harness import (
-    Aim,
-    BenchReport,
-    ProcessStopwatch,
-    ServerProcess,
-    benchmark,
-    mebibytes,
-    start_agent,
-)
-from bench.host_files import (
-    DEVICES,
-    VALUES_A_PORT,
-    FabricFiles,
-    FileMover,
-    write_fabric,
-    write_tree,
-)
 from bench.long_run import ManualClock
 from bench.node import BenchHost
 from railscope.frame import FrameOrigin
@@ -41,11 +24,11 @@ FOUR_A_SECOND = 0.25
 SERIES = 3000
 TICKS_A_SECOND = 10
 
-BURST_SAMPLING = Aim("<=", 1.5, " %")
-RESIDENT = Aim("<=", 40, " MiB")
-FLAT = Aim("<=", 1.02)
-CALLS_A_NIC = Aim("<=", 3)
-CALLS_A_GPU = Aim("<=", 2)
+BURST_SAMPLING = harness.Aim("<=", 1.5, " %")
+RESIDENT = harness.Aim("<=", 40, " MiB")
+FLAT = harness.Aim("<=", 1.02)
+CALLS_A_NIC = harness.Aim("<=", 3)
+CALLS_A_GPU = harness.Aim("<=", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +48,10 @@ THOROUGH = FabricBenchLength(20, 5, scrapes=20, pages=300, ticks=500, hours=24)
 QUICK = FabricBenchLength(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
 
 
-@benchmark("Agent, fabric", full=THOROUGH, quick=QUICK)
-def main(report: BenchReport, length: FabricBenchLength, directory: Path) -> None:
+@harness.benchmark("Agent, fabric", full=THOROUGH, quick=QUICK)
+def main(report: harness.BenchReport, length: FabricBenchLength, directory: Path) -> None:
     """Measure the fabric sources and print ratios."""
-    fabric = write_fabric(directory)
+    fabric = host_files.write_fabric(directory)
     counters(report, fabric, directory, length)
     burst_sampling(report, fabric, directory, length)
     calls(report, fabric, length)
@@ -77,7 +60,10 @@ def main(report: BenchReport, length: FabricBenchLength, directory: Path) -> Non
 
 
 def counters(
-    report: BenchReport, fabric: FabricFiles, directory: Path, length: FabricBenchLength
+    report: harness.BenchReport,
+    fabric: host_files.FabricFiles,
+    directory: Path,
+    length: FabricBenchLength,
 ) -> None:
     """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
     pace = ScrapeSchedule(length.scrapes, FOUR_A_SECOND)
@@ -97,7 +83,10 @@ def counters(
 
 
 def burst_sampling(
-    report: BenchReport, fabric: FabricFiles, directory: Path, length: FabricBenchLength
+    report: harness.BenchReport,
+    fabric: host_files.FabricFiles,
+    directory: Path,
+    length: FabricBenchLength,
 ) -> None:
     """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
     found = {"off": _run(fabric, directory, None, length)}
@@ -105,7 +94,7 @@ def burst_sampling(
         found[name] = _run(fabric, directory, window, length)
     for name in WINDOWS:
         more = 100 * (found[name].share_of_core - found["off"].share_of_core)
-        what = f"share of a core, burst sampling of {DEVICES} NICs and GPUs at {name}"
+        what = f"share of a core, burst sampling of {host_files.DEVICES} NICs and GPUs at {name}"
         report.ratio(what, more, BURST_SAMPLING if name == "10 Hz" else None, BURST_SAMPLING.unit)
     for name, spent in found.items():
         report.figure(
@@ -116,16 +105,21 @@ def burst_sampling(
     _page(report, fabric, directory, length)
 
 
-def _server(fabric: FabricFiles, directory: Path, window: float | None) -> ServerProcess:
+def _server(
+    fabric: host_files.FabricFiles, directory: Path, window: float | None
+) -> harness.ServerProcess:
     bursts = ["--window", str(window)] if window else []
     files = ["--root", str(fabric.root), "--answers", str(fabric.answers)]
-    return start_agent(directory, "bench.node", *files, *bursts)
+    return harness.start_agent(directory, "bench.node", *files, *bursts)
 
 
 def _run(
-    fabric: FabricFiles, directory: Path, window: float | None, length: FabricBenchLength
-) -> ProcessStopwatch:
-    with FileMover(list(fabric.moving), 0.1), _server(fabric, directory, window) as server:
+    fabric: host_files.FabricFiles, directory: Path, window: float | None, length: FabricBenchLength
+) -> harness.ProcessStopwatch:
+    with (
+        host_files.FileMover(list(fabric.moving), 0.1),
+        _server(fabric, directory, window) as server,
+    ):
         time.sleep(length.settle_seconds)
         with server.measure() as spent:
             time.sleep(length.seconds)
@@ -133,7 +127,10 @@ def _run(
 
 
 def _page(
-    report: BenchReport, fabric: FabricFiles, directory: Path, length: FabricBenchLength
+    report: harness.BenchReport,
+    fabric: host_files.FabricFiles,
+    directory: Path,
+    length: FabricBenchLength,
 ) -> None:
     """Measure the cost of one response of the agent's metrics endpoint."""
     with _server(fabric, directory, WINDOWS["10 Hz"]) as server:
@@ -158,7 +155,7 @@ def _page(
 class _CallCountingHost(BenchHost):
     """A bench host that counts the calls for each device."""
 
-    def __init__(self, fabric: FabricFiles, clock: ManualClock) -> None:
+    def __init__(self, fabric: host_files.FabricFiles, clock: ManualClock) -> None:
         super().__init__(fabric.root, fabric.answers, clock)
         self.of: Counter[tuple[str, int | str]] = Counter()
 
@@ -169,7 +166,9 @@ class _CallCountingHost(BenchHost):
         return super().call(seam, function, *arguments)
 
 
-def calls(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -> None:
+def calls(
+    report: harness.BenchReport, fabric: host_files.FabricFiles, length: FabricBenchLength
+) -> None:
     """Count driver calls per tick of burst sampling; a counter file or an ethtool answer is one call."""
     clock = ManualClock()
     host = _CallCountingHost(fabric, clock)
@@ -190,16 +189,20 @@ def calls(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -
     host.preads = 0
     tick_for(length.ticks)
     statistics = sum(count for (seam, _), count in host.of.items() if seam == "ethtool")
-    a_nic = (statistics + host.preads) / length.ticks / DEVICES
-    a_gpu = sum(c for (seam, _), c in host.of.items() if seam == "nvml") / length.ticks / DEVICES
+    a_nic = (statistics + host.preads) / length.ticks / host_files.DEVICES
+    a_gpu = (
+        sum(c for (seam, _), c in host.of.items() if seam == "nvml")
+        / length.ticks
+        / host_files.DEVICES
+    )
     report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_A_NIC)
     report.ratio("driver calls per GPU and fast tick", a_gpu, CALLS_A_GPU)
 
 
-def memory(report: BenchReport, directory: Path, length: FabricBenchLength) -> None:
+def memory(report: harness.BenchReport, directory: Path, length: FabricBenchLength) -> None:
     """Measure the memory of an agent that reads 3,000 files; it contains no data of the benchmark."""
     root = directory / "files"
-    write_tree(root, SERIES // VALUES_A_PORT)
+    host_files.write_tree(root, SERIES // host_files.VALUES_A_PORT)
     with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
         time.sleep(length.settle_seconds)
         scraper = Scraper(server.port, gzip=False)
@@ -210,7 +213,9 @@ def memory(report: BenchReport, directory: Path, length: FabricBenchLength) -> N
     report.figure("agent, 3,000 files", str(used))
 
 
-def long_run(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -> None:
+def long_run(
+    report: harness.BenchReport, fabric: host_files.FabricFiles, length: FabricBenchLength
+) -> None:
     """Measure memory at the end of a day against memory after its first tenth."""
     arguments = [str(fabric.root), str(fabric.answers), str(length.hours)]
     command = [sys.executable, "-m", "bench.long_run", *arguments]
@@ -219,7 +224,10 @@ def long_run(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength
     report.ratio(
         f"resident after {length.hours:g} simulated hours / after a tenth", late / early, FLAT
     )
-    report.figure("resident, simulated", f"{mebibytes(early)} early, {mebibytes(late)} at the end")
+    report.figure(
+        "resident, simulated",
+        f"{harness.mebibytes(early)} early, {harness.mebibytes(late)} at the end",
+    )
 
 
 if __name__ == "__main__":

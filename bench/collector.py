@@ -14,18 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import fleets, http_requests, load
+from bench import fleets, harness, http_requests, load
 from bench.fleets import FleetCost, FleetSize
-from bench.harness import (
-    VICTORIA,
-    Aim,
-    BenchError,
-    BenchReport,
-    ServerProcess,
-    benchmark,
-    http_get,
-    start_victoria,
-)
 from bench.http_requests import Request, post_all
 from railscope.catalog import KINDS, METRICS
 
@@ -63,26 +53,28 @@ def measure_store(
 ) -> StoreCost:
     """Write some turns of some nodes; its later merges, until it is idle, count too."""
     prefixes = [_prefixes(streams, number) for number in range(nodes)]
-    with start_victoria(directory) as server:
+    with harness.start_victoria(directory) as server:
         post_all(server.port, _requests(streams, prefixes, 0), CONNECTIONS)
-        http_get(server.port, FLUSH)
+        harness.http_get(server.port, FLUSH)
         _wait_until_idle(server)
         requests = [r for turn in range(1, turns + 1) for r in _requests(streams, prefixes, turn)]
         with server.measure() as whole:
             with server.measure() as writing:
                 post_all(server.port, requests, CONNECTIONS)
-                http_get(server.port, FLUSH)
+                harness.http_get(server.port, FLUSH)
             _wait_until_idle(server)
         inserted = _inserted(server.port)
     values = load.LoadNodes(streams, 1).values_a_turn * nodes * turns
     expected = values + values // turns
     if inserted < expected:
-        message = f"writing to {VICTORIA} failed: {inserted} values stored: expected {expected}"
-        raise BenchError(message)
+        message = (
+            f"writing to {harness.VICTORIA} failed: {inserted} values stored: expected {expected}"
+        )
+        raise harness.BenchError(message)
     return StoreCost(values, whole.cpu_seconds, writing.wall_seconds)
 
 
-def _wait_until_idle(server: ServerProcess) -> None:
+def _wait_until_idle(server: harness.ServerProcess) -> None:
     """Wait until the process is almost idle."""
     for _ in range(_MAX_WAITS):
         before = server.cpu_seconds()
@@ -92,7 +84,7 @@ def _wait_until_idle(server: ServerProcess) -> None:
 
 
 def _inserted(port: int) -> int:
-    lines = http_get(port, "/metrics").splitlines()
+    lines = harness.http_get(port, "/metrics").splitlines()
     return sum(
         int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vm_rows_added_to_storage")
     )
@@ -160,14 +152,14 @@ FLEETS = (FleetSize(100, 20, 10.0), FleetSize(1000, 2, 10.0), FleetSize(5000, 1,
 THOROUGH = CollectorBenchSize(FLEETS, store_nodes=60, store_turns=8)
 QUICK = CollectorBenchSize((FleetSize(20, 1, 0.5),), store_nodes=4, store_turns=1)
 
-CPU_RATIO = Aim(">=", 25)
-MEMORY = Aim("<=", 64, " KiB")
-ACKNOWLEDGED = Aim("<=", 10, " ms")
+CPU_RATIO = harness.Aim(">=", 25)
+MEMORY = harness.Aim("<=", 64, " KiB")
+ACKNOWLEDGED = harness.Aim("<=", 10, " ms")
 _KIB = 1 << 10
 
 
-@benchmark("Collector", full=THOROUGH, quick=QUICK)
-def main(report: BenchReport, size: CollectorBenchSize, directory: Path) -> None:
+@harness.benchmark("Collector", full=THOROUGH, quick=QUICK)
+def main(report: harness.BenchReport, size: CollectorBenchSize, directory: Path) -> None:
     """Measure the collector and print ratios."""
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
@@ -178,11 +170,11 @@ def main(report: BenchReport, size: CollectorBenchSize, directory: Path) -> None
         f" {node.values_a_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
     )
     costs = [fleets.measure(one, directory / "streams", directory) for one in size.fleets]
-    if report.has_program(VICTORIA):
+    if report.has_program(harness.VICTORIA):
         store = measure_store(streams, size.store_nodes, size.store_turns, directory)
-        report.figure(VICTORIA, f"{size.store_nodes} nodes: {store}")
+        report.figure(harness.VICTORIA, f"{size.store_nodes} nodes: {store}")
         for cost in costs:
-            what = f"CPU per value, {VICTORIA} / collector, {cost.size.nodes} nodes"
+            what = f"CPU per value, {harness.VICTORIA} / collector, {cost.size.nodes} nodes"
             report.ratio(what, store.cpu_a_value * cost.values_a_cpu_second, CPU_RATIO)
     for cost in costs:
         _report_size(report, cost)
@@ -192,7 +184,7 @@ def main(report: BenchReport, size: CollectorBenchSize, directory: Path) -> None
         report.ratio(what, added / (more.size.nodes - fewer.size.nodes) / _KIB, MEMORY)
 
 
-def _report_size(report: BenchReport, cost: FleetCost) -> None:
+def _report_size(report: harness.BenchReport, cost: FleetCost) -> None:
     nodes = f"{cost.size.nodes} nodes"
     report.ratio(f"memory per node, {nodes}", cost.bytes_a_node / _KIB, MEMORY)
     report.ratio(f"acknowledged, p99, {nodes}", cost.p99 * 1e3, ACKNOWLEDGED)

@@ -11,29 +11,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from bench import cluster_pages, query_database
+from bench import cluster_pages, harness, query_database
 from bench.cluster_pages import SCRAPE_SECONDS, ClusterPages, Labels, SeriesWriter
-from bench.harness import (
-    VICTORIA,
-    Aim,
-    BenchError,
-    BenchReport,
-    ServerProcess,
-    benchmark,
-    http_get,
-    mebibytes,
-    start_victoria,
-)
-from bench.query_database import (
-    PanelQuery,
-    QueryCost,
-    QueryDatabase,
-    QueryRange,
-    RuleGroupCost,
-    needed_metrics,
-    panel_queries,
-    rule_groups,
-)
 from dashboards.promql import expanded, metrics_in, recorded, recorded_in
 
 LARGE = 1000
@@ -45,9 +24,9 @@ SHOWN = 8
 _MARGIN_SECONDS = 30
 FLUSH = "/internal/force_flush"
 
-PEAK = Aim("<=", 0.4)
-OF_INTERVAL = Aim("<=", 0.2)
-REJECTED = Aim("<=", 0)
+PEAK = harness.Aim("<=", 0.4)
+OF_INTERVAL = harness.Aim("<=", 0.2)
+REJECTED = harness.Aim("<=", 0)
 BY_KIND = (
     'increase(railscope_pcie_aer_errors_total{severity="fatal"}[15m]) > 0',
     'increase(railscope_pcie_device_errors_total{severity="fatal"}[15m]) > 0',
@@ -80,15 +59,17 @@ class ClusterQueryCost:
     nodes: int
     series: int = 0
     resident: int = 0
-    answers: dict[PanelQuery, QueryCost] = field(default_factory=dict)
-    unrecorded: dict[PanelQuery, QueryCost] = field(default_factory=dict)
+    answers: dict[query_database.PanelQuery, query_database.QueryCost] = field(default_factory=dict)
+    unrecorded: dict[query_database.PanelQuery, query_database.QueryCost] = field(
+        default_factory=dict
+    )
     """Answers to queries with recorded series, with those series replaced by their expressions."""
-    groups: dict[str, RuleGroupCost] = field(default_factory=dict)
+    groups: dict[str, query_database.RuleGroupCost] = field(default_factory=dict)
     queried: dict[str, float] = field(default_factory=dict)
     """Seconds of all queries of a rule group, each at its fastest repetition, free of other load."""
     following: float = 0.0
     """Share of a core that Prometheus used while it evaluated all rules."""
-    compared: tuple[QueryCost, ...] = ()
+    compared: tuple[query_database.QueryCost, ...] = ()
 
     @property
     def times(self) -> float:
@@ -103,9 +84,9 @@ class ClusterQueryCost:
     multiple=True,
     help="Measure only this dashboard, with only the metrics that it needs; may be repeated.",
 )
-@benchmark("Dashboards and rules", full=THOROUGH, quick=QUICK)
+@harness.benchmark("Dashboards and rules", full=THOROUGH, quick=QUICK)
 def main(
-    report: BenchReport,
+    report: harness.BenchReport,
     size: ClusterSize,
     directory: Path,
     *,
@@ -116,8 +97,8 @@ def main(
     size = replace(size, nodes=nodes or size.nodes)
     if not report.has_program(query_database.PROMETHEUS):
         return
-    chosen = [q for q in panel_queries() if not names or q.dashboard in names]
-    needed = needed_metrics(chosen, rules=not names)
+    chosen = [q for q in query_database.panel_queries() if not names or q.dashboard in names]
+    needed = query_database.needed_metrics(chosen, rules=not names)
     if not names:
         needed |= metrics_in(BY_KIND[0])
     pages = cluster_pages.pages_of(size.nodes, size.pages, size.faults, needed)
@@ -128,7 +109,7 @@ def main(
 def measure(
     size: ClusterSize,
     pages: ClusterPages,
-    chosen: Sequence[PanelQuery],
+    chosen: Sequence[query_database.PanelQuery],
     directory: Path,
     *,
     rules: bool,
@@ -144,7 +125,7 @@ def measure(
                 found.unrecorded[question] = running.ask(plain, span)
         if rules:
             found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
-            for group in rule_groups():
+            for group in query_database.rule_groups():
                 found.queried[group["name"]] = sum(
                     min(running.at(expanded(rule["expr"]), span.end).seconds for _ in range(TRIES))
                     for rule in group["rules"]
@@ -160,11 +141,11 @@ def measure(
 
 @contextmanager
 def loaded(
-    database: ServerProcess, size: ClusterSize, pages: ClusterPages
-) -> Iterator[tuple[QueryDatabase, QueryRange]]:
+    database: harness.ServerProcess, size: ClusterSize, pages: ClusterPages
+) -> Iterator[tuple[query_database.QueryDatabase, query_database.QueryRange]]:
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
     with database as server:
-        running = QueryDatabase(server)
+        running = query_database.QueryDatabase(server)
         writer = SeriesWriter(query_database.WRITE, time.time() + size.lead_seconds, size.scrapes)
         running.write(writer.of_collector(pages.collector))
         for number in range(size.nodes):
@@ -172,12 +153,16 @@ def loaded(
         now = time.time()
         if now > writer.seconds[-1] - _MARGIN_SECONDS:
             message = f"loading took too long: expected less than {size.lead_seconds} s"
-            raise BenchError(message)
+            raise harness.BenchError(message)
         newest = max(second for second in writer.seconds if second <= now)
-        yield running, QueryRange(newest, size.span_seconds)
+        yield running, query_database.QueryRange(newest, size.span_seconds)
 
 
-def record(running: QueryDatabase, chosen: Sequence[PanelQuery], span: QueryRange) -> None:
+def record(
+    running: query_database.QueryDatabase,
+    chosen: Sequence[query_database.PanelQuery],
+    span: query_database.QueryRange,
+) -> None:
     """Write the recorded series that dashboards show, as if the rules had always been evaluated."""
     wanted = {name for question in chosen for name in recorded_in(question.expression)}
     scrapes = round(span.seconds) // SCRAPE_SECONDS + 1
@@ -194,7 +179,7 @@ def record(running: QueryDatabase, chosen: Sequence[PanelQuery], span: QueryRang
         running.write(writer.written(series, values))
 
 
-def report_costs(report: BenchReport, found: ClusterQueryCost) -> None:
+def report_costs(report: harness.BenchReport, found: ClusterQueryCost) -> None:
     """Report the results, scaled to the node count of a large cluster."""
     at = f"at {LARGE:,} nodes"
     peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
@@ -229,7 +214,7 @@ def report_costs(report: BenchReport, found: ClusterQueryCost) -> None:
         )
     report.figure(
         "Prometheus",
-        f"{found.nodes} nodes, {found.series:,} series, RSS {mebibytes(found.resident)}",
+        f"{found.nodes} nodes, {found.series:,} series, RSS {harness.mebibytes(found.resident)}",
     )
     _report_dashboards(report, found)
     for name in sorted(shares, key=lambda name: -shares[name])[:SHOWN]:
@@ -241,8 +226,8 @@ def report_costs(report: BenchReport, found: ClusterQueryCost) -> None:
         )
 
 
-def _report_dashboards(report: BenchReport, found: ClusterQueryCost) -> None:
-    by_dashboard: dict[str, list[QueryCost]] = {}
+def _report_dashboards(report: harness.BenchReport, found: ClusterQueryCost) -> None:
+    by_dashboard: dict[str, list[query_database.QueryCost]] = {}
     for question, answer in found.answers.items():
         by_dashboard.setdefault(question.dashboard, []).append(answer)
     for name, answers in by_dashboard.items():
@@ -257,7 +242,7 @@ def _report_dashboards(report: BenchReport, found: ClusterQueryCost) -> None:
         report.figure(f"most expensive: {question}", _cost_text(answer, found.times))
 
 
-def _cost_text(answer: QueryCost, times: float) -> str:
+def _cost_text(answer: query_database.QueryCost, times: float) -> str:
     if answer.problem:
         return f"rejected: {answer.problem}"
     return (
@@ -267,20 +252,20 @@ def _cost_text(answer: QueryCost, times: float) -> str:
 
 
 def check_other_database(
-    report: BenchReport,
+    report: harness.BenchReport,
     size: ClusterSize,
     pages: ClusterPages,
-    chosen: Sequence[PanelQuery],
+    chosen: Sequence[query_database.PanelQuery],
     directory: Path,
 ) -> None:
     """Send the same queries to another database: if its language differs, a dashboard shows nothing."""
-    if not report.has_program(VICTORIA):
+    if not report.has_program(harness.VICTORIA):
         return
     few = replace(size, nodes=min(size.nodes, ALIKE_NODES))
-    with loaded(start_victoria(directory), few, pages) as (running, span):
-        http_get(running.port, FLUSH)
+    with loaded(harness.start_victoria(directory), few, pages) as (running, span):
+        harness.http_get(running.port, FLUSH)
         record(running, chosen, span)
-        http_get(running.port, FLUSH)
+        harness.http_get(running.port, FLUSH)
         answers = {question: running.ask(question, span) for question in chosen}
     rejected = {question: answer for question, answer in answers.items() if answer.problem}
     report.ratio("queries that VictoriaMetrics rejects", len(rejected), REJECTED)

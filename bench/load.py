@@ -21,20 +21,10 @@ from agent.config import AgentSettings
 from agent.service import Agent
 from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
-from railscope import __version__, service
+from railscope import __version__, service, wire
 from railscope.catalog import METRICS
 from railscope.catalog.declare import MetricKind
 from railscope.frame import FrameOrigin
-from railscope.wire import (
-    Batch,
-    SentAt,
-    WireEntity,
-    WireSchema,
-    envelope,
-    pack,
-    schema_hash,
-    to_wire_schema,
-)
 
 ROWS = 10
 TICK_NS = 1_000_000_000
@@ -51,7 +41,7 @@ Rows = npt.NDArray[np.int64]
 class SourceLoad(msgspec.Struct, frozen=True):
     """The schema of a source, and the number of its frames in an envelope of ten seconds."""
 
-    schema: WireSchema
+    schema: wire.WireSchema
     rows: int
 
 
@@ -64,31 +54,32 @@ def streams_of_a_node(directory: Path) -> list[SourceLoad]:
     asyncio.run(one.once())
     return [
         SourceLoad(
-            to_wire_schema(status.frame.schema), max(round(ROWS / status.source.period_seconds), 1)
+            wire.to_wire_schema(status.frame.schema),
+            max(round(ROWS / status.source.period_seconds), 1),
         )
         for status in one.sampler.statuses.values()
         if status.frame
     ]
 
 
-def of_node(schema: WireSchema, number: int) -> WireSchema:
+def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
     """Return the schema of another node of the same build, with other GPUs."""
 
-    def own(entity: WireEntity) -> WireEntity:
+    def own(entity: wire.WireEntity) -> wire.WireEntity:
         if not entity.key or not entity.key[0].startswith(_GPU):
             return entity
         key = (f"{_GPU}{number:08x}{entity.key[0][12:]}", *entity.key[1:])
-        return WireEntity(entity.kind, key, entity.facts)
+        return wire.WireEntity(entity.kind, key, entity.facts)
 
-    return WireSchema(schema.stream, schema.groups, tuple(own(e) for e in schema.entities))
+    return wire.WireSchema(schema.stream, schema.groups, tuple(own(e) for e in schema.entities))
 
 
-def columns_of(schema: WireSchema) -> int:
+def columns_of(schema: wire.WireSchema) -> int:
     """Return the number of columns of a schema."""
     return sum(len(group.entities) for group in schema.groups)
 
 
-def _counters_of(schema: WireSchema) -> npt.NDArray[np.bool_]:
+def _counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
     """Return a mask of the counter columns."""
     kinds = [
         [METRICS[group.metric].kind is MetricKind.COUNTER] * len(group.entities)
@@ -97,7 +88,7 @@ def _counters_of(schema: WireSchema) -> npt.NDArray[np.bool_]:
     return np.array([counts for some in kinds for counts in some], np.bool_)
 
 
-def rows_of(schema: WireSchema, variant: int, turn: int) -> Rows:
+def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
     """Return ten rows of values; consecutive turns of one variant continue, and no counter ever falls."""
     counts = _counters_of(schema)
     columns = len(counts)
@@ -160,7 +151,7 @@ class LoadNodes:
         self._streams = streams
         self.count = count
         self._common = {
-            schema.stream: schema_hash(schema)
+            schema.stream: wire.schema_hash(schema)
             for schema in (stream.schema for stream in streams)
             if not any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
         }
@@ -170,7 +161,7 @@ class LoadNodes:
 
     def _digests_of(self, number: int) -> dict[str, bytes]:
         own = {
-            schema.stream: schema_hash(of_node(schema, number))
+            schema.stream: wire.schema_hash(of_node(schema, number))
             for schema in (stream.schema for stream in self._streams)
             if schema.stream not in self._common
         }
@@ -179,8 +170,8 @@ class LoadNodes:
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
         own = [of_node(stream.schema, number) for stream in self._streams]
-        wanted = [schema for schema in own if schema_hash(schema).hex() in digests]
-        return pack(envelope(origin(number), [], wanted, agent_version=__version__))
+        wanted = [schema for schema in own if wire.schema_hash(schema).hex() in digests]
+        return wire.pack(wire.envelope(origin(number), [], wanted, agent_version=__version__))
 
     def bodies(self, turn: int) -> list[bytes]:
         """Return the request body of every node in a turn."""
@@ -196,7 +187,7 @@ class LoadNodes:
     def _body(self, number: int, turn: int, pieces: Sequence[SharedBatch]) -> bytes:
         digests = self._digests[number]
         batches = [
-            Batch(
+            wire.Batch(
                 part.stream,
                 digests[part.stream],
                 turn * part.rows + 1,
@@ -207,7 +198,7 @@ class LoadNodes:
             )
             for part in pieces
         ]
-        return pack(envelope(origin(number), batches, (), agent_version=__version__))
+        return wire.pack(wire.envelope(origin(number), batches, (), agent_version=__version__))
 
 
 def name(number: int) -> str:
@@ -229,7 +220,7 @@ def head(number: int, turn: int, path: str, content_type: str, size: int) -> byt
     """Return the request head of one node."""
     _, boot = instants(turn)
     # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
-    sent = SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
+    sent = wire.SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
     lines = {
         "Host": "bench",
         "Authorization": f"Bearer {token(number)}",

@@ -23,29 +23,14 @@ from collector.billing.price_book import Price, PriceBook, Tariff
 from collector.billing.rating import rate
 from collector.billing.usage import Usage, usages
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.metering.evidence import (
-    GAP_NS,
-    Evidence,
-    MeteredClaim,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-    stretches,
-)
-from collector.metering.measures import (
-    CountedQuantity,
-    CounterIncrements,
-    CounterReadings,
-    increments,
-)
-from collector.metering.units import Period
+from collector.metering import evidence as usage_evidence, measures, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, SECOND_NS
 
 SKU = "h100-sxm"
 DAYS = 30
 FIRST_DAY = 20_000
-MONTH = Period(FIRST_DAY * DAY_NS, (FIRST_DAY + DAYS) * DAY_NS)
+MONTH = units.Period(FIRST_DAY * DAY_NS, (FIRST_DAY + DAYS) * DAY_NS)
 COMPUTED = MeteringComputation("bench", MONTH.end_ns)
 SAMPLE_NS = 10 * SECOND_NS
 COUNTED_NS = 30 * SECOND_NS
@@ -82,8 +67,8 @@ QUICK = MeteringBenchSize(4, 4, 2, (2, 4))
 class GpuMonth:
     """Usage evidence of one GPU: a month of samples with gaps, and consecutive jobs."""
 
-    evidence: Evidence
-    counted: CounterIncrements
+    evidence: usage_evidence.Evidence
+    counted: measures.CounterIncrements
     instants_ns: NDArray[np.int64]
 
 
@@ -100,7 +85,7 @@ def month(index: int, times: int = 1) -> GpuMonth:
         chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS * times)
     )
     claims = tuple(
-        MeteredClaim(
+        usage_evidence.MeteredClaim(
             ClaimAuthority.SCHEDULER,
             start,
             f"job-{index}-{at}",
@@ -109,17 +94,23 @@ def month(index: int, times: int = 1) -> GpuMonth:
         )
         for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
     )
-    evidence = Evidence(
+    evidence = usage_evidence.Evidence(
         gpu=f"GPU-{index}",
-        stays=(NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
+        stays=(usage_evidence.NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
         claims=claims,
-        stretches=tuple(stretches("boot", instants)),
-        sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
+        stretches=tuple(usage_evidence.stretches("boot", instants)),
+        sightings=(
+            usage_evidence.NodeSighting(
+                usage_evidence.NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns
+            ),
+        ),
     )
     _, firsts = np.unique(instants // COUNTED_NS, return_index=True)
     read = instants[firsts]
     counters = (read - MONTH.start_ns) // 1_000_000 * 500
-    return GpuMonth(evidence, increments([CounterReadings("boot", read, counters)]), instants)
+    return GpuMonth(
+        evidence, measures.increments([measures.CounterReadings("boot", read, counters)]), instants
+    )
 
 
 @benchmark("Metering and rating", full=THOROUGH, quick=QUICK)
@@ -163,7 +154,7 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
 
 def _used(one: GpuMonth) -> list[Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
-    gpu = MeteredGpu.of(one.evidence, {CountedQuantity.ENERGY: one.counted}, SKU)
+    gpu = MeteredGpu.of(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
     return usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
@@ -233,7 +224,7 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
         one = month(0)
         apart_ns = DAYS * DAY_NS // (count + 1)
         claims = tuple(
-            MeteredClaim(
+            usage_evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER,
                 MONTH.start_ns + at * apart_ns,
                 f"share-{at}",
@@ -251,7 +242,7 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
     report.figure("CPU per part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
 
-def _by_sample(held_by: Sequence[MeteredClaim], instants_ns: Sequence[int]) -> int:
+def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], instants_ns: Sequence[int]) -> int:
     """Meter by samples, the usual alternative: the holder at a sample held the GPU since the last one."""
     claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
     held = at = 0
@@ -259,7 +250,11 @@ def _by_sample(held_by: Sequence[MeteredClaim], instants_ns: Sequence[int]) -> i
     for instant in instants_ns[1:]:
         while at < len(claims) and claims[at][1] <= instant:
             at += 1
-        if at < len(claims) and claims[at][0] <= instant and instant - before <= GAP_NS:
+        if (
+            at < len(claims)
+            and claims[at][0] <= instant
+            and instant - before <= usage_evidence.GAP_NS
+        ):
             held += instant - before
         before = instant
     return held

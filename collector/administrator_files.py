@@ -15,14 +15,7 @@ from collector.account.account_cells import Quotas, quotas_file
 from collector.config import CollectorSettings
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.review_rules import ReviewDecisions
-from collector.files.device_files import (
-    Calendar,
-    DeviceInventory,
-    RetiredGpus,
-    calendar_file,
-    inventory_file,
-    retired_file,
-)
+from collector.files import device_files
 from collector.files.tenancy_files import FileClaims, TenantMappings, claims_file, tenants_file
 from collector.files.watched_file import WatchedFile
 from railscope.settings import SettingsError
@@ -36,10 +29,10 @@ class AdministratorFiles:
 
     claims: WatchedFile[FileClaims]
     tenants: WatchedFile[TenantMappings]
-    calendar: WatchedFile[Calendar]
+    calendar: WatchedFile[device_files.Calendar]
     quotas: WatchedFile[Quotas]
-    retired: WatchedFile[RetiredGpus]
-    inventory: WatchedFile[DeviceInventory]
+    retired: WatchedFile[device_files.RetiredGpus]
+    inventory: WatchedFile[device_files.DeviceInventory]
     decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
     """Decisions of people about evidence under review, from the database."""
     _parts: tuple[Any, ...] = ()
@@ -51,10 +44,10 @@ class AdministratorFiles:
         return cls(
             claims_file(_path(settings.claims_file)),
             tenants_file(_path(settings.tenants_file)),
-            calendar_file(_path(settings.calendar_file)),
+            device_files.calendar_file(_path(settings.calendar_file)),
             quotas_file(_path(settings.quotas_file)),
-            retired_file(_path(settings.retired_file)),
-            inventory_file(_path(settings.inventory_file)),
+            device_files.retired_file(_path(settings.retired_file)),
+            device_files.inventory_file(_path(settings.inventory_file)),
         )
 
     @property
@@ -83,7 +76,7 @@ class AdministratorFiles:
         """Names of required files that have never been valid; empty if there are none."""
         return ", ".join(f"the {file.kind} file" for file in self._metering if not file.known)
 
-    def what_must_be(self) -> DeviceInventory | None:
+    def what_must_be(self) -> device_files.DeviceInventory | None:
         """Return the inventory; None if there is none, or none that was ever valid."""
         file = self.inventory
         return file.content if file.path and file.known else None

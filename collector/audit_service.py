@@ -12,17 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from collector.audit import ledger_watch
-from collector.audit.audit_metrics import AuditMetrics
-from collector.audit.collector_records import AuditTrail, OutboxDrain
-from collector.audit.event_recorder import EventRecorder
-from collector.audit.ledger_watch import LedgerWatch
-from collector.audit.log_secrets import SALTS_DIRECTORY as PERSONAL
-from collector.audit.log_secrets import PersonalSalts, load_or_generate_key, store_key
-from collector.audit.log_writer import ALTERED_LOG_MESSAGE, AuditLog
-from collector.audit.signing_guard import SigningGuard
-from collector.audit.tiles import TileError
-from collector.audit.verification import PeriodicVerification
+from collector.audit import (
+    audit_metrics,
+    collector_records,
+    event_recorder,
+    ledger_watch,
+    log_secrets,
+    log_writer,
+    signing_guard,
+    tiles,
+    verification,
+)
 from collector.config import CollectorSettings
 from collector.http.witness_api import WitnessApi
 from collector.ledger.database import Database
@@ -39,13 +39,13 @@ class AuditService:
     """The log of a collector with its writers and checks; `open` it, then `start` it, then `close` it."""
 
     key_file: Path
-    trail: AuditTrail
-    observed: EventRecorder
-    guard: SigningGuard
+    trail: collector_records.AuditTrail
+    observed: event_recorder.EventRecorder
+    guard: signing_guard.SigningGuard
     custody: WitnessApi
-    drain: OutboxDrain
-    rereading: PeriodicVerification
-    watch: LedgerWatch
+    drain: collector_records.OutboxDrain
+    rereading: verification.PeriodicVerification
+    watch: ledger_watch.LedgerWatch
 
     @classmethod
     def of(
@@ -61,22 +61,22 @@ class AuditService:
         """
         directory, core = restart.directory, restart.core
         key_file = Path(settings.audit.key_file or directory / "audit.key")
-        key = load_or_generate_key(key_file, settings.audit.origin)
+        key = log_secrets.load_or_generate_key(key_file, settings.audit.origin)
         source = RecordSource("collector", settings.audit.origin, secrets.token_hex(8), 0)
-        audit = AuditLog(directory / "audit", key, source)
+        audit = log_writer.AuditLog(directory / "audit", key, source)
         digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
-        trail = AuditTrail(audit, __version__, settings=digest)
+        trail = collector_records.AuditTrail(audit, __version__, settings=digest)
         witnesses = audit.witnesses
-        observed = EventRecorder(
+        observed = event_recorder.EventRecorder(
             audit,
-            PersonalSalts(directory / PERSONAL),
+            log_secrets.PersonalSalts(directory / log_secrets.SALTS_DIRECTORY),
             directory / RECORDER_STATE_FILE,
             restart.events,
         )
         core.listeners.append(observed.listen)
         core.on_envelope.append(observed.hear)
         restart.copies[observed.file] = observed.snapshot
-        guard = SigningGuard(
+        guard = signing_guard.SigningGuard(
             audit,
             settings.audit.required_witnesses,
             settings.audit.witness_timeout_seconds,
@@ -84,11 +84,13 @@ class AuditService:
             trail.wall_ns,
         )
         custody = WitnessApi(audit, guard, witnesses)
-        watch = LedgerWatch(
+        watch = ledger_watch.LedgerWatch(
             database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
         )
-        drain = OutboxDrain(watch.current, audit, refuse=guard.refuse, recorded=watch.check)
-        rereading = PeriodicVerification(
+        drain = collector_records.OutboxDrain(
+            watch.current, audit, refuse=guard.refuse, recorded=watch.check
+        )
+        rereading = verification.PeriodicVerification(
             audit.directory,
             key.public,
             settings.audit.verification_period_seconds,
@@ -99,13 +101,13 @@ class AuditService:
 
     def open(self) -> None:
         """Open the log and load its state. Blocking; raises SettingsError, OSError."""
-        store_key(self.key_file, self.trail.log.signer)
+        log_secrets.store_key(self.key_file, self.trail.log.signer)
         self.trail.open()
         self.guard.open()
         try:
             self.observed.open()
-        except (TileError, RecordError) as error:
-            raise self.trail.unusable(ALTERED_LOG_MESSAGE.format(error)) from error
+        except (tiles.TileError, RecordError) as error:
+            raise self.trail.unusable(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
         recorded = ChainHead(*self.observed.recorded.head)
         self.watch.start(recorded if recorded.database else None)
 
@@ -122,9 +124,9 @@ class AuditService:
         ):
             group.create_task(work.run())
 
-    def numbers(self) -> AuditMetrics:
+    def numbers(self) -> audit_metrics.AuditMetrics:
         """Return the source of the audit log's metrics."""
-        return AuditMetrics(
+        return audit_metrics.AuditMetrics(
             self.observed,
             self.drain,
             self.guard,

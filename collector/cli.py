@@ -14,16 +14,7 @@ from typing import Any
 import click
 
 from collector import clock
-from collector.access.credentials import (
-    MAX_RANK,
-    Credential,
-    Role,
-    digest,
-    is_name,
-    new_token,
-    quote_key,
-    section_of,
-)
+from collector.access import credentials
 from collector.commands.collector_check import check_collector
 from collector.config import PREFIX, CollectorSettings
 from collector.framelog.segment_files import accept_loss
@@ -99,7 +90,7 @@ def check_command(config: Path | None) -> None:
 @collector.command()
 @click.option(
     "--role",
-    type=click.Choice([role.value for role in Role]),
+    type=click.Choice([role.value for role in credentials.Role]),
     default="node",
     show_default=True,
     help="Access role of the token.",
@@ -114,28 +105,28 @@ def check_command(config: Path | None) -> None:
 )
 @click.option(
     "--max-rank",
-    type=click.IntRange(1, MAX_RANK),
+    type=click.IntRange(1, credentials.MAX_RANK),
     help="Highest authority of claims that the node reports with this token: 1 process, 2 node plugin, "
-    f"3 scheduler. Default: {MAX_RANK}.",
+    f"3 scheduler. Default: {credentials.MAX_RANK}.",
 )
 @click.argument("name")
 def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: str) -> None:
     """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
-    if bool(tenant) is not (role == Role.TENANT):
+    if bool(tenant) is not (role == credentials.Role.TENANT):
         message = "--tenant and --role tenant: expected both or neither"
         raise click.UsageError(message)
-    if max_rank and role != Role.NODE:
+    if max_rank and role != credentials.Role.NODE:
         message = "--max-rank: expected --role node as well"
         raise click.UsageError(message)
-    if not all(map(is_name, (name, *([tenant] if tenant else [])))):
+    if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
         message = "invalid name: expected printable text in Unicode NFC"
         raise click.UsageError(message)
-    fresh = new_token()
+    fresh = credentials.new_token()
     click.echo(f"token (for {name} only): {fresh}")
     click.echo(
-        f"line for the tokens file, section [{section_of(Credential(name, Role(role), tenant))}]:"
+        f"line for the tokens file, section [{credentials.section_of(credentials.Credential(name, credentials.Role(role), tenant))}]:"
     )
-    value = json.dumps(digest(fresh))
+    value = json.dumps(credentials.digest(fresh))
     more = ""
     if days:
         until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
@@ -144,7 +135,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
         more += f", max_rank = {max_rank}"
     if more:
         value = f"{{ token = {value}{more} }}"
-    click.echo(f"{quote_key(name)} = {value}")
+    click.echo(f"{credentials.quote_key(name)} = {value}")
 
 
 @collector.command(name="accept-loss")

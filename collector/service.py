@@ -19,8 +19,7 @@ from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
 from collector.administrator_files import AdministratorFiles
 from collector.audit_service import AuditService
-from collector.billing import focus_rows
-from collector.billing.tenant_statements import BillingReader
+from collector.billing import focus_rows, tenant_statements
 from collector.clock import ClockState, CollectorClock
 from collector.config import CollectorSettings
 from collector.evidence.evidence_records import EvidenceQuarantine
@@ -73,7 +72,7 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Callable[[], BillingReader] | None = None
+    billing: Callable[[], tenant_statements.BillingReader] | None = None
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
     unwritable: Callable[[Path], str] = unwritable
     """Returns the reason why a directory cannot be written; empty if it can."""

@@ -21,8 +21,7 @@ from collector.work_limits import TimeSlices
 from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import fair_selection
 from collector.workloads.job_view import RunningJobs
-from railscope.catalog import account as account_catalog
-from railscope.catalog import collector as catalog
+from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.timestamps import SECOND_NS
 
 MAX_JOBS = 5000

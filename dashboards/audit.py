@@ -6,18 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import panels
 from dashboards.dashboard_parts import assemble, claim_marks
-from dashboards.panels import (
-    ANY_IS_BAD,
-    NONE_IS_GOOD,
-    Column,
-    Panel,
-    bars,
-    layers,
-    lines,
-    number,
-    rows,
-)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown
 
 UID = "railscope-audit"
@@ -42,12 +32,12 @@ def _rate(name: str) -> Query:
     return ask(f"sum(rate(railscope_audit_{name}_total[$__rate_interval]))", EVENTS_PER_SECOND)
 
 
-def _summary() -> Iterator[Panel]:
-    yield number(101, "Records", "In the log.", _sum("records"))
-    yield number(
+def _summary() -> Iterator[panels.Panel]:
+    yield panels.number(101, "Records", "In the log.", _sum("records"))
+    yield panels.number(
         102, "Not signed yet", "Durable, without a signed checkpoint.", _sum("unsigned_records")
     )
-    yield number(
+    yield panels.number(
         103,
         "Disputed, replaced, lost",
         "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.",
@@ -55,59 +45,59 @@ def _summary() -> Iterator[Panel]:
             "max(railscope_audit_log_disputed) + max(railscope_ledger_replaced)"
             " + max(railscope_collector_lost_files)"
         ),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         104,
         "Witnesses",
         "Nodes that have cosigned a checkpoint.",
         _sum("witnesses"),
         ((None, "red"), (1, "orange"), (3, "green")),
     )
-    yield number(
+    yield panels.number(
         105,
         "Lost records",
         "In the last hour: could not be written.",
         _grown("lost_records"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(106, "Requests denied", "In the last hour.", _grown("denials"))
-    yield number(
+    yield panels.number(106, "Requests denied", "In the last hour.", _grown("denials"))
+    yield panels.number(
         107, "Waiting events", "Events of agents, not in the log yet.", _sum("waiting_events")
     )
-    yield number(
+    yield panels.number(
         108,
         "Events of earlier agents",
         "In the last hour: cannot be recorded.",
         _grown("unnumbered_events"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
 
 
-def _log() -> Iterator[Panel]:
-    yield lines(201, "Records", "A log only grows.", _sum("records"), span=12)
-    yield lines(
+def _log() -> Iterator[panels.Panel]:
+    yield panels.lines(201, "Records", "A log only grows.", _sum("records"), span=12)
+    yield panels.lines(
         202,
         "Records not signed yet",
         "Returns to 0 with each checkpoint.",
         _sum("unsigned_records"),
         span=12,
     )
-    yield lines(
+    yield panels.lines(
         203,
         "Waiting for the log",
         "Events of agents, and changes of the ledger.",
         _sum("waiting_events").named("events"),
         _sum("outbox_waiting_records").named("changes to the ledger"),
     )
-    yield bars(
+    yield panels.bars(
         204,
         "Not in the log",
         "Lost, or permanently unrecordable.",
         _rate("lost_records").named("could not be written"),
         _rate("unnumbered_events").named("not numbered"),
     )
-    yield bars(
+    yield panels.bars(
         205,
         "Events read again",
         "Too many at once: they are read from the frame log.",
@@ -115,15 +105,17 @@ def _log() -> Iterator[Panel]:
     )
 
 
-def _others() -> Iterator[Panel]:
-    yield lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses"))
-    yield layers(
+def _others() -> Iterator[panels.Panel]:
+    yield panels.lines(
+        301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")
+    )
+    yield panels.layers(
         302,
         "Agents by state of their checkpoint",
         "Disputed: the log lacks their checkpoint.",
         ask("sum by (state) (railscope_agent_audit_witness_state)", legend="{{state}}"),
     )
-    yield lines(
+    yield panels.lines(
         303,
         "Records covered by the checkpoints of agents",
         "The oldest and the newest checkpoint, and the log itself.",
@@ -132,14 +124,14 @@ def _others() -> Iterator[Panel]:
         _sum("records").named("log"),
     )
     disputed = 'max by (node) (railscope_agent_audit_witness_state{state="disputed"}) == 1'
-    yield rows(
+    yield panels.rows(
         304,
         "Agents that dispute the log",
         "Nothing is signed while there is one.",
         {"node": "Node"},
-        Column("Is", ask(disputed, COUNT), ANY_IS_BAD, {1: "disputed"}, "highest"),
+        panels.Column("Is", ask(disputed, COUNT), panels.ANY_IS_BAD, {1: "disputed"}, "highest"),
     )
-    yield bars(
+    yield panels.bars(
         305,
         "Requests denied",
         "Requests without a sufficient credential.",

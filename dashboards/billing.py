@@ -6,21 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import panels
 from dashboards.dashboard_parts import assemble, claim_marks
-from dashboards.panels import (
-    ALL_IS_GOOD,
-    ANY_IS_BAD,
-    COUNTED_AS,
-    FULL,
-    NONE_IS_GOOD,
-    Column,
-    Panel,
-    in_colours,
-    layers,
-    lines,
-    number,
-    rows,
-)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
 
 UID = "railscope-billing"
@@ -49,75 +36,75 @@ def _rate(counter: str, unit: str = EVENTS_PER_SECOND) -> Query:
     return ask(f"sum(rate({counter}[$__rate_interval]))", unit)
 
 
-def _summary() -> Iterator[Panel]:
-    yield number(
+def _summary() -> Iterator[panels.Panel]:
+    yield panels.number(
         101,
         "Difference",
         "Total GPU time less all states: 0 when the account closes.",
         ask(LEFT_OVER),
         ((None, "red"), (-0.001, "green"), (0.001, "red")),
     )
-    yield number(
+    yield panels.number(
         102,
         "Observed",
         "Share of GPU time with frames.",
         ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE),
         ((None, "red"), (0.99, "orange"), (0.999, "green")),
     )
-    yield number(
+    yield panels.number(
         103,
         "Unknown",
         "GPU time without evidence so far.",
         ask(f'sum({TIME}{{state="unknown"}})'),
-        ANY_IS_BAD,
+        panels.ANY_IS_BAD,
     )
-    yield number(
+    yield panels.number(
         104,
         "Used without a claim",
         "GPU time that is on no bill so far.",
         ask(f'sum({TIME}{{state="unclaimed"}})'),
-        ANY_IS_BAD,
+        panels.ANY_IS_BAD,
     )
-    yield number(
+    yield panels.number(
         105,
         "Invalid files",
         "Of claims, tenants, calendar, quotas, retired, inventory, tokens.",
         ask("count(railscope_collector_file_valid) - sum(railscope_collector_file_valid)", COUNT),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         106,
         "Frames missing",
         "In the sequences of running agents; they may still come.",
         ask("sum(railscope_collector_missing_frames)"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         107,
         "Not in the audit log",
         "Changes to the ledger that wait for it.",
         ask("sum(railscope_audit_outbox_waiting_records)"),
     )
-    yield number(
+    yield panels.number(
         108,
         "Ledger failures",
         "In the last hour.",
         grown("railscope_collector_ledger_failures_total"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
 
 
-def _account() -> Iterator[Panel]:
+def _account() -> Iterator[panels.Panel]:
     rate = f"sum by (state) (deriv({TIME}[$__rate_interval]))"
-    counted = layers(
+    counted = panels.layers(
         201,
         "GPUs by state",
         "GPU time per second equals GPUs.",
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
-    yield in_colours(counted, COUNTED_AS)
-    yield lines(
+    yield panels.in_colours(counted, panels.COUNTED_AS)
+    yield panels.lines(
         202,
         "Total and accounted GPU time",
         "The curves coincide when the account closes.",
@@ -125,19 +112,19 @@ def _account() -> Iterator[Panel]:
         ask(f"sum({TIME})").named("counted"),
         span=12,
     )
-    yield lines(203, "Difference", "GPU time in no state.", ask(LEFT_OVER))
+    yield panels.lines(203, "Difference", "GPU time in no state.", ask(LEFT_OVER))
     held = "sum by (tenant) (railscope_tenant_gpu_time_seconds{})"
     observed = held.replace("{}", '{state="observed"}')
-    yield rows(
+    yield panels.rows(
         204,
         "GPU time of tenants",
         "Since the first evidence. Observed: held, with samples.",
         TENANT,
-        Column("All", ask(held.replace("{}", "")), worst="highest"),
-        Column("Observed", ask(observed)),
+        panels.Column("All", ask(held.replace("{}", "")), worst="highest"),
+        panels.Column("Observed", ask(observed)),
         span=8,
     )
-    yield layers(
+    yield panels.layers(
         205,
         "GPUs held by tenant",
         "GPU time per second, all held states.",
@@ -150,35 +137,35 @@ def _account() -> Iterator[Panel]:
     )
 
 
-def _money() -> Iterator[Panel]:
+def _money() -> Iterator[panels.Panel]:
     used = "max by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
     bound = "max by (tenant, period) (railscope_tenant_quota_gpu_time_seconds)"
-    yield rows(
+    yield panels.rows(
         301,
         "Quotas",
         "Of this day or month (UTC). Quotas stop nothing.",
         TENANT | {"period": "Period"},
-        Column("Used", ask(used)),
-        Column("Agreed", ask(bound)),
-        Column("Share", ask(f"{used} / ({bound} > 0)", SHARE), FULL, worst="highest"),
+        panels.Column("Used", ask(used)),
+        panels.Column("Agreed", ask(bound)),
+        panels.Column("Share", ask(f"{used} / ({bound} > 0)", SHARE), panels.FULL, worst="highest"),
     )
     now = "sum by (tenant) (railscope_tenant_held_gpus)"
     most = "max by (tenant) (railscope_tenant_quota_gpus)"
-    yield rows(
+    yield panels.rows(
         302,
         "GPUs at once",
         "Held now, and the quota.",
         TENANT,
-        Column("Held", ask(now)),
-        Column("Agreed", ask(most)),
-        Column("Share", ask(f"{now} / ({most} > 0)", SHARE), FULL, worst="highest"),
+        panels.Column("Held", ask(now)),
+        panels.Column("Agreed", ask(most)),
+        panels.Column("Share", ask(f"{now} / ({most} > 0)", SHARE), panels.FULL, worst="highest"),
     )
     for ident, title, name in (
         (303, "Energy so far", "energy_joules"),
         (304, "Time computing so far", "gpu_busy_time_seconds"),
         (305, "Sent so far", "network_transmitted_bytes"),
     ):
-        yield lines(
+        yield panels.lines(
             ident,
             title,
             "By tenant; some minutes old, and corrected by late evidence.",
@@ -186,47 +173,47 @@ def _money() -> Iterator[Panel]:
         )
 
 
-def _ledger() -> Iterator[Panel]:
-    yield lines(
+def _ledger() -> Iterator[panels.Panel]:
+    yield panels.lines(
         401,
         "Waiting and damaged evidence",
         "Quarters of an hour of nodes that are not in the database yet, and damaged rows.",
         ask("sum(railscope_collector_evidence_pending_intervals)").named("waiting"),
         ask("sum(railscope_collector_evidence_damaged_rows)").named("damaged"),
     )
-    yield lines(
+    yield panels.lines(
         402,
         "Evidence stored",
         "Quarters of an hour of nodes.",
         _rate("railscope_collector_evidence_stored_intervals_total"),
     )
-    yield lines(
+    yield panels.lines(
         403,
         "Finalized GPU-days",
         "Computed again, and changed by late evidence.",
         _rate("railscope_collector_finalized_gpu_days_total").named("worked out"),
         _rate("railscope_collector_revised_gpu_days_total").named("changed"),
     )
-    yield lines(
+    yield panels.lines(
         404,
         "Claims",
         "In force in the claims file, and invalid claims of agents.",
         ask("sum(railscope_collector_claims)").named("in force"),
     )
-    yield lines(
+    yield panels.lines(
         405,
         "Rejected claims",
         "In events of agents.",
         _rate("railscope_collector_rejected_claims_total"),
-        steps=ANY_IS_BAD,
+        steps=panels.ANY_IS_BAD,
     )
     valid = "min by (file) (railscope_collector_file_valid)"
-    yield rows(
+    yield panels.rows(
         406,
         "Administrators' files",
         "While a file is invalid, its previous version stays in force.",
         {"file": "File"},
-        Column("Valid", ask(valid), ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
+        panels.Column("Valid", ask(valid), panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
         span=8,
     )
 

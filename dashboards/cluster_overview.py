@@ -6,34 +6,9 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import panels, query
 from dashboards.cluster_panels import inventory_panels, rail_panels
 from dashboards.dashboard_parts import assemble, claim_marks, xid_marks
-from dashboards.panels import (
-    COUNTED_AS,
-    HOT,
-    NONE_IS_GOOD,
-    OLD,
-    Column,
-    Panel,
-    bars,
-    in_colours,
-    layers,
-    lines,
-    number,
-    rows,
-)
-from dashboards.query import (
-    COUNT,
-    Query,
-    ask,
-    grown,
-    now,
-    over,
-    per_second,
-    present,
-    slope,
-    unit_of,
-)
 from railscope.catalog import (
     Metric,
     Rollup,
@@ -59,185 +34,192 @@ def build_dashboard() -> Dashboard:
     return assemble("Cluster overview", UID, QUESTION, SECTIONS, marks=marks, tags=("gpu", "rdma"))
 
 
-def _summary() -> Iterator[Panel]:
-    yield number(
+def _summary() -> Iterator[panels.Panel]:
+    yield panels.number(
         101,
         "Nodes reporting",
         "Nodes with fresh frames at the collector.",
-        now(collector.NODES_UP, SUM),
+        query.now(collector.NODES_UP, SUM),
     )
-    yield number(
+    yield panels.number(
         102,
         "Stale nodes",
         "Nodes without fresh frames at the collector.",
         _missing(collector.NODE_UP, "node"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         103,
         "GPUs",
         "GPUs with fresh readings at the collector.",
-        now(collector.CLUSTER_GPUS, SUM),
+        query.now(collector.CLUSTER_GPUS, SUM),
     )
-    yield number(
-        104, "GPU utilisation", "Mean of all GPUs.", over("cluster", gpu.GPU_UTILIZATION, MEAN)
+    yield panels.number(
+        104,
+        "GPU utilisation",
+        "Mean of all GPUs.",
+        query.over("cluster", gpu.GPU_UTILIZATION, MEAN),
     )
-    yield number(105, "GPU power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM))
-    yield number(
+    yield panels.number(
+        105, "GPU power", "All boards together.", query.over("cluster", gpu.GPU_POWER, SUM)
+    )
+    yield panels.number(
         106,
         "Hottest GPU",
         "The highest die temperature.",
-        over("cluster", gpu.GPU_TEMPERATURE, MAX),
-        HOT,
+        query.over("cluster", gpu.GPU_TEMPERATURE, MAX),
+        panels.HOT,
     )
-    yield number(
+    yield panels.number(
         107,
         "RDMA ports down",
         "Ports that are not active; unused ports count as well.",
         _missing(rdma.RDMA_UP, "node", "device", "port"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         108,
         "Xids in the last hour",
         "Driver errors on all nodes; those of an agent that has just started do not count.",
-        grown(kernel.XIDS.name),
-        NONE_IS_GOOD,
+        query.grown(kernel.XIDS.name),
+        panels.NONE_IS_GOOD,
     )
 
 
-def _gpus() -> Iterator[Panel]:
-    yield lines(
+def _gpus() -> Iterator[panels.Panel]:
+    yield panels.lines(
         201,
         "GPU utilisation by rail",
         "GPUs of one job work in step: a rail below the others is waiting.",
-        over("rail", gpu.GPU_UTILIZATION, MEAN),
+        query.over("rail", gpu.GPU_UTILIZATION, MEAN),
     )
-    yield layers(
+    yield panels.layers(
         202,
         "GPU power by rail",
         "Sum of the boards of each rail.",
-        over("rail", gpu.GPU_POWER, SUM),
+        query.over("rail", gpu.GPU_POWER, SUM),
     )
-    yield lines(
+    yield panels.lines(
         203,
         "Hottest GPU by rail",
         "The warmest die of each rail; slots differ in air flow.",
-        over("rail", gpu.GPU_TEMPERATURE, MAX),
-        steps=HOT,
+        query.over("rail", gpu.GPU_TEMPERATURE, MAX),
+        steps=panels.HOT,
     )
-    yield layers(
+    yield panels.layers(
         204,
         "Throttled GPUs by reason",
         "GPUs with limited clocks, without idle ones. A GPU may have several reasons.",
-        over("cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'),
+        query.over("cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'),
     )
-    yield bars(
+    yield panels.bars(
         205,
         "Xids",
         "Driver errors on each node, per second; nodes without any are omitted.",
-        present(per_second(kernel.XIDS, "node")),
+        query.present(query.per_second(kernel.XIDS, "node")),
     )
-    yield rows(
+    yield panels.rows(
         206,
         "Xids in the kernel logs",
         "Reports of each GPU's driver since the start of the log that the agent could read.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        Column(
+        panels.Column(
             "Messages",
-            now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid"),
+            query.now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid"),
             worst="highest",
         ),
         span=8,
     )
 
 
-def _tenants() -> Iterator[Panel]:
-    yield layers(
+def _tenants() -> Iterator[panels.Panel]:
+    yield panels.layers(
         401,
         "GPUs held by tenants",
         "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn "
         "it into observed time.",
-        slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
+        query.slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(query.COUNT),
         span=12,
     )
-    counted = layers(
+    counted = panels.layers(
         402,
         "GPUs by state",
         "Held, idle and unknown add up to all GPUs of the cluster.",
-        slope(account.GPU_TIME, "state").in_unit(COUNT),
+        query.slope(account.GPU_TIME, "state").in_unit(query.COUNT),
         span=12,
     )
-    yield in_colours(counted, {f"state {state}": COUNTED_AS[state] for state in COUNTED_AS})
+    yield panels.in_colours(
+        counted, {f"state {state}": panels.COUNTED_AS[state] for state in panels.COUNTED_AS}
+    )
 
 
-def _trust() -> Iterator[Panel]:
-    yield lines(
+def _trust() -> Iterator[panels.Panel]:
+    yield panels.lines(
         501,
         "Agents that do not answer Prometheus",
         "Failed scrapes; the collector may still receive frames of the agent.",
-        Query(f"count({AGENTS}) - sum({AGENTS})", COUNT, "agents"),
+        query.Query(f"count({AGENTS}) - sum({AGENTS})", query.COUNT, "agents"),
         span=6,
     )
-    yield layers(
+    yield panels.layers(
         502,
         "Sources by state",
         "States of the sources of all agents.",
-        ask("sum by (state) (railscope:node_source_state:sum)", COUNT, "{{state}}"),
+        query.ask("sum by (state) (railscope:node_source_state:sum)", query.COUNT, "{{state}}"),
         span=6,
     )
-    yield lines(
+    yield panels.lines(
         503,
         "Missed ticks by source",
         "Reads that took longer than their period.",
-        per_second(agent.SOURCE_MISSED, "source"),
+        query.per_second(agent.SOURCE_MISSED, "source"),
         span=6,
     )
-    yield lines(
+    yield panels.lines(
         504,
         "Collector: values received",
         "Values that the collectors accept.",
-        per_second(collector.VALUES).named("values"),
+        query.per_second(collector.VALUES).named("values"),
         span=6,
     )
-    yield rows(
+    yield panels.rows(
         505,
         "Failed sources",
         "Readings of these sources are absent, not zero.",
         {"node": "Node", "source": "Source"},
-        Column("State", _failed(), NONE_IS_GOOD, {1: "failed"}),
-        Column("Last read", _age_of_failed(), OLD, worst="highest"),
+        panels.Column("State", _failed(), panels.NONE_IS_GOOD, {1: "failed"}),
+        panels.Column("Last read", _age_of_failed(), panels.OLD, worst="highest"),
         span=6,
     )
-    yield rows(
+    yield panels.rows(
         506,
         "Age of stale nodes",
         "Age of the newest frame of each stale node.",
         {"node": "Node"},
-        Column("Last frame", _age_of_stale(), OLD, worst="highest"),
+        panels.Column("Last frame", _age_of_stale(), panels.OLD, worst="highest"),
         span=6,
     )
-    yield lines(
+    yield panels.lines(
         507,
         "Collector: frames",
         "Accepted once each; repeated ones are ignored.",
-        per_second(collector.FRAMES).named("accepted"),
-        per_second(collector.DUPLICATES).named("again"),
+        query.per_second(collector.FRAMES).named("accepted"),
+        query.per_second(collector.DUPLICATES).named("again"),
         span=6,
     )
-    yield lines(
+    yield panels.lines(
         510,
         "Audit log",
         "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.",
-        now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
-        now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed"),
+        query.now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
+        query.now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed"),
         span=6,
     )
-    yield lines(
+    yield panels.lines(
         508,
         "Collector: rejected envelopes",
         "By reason; rejected data is in no number here.",
-        per_second(collector.REJECTED, "reason"),
+        query.per_second(collector.REJECTED, "reason"),
         span=6,
     )
 
@@ -252,26 +234,26 @@ SECTIONS = (
 )
 
 
-def _missing(up: Metric, *by: str) -> Query:
+def _missing(up: Metric, *by: str) -> query.Query:
     """Count the zeros; the result is 0, and not empty, when all are 1."""
     seen = f"max by ({', '.join(by)}) ({up.name})"
-    return Query(f"count({seen}) - sum({seen})", COUNT, metrics=(up,))
+    return query.Query(f"count({seen}) - sum({seen})", query.COUNT, metrics=(up,))
 
 
-def _failed() -> Query:
+def _failed() -> query.Query:
     state = agent.SOURCE_STATE
     expression = f'max by (node, source) ({state.name}{{state="failed"}}) == 1'
-    return Query(expression, COUNT, metrics=(state,))
+    return query.Query(expression, query.COUNT, metrics=(state,))
 
 
-def _age_of_failed() -> Query:
+def _age_of_failed() -> query.Query:
     age, failed = agent.SOURCE_AGE, _failed()
     expression = f"max by (node, source) ({age.name}) and ({failed.expression})"
-    return Query(expression, unit_of(age), metrics=(age,))
+    return query.Query(expression, query.unit_of(age), metrics=(age,))
 
 
-def _age_of_stale() -> Query:
+def _age_of_stale() -> query.Query:
     age, reporting = collector.NODE_AGE, collector.NODE_UP
     stale = f"max by (node) ({reporting.name}) == 0"
     expression = f"min by (node) ({age.name}) and ({stale})"
-    return Query(expression, unit_of(age), metrics=(age, reporting))
+    return query.Query(expression, query.unit_of(age), metrics=(age, reporting))

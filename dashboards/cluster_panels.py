@@ -8,18 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboards.panels import (
-    ALL_IS_GOOD,
-    NONE_IS_GOOD,
-    OLD,
-    PAUSE,
-    STALL,
-    Column,
-    Panel,
-    lines,
-    number,
-    rows,
-)
+from dashboards import panels
 from dashboards.query import (
     COUNT,
     EVENTS_PER_SECOND,
@@ -38,31 +27,31 @@ _STANDING = "max by (node) (railscope_inventory_node)"
 _STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
 
 
-def inventory_panels() -> Iterator[Panel]:
+def inventory_panels() -> Iterator[panels.Panel]:
     """Yield the panels of missing, unexpected and retired devices and nodes."""
-    yield number(
+    yield panels.number(
         601,
         "GPUs missing",
         "Of nodes that report: GPUs of the inventory that they do not report. "
         "No data: there is no inventory.",
         _all("gpus", "missing"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     ).span(6)
-    yield number(
+    yield panels.number(
         602,
         "RDMA ports missing",
         "The same for ports: a missing NIC removes its ports.",
         _all("rdma_ports", "missing"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     ).span(6)
-    yield number(
+    yield panels.number(
         603,
         "Nodes missing",
         "Nodes of the inventory that never reported to a collector.",
         ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     ).span(6)
-    yield number(
+    yield panels.number(
         604,
         "GPUs gone",
         "GPUs that a node reported before and no longer reports; restore or retire them.",
@@ -71,57 +60,73 @@ def inventory_panels() -> Iterator[Panel]:
             "or 0 * max(railscope_cluster_nodes)",
             COUNT,
         ),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     ).span(6)
-    yield rows(
+    yield panels.rows(
         605,
         "Nodes with missing devices",
         "Unknown: the node is stale, or its driver hangs.",
         {"node": "Node"},
-        Column("GPUs missing", _count_in_state("gpus", "missing"), NONE_IS_GOOD, worst="highest"),
-        Column("GPUs unknown", _count_in_state("gpus", "unknown"), NONE_IS_GOOD, worst="highest"),
-        Column(
-            "GPUs too many", _count_in_state("gpus", "unexpected"), NONE_IS_GOOD, worst="highest"
+        panels.Column(
+            "GPUs missing", _count_in_state("gpus", "missing"), panels.NONE_IS_GOOD, worst="highest"
         ),
-        Column(
-            "Ports missing", _count_in_state("rdma_ports", "missing"), NONE_IS_GOOD, worst="highest"
+        panels.Column(
+            "GPUs unknown", _count_in_state("gpus", "unknown"), panels.NONE_IS_GOOD, worst="highest"
         ),
-        Column(
+        panels.Column(
+            "GPUs too many",
+            _count_in_state("gpus", "unexpected"),
+            panels.NONE_IS_GOOD,
+            worst="highest",
+        ),
+        panels.Column(
+            "Ports missing",
+            _count_in_state("rdma_ports", "missing"),
+            panels.NONE_IS_GOOD,
+            worst="highest",
+        ),
+        panels.Column(
             "Ports too many",
             _count_in_state("rdma_ports", "unexpected"),
-            NONE_IS_GOOD,
+            panels.NONE_IS_GOOD,
             worst="highest",
         ),
         span=10,
     )
-    yield rows(
+    yield panels.rows(
         606,
         "Nodes missing or unexpected",
         "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
         {"node": "Node"},
-        Column("Missing", ask(_never_reported(), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"),
-        Column(
-            "Unexpected", ask(_in_state("unexpected"), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"
+        panels.Column(
+            "Missing", ask(_never_reported(), COUNT), panels.NONE_IS_GOOD, {1: "yes"}, "highest"
+        ),
+        panels.Column(
+            "Unexpected",
+            ask(_in_state("unexpected"), COUNT),
+            panels.NONE_IS_GOOD,
+            {1: "yes"},
+            "highest",
         ),
         span=6,
     )
-    yield rows(
+    yield panels.rows(
         607,
         "GPUs gone, and retired ones",
         "By UUID: a replaced GPU is gone as well.",
         with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
-        Column(
+        panels.Column(
             "Gone for",
             with_device_names(ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"), PAST_GPU),
-            OLD,
+            panels.OLD,
             worst="highest",
         ),
-        Column(
+        panels.Column(
             "Retired",
             with_device_names(
                 ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT), PAST_GPU
             ),
-            NONE_IS_GOOD,
+            panels.NONE_IS_GOOD,
             {0: "is away", 1: "reports"},
             "highest",
         ),
@@ -167,61 +172,67 @@ RETRANSMISSIONS = {
 }
 
 
-def rail_panels() -> Iterator[Panel]:
+def rail_panels() -> Iterator[panels.Panel]:
     """Yield panels of the traffic on each rail, and of its causes of delay."""
     received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
-    yield rows(
+    yield panels.rows(
         301,
         "Rails now",
         "One row for each rail; rows should look alike.",
         {"rail": "Rail"},
-        Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
-        Column(
-            "All up", over("rail", rdma.RDMA_UP, MIN), ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"
+        panels.Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
+        panels.Column(
+            "All up",
+            over("rail", rdma.RDMA_UP, MIN),
+            panels.ALL_IS_GOOD,
+            {0: "no", 1: "yes"},
+            "lowest",
         ),
-        Column("Out", over("rail", _rdma("transmit_bytes"), SUM)),
-        Column("In", over("rail", _rdma("receive_bytes"), SUM)),
-        Column("Paused by switch", over("rail", received, MAX), PAUSE, worst="highest"),
-        Column("Pausing switch", over("rail", sent, MAX), PAUSE, worst="highest"),
-        Column("ECN marks", over("rail", _rdma("ecn_marked_packets"), SUM)),
-        Column("CNPs sent", over("rail", _rdma("congestion_notifications_sent"), SUM)),
-        Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
-        Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
-        Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
-        Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), STALL),
-        Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), STALL),
+        panels.Column("Out", over("rail", _rdma("transmit_bytes"), SUM)),
+        panels.Column("In", over("rail", _rdma("receive_bytes"), SUM)),
+        panels.Column(
+            "Paused by switch", over("rail", received, MAX), panels.PAUSE, worst="highest"
+        ),
+        panels.Column("Pausing switch", over("rail", sent, MAX), panels.PAUSE, worst="highest"),
+        panels.Column("ECN marks", over("rail", _rdma("ecn_marked_packets"), SUM)),
+        panels.Column("CNPs sent", over("rail", _rdma("congestion_notifications_sent"), SUM)),
+        panels.Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
+        panels.Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
+        panels.Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
+        panels.Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), panels.STALL),
+        panels.Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), panels.STALL),
         span=24,
     ).height(10)
-    yield lines(
+    yield panels.lines(
         302,
         "RDMA throughput by rail",
         "Sum of all ports of a rail.",
         over("rail", _rdma("transmit_bytes"), SUM).named("out"),
         over("rail", _rdma("receive_bytes"), SUM).named("in"),
     )
-    yield lines(
+    yield panels.lines(
         303,
         "PFC pause received by rail",
         "Share of time in which the switch stopped the worst port from sending: the fabric is "
         "congested. 100 % is a full stop.",
         over("rail", received, MAX, "priority"),
-        steps=PAUSE,
+        steps=panels.PAUSE,
     )
-    yield lines(
+    yield panels.lines(
         304,
         "PFC pause sent by rail",
         "Share of time in which the worst port stopped the switch from sending: the node is the "
         "slow receiver. 100 % is a full stop.",
         over("rail", sent, MAX, "priority"),
-        steps=PAUSE,
+        steps=panels.PAUSE,
     )
-    yield lines(
+    yield panels.lines(
         305,
         "ECN marks by rail",
         "A mark shows that a switch's queue grew; marks precede pauses.",
         over("rail", _rdma("ecn_marked_packets"), SUM),
     )
-    yield lines(
+    yield panels.lines(
         306,
         "Congestion notifications by rail",
         "Receivers send them for marks, senders slow down for them. Sent and not handled: they "
@@ -229,15 +240,15 @@ def rail_panels() -> Iterator[Panel]:
         over("rail", _rdma("congestion_notifications_sent"), SUM).named("sent"),
         over("rail", _rdma("congestion_notifications_handled"), SUM).named("handled"),
     )
-    yield lines(
+    yield panels.lines(
         307,
         "PCIe stall by rail",
         "The worst NIC of each rail. A NIC that cannot reach memory pauses the switch.",
         over("rail", nic.PCIE_READ_STALL, MAX).named("reads"),
         over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"),
-        steps=STALL,
+        steps=panels.STALL,
     )
-    yield lines(
+    yield panels.lines(
         308,
         "Retransmission signs",
         "Packets lost, late or repeated. Out of order alone is normal with adaptive routing.",
@@ -246,13 +257,13 @@ def rail_panels() -> Iterator[Panel]:
             for words, stem in RETRANSMISSIONS.items()
         ),
     )
-    yield lines(
+    yield panels.lines(
         309,
         "RDMA ports up by rail",
         "A step down indicates a cable, a transceiver, a port or a node.",
         over("rail", rdma.RDMA_UP, SUM),
     )
-    yield lines(
+    yield panels.lines(
         310,
         "Link changes",
         "On each node; nodes without any are omitted. A link that flaps is worse than "

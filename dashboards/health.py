@@ -6,24 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import panels
 from dashboards.dashboard_parts import DashboardVariable, assemble, xid_marks
-from dashboards.panels import (
-    ALL_IS_GOOD,
-    ANY_IS_BAD,
-    HEALTH,
-    NONE_IS_GOOD,
-    OLD,
-    Column,
-    Panel,
-    bars,
-    grid,
-    in_colours,
-    layers,
-    lines,
-    number,
-    rows,
-    states,
-)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_index
 from railscope.catalog import gpu_health
 
@@ -31,7 +15,7 @@ UID = "railscope-health"
 QUESTION = "Which GPUs are faulty, and which are unknown?"
 NODES = '{node=~"$node"}'
 CHOICES = (DashboardVariable("node", "Node", "railscope_node_reporting", several=True),)
-HEALTH_WORDS = {value: word for value, (word, _) in HEALTH.items()}
+HEALTH_WORDS = {value: word for value, (word, _) in panels.HEALTH.items()}
 ACTIONS = {value: word for value, word in gpu_health.GPU_ACTION.states.items() if word != "none"}
 NODE_GPU = {"node": "Node", "gpu": "GPU"}
 
@@ -44,7 +28,7 @@ def health(by: str, where: str) -> str:
     matchers = where.removesuffix("}") + ', state="'
     parts = (
         f'(max by ({by}) (railscope_gpu_health{matchers}{word}"}}) == 1) * {value}'
-        for value, (word, _) in sorted(HEALTH.items(), reverse=True)
+        for value, (word, _) in sorted(panels.HEALTH.items(), reverse=True)
     )
     return f"({' or '.join(parts)})"
 
@@ -76,109 +60,111 @@ def _in_state(state: str) -> Query:
     return ask(f'sum(railscope_gpu_health{{node=~"$node", state="{state}"}})')
 
 
-def _summary() -> Iterator[Panel]:
+def _summary() -> Iterator[panels.Panel]:
     unknown = "GPUs with missing readings; those of stale nodes are not included."
-    yield number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy"))
-    yield number(
+    yield panels.number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy"))
+    yield panels.number(
         102,
         "Degraded",
         "GPUs that are usable and need attention.",
         _in_state("degraded"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(103, "Failed", "GPUs that are not usable now.", _in_state("failed"), NONE_IS_GOOD)
-    yield number(104, "Unknown", unknown, _in_state("unknown"), NONE_IS_GOOD)
-    yield number(
+    yield panels.number(
+        103, "Failed", "GPUs that are not usable now.", _in_state("failed"), panels.NONE_IS_GOOD
+    )
+    yield panels.number(104, "Unknown", unknown, _in_state("unknown"), panels.NONE_IS_GOOD)
+    yield panels.number(
         105,
         "Stale nodes",
         "The state of their GPUs is unknown.",
         ask(
             f"count(railscope_node_reporting{NODES}) - sum(railscope_node_reporting{NODES})", COUNT
         ),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         106,
         "Devices missing",
         "GPUs that a node had and that left its bus.",
         ask('sum(railscope_gpu_device_state{node=~"$node", state="missing"})'),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         107,
         "Xids in the last hour",
         "Driver errors.",
         grown(f"railscope_kernel_xids_total{NODES}"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         108,
         "GPUs with a recommended action",
         "GPUs whose health recommends an action.",
         ask('sum(railscope_gpu_recommended_action{node=~"$node", state!~"none|ignore"})'),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
 
 
-def _matrix() -> Iterator[Panel]:
+def _matrix() -> Iterator[panels.Panel]:
     by_gpu = with_index(health("node, gpu", NODES), NODES)
-    yield grid(
+    yield panels.grid(
         201,
         "Health now, node by GPU",
         "An empty cell: no such GPU is reported.",
         "node",
         "index",
         ask(by_gpu, COUNT),
-        words=HEALTH,
+        words=panels.HEALTH,
     )
     stale = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
-    yield states(
+    yield panels.states(
         202,
         "Nodes that are not healthy",
         "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
         ask(f"{health('node', NODES)} > 0 or {stale}", COUNT, "{{node}}"),
-        HEALTH,
+        panels.HEALTH,
         span=12,
     )
-    by_health = layers(
+    by_health = panels.layers(
         203,
         "GPUs by health",
         "Number of GPUs in each state.",
         ask(f"sum by (state) (railscope_gpu_health{NODES})", legend="{{state}}"),
         span=12,
     )
-    yield in_colours(by_health, dict(HEALTH.values()))
+    yield panels.in_colours(by_health, dict(panels.HEALTH.values()))
     reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES} == 1)"
     verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
-    yield rows(
+    yield panels.rows(
         204,
         "Reasons",
         "Detected faults of each GPU.",
         NODE_GPU | {"reason": "Reason"},
-        Column("Holds", ask(reasons, COUNT), NONE_IS_GOOD, {1: "yes"}),
-        Column("Health", ask(verdict, COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
+        panels.Column("Holds", ask(reasons, COUNT), panels.NONE_IS_GOOD, {1: "yes"}),
+        panels.Column("Health", ask(verdict, COUNT), panels.NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )
-    yield rows(
+    yield panels.rows(
         205,
         "Recommended actions",
         "The recommended action; Railscope does not take it.",
         NODE_GPU,
-        Column("Action", ask(_actions(), COUNT), NONE_IS_GOOD, ACTIONS, "highest"),
+        panels.Column("Action", ask(_actions(), COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"),
     )
     missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
     last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
-    yield rows(
+    yield panels.rows(
         206,
         "Stale nodes",
         "Nodes without fresh frames.",
         {"node": "Node"},
-        Column("State", ask(missing, COUNT), ALL_IS_GOOD, {0: "unknown"}),
-        Column("Last frame", ask(last), OLD, worst="highest"),
+        panels.Column("State", ask(missing, COUNT), panels.ALL_IS_GOOD, {0: "unknown"}),
+        panels.Column("Last frame", ask(last), panels.OLD, worst="highest"),
     )
 
 
-def _errors() -> Iterator[Panel]:
-    yield bars(
+def _errors() -> Iterator[panels.Panel]:
+    yield panels.bars(
         301,
         "Xids",
         "Driver errors of each node.",
@@ -188,12 +174,12 @@ def _errors() -> Iterator[Panel]:
             "{{node}}",
         ),
     )
-    yield rows(
+    yield panels.rows(
         302,
         "Xids in the kernel logs",
         "Reports of each GPU's driver.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        Column(
+        panels.Column(
             "Messages",
             ask(f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})", COUNT),
             worst="highest",
@@ -201,28 +187,28 @@ def _errors() -> Iterator[Panel]:
         span=16,
     )
     ecc = 'railscope_gpu_ecc_errors_total{node=~"$node", lifetime="volatile"}'
-    yield lines(
+    yield panels.lines(
         303,
         "Memory errors",
         "ECC errors since the driver was loaded, by kind.",
         ask(f"sum by (error) ({ecc})", COUNT, "{{error}}"),
     )
-    yield lines(
+    yield panels.lines(
         304,
         "Remapped rows",
         "Rows of GPU memory that were replaced, by cause.",
         ask(f"sum by (cause) (railscope_gpu_remapped_rows{NODES})", legend="{{cause}}"),
     )
     pending = "railscope_gpu_row_remap_pending", "railscope_gpu_row_remap_failure"
-    yield lines(
+    yield panels.lines(
         305,
         "Pending or failed repairs",
         "GPUs with rows that need a reset, or have no spare.",
         ask(f"sum({pending[0]}{NODES})").named("wait for a reset"),
         ask(f"sum({pending[1]}{NODES})").named("failed"),
-        steps=NONE_IS_GOOD,
+        steps=panels.NONE_IS_GOOD,
     )
-    yield lines(
+    yield panels.lines(
         306,
         "NVLink errors",
         "By kind, of all links.",
@@ -231,13 +217,13 @@ def _errors() -> Iterator[Panel]:
             EVENTS_PER_SECOND,
             "{{error}}",
         ),
-        steps=ANY_IS_BAD,
+        steps=panels.ANY_IS_BAD,
     )
     held = (
         "sum by (reason) (railscope:node_gpu_throttle:rate5m"
         '{node=~"$node", reason=~".*thermal|.*power_brake"})'
     )
-    yield lines(
+    yield panels.lines(
         307,
         "Throttled by temperature or power brake",
         "GPUs, by reason.",
@@ -246,7 +232,7 @@ def _errors() -> Iterator[Panel]:
     switches = (
         f"topk(10, sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval])))"
     )
-    yield bars(
+    yield panels.bars(
         308,
         "NVSwitch errors",
         "Of each node, from the kernel log.",
@@ -254,22 +240,22 @@ def _errors() -> Iterator[Panel]:
     )
 
 
-def _links() -> Iterator[Panel]:
+def _links() -> Iterator[panels.Panel]:
     least = f"min by (node) (railscope_gpu_nvlinks_active{NODES})"
     most = f"max by (node) (railscope_gpu_nvlinks{NODES})"
     down = f"max by (node) (railscope_gpu_nvlinks{NODES} - railscope_gpu_nvlinks_active{NODES})"
-    yield rows(
+    yield panels.rows(
         401,
         "NVLinks",
         "The GPU of each node with the fewest links up.",
         {"node": "Node"},
-        Column("Active", ask(least)),
-        Column("There are", ask(most)),
-        Column("Down", ask(down, COUNT), NONE_IS_GOOD, worst="highest"),
+        panels.Column("Active", ask(least)),
+        panels.Column("There are", ask(most)),
+        panels.Column("Down", ask(down, COUNT), panels.NONE_IS_GOOD, worst="highest"),
     )
     up = f"railscope_network_link_up{NODES}"
     changes = f"topk(10, sum by (node) (changes({up}[$__rate_interval])))"
-    yield bars(
+    yield panels.bars(
         402,
         "Link changes of NICs",
         "Of each node.",

@@ -8,20 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dashboards import panels
 from dashboards.health import HEALTH_WORDS, health
-from dashboards.panels import (
-    ALL_IS_GOOD,
-    BEHIND_OTHERS,
-    BELOW_OTHERS,
-    NONE_IS_GOOD,
-    PAUSE,
-    STALL,
-    Column,
-    Panel,
-    lines,
-    number,
-    rows,
-)
 from dashboards.query import COUNT, SHARE, Query, ask, highest, with_port_rail, with_rail
 
 SELECTED_JOBS = '{tenant=~"$tenant", workload=~"$workload"}'
@@ -37,14 +25,14 @@ def of_held_gpus(expression: str, *labels: str) -> str:
     return f"max by (node, {', '.join(labels)}) ({expression} {HELD})"
 
 
-def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
+def job_columns(of_jobs: str, where: str) -> tuple[panels.Column, ...]:
     """Return columns of the devices and activity of jobs; `of_jobs` are the labels that identify a job.
 
     Several collectors may each hold a part of a job.
     """
 
-    def column(title: str, how: str, name: str) -> Column:
-        return Column(title, ask(f"{how} by ({of_jobs}) (railscope_job_{name}{where})"))
+    def column(title: str, how: str, name: str) -> panels.Column:
+        return panels.Column(title, ask(f"{how} by ({of_jobs}) (railscope_job_{name}{where})"))
 
     start = f"min by ({of_jobs}) (railscope_job_start_time_seconds{where})"
     paused = f"max by ({of_jobs}) (railscope_job_max_nic_receive_pfc_pause_ratio{where})"
@@ -52,35 +40,35 @@ def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
     return (
         column("GPUs", "sum", "gpus"),
         column("Nodes", "sum", "nodes"),
-        Column("Held for", ask(f"time() - {start}", "s")),
+        panels.Column("Held for", ask(f"time() - {start}", "s")),
         column("Busiest GPU", "max", "max_gpu_utilization_ratio"),
         column("SM activity", "avg", "mean_gpu_sm_activity_ratio"),
         column("Tensor activity", "avg", "mean_gpu_tensor_activity_ratio"),
         column("Power", "sum", "sum_gpu_power_watts"),
         column("Memory", "sum", "sum_gpu_memory_used_bytes"),
         column("RDMA out", "sum", "sum_rdma_transmit_bytes_per_second"),
-        Column("In pause", ask(paused), PAUSE),
-        Column("Furthest behind", ask(behind, SHARE), BEHIND_OTHERS, worst="highest"),
+        panels.Column("In pause", ask(paused), panels.PAUSE),
+        panels.Column("Furthest behind", ask(behind, SHARE), panels.BEHIND_OTHERS, worst="highest"),
     )
 
 
 ANY_NODE = '{node!=""}'
 
 
-def cause_panels() -> Iterator[Panel]:
+def cause_panels() -> Iterator[panels.Panel]:
     """Yield panels of the causes that slow down GPUs and ports of jobs, per device."""
     reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
     throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
     held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01)"
-    yield rows(
+    yield panels.rows(
         701,
         "Throttled GPUs of jobs",
         "Share of time, by reason; the thirty most.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        Column(
+        panels.Column(
             "Of the time",
             ask(f"topk(30, {of_held_gpus(held_back, 'gpu', 'reason')})", SHARE),
-            STALL,
+            panels.STALL,
             worst="highest",
         ),
         span=8,
@@ -91,38 +79,38 @@ def cause_panels() -> Iterator[Panel]:
         rails = with_rail(f"max by (node, interface) ({paused.format(direction)})")
         return ask(highest(f"{rails} {ON_ITS_RAILS}"), legend="{{node}}, rail {{rail}}")
 
-    yield lines(
+    yield panels.lines(
         702,
         "Ports of jobs in pause",
         "The ten highest now. Received: the fabric is congested. Sent: the node is slow to accept data.",
         pause("receive").named("received"),
         pause("transmit").named("sent"),
-        steps=PAUSE,
+        steps=panels.PAUSE,
     )
     path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
     theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
     share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
-    yield rows(
+    yield panels.rows(
         703,
         "PCIe bandwidth of jobs' GPUs and NICs",
         "Share of the slots' bandwidth; the ten lowest. Below 100 %: trained down.",
         {"node": "Node", "pci_address": "PCI address"},
-        Column(
+        panels.Column(
             "Of what it could be",
             ask(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE),
-            ALL_IS_GOOD,
+            panels.ALL_IS_GOOD,
             worst="lowest",
         ),
         span=8,
     )
     errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'
     failed = f"sum by (node, gpu, error) ({errors})"
-    yield rows(
+    yield panels.rows(
         704,
         "Memory errors of jobs' GPUs",
         "Since the driver was loaded, corrected and uncorrected; the thirty highest.",
         {"node": "Node", "gpu": "GPU", "error": "Error"},
-        Column(
+        panels.Column(
             "Errors",
             ask(f"topk(30, {of_held_gpus(failed, 'gpu', 'error')})", COUNT),
             worst="highest",
@@ -130,12 +118,18 @@ def cause_panels() -> Iterator[Panel]:
     )
     against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"
     verdict = f"({against}) * on (node, gpu) group_left () {health('node, gpu', ANY_NODE)}"
-    yield rows(
+    yield panels.rows(
         705,
         "Faults of the jobs' GPUs",
         "Active reasons of their health.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        Column("Health", ask(f"topk(30, {verdict})", COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
+        panels.Column(
+            "Health",
+            ask(f"topk(30, {verdict})", COUNT),
+            panels.NONE_IS_GOOD,
+            HEALTH_WORDS,
+            "highest",
+        ),
     )
 
 
@@ -159,71 +153,74 @@ def _worst(name: str, more: str = "") -> Query:
     return ask(f"bottomk(10, {_behind(_of_gpus(name, more), 'node')})", SHARE)
 
 
-def stragglers() -> Iterator[Panel]:
+def stragglers() -> Iterator[panels.Panel]:
     """Yield panels of GPUs and ports that lag behind, whatever their holders."""
     activity = "railscope_gpu_sm_activity_ratio"
     slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
-    yield number(
+    yield panels.number(
         105,
         "GPUs behind their node",
         "20 % below the median GPU of their node.",
         ask(slow, COUNT),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     ).span(6)
-    yield number(
+    yield panels.number(
         106,
         "Busy",
         "Mean share of time in which any kernel ran.",
         ask(f"avg(railscope_gpu_utilization_ratio{NODES})"),
     ).span(6)
-    yield number(
+    yield panels.number(
         104, "Processes", "On all GPUs.", ask(f"sum(railscope_gpu_processes{NODES})")
     ).span(6)
-    yield number(
+    yield panels.number(
         108,
         "Least active GPU",
         "Share of cycles of the least active one.",
         ask(f"min({activity}{NODES})"),
     ).span(6)
     about = "Against the median GPU of the same node; the ten furthest behind."
-    yield rows(
+    yield panels.rows(
         201,
         "SM activity behind the others",
         about,
         GPU,
-        Column(
+        panels.Column(
             "Against the median",
             _worst("railscope_gpu_sm_activity_ratio"),
-            BELOW_OTHERS,
+            panels.BELOW_OTHERS,
             worst="lowest",
         ),
         span=8,
     )
-    yield rows(
+    yield panels.rows(
         202,
         "SM clock behind the others",
         about,
         GPU,
-        Column(
+        panels.Column(
             "Against the median",
             _worst("railscope_gpu_clock_hertz", ', clock="sm"'),
-            BELOW_OTHERS,
+            panels.BELOW_OTHERS,
             worst="lowest",
         ),
         span=8,
     )
-    yield rows(
+    yield panels.rows(
         203,
         "Power behind the others",
         about,
         GPU,
-        Column(
-            "Against the median", _worst("railscope_gpu_power_watts"), BELOW_OTHERS, worst="lowest"
+        panels.Column(
+            "Against the median",
+            _worst("railscope_gpu_power_watts"),
+            panels.BELOW_OTHERS,
+            worst="lowest",
         ),
         span=8,
     )
     spread = f"max by (node) ({activity}{NODES}) - min by (node) ({activity}{NODES})"
-    yield lines(
+    yield panels.lines(
         204,
         "Spread of SM activity in each node",
         "Between its most and its least active GPU: jobs in step have none.",
@@ -232,27 +229,27 @@ def stragglers() -> Iterator[Panel]:
     )
     port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
     ports = f"sum by (node, device, port) ({with_port_rail(port, ON_RAIL)})"
-    yield rows(
+    yield panels.rows(
         205,
         "Ports behind the others",
         "Against the median port of the same node.",
         {"node": "Node", "device": "RDMA device", "port": "Port"},
-        Column(
+        panels.Column(
             "Against the median",
             ask(f"bottomk(10, {_behind(ports, 'node')})", SHARE),
-            BELOW_OTHERS,
+            panels.BELOW_OTHERS,
             worst="lowest",
         ),
     )
 
 
-def causes() -> Iterator[Panel]:
+def causes() -> Iterator[panels.Panel]:
     """Yield panels of the causes of slow nodes, and of unclaimed use."""
     held = (
         "sum by (node, reason) (railscope:node_gpu_throttle:rate5m"
         '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}) > 0.01'
     )
-    yield lines(
+    yield panels.lines(
         301,
         "Throttled GPUs",
         "GPUs of each node with limited clocks, by reason.",
@@ -262,7 +259,7 @@ def causes() -> Iterator[Panel]:
         "topk(10, max by (node) "
         "(rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval])))"
     )
-    yield lines(
+    yield panels.lines(
         302,
         "Ports in pause",
         "The worst port of each node; the ten worst nodes.",
@@ -273,25 +270,25 @@ def causes() -> Iterator[Panel]:
         "topk(10, max by (node) "
         "(rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval])))"
     )
-    yield lines(
+    yield panels.lines(
         303,
         "Nodes under pressure",
         "Share of time in which tasks waited for a resource; the ten worst.",
         ask(stalled.format(NODES), SHARE, "{{node}}"),
     )
     unclaimed = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
-    yield rows(
+    yield panels.rows(
         403,
         "GPUs used without a claim",
         "Processes without a claim on the GPU.",
         GPU,
-        Column("Processes", ask(unclaimed, COUNT), worst="highest"),
+        panels.Column("Processes", ask(unclaimed, COUNT), worst="highest"),
     )
     memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
-    yield rows(
+    yield panels.rows(
         404,
         "Largest processes",
         "By frame buffer.",
         {"node": "Node", "gpu": "GPU", "pid": "Process"},
-        Column("Memory", ask(f"topk(20, {memory})"), worst="highest"),
+        panels.Column("Memory", ask(f"topk(20, {memory})"), worst="highest"),
     )

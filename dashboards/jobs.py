@@ -8,16 +8,6 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import job_panels
 from dashboards.dashboard_parts import DashboardVariable, assemble, claim_marks, xid_marks
-from dashboards.job_panels import (
-    HOLDERS,
-    JOB,
-    JOB_LABELS,
-    NODES,
-    ON_ITS_RAILS,
-    SELECTED_JOBS,
-    cause_panels,
-    job_columns,
-)
 from dashboards.panels import BELOW_OTHERS, NONE_IS_GOOD, Column, Panel, layers, lines, number, rows
 from dashboards.query import COUNT, SHARE, ask, highest, lowest, with_index, with_port_rail
 
@@ -38,14 +28,14 @@ def build_dashboard() -> Dashboard:
         QUESTION,
         SECTIONS,
         choices=CHOICES,
-        marks=(claim_marks(NODES), xid_marks(NODES)),
+        marks=(claim_marks(job_panels.NODES), xid_marks(job_panels.NODES)),
         tags=("gpu", "job"),
     )
 
 
-def _of_jobs(how: str, name: str, where: str = SELECTED_JOBS) -> str:
+def _of_jobs(how: str, name: str, where: str = job_panels.SELECTED_JOBS) -> str:
     """Return a metric of each job; several collectors may each hold a part of it."""
-    return f"{how} by ({JOB_LABELS}) (railscope_job_{name}{where})"
+    return f"{how} by ({job_panels.JOB_LABELS}) (railscope_job_{name}{where})"
 
 
 def _of_gpus(name: str, more: str = "") -> str:
@@ -55,12 +45,12 @@ def _of_gpus(name: str, more: str = "") -> str:
 
 def _of_held_gpus(name: str, more: str = "") -> str:
     value = f"max by (node, gpu) ({name}{more})"
-    return f"{HOLDERS} * on (node, gpu) group_left () {value}"
+    return f"{job_panels.HOLDERS} * on (node, gpu) group_left () {value}"
 
 
 def _by_index(expression: str) -> str:
     """Aggregate by the index of each GPU in its node, in place of its UUID, and the job."""
-    return f"max by (node, index, {JOB_LABELS}) ({with_index(expression)})"
+    return f"max by (node, index, {job_panels.JOB_LABELS}) ({with_index(expression)})"
 
 
 def _median(name: str, more: str = "") -> str:
@@ -79,7 +69,7 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
 
 def _summary() -> Iterator[Panel]:
     yield number(109, "Jobs", "Jobs that hold GPUs.", ask("sum(railscope_cluster_jobs)"))
-    late = f"min by ({JOB_LABELS}) (railscope_job_straggler_deviation_ratio{SELECTED_JOBS}) < -0.2"
+    late = f"min by ({job_panels.JOB_LABELS}) (railscope_job_straggler_deviation_ratio{job_panels.SELECTED_JOBS}) < -0.2"
     yield number(
         110,
         "Jobs with a straggler",
@@ -110,7 +100,7 @@ def _summary() -> Iterator[Panel]:
         111,
         "GPUs on stale nodes",
         "GPUs of jobs.",
-        ask(f"sum(railscope_job_stale_gpus{SELECTED_JOBS})"),
+        ask(f"sum(railscope_job_stale_gpus{job_panels.SELECTED_JOBS})"),
         NONE_IS_GOOD,
     )
     yield number(
@@ -133,8 +123,8 @@ def _jobs() -> Iterator[Panel]:
         501,
         "Jobs",
         "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
-        JOB,
-        *job_columns(JOB_LABELS, SELECTED_JOBS),
+        job_panels.JOB,
+        *job_panels.job_columns(job_panels.JOB_LABELS, job_panels.SELECTED_JOBS),
         span=24,
     )
     legend = "{{tenant}}, {{workload}}"
@@ -160,7 +150,7 @@ def _jobs() -> Iterator[Panel]:
 
 def _stragglers() -> Iterator[Panel]:
     name = "railscope_job_straggler_deviation_ratio"
-    found = f"max by (tenant, workload, measure, node, gpu) ({name}{SELECTED_JOBS})"
+    found = f"max by (tenant, workload, measure, node, gpu) ({name}{job_panels.SELECTED_JOBS})"
     keys = {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"}
     yield rows(
         601,
@@ -175,7 +165,7 @@ def _stragglers() -> Iterator[Panel]:
         "How far jobs' stragglers are behind",
         "The ten worst.",
         ask(
-            f"topk(10, 0 - min by (tenant, workload, measure) ({name}{SELECTED_JOBS}))",
+            f"topk(10, 0 - min by (tenant, workload, measure) ({name}{job_panels.SELECTED_JOBS}))",
             SHARE,
             "{{tenant}}, {{workload}}, {{measure}}",
         ),
@@ -200,7 +190,7 @@ def _stragglers() -> Iterator[Panel]:
         "RDMA out of the jobs' ports",
         "The ten that send least now.",
         ask(
-            lowest(f"sum by (node, rail) ({sent}) {ON_ITS_RAILS}"),
+            lowest(f"sum by (node, rail) ({sent}) {job_panels.ON_ITS_RAILS}"),
             legend="{{node}}, rail {{rail}}",
         ),
     )
@@ -223,13 +213,13 @@ def _holders() -> Iterator[Panel]:
         ),
         span=12,
     )
-    place = {"node": "Node", "gpu": "GPU", **JOB}
+    place = {"node": "Node", "gpu": "GPU", **job_panels.JOB}
     yield rows(
         405,
         "Who holds which GPU",
         "A shared GPU has a row per holder; its activity is that of all of them.",
         place,
-        Column("Held", ask(HOLDERS, COUNT)),
+        Column("Held", ask(job_panels.HOLDERS, COUNT)),
         Column(
             "SM activity", ask(_of_held_gpus("railscope_gpu_sm_activity_ratio")), worst="lowest"
         ),
@@ -242,7 +232,7 @@ SECTIONS = (
     ("", _summary),
     ("Which jobs run, for which tenant, and how busy are they?", _jobs),
     ("Which GPU or port is behind the others of its job?", _stragglers),
-    ("What is the cause?", cause_panels),
+    ("What is the cause?", job_panels.cause_panels),
     ("Who holds which GPUs?", _holders),
     ("Which GPU or port is behind the others of its node?", job_panels.stragglers),
     ("What slows nodes down?", job_panels.causes),

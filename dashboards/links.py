@@ -6,20 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import panels
 from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks
-from dashboards.panels import (
-    ALL_IS_GOOD,
-    ANY_IS_BAD,
-    NONE_IS_GOOD,
-    STALL,
-    Column,
-    Panel,
-    bars,
-    grid,
-    lines,
-    number,
-    rows,
-)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown, with_rail
 
 UID = "railscope-links"
@@ -57,50 +45,50 @@ def _paths(state: str) -> Query:
     return ask(f'sum(railscope_pcie_path_state{{node=~"$node", state="{state}"}})')
 
 
-def _summary() -> Iterator[Panel]:
-    yield number(
+def _summary() -> Iterator[panels.Panel]:
+    yield panels.number(
         101,
         "Paths degraded",
         "Devices with a path to the CPU below its capacity.",
         _paths("degraded"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         102,
         "Paths lost",
         "Devices that left the bus.",
         _paths("lost"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(103, "Paths saving power", "Slow while idle.", _paths("power_saving"))
+    yield panels.number(103, "Paths saving power", "Slow while idle.", _paths("power_saving"))
     errors = 'railscope_pcie_device_errors_total{node=~"$node", severity!="correctable"}'
-    yield number(
+    yield panels.number(
         104,
         "PCIe errors, one hour",
         "Uncorrected errors.",
         grown(errors),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         105,
         "Transceivers read",
         "Transceivers with readings.",
         ask(f"sum(railscope_nic_transceiver_readable{NODES})"),
     )
-    yield number(
+    yield panels.number(
         106,
         "Hottest transceiver",
         "Of all NICs.",
         ask(f"max(railscope_nic_transceiver_temperature_celsius{NODES})"),
         ((None, "green"), (70, "orange"), (75, "red")),
     )
-    yield number(
+    yield panels.number(
         107,
         "Least light received",
         "Of all lanes of all optical transceivers.",
         ask(f"min(railscope_nic_transceiver_receive_power_watts{NODES})"),
     )
-    yield number(
+    yield panels.number(
         108,
         "Uncorrected blocks",
         "That FEC could not correct, per second.",
@@ -109,25 +97,25 @@ def _summary() -> Iterator[Panel]:
             f"{NODES}[$__rate_interval]))",
             EVENTS_PER_SECOND,
         ),
-        ANY_IS_BAD,
+        panels.ANY_IS_BAD,
     )
 
 
-def _pcie() -> Iterator[Panel]:
+def _pcie() -> Iterator[panels.Panel]:
     lost, degraded = (
         f'(max by (node, pci_address) (railscope_pcie_path_state{{node=~"$node", state="{state}"}})'
         " == 1)"
         for state in ("lost", "degraded")
     )
-    yield rows(
+    yield panels.rows(
         201,
         "Degraded paths",
         "With their capacity.",
         NODE_DEVICE,
-        Column(
+        panels.Column(
             "Is",
             ask(f"{lost} * 2 or {degraded}", COUNT),
-            NONE_IS_GOOD,
+            panels.NONE_IS_GOOD,
             {1: "degraded", 2: "lost"},
             "highest",
         ),
@@ -136,18 +124,18 @@ def _pcie() -> Iterator[Panel]:
         "max by (node, pci_address) (railscope_pcie_path_bandwidth_bytes_per_second{0}) / "
         "max by (node, pci_address) (railscope_pcie_path_limit_bytes_per_second{0})"
     )
-    yield rows(
+    yield panels.rows(
         202,
         "Narrowest paths",
         "The ten worst of the degraded ones.",
         NODE_DEVICE,
-        Column(
+        panels.Column(
             "Share of what it could",
             ask(f"bottomk(10, {share.replace('{0}', NODES)} < 1)", "percentunit"),
             worst="lowest",
         ),
     )
-    yield bars(
+    yield panels.bars(
         203,
         "Errors by severity",
         "As the devices report them (AER).",
@@ -157,20 +145,20 @@ def _pcie() -> Iterator[Panel]:
             "{{severity}}",
         ),
     )
-    yield lines(
+    yield panels.lines(
         204,
         "Replays of GPUs",
         "Packets repeated because of a bad signal, by node.",
         _events("railscope_gpu_pcie_replays_total", "node"),
-        steps=ANY_IS_BAD,
+        steps=panels.ANY_IS_BAD,
     )
-    yield lines(
+    yield panels.lines(
         205,
         "Signal errors of NICs",
         "Corrected; they indicate a bad contact.",
         _events("railscope_nic_pcie_receive_signal_errors_total", "node"),
     )
-    yield grid(
+    yield panels.grid(
         206,
         "Write stall, node by rail",
         "Share of time in which a NIC waited for memory, and pauses the switch.",
@@ -181,19 +169,19 @@ def _pcie() -> Iterator[Panel]:
             + with_rail(f"railscope_nic_pcie_write_stall_ratio{NODES}", ON_RAIL)
             + ")"
         ),
-        steps=STALL,
+        steps=panels.STALL,
     )
-    yield rows(
+    yield panels.rows(
         207,
         "GPU links",
         "The narrowest link of each node's GPUs, from the driver.",
         {"node": "Node"},
-        Column(
+        panels.Column(
             "Generation",
             ask(f"min by (node) (railscope_gpu_pcie_link_generation{NODES})"),
             worst="lowest",
         ),
-        Column(
+        panels.Column(
             "Lanes",
             ask(f"min by (node) (railscope_gpu_pcie_link_width_lanes{NODES})"),
             worst="lowest",
@@ -201,7 +189,7 @@ def _pcie() -> Iterator[Panel]:
     )
 
 
-def _optics() -> Iterator[Panel]:
+def _optics() -> Iterator[panels.Panel]:
     facts = NODE_CARD | {
         "vendor": "Vendor",
         "part_number": "Part",
@@ -214,23 +202,27 @@ def _optics() -> Iterator[Panel]:
         "sum by (node, interface) (rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
         f"{NODES}[$__rate_interval])) and on (node, interface) railscope_nic_transceiver_info{NODES}"
     )
-    yield rows(
+    yield panels.rows(
         301,
         "Transceivers and cables",
         "Installed transceivers and cables.",
         facts,
-        Column("Present", ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)),
-        Column("Uncorrected blocks", ask(blocks, EVENTS_PER_SECOND), ANY_IS_BAD, worst="highest"),
+        panels.Column(
+            "Present", ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)
+        ),
+        panels.Column(
+            "Uncorrected blocks", ask(blocks, EVENTS_PER_SECOND), panels.ANY_IS_BAD, worst="highest"
+        ),
         span=24,
     )
     low = 'railscope_nic_transceiver_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
     light = f"min by (node, interface) (railscope_nic_transceiver_receive_power_watts{NODES})"
-    yield rows(
+    yield panels.rows(
         302,
         "Light against the alarm of the transceiver",
         "The worst lane, as a multiple of its alarm threshold.",
         NODE_CARD,
-        Column(
+        panels.Column(
             "Times the limit",
             ask(f"bottomk(20, {light} / max by (node, interface) ({low}))", COUNT),
             ((None, "red"), (1, "orange"), (2, "green")),
@@ -238,7 +230,7 @@ def _optics() -> Iterator[Panel]:
         ),
         span=8,
     )
-    yield lines(
+    yield panels.lines(
         303,
         "Light received",
         "The weakest lane of each node.",
@@ -247,7 +239,7 @@ def _optics() -> Iterator[Panel]:
             legend="{{node}}",
         ),
     )
-    yield lines(
+    yield panels.lines(
         304,
         "Transceiver temperature",
         "The hottest transceiver of each node.",
@@ -258,21 +250,21 @@ def _optics() -> Iterator[Panel]:
     )
 
 
-def _line() -> Iterator[Panel]:
-    yield lines(
+def _line() -> Iterator[panels.Panel]:
+    yield panels.lines(
         401,
         "Blocks that FEC corrected",
         "Some are normal; growth is not.",
         _events("railscope_nic_receive_fec_corrected_blocks_total", "node"),
     )
-    yield lines(
+    yield panels.lines(
         402,
         "Symbol errors after FEC",
         "None is normal.",
         _events("railscope_nic_receive_uncorrected_symbol_errors_total", "node"),
-        steps=ANY_IS_BAD,
+        steps=panels.ANY_IS_BAD,
     )
-    yield bars(
+    yield panels.bars(
         403,
         "Links that went down",
         "Of NICs, by node.",
@@ -283,21 +275,21 @@ def _line() -> Iterator[Panel]:
         f"max by (node, interface) (railscope_nic_setting_expected_speed_bytes_per_second{NODES})"
     )
     share = f"({speed} < {expected}) / {expected}"
-    yield rows(
+    yield panels.rows(
         404,
         "Below the expected speed",
         "NICs with a link below the expected speed.",
         NODE_CARD,
-        Column("Speed", ask(f"{speed} < {expected}")),
-        Column("Of the expected", ask(share, SHARE), ALL_IS_GOOD, worst="lowest"),
+        panels.Column("Speed", ask(f"{speed} < {expected}")),
+        panels.Column("Of the expected", ask(share, SHARE), panels.ALL_IS_GOOD, worst="lowest"),
     )
     settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{ON_CARD})"
-    yield rows(
+    yield panels.rows(
         405,
         "Settings of NICs on rails",
         "All should be equal: one row. The rarest settings come first.",
         {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
-        Column("Cards", ask(settings, COUNT), worst="lowest"),
+        panels.Column("Cards", ask(settings, COUNT), worst="lowest"),
     )
 
 

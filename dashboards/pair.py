@@ -6,13 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.dashboard_parts import (
-    DashboardVariable,
-    assemble,
-    claim_marks,
-    settings_marks,
-    xid_marks,
-)
+from dashboards import dashboard_parts
 from dashboards.panels import HOT, PAUSE, STALL, Panel, bars, lines, number
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
@@ -24,19 +18,23 @@ NIC = '{node="$node", interface="$interface"}'
 PORT = '{node="$node", device="$device"}'
 ON_RAIL = '{node="$node", rail="$rail"}'
 CHOICES = (
-    DashboardVariable("node", "Node", "railscope_node_info"),
-    DashboardVariable("rail", "Rail", 'railscope_gpu_info{node="$node", rail!=""}'),
-    DashboardVariable("gpu", "GPU", f"railscope_gpu_info{ON_RAIL}", hidden=True),
-    DashboardVariable("interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True),
-    DashboardVariable("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
-    DashboardVariable(
+    dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info"),
+    dashboard_parts.DashboardVariable("rail", "Rail", 'railscope_gpu_info{node="$node", rail!=""}'),
+    dashboard_parts.DashboardVariable("gpu", "GPU", f"railscope_gpu_info{ON_RAIL}", hidden=True),
+    dashboard_parts.DashboardVariable(
+        "interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True
+    ),
+    dashboard_parts.DashboardVariable(
+        "device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True
+    ),
+    dashboard_parts.DashboardVariable(
         "gpu_address",
         "GPU's PCI address",
         f"railscope_gpu_info{ON_RAIL}",
         hidden=True,
         of="pci_address",
     ),
-    DashboardVariable(
+    dashboard_parts.DashboardVariable(
         "nic_address",
         "Card's PCI address",
         f"railscope_nic_info{ON_RAIL}",
@@ -48,8 +46,12 @@ CHOICES = (
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    marks = (xid_marks(HERE), claim_marks(GPU), settings_marks(NIC))
-    return assemble(
+    marks = (
+        dashboard_parts.xid_marks(HERE),
+        dashboard_parts.claim_marks(GPU),
+        dashboard_parts.settings_marks(NIC),
+    )
+    return dashboard_parts.assemble(
         "GPU and its NIC",
         UID,
         QUESTION,

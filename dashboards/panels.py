@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from grafana_foundation_sdk.builders import common as look
-from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import (
+    common as look,
+    dashboard as build,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
 from grafana_foundation_sdk.models.common import (
     BigValueGraphMode,
     GraphDrawStyle,

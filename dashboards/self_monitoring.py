@@ -6,18 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards import panels
 from dashboards.dashboard_parts import DashboardVariable, assemble
-from dashboards.panels import (
-    ANY_IS_BAD,
-    NONE_IS_GOOD,
-    OLD,
-    Column,
-    Panel,
-    layers,
-    lines,
-    number,
-    rows,
-)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
 UID = "railscope-own"
@@ -39,86 +29,88 @@ def _rate(counter: str, by: str = "", unit: str = EVENTS_PER_SECOND, where: str 
     return ask(f"sum{grouping}(rate({counter}{where}[$__rate_interval]))", unit, legend)
 
 
-def unhealthy_sources(by: str, where: str) -> Column:
+def unhealthy_sources(by: str, where: str) -> panels.Column:
     """State of each source that fails, fails in part, or has not begun."""
     parts = (
         f'(max by ({by}) (railscope_source_state{where.removesuffix("}")}, state="{word}"}}) == 1)'
         f" * {value}"
         for value, word in sorted(UNHEALTHY_STATES.items(), reverse=True)
     )
-    return Column("Is", ask(" or ".join(parts), COUNT), NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
+    return panels.Column(
+        "Is", ask(" or ".join(parts), COUNT), panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest"
+    )
 
 
-def _summary() -> Iterator[Panel]:
+def _summary() -> Iterator[panels.Panel]:
     up = 'up{job="railscope-agent", node=~"$node"}'
-    yield number(
+    yield panels.number(
         101,
         "Agents not scraped",
         "Failed scrapes.",
         ask(f"count({up}) - sum({up})", COUNT),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
     heard = f"railscope_node_reporting{NODES}"
-    yield number(
+    yield panels.number(
         102,
         "Stale nodes",
         "Nodes without fresh frames at the collector.",
         ask(f"count({heard}) - sum({heard})", COUNT),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         103,
         "Oldest frame",
         "Of the node with the oldest newest frame.",
         ask(f"max(railscope_node_last_frame_age_seconds{NODES})"),
-        OLD,
+        panels.OLD,
     )
-    yield number(
+    yield panels.number(
         104,
         "Most expensive agent",
         "Share of one CPU.",
         ask(f"max(railscope_agent_cpu_use_ratio{NODES})"),
         ((None, "green"), (0.02, "orange")),
     )
-    yield number(
+    yield panels.number(
         105,
         "Largest agent",
         "Resident memory.",
         ask(f"max(railscope_agent_resident_memory_bytes{NODES})"),
     )
     limit = 'railscope_governor_state{node=~"$node", state="at_limit"}'
-    yield number(
+    yield panels.number(
         106,
         "Governors at limit",
         "Agents with the longest permitted periods.",
         ask(f"sum({limit})"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         107,
         "Frames missing",
         "In the sequences of running agents.",
         ask("sum(railscope_collector_missing_frames)"),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
-    yield number(
+    yield panels.number(
         108,
         "Sources failed",
         "Their readings are absent.",
         ask('sum(railscope_source_state{node=~"$node", state="failed"})'),
-        NONE_IS_GOOD,
+        panels.NONE_IS_GOOD,
     )
 
 
-def _cost() -> Iterator[Panel]:
-    yield lines(
+def _cost() -> Iterator[panels.Panel]:
+    yield panels.lines(
         201,
         "CPU of agents",
         "Share of one CPU: the most expensive agent and the median.",
         ask(f"max(railscope_agent_cpu_use_ratio{NODES})").named("most"),
         ask(f"quantile(0.5, railscope_agent_cpu_use_ratio{NODES})").named("median"),
     )
-    yield lines(
+    yield panels.lines(
         202,
         "Memory of agents",
         "The largest, and the smallest budget.",
@@ -126,20 +118,20 @@ def _cost() -> Iterator[Panel]:
         ask(f"min(railscope_agent_memory_budget_bytes{NODES})").named("budget"),
     )
     cpu = f"avg by (source) (rate(railscope_source_cpu_seconds_total{NODES}[$__rate_interval]))"
-    yield layers(
+    yield panels.layers(
         203,
         "CPU by source",
         "Mean of all agents; the ten most expensive.",
         ask(f"topk(10, {cpu})", SHARE, "{{source}}"),
     )
     reads = f"max by (source) (railscope_source_read_duration_seconds{NODES})"
-    yield lines(
+    yield panels.lines(
         204,
         "Longest reads",
         "The ten slowest sources, on the slowest node.",
         ask(f"topk(10, {reads})", legend="{{source}}"),
     )
-    yield layers(
+    yield panels.layers(
         205,
         "Governors",
         "State of the governors that keep agents within their budgets.",
@@ -149,7 +141,7 @@ def _cost() -> Iterator[Panel]:
         ),
     )
     stretch = f"max by (source) (railscope_source_stretch_ratio{NODES})"
-    yield lines(
+    yield panels.lines(
         206,
         "Sources read less often",
         "Maximum ratio of the period in force to the configured one.",
@@ -157,17 +149,17 @@ def _cost() -> Iterator[Panel]:
     )
 
 
-def _age() -> Iterator[Panel]:
+def _age() -> Iterator[panels.Panel]:
     ages = f"max by (node, source) (railscope_source_age_seconds{NODES})"
-    yield rows(
+    yield panels.rows(
         301,
         "Oldest sources",
         "Time since their last complete read.",
         NODE_SOURCE,
-        Column("Age", ask(f"topk(20, {ages})"), OLD, worst="highest"),
+        panels.Column("Age", ask(f"topk(20, {ages})"), panels.OLD, worst="highest"),
         span=8,
     )
-    yield lines(
+    yield panels.lines(
         302,
         "Oldest frames",
         "The ten nodes with the oldest newest frame.",
@@ -175,9 +167,9 @@ def _age() -> Iterator[Panel]:
             f"topk(10, max by (node) (railscope_node_last_frame_age_seconds{NODES}))",
             legend="{{node}}",
         ),
-        steps=OLD,
+        steps=panels.OLD,
     )
-    yield lines(
+    yield panels.lines(
         303,
         "Clocks",
         "Offset of the nodes' clocks from the collector's.",
@@ -186,14 +178,14 @@ def _age() -> Iterator[Panel]:
     ).min(-1)
 
 
-def _gaps() -> Iterator[Panel]:
-    yield layers(
+def _gaps() -> Iterator[panels.Panel]:
+    yield panels.layers(
         401,
         "Sources by state",
         "States of all sources.",
         ask(f"sum by (state) (railscope:node_source_state:sum{NODES})", legend="{{state}}"),
     )
-    yield rows(
+    yield panels.rows(
         402,
         "Sources with failures",
         "Their readings are absent, not zero.",
@@ -201,7 +193,7 @@ def _gaps() -> Iterator[Panel]:
         unhealthy_sources("node, source", NODES),
         span=8,
     )
-    yield layers(
+    yield panels.layers(
         403,
         "Absent readings",
         "By reason; `unsupported` does not indicate a fault.",
@@ -210,26 +202,26 @@ def _gaps() -> Iterator[Panel]:
             legend="{{reason}}",
         ),
     )
-    yield lines(
+    yield panels.lines(
         404,
         "Missed ticks",
         "Reads that took longer than their period.",
         _rate("railscope_source_missed_ticks_total", "source"),
     )
-    yield lines(
+    yield panels.lines(
         405,
         "Dropped by agents",
         "Frames, by reason; these are lost.",
         _rate("railscope_agent_dropped_frames_total", "reason"),
-        steps=ANY_IS_BAD,
+        steps=panels.ANY_IS_BAD,
     )
-    yield lines(
+    yield panels.lines(
         406,
         "Spools",
         "Maximum that waits on the disks of agents.",
         ask(f"max(railscope_spool_size_bytes{NODES})"),
     )
-    yield lines(
+    yield panels.lines(
         407,
         "Failures to ship",
         "By node: the collector was unavailable or busy.",
@@ -244,13 +236,13 @@ def _gaps() -> Iterator[Panel]:
         "topk(10, sum by (node) "
         f"(rate(railscope_kernel_log_lost_records_total{NODES}[$__rate_interval])))"
     )
-    yield lines(
+    yield panels.lines(
         408,
         "Kernel messages lost",
         "Overwritten before the agent could read them.",
         ask(lost, EVENTS_PER_SECOND, "{{node}}"),
     )
-    yield lines(
+    yield panels.lines(
         409,
         "Missed windows of bursts",
         "Of NICs and GPUs.",
@@ -263,19 +255,19 @@ def _own(name: str, unit: str = "", by: str = "") -> Query:
     return _rate(f"railscope_collector_{name}_total", by, unit, "")
 
 
-def _collector() -> Iterator[Panel]:
-    yield lines(
+def _collector() -> Iterator[panels.Panel]:
+    yield panels.lines(
         501, "Values received", "By all collectors.", _own("received_values", EVENTS_PER_SECOND)
     )
-    yield lines(502, "Bytes received", "Before decompression.", _own("received_bytes"))
-    yield lines(
+    yield panels.lines(502, "Bytes received", "Before decompression.", _own("received_bytes"))
+    yield panels.lines(
         503,
         "Frames",
         "Accepted once each; repeated ones are ignored.",
         _own("received_frames").named("accepted"),
         _own("duplicate_frames").named("again"),
     )
-    yield lines(
+    yield panels.lines(
         504,
         "Rejected envelopes",
         "By reason; unknown_schema is part of the protocol.",
@@ -283,22 +275,22 @@ def _collector() -> Iterator[Panel]:
     )
     commits = "sum(rate(railscope_collector_frame_log_commits_total[$__rate_interval]))"
     time = "sum(rate(railscope_collector_frame_log_commit_seconds_total[$__rate_interval]))"
-    yield lines(
+    yield panels.lines(
         505,
         "Time of a commit",
         "Until envelopes are durable, on average.",
         ask(f"{time} / ({commits} > 0)", "s"),
     )
-    yield lines(
+    yield panels.lines(
         506,
         "Refresh of the views",
         "Duration of the last refresh.",
         ask("max(railscope_collector_views_refresh_seconds)"),
     )
-    yield lines(
+    yield panels.lines(
         507, "Frame log", "Size on disk.", ask("sum(railscope_collector_frame_log_size_bytes)")
     )
-    yield lines(
+    yield panels.lines(
         508,
         "Lines to InfluxDB",
         "Written and dropped.",

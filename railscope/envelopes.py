@@ -20,26 +20,10 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from railscope import wire
 from railscope.frame import Event, Frame
 from railscope.reading import SIGNED_LIMIT, UNSIGNED_RANGE
 from railscope.untrusted_text import printable
-from railscope.wire import (
-    BYTES_PER_VALUE,
-    HASH_BYTES,
-    MAGIC,
-    VERSION,
-    Batch,
-    Envelope,
-    RunEnd,
-    WireEntity,
-    WireError,
-    WireEvent,
-    WireGroup,
-    WireSchema,
-    WireVersionError,
-    schema_identity,
-    to_wire_entity,
-)
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -98,15 +82,15 @@ class _SealedSchema(msgspec.Struct):
     """A decoded schema, with the bounds of its fields."""
 
     stream: Name
-    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
-    entities: Annotated[tuple[WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    groups: Annotated[tuple[wire.WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    entities: Annotated[tuple[wire.WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
 
 
 class _SealedBatch(msgspec.Struct):
     """A batch with events that are not decoded yet."""
 
     stream: Name
-    schema: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
+    schema: Annotated[bytes, msgspec.Meta(max_length=wire.HASH_BYTES)]
     first_sequence: int
     wall_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
     boot_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
@@ -122,18 +106,18 @@ _version_decoder = msgspec.msgpack.Decoder(_Version)
 _envelope_decoder = msgspec.msgpack.Decoder(_SealedEnvelope)
 _schema_decoder = msgspec.msgpack.Decoder(_SealedSchema)
 _batch_decoder = msgspec.msgpack.Decoder(_SealedBatch)
-_event_decoder = msgspec.msgpack.Decoder(WireEvent)
+_event_decoder = msgspec.msgpack.Decoder(wire.WireEvent)
 
 
 def unpacked_bytes(body: bytes) -> int | None:
     """Return the decompressed size that a body declares; None if it declares none."""
     try:
-        return zstd.get_frame_info(body[len(MAGIC) :]).decompressed_size
+        return zstd.get_frame_info(body[len(wire.MAGIC) :]).decompressed_size
     except zstd.ZstdError:
         return None
 
 
-def unpack(body: bytes, max_bytes: int) -> Envelope:
+def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     """Decode the envelope in a body.
 
     Raises WireVersionError for an envelope of another version, and WireError for every other invalid
@@ -144,47 +128,47 @@ def unpack(body: bytes, max_bytes: int) -> Envelope:
     raw = _decompressed(body, max_bytes)
     try:
         version = _version_decoder.decode(raw).version
-        if version != VERSION:
-            message = f"envelope version {version}: expected {VERSION}"
-            raise WireVersionError(message)
+        if version != wire.VERSION:
+            message = f"envelope version {version}: expected {wire.VERSION}"
+            raise wire.WireVersionError(message)
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
         _check_words("a name of an envelope", names, MAX_NAME)
-        return Envelope(
+        return wire.Envelope(
             version, sealed.node, sealed.run, sealed.boot_id,
             tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
             sealed.agent_version,
-            RunEnd(sealed.ended.run, sealed.ended.streams) if sealed.ended else None,
+            wire.RunEnd(sealed.ended.run, sealed.ended.streams) if sealed.ended else None,
         )  # fmt: skip
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"invalid envelope: {error}"
-        raise WireError(message) from error
+        raise wire.WireError(message) from error
 
 
 def _decompressed(body: bytes, max_bytes: int) -> bytes:
-    if body[: len(MAGIC)] != MAGIC:
-        message = f"invalid body: expected an envelope of frames, which starts with {MAGIC!r}"
-        raise WireError(message)
+    if body[: len(wire.MAGIC)] != wire.MAGIC:
+        message = f"invalid body: expected an envelope of frames, which starts with {wire.MAGIC!r}"
+        raise wire.WireError(message)
     too_large = f"body too large: expected at most {max_bytes} bytes when decompressed"
     if (unpacked_bytes(body) or 0) > max_bytes:
-        raise WireError(too_large)
+        raise wire.WireError(too_large)
     decompressor = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
     )
     try:
-        raw = decompressor.decompress(body[len(MAGIC) :], max_bytes + 1)
+        raw = decompressor.decompress(body[len(wire.MAGIC) :], max_bytes + 1)
     except zstd.ZstdError as error:
         message = f"cannot decompress the body: {error}"
-        raise WireError(message) from error
+        raise wire.WireError(message) from error
     if len(raw) > max_bytes:
-        raise WireError(too_large)
+        raise wire.WireError(too_large)
     if not decompressor.eof or decompressor.unused_data:
         message = "invalid body: truncated, or followed by other data"
-        raise WireError(message)
+        raise wire.WireError(message)
     return raw
 
 
-def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[WireSchema]:
+def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[wire.WireSchema]:
     total = 0
     for raw in parts:
         size = memoryview(raw).nbytes
@@ -194,17 +178,17 @@ def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[WireSchema]:
         yield _schema(_schema_decoder.decode(raw))
 
 
-def _schema(sealed: _SealedSchema) -> WireSchema:
+def _schema(sealed: _SealedSchema) -> wire.WireSchema:
     columns = sum(len(group.entities) for group in sealed.groups)
     _check_size("a schema", columns, MAX_COLUMNS, "columns")
     for group in sealed.groups:
         _check_words("the metric of a schema", (group.metric, sealed.stream), MAX_NAME)
     for entity in sealed.entities:
         _check_entity(entity)
-    return WireSchema(sealed.stream, sealed.groups, sealed.entities)
+    return wire.WireSchema(sealed.stream, sealed.groups, sealed.entities)
 
 
-def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[Batch]:
+def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[wire.Batch]:
     frames = events = 0
     for raw in parts:
         sealed = _batch_decoder.decode(raw)
@@ -213,14 +197,14 @@ def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[Batch]:
         events += len(sealed.events)
         _check_size("an envelope", frames, MAX_FRAMES, "frames")
         _check_size("an envelope", events, MAX_EVENTS, "events")
-        yield Batch(
+        yield wire.Batch(
             sealed.stream, sealed.schema, sealed.first_sequence, sealed.wall_ns, sealed.boot_ns,
             sealed.base, sealed.changed, sealed.steps, sealed.reasons, sealed.uncertainty_ns,
             tuple(map(_event, sealed.events)),
         )  # fmt: skip
 
 
-def _event(raw: msgspec.Raw) -> WireEvent:
+def _event(raw: msgspec.Raw) -> wire.WireEvent:
     _check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
     event = _event_decoder.decode(raw)
     _check_words("the name of an event", (event.name,), MAX_NAME)
@@ -228,11 +212,11 @@ def _event(raw: msgspec.Raw) -> WireEvent:
     _check_facts(event.facts)
     if _text_of(event) > MAX_EVENT_TEXT:
         message = f"event too large: expected at most {MAX_EVENT_TEXT} characters"
-        raise WireError(message)
+        raise wire.WireError(message)
     return event
 
 
-def _check_entity(entity: WireEntity) -> None:
+def _check_entity(entity: wire.WireEntity) -> None:
     _check_words("the kind of an entity", (entity.kind,), MAX_NAME)
     _check_size("the key of an entity", len(entity.key), MAX_KEYS, "words")
     _check_words("the key of an entity", entity.key, MAX_TEXT)
@@ -252,16 +236,16 @@ def _check_words(what: str, words: Iterable[str], max_characters: int) -> None:
             _check_size(what, len(word), max_characters, "characters")
         if not word.isprintable():
             message = f"{what}: {printable(word)[:MAX_NAME]}: expected printable characters"
-            raise WireError(message)
+            raise wire.WireError(message)
 
 
 def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:
     if size > max_size:
         message = f"{what}: {size} {unit}: expected at most {max_size}"
-        raise WireError(message)
+        raise wire.WireError(message)
 
 
-def _text_of(event: WireEvent) -> int:
+def _text_of(event: wire.WireEvent) -> int:
     """Characters of all texts of an event."""
     words = chain(
         (event.name, event.entity.kind), event.entity.key,
@@ -270,7 +254,7 @@ def _text_of(event: WireEvent) -> int:
     return sum(map(len, words))
 
 
-def within_bounds(event: WireEvent) -> WireEvent:
+def within_bounds(event: wire.WireEvent) -> wire.WireEvent:
     """Return an event that receivers accept: long facts are cut if it exceeds the limit on text."""
     too_long = any(len(word) > MAX_TEXT for word in event.facts.values())
     if not too_long and len(event.facts) <= MAX_FACTS and _text_of(event) <= MAX_EVENT_TEXT:
@@ -280,7 +264,7 @@ def within_bounds(event: WireEvent) -> WireEvent:
     return msgspec.structs.replace(event, facts=cut)
 
 
-def encode_batches(frames: Iterable[Frame]) -> list[Batch]:
+def encode_batches(frames: Iterable[Frame]) -> list[wire.Batch]:
     """Encode frames of one run as batches, split at changes of stream or schema and at sequence gaps."""
     batches = []
     keyed = [((id(f.schema), f.sequence - i), f) for i, f in enumerate(frames)]
@@ -289,19 +273,19 @@ def encode_batches(frames: Iterable[Frame]) -> list[Batch]:
     return batches
 
 
-def encode_batch(frames: Sequence[Frame]) -> Batch:
+def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
     """Encode consecutive frames of one schema as one batch."""
     first = frames[0]
     rows = [frame.values for frame in frames]
     moved = 0
     for before, after in pairwise(rows):
         moved |= _as_number(before) ^ _as_number(after)
-    touched = array("q", moved.to_bytes(len(rows[0]) * BYTES_PER_VALUE, "little"))
+    touched = array("q", moved.to_bytes(len(rows[0]) * wire.BYTES_PER_VALUE, "little"))
     columns = [list(compress(row, touched)) for row in rows]
     steps = [list(map(sub, after, before)) for before, after in pairwise(columns)]
-    return Batch(
+    return wire.Batch(
         stream=first.schema.stream,
-        schema=schema_identity(first.schema),
+        schema=wire.schema_identity(first.schema),
         first_sequence=first.sequence,
         wall_ns=tuple(frame.instant.wall_ns for frame in frames),
         boot_ns=tuple(frame.instant.boot_ns for frame in frames),
@@ -354,9 +338,9 @@ def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:
     return widest
 
 
-def _encode_event(row: int, event: Event) -> WireEvent:
-    entity = to_wire_entity(event.entity)
-    return within_bounds(WireEvent(
+def _encode_event(row: int, event: Event) -> wire.WireEvent:
+    entity = wire.to_wire_entity(event.entity)
+    return within_bounds(wire.WireEvent(
         event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts,
         event.number,
     ))  # fmt: skip

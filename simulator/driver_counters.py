@@ -10,21 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
-from simulator.data import read_table
-from simulator.device_models import LANES
-from simulator.fabric import Cable
-from simulator.port import (
-    NEIGHBOUR_FRAME_BYTES,
-    PRIORITIES,
-    PortCounters,
-    by_priority,
-    on_the_wire,
-)
-from simulator.spec import NS_PER_SECOND, NS_PER_US
+from simulator import data, device_models, fabric, port, spec
 
 _WRAP = 1 << 32
 _ETHERNET_HEADER_BYTES = 14
-_REPEATED = {"{priority}": PRIORITIES, "{lane}": range(LANES)}
+_REPEATED = {"{priority}": port.PRIORITIES, "{lane}": range(device_models.LANES)}
 
 
 @dataclass(frozen=True)
@@ -78,11 +68,11 @@ class RdmaTables:
     optional: Mapping[str, CounterTable]
 
 
-RDMA = read_table("rdma_counters", RdmaTables)
-ETHTOOL = read_table("ethtool_statistics", dict[str, CounterTable])
+RDMA = data.read_table("rdma_counters", RdmaTables)
+ETHTOOL = data.read_table("ethtool_statistics", dict[str, CounterTable])
 
 
-def ethtool_statistics(cable: Cable) -> dict[str, int]:
+def ethtool_statistics(cable: fabric.Cable) -> dict[str, int]:
     """Return the statistics of `ethtool -S`, in the order of the driver."""
     table = ETHTOOL[cable.port.nic.driver]
     found = table.show(port_values(cable))
@@ -92,7 +82,7 @@ def ethtool_statistics(cable: Cable) -> dict[str, int]:
     return found
 
 
-def counters(cable: Cable) -> dict[str, int] | None:
+def counters(cable: fabric.Cable) -> dict[str, int] | None:
     """Return the files of `counters/`, data in words of four bytes; None if there is no directory.
 
     The core creates it only for devices that support performance management queries, unlike irdma.
@@ -100,18 +90,18 @@ def counters(cable: Cable) -> dict[str, int] | None:
     return None if cable.port.nic.driver == "ice" else RDMA.counters.show(port_values(cable))
 
 
-def hw_counters(cable: Cable) -> dict[str, int]:
+def hw_counters(cable: fabric.Cable) -> dict[str, int]:
     """Return the files of `hw_counters/`."""
     return RDMA.hw_counters[cable.port.nic.driver].show(port_values(cable))
 
 
-def optional_counters(cable: Cable) -> dict[str, int]:
+def optional_counters(cable: fabric.Cable) -> dict[str, int]:
     """Return the enabled counters that never appear in sysfs; only mlx5 has some."""
     table = RDMA.optional.get(cable.port.nic.driver)
     return table.show(port_values(cable)) if table else {}
 
 
-def port_values(cable: Cable) -> dict[str, int]:
+def port_values(cable: fabric.Cable) -> dict[str, int]:
     """Return all values that a counter may show, by name: the fields of `PortCounters`, and more."""
     seen = cable.counters
     found = {name: getattr(seen, name) for name in _COUNTED}
@@ -128,32 +118,35 @@ def port_values(cable: Cable) -> dict[str, int]:
         found[f"lane_{lane}_corrected_bits"] = corrected
     found["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
     found["pcie_write_stall_percent"] = cable.pcie_write_stall_percent
-    found["write_stalled_seconds"] = seen.write_stalled_ns // NS_PER_SECOND
+    found["write_stalled_seconds"] = seen.write_stalled_ns // spec.NS_PER_SECOND
     return found
 
 
-_COUNTED = tuple(one.name for one in fields(PortCounters) if isinstance(one.default, int))
+_COUNTED = tuple(one.name for one in fields(port.PortCounters) if isinstance(one.default, int))
 
 
-def _wire_values(seen: PortCounters) -> dict[str, int]:
+def _wire_values(seen: port.PortCounters) -> dict[str, int]:
     """Return all traffic of the port, by priority, and the part of the kernel: frames of LLDP."""
-    wire, frames = on_the_wire(seen), seen.neighbour_frames
+    wire, frames = port.on_the_wire(seen), seen.neighbour_frames
     found = {
         "wire_received_unicast": wire.received_packets - frames,
         "wire_sent_unicast": wire.sent_packets - frames,
         "kernel_packets": frames,
-        "kernel_bytes": frames * NEIGHBOUR_FRAME_BYTES,
+        "kernel_bytes": frames * port.NEIGHBOUR_FRAME_BYTES,
         "kernel_events": 2 * frames,
     }
     found |= {f"wire_{name}": value for name, value in wire._asdict().items()}
-    for priority, traffic in enumerate(by_priority(seen)):
+    for priority, traffic in enumerate(port.by_priority(seen)):
         for name, value in traffic._asdict().items():
             found[f"priority_{priority}_{name}"] = value
     return found
 
 
-def _pause_values(seen: PortCounters) -> dict[str, int]:
-    found = {"paused_us": seen.paused_ns // NS_PER_US, "pausing_us": seen.pausing_ns // NS_PER_US}
+def _pause_values(seen: port.PortCounters) -> dict[str, int]:
+    found = {
+        "paused_us": seen.paused_ns // spec.NS_PER_US,
+        "pausing_us": seen.pausing_ns // spec.NS_PER_US,
+    }
     for direction, frames in (
         ("received", seen.pause_frames_received),
         ("sent", seen.pause_frames_sent),

@@ -9,21 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simulator import device_models, node_hardware, port as port_model
 from simulator.conditions import PortConditions
-from simulator.device_models import LANES
-from simulator.node_hardware import SimulatedPort
-from simulator.port import (
-    DATA_FRAME_WORDS,
-    SAMPLE_PERIOD_NS,
-    SMALL_FRAME_WORDS,
-    SMALL_MTU_BYTES,
-    USUAL,
-    PortCounters,
-    PortOptics,
-    PortSettings,
-    PortSignal,
-    TrafficFlow,
-)
 from simulator.spec import NS_PER_SECOND, DriftNoise, NodeSpec, TimeSpan, round_randomly, seconds
 
 _GOODPUT = 0.97
@@ -50,17 +37,17 @@ class TrafficDemand:
 class Cable:
     """A port with its cable and switch port, in their state after the last span."""
 
-    def __init__(self, port: SimulatedPort, spec: NodeSpec, uptime_ns: int) -> None:
+    def __init__(self, port: node_hardware.SimulatedPort, spec: NodeSpec, uptime_ns: int) -> None:
         dice = spec.stream(f"port {port.rdma_device}")
         self.port = port
         self.up = True
         self.removed = False
-        self.lanes = LANES
+        self.lanes = device_models.LANES
         self.pcie_halved = ""
-        self.settings: PortSettings = USUAL
+        self.settings: port_model.PortSettings = port_model.USUAL
         self.pcie_read_stall_percent = 0
         self.pcie_write_stall_percent = 0
-        self.counters = PortCounters()
+        self.counters = port_model.PortCounters()
         self._dice = dice
         self._usual_marked = 10 ** dice.uniform(-5.0, -3.0)
         self._usual_pauses_per_second = 10 ** dice.uniform(-1.3, 0.5)
@@ -68,19 +55,19 @@ class Cable:
         self._rate_drift = DriftNoise(dice, 20.0)
         self._mark_drift = DriftNoise(dice, 30.0)
         error_dice = spec.stream(f"signal {port.rdma_device}")
-        self.optics = PortOptics(error_dice, bit_error_rate)
-        self._signal = PortSignal(
+        self.optics = port_model.PortOptics(error_dice, bit_error_rate)
+        self._signal = port_model.PortSignal(
             gigabits=port.gigabits,
             bit_error_rate=bit_error_rate,
             optics=self.optics,
             dice=dice,
             error_dice=error_dice,
-            first_sample_ns=dice.randrange(SAMPLE_PERIOD_NS),
+            first_sample_ns=dice.randrange(port_model.SAMPLE_PERIOD_NS),
             up_ns=uptime_ns,
         )
         self._neighbour_offset_ns = dice.randrange(_LLDP_PERIOD_NS)
         self._loaded = 0.0
-        self._packets_per_second = port.bytes_per_second / (DATA_FRAME_WORDS * 4)
+        self._packets_per_second = port.bytes_per_second / (port_model.DATA_FRAME_WORDS * 4)
         # A pause frame can stop the peer for this long; a NIC that continues to pause sends the
         # next one after half of it.
         self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
@@ -94,11 +81,11 @@ class Cable:
     @property
     def gigabits(self) -> int:
         """Speed of the link, on the lanes that are up."""
-        return self.port.gigabits * self.lanes // LANES
+        return self.port.gigabits * self.lanes // device_models.LANES
 
     def reload(self) -> None:
         """Reset the counters, as after a driver load."""
-        self.counters = PortCounters()
+        self.counters = port_model.PortCounters()
         self._signal.reload()
 
     def advance(
@@ -119,7 +106,7 @@ class Cable:
         self.pcie_halved = conditions.pcie_halved
         self.counters.pcie_errors += conditions.pcie_errors
         up = 1.0 - sum(span.share_in(outage) for outage in outages)
-        most = _GOODPUT * self.lanes / LANES
+        most = _GOODPUT * self.lanes / device_models.LANES
         ripple = 1.0 + 0.03 * self._rate_drift.advance(span.seconds)
         send, receive = wish.send * ripple * up, wish.receive * ripple * up
         receive = max(receive, conditions.foreign_receive * up * (0.98 + 0.02 * ripple))
@@ -152,13 +139,13 @@ class Cable:
 
     @property
     def _frame_words(self) -> int:
-        small = self.settings.mtu_bytes <= SMALL_MTU_BYTES
-        return SMALL_FRAME_WORDS if small else DATA_FRAME_WORDS
+        small = self.settings.mtu_bytes <= port_model.SMALL_MTU_BYTES
+        return port_model.SMALL_FRAME_WORDS if small else port_model.DATA_FRAME_WORDS
 
     @property
     def _frames_per_second(self) -> float:
         """Frames per second of RDMA traffic that fill the link at its full speed."""
-        return self._packets_per_second * (DATA_FRAME_WORDS / self._frame_words)
+        return self._packets_per_second * (port_model.DATA_FRAME_WORDS / self._frame_words)
 
     def _transfer(
         self, span: TimeSpan, send: float, receive: float, conditions: PortConditions
@@ -185,7 +172,9 @@ class Cable:
             counters.notifications_sent += told
             counters.notifications_handled += heard
 
-    def _count(self, flow: TrafficFlow, astray: TrafficFlow, packets: int) -> None:
+    def _count(
+        self, flow: port_model.TrafficFlow, astray: port_model.TrafficFlow, packets: int
+    ) -> None:
         """Count RDMA packets in the priority that the port assigns to them."""
         flow.add(packets, self._frame_words)
         if self.settings.trust != "dscp":
@@ -203,7 +192,7 @@ class Cable:
         paused, pausing = shares
         usual = self._usual_pauses_per_second * span.seconds * busy
         extent = 1.0 if conditions.stuck else 0.6 if paused or pausing else 0.2
-        frame_ns = extent * self._refresh_ns * LANES / self.lanes
+        frame_ns = extent * self._refresh_ns * device_models.LANES / self.lanes
         frames = pausing * span.length_ns / frame_ns
         frames += dice.expovariate(20.0) * usual
         sent = round_randomly(frames, dice)
@@ -261,8 +250,8 @@ class Cable:
         uptime_seconds = uptime_ns // NS_PER_SECOND
         usual_rate = 0.34 if self.port.rail is not None else 0.01
         packets = int(usual_rate * self._packets_per_second * uptime_seconds)
-        counters.sent.add(packets, DATA_FRAME_WORDS)
-        counters.received.add(packets - packets // 10_000, DATA_FRAME_WORDS)
+        counters.sent.add(packets, port_model.DATA_FRAME_WORDS)
+        counters.received.add(packets - packets // 10_000, port_model.DATA_FRAME_WORDS)
         counters.write_requests = self._dice.randrange(1 << 31)
         counters.marked_packets = int(packets * self._usual_marked)
         counters.notifications_sent = int(counters.marked_packets * _NOTIFIED)

@@ -14,17 +14,7 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator.device_models import CONNECTX7, NicModel
-from simulator.fabric import Cable
-from simulator.node_hardware import (
-    CPU_LISTS,
-    ETHERNET,
-    KERNEL,
-    LOGICAL_CPUS,
-    SimulatedGpu,
-    SimulatedPciDevice,
-)
-from simulator.node_model import MEMORY_BYTES, HostState, InterfaceTraffic, NodeModel, PressureStall
+from simulator import device_models, fabric, node_hardware, node_model
 from simulator.port import NEIGHBOUR_FRAME_BYTES
 from simulator.spec import NS_PER_SECOND, NodeSpec
 
@@ -38,8 +28,8 @@ _KERNEL_BYTES = 11 << 30
 _US_PER_MS = 1000
 _ROUTES = (
     "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-    f"{ETHERNET}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
-    f"{ETHERNET}\t0000000A\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0\n"
+    f"{node_hardware.ETHERNET}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+    f"{node_hardware.ETHERNET}\t0000000A\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0\n"
 )
 """The default route via 10.0.0.1, and the network itself (linux: net/ipv4/fib_trie.c)."""
 
@@ -49,11 +39,11 @@ def boot_seconds(spec: NodeSpec) -> int:
     return (spec.started_wall_ns - spec.started_boot_ns) // NS_PER_SECOND
 
 
-def show_host(model: NodeModel, into: CaptureMoment) -> None:
+def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add psutil's results and the files of /proc to a `CaptureMoment`."""
     server = model.server
     into.calls["psutil.cpu_times()"] = _cpu_times(server)
-    into.calls["psutil.cpu_count()"] = LOGICAL_CPUS
+    into.calls["psutil.cpu_count()"] = node_hardware.LOGICAL_CPUS
     into.calls["psutil.boot_time()"] = float(boot_seconds(model.spec))
     into.calls["psutil.virtual_memory()"] = _memory(server)
     into.calls["psutil.swap_memory()"] = {
@@ -76,26 +66,28 @@ def show_host(model: NodeModel, into: CaptureMoment) -> None:
         into.files[f"/proc/pressure/{resource}"] = _pressure(pressure)
     into.files["/proc/net/route"] = _ROUTES
     into.files["/proc/sys/kernel/random/boot_id"] = f"{model.spec.boot_id}\n"
-    into.files["/proc/sys/kernel/osrelease"] = f"{KERNEL}\n"
+    into.files["/proc/sys/kernel/osrelease"] = f"{node_hardware.KERNEL}\n"
     into.files["/proc/sys/kernel/hostname"] = f"{model.spec.node}\n"
 
 
-def _cpu_times(server: HostState) -> Json:
+def _cpu_times(server: node_model.HostState) -> Json:
     return {
         mode: amount_ns // _NS_PER_TICK / _TICKS_PER_SECOND
         for mode, amount_ns in server.cpu_ns.items()
     }
 
 
-def _memory(server: HostState) -> Json:
+def _memory(server: node_model.HostState) -> Json:
     cached = server.cached_bytes
-    free = MEMORY_BYTES - _KERNEL_BYTES - server.job_memory_bytes - cached - _BUFFERS_BYTES
+    free = (
+        node_model.MEMORY_BYTES - _KERNEL_BYTES - server.job_memory_bytes - cached - _BUFFERS_BYTES
+    )
     available = free + cached // 2 + _BUFFERS_BYTES
     return {
-        "total": MEMORY_BYTES,
+        "total": node_model.MEMORY_BYTES,
         "available": available,
-        "percent": round(100 * (MEMORY_BYTES - available) / MEMORY_BYTES, 1),
-        "used": MEMORY_BYTES - available,
+        "percent": round(100 * (node_model.MEMORY_BYTES - available) / node_model.MEMORY_BYTES, 1),
+        "used": node_model.MEMORY_BYTES - available,
         "free": free,
         "active": server.job_memory_bytes // 2,
         "inactive": cached,
@@ -106,7 +98,7 @@ def _memory(server: HostState) -> Json:
     }
 
 
-def _disk(server: HostState) -> Json:
+def _disk(server: node_model.HostState) -> Json:
     disk = server.disk
     return {
         "read_count": disk.reads,
@@ -121,19 +113,19 @@ def _disk(server: HostState) -> Json:
     }
 
 
-def network(model: NodeModel) -> dict[str, InterfaceTraffic]:
+def network(model: node_model.NodeModel) -> dict[str, node_model.InterfaceTraffic]:
     """Return traffic of the kernel's own networking, which RDMA bypasses."""
     interfaces = dict(model.server.traffic)
     for cable in model.present_cables:
         frames = cable.counters.neighbour_frames
         size = frames * NEIGHBOUR_FRAME_BYTES
-        interfaces[cable.port.interface] = InterfaceTraffic(
+        interfaces[cable.port.interface] = node_model.InterfaceTraffic(
             size, size, frames, frames, cable.counters.checksum_errors
         )
     return interfaces
 
 
-def _interface(traffic: InterfaceTraffic) -> Json:
+def _interface(traffic: node_model.InterfaceTraffic) -> Json:
     return {
         "bytes_sent": traffic.sent_bytes,
         "bytes_recv": traffic.received_bytes,
@@ -146,7 +138,7 @@ def _interface(traffic: InterfaceTraffic) -> Json:
     }
 
 
-def _pressure(pressure: PressureStall) -> str:
+def _pressure(pressure: node_model.PressureStall) -> str:
     lines = (
         ("some", pressure.some_percent, pressure.some_us),
         ("full", pressure.full_percent, pressure.full_us),
@@ -161,14 +153,14 @@ def _pressure(pressure: PressureStall) -> str:
 _FIRST_INTERRUPT = 300
 
 
-def show_driver_files(model: NodeModel, into: CaptureMoment) -> None:
+def show_driver_files(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add a file for each GPU to a `CaptureMoment`."""
     for gpu in model.machine.gpus:
         path = f"/proc/driver/nvidia/gpus/{gpu.pci_address}/information"
         into.files[path] = _information(model.machine.model.name, gpu)
 
 
-def _information(name: str, gpu: SimulatedGpu) -> str:
+def _information(name: str, gpu: node_hardware.SimulatedGpu) -> str:
     return (
         f"Model: \t\t {name}\n"
         f"IRQ:   \t\t {_FIRST_INTERRUPT + gpu.index}\n"
@@ -182,7 +174,7 @@ _NAME_TAG, _READ_ONLY_TAG, _END_TAG = 0x82, 0x90, 0x78
 _BRIDGE_NAME, _BRIDGE_MARK = "Nvidia ConnectX-7 NVLink switch management", "SW_MNG"
 
 
-def show_vital_data(model: NodeModel, into: CaptureMoment) -> None:
+def show_vital_data(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the data of all NICs to a `CaptureMoment`."""
     for cable in model.present_cables:
         port = cable.port
@@ -199,8 +191,8 @@ def _show(into: CaptureMoment, pci_address: str, rdma_device: str, data: bytes) 
     into.files[f"/sys/class/infiniband/{rdma_device}/device/vpd"] = text
 
 
-def _of_card(nic: NicModel, mac: str) -> bytes:
-    part = "MCX75310AAS-NEAT" if nic is CONNECTX7 else nic.name
+def _of_card(nic: device_models.NicModel, mac: str) -> bytes:
+    part = "MCX75310AAS-NEAT" if nic is device_models.CONNECTX7 else nic.name
     return _data(f"{nic.name} adapter card", {"PN": part, "SN": mac.replace(":", "").upper()})
 
 
@@ -232,7 +224,7 @@ _NOTHING_THERE = {"current_link_speed": "2.5 GT/s PCIe", "current_link_width": 0
 """Link of a port after its downstream device has vanished."""
 
 
-def show_pci_devices(model: NodeModel, into: CaptureMoment) -> None:
+def show_pci_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the PCI devices to a `CaptureMoment`."""
     lost = {
         model.machine.gpus[index].pci_address
@@ -268,18 +260,18 @@ def show_pci_devices(model: NodeModel, into: CaptureMoment) -> None:
     show_vital_data(model, into)
 
 
-def _facts(device: SimulatedPciDevice) -> dict[str, Json]:
+def _facts(device: node_hardware.SimulatedPciDevice) -> dict[str, Json]:
     return {
         "vendor": f"0x{device.vendor:04x}",
         "device": f"0x{device.device:04x}",
         "class": f"0x{device.pci_class:06x}",
         "numa_node": device.numa_node,
-        "local_cpulist": CPU_LISTS[device.numa_node],
+        "local_cpulist": node_hardware.CPU_LISTS[device.numa_node],
         "power_state": "D0",
     }
 
 
-def _link(device: SimulatedPciDevice, *, lost: bool) -> dict[str, Json]:
+def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, Json]:
     """Return the link between a device and its upstream port, if it has one."""
     if not device.generation:
         absent = failure(OSError(errno.ENOENT, ""))
@@ -296,7 +288,7 @@ def _link(device: SimulatedPciDevice, *, lost: bool) -> dict[str, Json]:
     }
 
 
-def _degraded(device: SimulatedPciDevice, card: Cable) -> dict[str, Json]:
+def _degraded(device: node_hardware.SimulatedPciDevice, card: fabric.Cable) -> dict[str, Json]:
     """Return a NIC's link at either end: limited to that of the NIC, or half of it."""
     nic = card.port.nic
     generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes
@@ -308,7 +300,7 @@ def _degraded(device: SimulatedPciDevice, card: Cable) -> dict[str, Json]:
 
 
 def _errors(
-    device: SimulatedPciDevice, *, corrected: dict[str, int], fatal: dict[str, int]
+    device: node_hardware.SimulatedPciDevice, *, corrected: dict[str, int], fatal: dict[str, int]
 ) -> dict[str, Json]:
     if not device.generation:
         names = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")

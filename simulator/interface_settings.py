@@ -14,19 +14,7 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator.driver_counters import ethtool_statistics, xon_and_xoff
-from simulator.fabric import Cable
-from simulator.network_interfaces import INTERFACES
-from simulator.node_hardware import ETHERNET, LOOPBACK
-from simulator.node_model import NodeModel
-from simulator.port import (
-    BEST_EFFORT,
-    DSCP_OF_DATA,
-    DSCP_OF_NOTIFICATIONS,
-    LOSSLESS,
-    NOTIFICATION,
-    PRIORITIES,
-)
+from simulator import driver_counters, fabric, network_interfaces, node_hardware, node_model, port
 
 _BUFFERS_BYTES = 262_016
 _LOSSY_BUFFER_BYTES = 105_856
@@ -36,7 +24,7 @@ _LINK_DOWN_STATES = {
 }
 
 
-def show_settings(model: NodeModel, into: CaptureMoment) -> None:
+def show_settings(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the settings of all interfaces to a `CaptureMoment`."""
     for cable in model.present_cables:
         answers = {
@@ -44,7 +32,7 @@ def show_settings(model: NodeModel, into: CaptureMoment) -> None:
             "pause": _pause(cable),
             "fec": _fec(cable),
             "standard_statistics": _standard_statistics(cable),
-            "rings": INTERFACES.rings[cable.port.nic.driver],
+            "rings": network_interfaces.INTERFACES.rings[cable.port.nic.driver],
             "link_modes": _link_modes(cable),
             "link_state": _link_state(cable, model.spec.scenario),
         }
@@ -60,13 +48,13 @@ def show_settings(model: NodeModel, into: CaptureMoment) -> None:
         "advertised": [],
         "peer": [],
     }
-    _put(into, LOOPBACK, nothing | {"link_state": {"up": True}})
+    _put(into, node_hardware.LOOPBACK, nothing | {"link_state": {"up": True}})
     virtual = {
-        "rings": INTERFACES.rings["virtio_net"],
+        "rings": network_interfaces.INTERFACES.rings["virtio_net"],
         "link_modes": unknown_speed,
         "link_state": {"up": True},
     }
-    _put(into, ETHERNET, nothing | virtual)
+    _put(into, node_hardware.ETHERNET, nothing | virtual)
 
 
 def _put(into: CaptureMoment, interface: str, answers: dict[str, Json]) -> None:
@@ -74,25 +62,33 @@ def _put(into: CaptureMoment, interface: str, answers: dict[str, Json]) -> None:
         into.calls[f"netlink.{function}({interface})"] = answer
 
 
-def _dcb(cable: Cable) -> dict[str, Json]:
+def _dcb(cable: fabric.Cable) -> dict[str, Json]:
     """PFC, bandwidth, and the DSCP mapping: of the 64 that a driver may list, those in use.
 
     No driver reports a port's trust mode; one that does not trust DSCP has no DSCP table.
     """
     settings, driver = cable.settings, cable.port.nic.driver
     trusting = settings.trust == "dscp"
-    applications = ((DSCP_OF_DATA, LOSSLESS), (DSCP_OF_NOTIFICATIONS, NOTIFICATION))
+    applications = (
+        (port.DSCP_OF_DATA, port.LOSSLESS),
+        (port.DSCP_OF_NOTIFICATIONS, port.NOTIFICATION),
+    )
     found: dict[str, Json] = {
         "pfc": {
             "capacity": 8,
-            "enabled": [LOSSLESS] if settings.pausing else [],
+            "enabled": [port.LOSSLESS] if settings.pausing else [],
             "delay_bits": 0,
             **_pause_frames(cable),
         },
         "ets": {
-            "traffic_class": list(PRIORITIES),
-            "bandwidth_percent": [50 if p in (BEST_EFFORT, LOSSLESS) else 0 for p in PRIORITIES],
-            "algorithm": ["ets" if p in (BEST_EFFORT, LOSSLESS) else "strict" for p in PRIORITIES],
+            "traffic_class": list(port.PRIORITIES),
+            "bandwidth_percent": [
+                50 if p in (port.BEST_EFFORT, port.LOSSLESS) else 0 for p in port.PRIORITIES
+            ],
+            "algorithm": [
+                "ets" if p in (port.BEST_EFFORT, port.LOSSLESS) else "strict"
+                for p in port.PRIORITIES
+            ],
         },
         "applications": [
             {"selector": "dscp", "protocol": dscp, "priority": priority}
@@ -103,18 +99,21 @@ def _dcb(cable: Cable) -> dict[str, Json]:
     }
     if driver == "mlx5_core":
         found["buffer"] = _buffers(pausing=settings.pausing)
-        found["maximum_rate_kilobits"] = [0] * len(PRIORITIES)
+        found["maximum_rate_kilobits"] = [0] * len(port.PRIORITIES)
     return found
 
 
-def _pause_frames(cable: Cable) -> dict[str, list[int]]:
+def _pause_frames(cable: fabric.Cable) -> dict[str, list[int]]:
     """Pause frames sent and received by priority; ice counts those that start a pause."""
     sent, received = cable.counters.pause_frames_sent, cable.counters.pause_frames_received
     if cable.port.nic.driver == "ice":
-        sent, received = xon_and_xoff(sent)[1], xon_and_xoff(received)[1]
+        sent, received = (
+            driver_counters.xon_and_xoff(sent)[1],
+            driver_counters.xon_and_xoff(received)[1],
+        )
     return {
-        "requests": [sent if p == LOSSLESS else 0 for p in PRIORITIES],
-        "indications": [received if p == LOSSLESS else 0 for p in PRIORITIES],
+        "requests": [sent if p == port.LOSSLESS else 0 for p in port.PRIORITIES],
+        "indications": [received if p == port.LOSSLESS else 0 for p in port.PRIORITIES],
     }
 
 
@@ -123,13 +122,13 @@ def _buffers(*, pausing: bool) -> dict[str, Json]:
     split = (_LOSSY_BUFFER_BYTES, _BUFFERS_BYTES - _LOSSY_BUFFER_BYTES)
     sizes = split if pausing else (_BUFFERS_BYTES, 0)
     return {
-        "of_priority": [int(pausing and p == LOSSLESS) for p in PRIORITIES],
-        "size_bytes": [*sizes, *[0] * (len(PRIORITIES) - len(sizes))],
+        "of_priority": [int(pausing and p == port.LOSSLESS) for p in port.PRIORITIES],
+        "size_bytes": [*sizes, *[0] * (len(port.PRIORITIES) - len(sizes))],
         "total_bytes": _BUFFERS_BYTES,
     }
 
 
-def _pause(cable: Cable) -> dict[str, Json]:
+def _pause(cable: fabric.Cable) -> dict[str, Json]:
     """Return global pause: off; mlx5 counts the frames of priorities here as well."""
     seen, counting = cable.counters, cable.port.nic.driver == "mlx5_core"
     return {
@@ -143,7 +142,7 @@ def _pause(cable: Cable) -> dict[str, Json]:
     }
 
 
-def _fec(cable: Cable) -> dict[str, Json]:
+def _fec(cable: fabric.Cable) -> dict[str, Json]:
     seen = cable.counters
     statistics = {
         "corrected_blocks": [seen.mended_blocks],
@@ -161,14 +160,16 @@ def _fec(cable: Cable) -> dict[str, Json]:
     }
 
 
-def _standard_statistics(cable: Cable) -> dict[str, Json]:
-    counted = ethtool_statistics(cable)
-    names = INTERFACES.standard_statistics[cable.port.nic.driver]
+def _standard_statistics(cable: fabric.Cable) -> dict[str, Json]:
+    counted = driver_counters.ethtool_statistics(cable)
+    names = network_interfaces.INTERFACES.standard_statistics[cable.port.nic.driver]
     return {"statistics": {name: counted[own] for name, own in names.items()}}
 
 
-def _link_modes(cable: Cable) -> dict[str, Json]:
-    modes = INTERFACES.link_modes["copper" if cable.port.rail is None else "optical"]
+def _link_modes(cable: fabric.Cable) -> dict[str, Json]:
+    modes = network_interfaces.INTERFACES.link_modes[
+        "copper" if cable.port.rail is None else "optical"
+    ]
     supported = modes[str(cable.port.gigabits)]
     found: dict[str, Json] = {
         "duplex": "full" if cable.up else "unknown",
@@ -182,7 +183,7 @@ def _link_modes(cable: Cable) -> dict[str, Json]:
     return found
 
 
-def _link_state(cable: Cable, scenario: str) -> dict[str, Json]:
+def _link_state(cable: fabric.Cable, scenario: str) -> dict[str, Json]:
     """Return the link state; mlx5 adds the reason for a down link and the number of its losses."""
     found: dict[str, Json] = {"up": cable.up}
     driver = cable.port.nic.driver
@@ -209,7 +210,7 @@ _DIRECTORIES = (
 )
 
 
-def show_ofed_files(model: NodeModel, into: CaptureMoment) -> None:
+def show_ofed_files(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the files of all ConnectX ports to a `CaptureMoment`."""
     for cable in model.present_cables:
         if cable.port.nic.driver != "mlx5_core":
@@ -227,19 +228,19 @@ def show_ofed_files(model: NodeModel, into: CaptureMoment) -> None:
         for path, text in files.items():
             into.files[f"{net}/{path}"] = f"{text}\n"
         place = f"/sys/class/infiniband/{cable.port.rdma_device}/tc/1/traffic_class"
-        into.files[place] = f"Global tclass={DSCP_OF_DATA << 2 | _ECN_CAPABLE}\n"
+        into.files[place] = f"Global tclass={port.DSCP_OF_DATA << 2 | _ECN_CAPABLE}\n"
 
 
-def _files(cable: Cable) -> dict[str, str]:
+def _files(cable: fabric.Cable) -> dict[str, str]:
     enabled = int(cable.settings.notifying)
     return {
         "qos/trust": cable.settings.trust,
         **{
             f"ecn/{end}/enable/{priority}": str(enabled)
             for end in ("roce_np", "roce_rp")
-            for priority in PRIORITIES
+            for priority in port.PRIORITIES
         },
-        "ecn/roce_np/cnp_dscp": str(DSCP_OF_NOTIFICATIONS),
-        "ecn/roce_np/cnp_802p_prio": str(NOTIFICATION),
+        "ecn/roce_np/cnp_dscp": str(port.DSCP_OF_NOTIFICATIONS),
+        "ecn/roce_np/cnp_802p_prio": str(port.NOTIFICATION),
         "ecn/roce_np/min_time_between_cnps": str(_MICROSECONDS_BETWEEN_NOTIFICATIONS),
     }

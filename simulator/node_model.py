@@ -12,26 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from simulator.conditions import Scenario
-from simulator.fabric import Cable, TrafficDemand
+from simulator import conditions, fabric, node_hardware, scenarios, workload
 from simulator.gpu import GpuState
-from simulator.node_hardware import (
-    ETHERNET,
-    LOGICAL_CPUS,
-    LOOPBACK,
-    SimulatedPort,
-    build_node_hardware,
-)
-from simulator.scenarios import scenario_of
 from simulator.spec import NS_PER_SECOND, NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
-from simulator.workload import (
-    ALONE,
-    CHECKPOINT_RATE,
-    EXCHANGE_RATE,
-    FETCH_RATE,
-    JobDemand,
-    TrainingJob,
-)
 
 MEMORY_BYTES = 2_113_660_000_000 // 4096 * 4096
 MODES = (
@@ -89,20 +72,23 @@ class HostState:
         self._dice = spec.stream("server")
         self._drift = DriftNoise(self._dice, 15.0)
         self.cpu_ns = dict.fromkeys(MODES, 0)
-        self.cpu_ns["user"] = int(0.28 * uptime_ns) * LOGICAL_CPUS
-        self.cpu_ns["system"] = int(0.015 * uptime_ns) * LOGICAL_CPUS
-        self.cpu_ns["idle"] = uptime_ns * LOGICAL_CPUS - sum(self.cpu_ns.values())
+        self.cpu_ns["user"] = int(0.28 * uptime_ns) * node_hardware.LOGICAL_CPUS
+        self.cpu_ns["system"] = int(0.015 * uptime_ns) * node_hardware.LOGICAL_CPUS
+        self.cpu_ns["idle"] = uptime_ns * node_hardware.LOGICAL_CPUS - sum(self.cpu_ns.values())
         self.load = [2.0, 2.0, 2.0]
         self.running, self.last_process = 3, self._dice.randrange(50_000, 200_000)
         self.processes = self._dice.randrange(2400, 2900)
         self.job_memory_bytes = 0
         self.cached_bytes = int(0.11 * MEMORY_BYTES) // _PAGE_BYTES * _PAGE_BYTES
         self.disk = DiskActivity()
-        self.traffic = {ETHERNET: InterfaceTraffic(), LOOPBACK: InterfaceTraffic()}
+        self.traffic = {
+            node_hardware.ETHERNET: InterfaceTraffic(),
+            node_hardware.LOOPBACK: InterfaceTraffic(),
+        }
         self.pressure = {resource: PressureStall() for resource in RESOURCES}
         self._work_since_boot(uptime_ns)
 
-    def advance(self, span: TimeSpan, demand: JobDemand) -> None:
+    def advance(self, span: TimeSpan, demand: workload.JobDemand) -> None:
         """Advance by a span."""
         drift = self._drift.advance(span.seconds)
         busy = max(_JOB_CPU * demand.present * (1.0 + 0.1 * drift) + 0.004, 0.001)
@@ -115,7 +101,7 @@ class HostState:
         self._wait(span, "io", 0.002 + 0.4 * demand.checkpoint, 0.25 * demand.checkpoint)
 
     def _compute(self, span: TimeSpan, busy: float, waiting: float) -> None:
-        capacity_ns = span.length_ns * LOGICAL_CPUS
+        capacity_ns = span.length_ns * node_hardware.LOGICAL_CPUS
         taken = {
             "user": int(busy * capacity_ns),
             "system": int(_SYSTEM_CPU * (0.2 + busy) * capacity_ns),
@@ -125,14 +111,14 @@ class HostState:
         taken["idle"] = capacity_ns - sum(taken.values())
         for mode, amount_ns in taken.items():
             self.cpu_ns[mode] += amount_ns
-        tasks = (busy + waiting) * LOGICAL_CPUS
+        tasks = (busy + waiting) * node_hardware.LOGICAL_CPUS
         for place, window_seconds in enumerate(LOAD_WINDOWS_SECONDS):
             kept = math.exp(-span.seconds / window_seconds)
             self.load[place] = self.load[place] * kept + tasks * (1.0 - kept)
         self.running = 1 + round(tasks)
         self.last_process += round_randomly(6.0 * span.seconds, self._dice)
 
-    def _remember(self, span: TimeSpan, demand: JobDemand) -> None:
+    def _remember(self, span: TimeSpan, demand: workload.JobDemand) -> None:
         job = _JOB_MEMORY * MEMORY_BYTES * demand.resident
         self.job_memory_bytes = int(job) // _PAGE_BYTES * _PAGE_BYTES
         written = int(demand.checkpoint * _CHECKPOINT_BYTES_PER_SECOND * span.seconds)
@@ -157,16 +143,21 @@ class HostState:
         self.disk.busy_us += min(busy_us, span.length_ns // NS_PER_US)
 
     def _talk(self, span: TimeSpan, present: float) -> None:
-        for name, rate in ((ETHERNET, 9_000 + 24_000 * present), (LOOPBACK, 3_000.0)):
+        for name, rate in (
+            (node_hardware.ETHERNET, 9_000 + 24_000 * present),
+            (node_hardware.LOOPBACK, 3_000.0),
+        ):
             traffic = self.traffic[name]
             sent = round_randomly(
                 rate * span.seconds / 400 * self._dice.uniform(0.8, 1.2), self._dice
             )
-            received = sent if name == LOOPBACK else round_randomly(sent * 1.1, self._dice)
+            received = (
+                sent if name == node_hardware.LOOPBACK else round_randomly(sent * 1.1, self._dice)
+            )
             traffic.sent_packets += sent
             traffic.sent_bytes += sent * 400
             traffic.received_packets += received
-            traffic.received_bytes += received * (400 if name == LOOPBACK else 220)
+            traffic.received_bytes += received * (400 if name == node_hardware.LOOPBACK else 220)
 
     def _wait(self, span: TimeSpan, resource: str, some: float, full: float) -> None:
         pressure = self.pressure[resource]
@@ -209,13 +200,13 @@ class NodeModel:
     """
 
     def __init__(
-        self, spec: NodeSpec, scenario: Scenario | int, since_ns: int | None = None
+        self, spec: NodeSpec, scenario: conditions.Scenario | int, since_ns: int | None = None
     ) -> None:
         self.spec = spec
         if isinstance(scenario, int):
-            scenario = scenario_of(spec, scenario)
+            scenario = scenarios.scenario_of(spec, scenario)
         self.scenario = scenario
-        self.machine = build_node_hardware(spec)
+        self.machine = node_hardware.build_node_hardware(spec)
         start_ns, warm_up_ns = since_ns or 0, _WARM_UP_SECONDS * NS_PER_SECOND
         self.offset_ns = start_ns - warm_up_ns
         self.span = TimeSpan(self.offset_ns, self.offset_ns)
@@ -224,16 +215,16 @@ class NodeModel:
         self.gpus = [
             GpuState(spec, self.machine.model, gpu, uptime_ns) for gpu in self.machine.gpus
         ]
-        self.cables = [Cable(port, spec, uptime_ns) for port in self.machine.ports]
+        self.cables = [fabric.Cable(port, spec, uptime_ns) for port in self.machine.ports]
         self.server = HostState(spec, uptime_ns)
-        self._job = TrainingJob(spec)
+        self._job = workload.TrainingJob(spec)
         while self.offset_ns < start_ns:
             self.advance(self.offset_ns + NS_PER_SECOND)
         if since_ns is not None:
             self._reload()
 
     @property
-    def present_cables(self) -> list[Cable]:
+    def present_cables(self) -> list[fabric.Cable]:
         """Ports of all NICs that have not been removed."""
         return [cable for cable in self.cables if not cable.removed]
 
@@ -246,7 +237,7 @@ class NodeModel:
         clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
         slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
         demand = self._job.advance(span, scenario.job(span), slowest)
-        if self.spec.mode not in ALONE:
+        if self.spec.mode not in workload.ALONE:
             demand = replace(demand, exchange=0.0, exchanged=0.0)
         moved: dict[int | None, tuple[int, int]] = {}
         for cable in self.cables:
@@ -271,13 +262,13 @@ class NodeModel:
             cable.reload()
 
 
-def _wish(port: SimulatedPort, demand: JobDemand) -> TrafficDemand:
+def _wish(port: node_hardware.SimulatedPort, demand: workload.JobDemand) -> fabric.TrafficDemand:
     """Return the traffic that the job requests from a port."""
     if port.rail is not None:
-        rate = EXCHANGE_RATE * demand.exchanged
-        return TrafficDemand(demand.exchange, rate, rate)
-    return TrafficDemand(
+        rate = workload.EXCHANGE_RATE * demand.exchanged
+        return fabric.TrafficDemand(demand.exchange, rate, rate)
+    return fabric.TrafficDemand(
         max(demand.checkpoint, demand.fetch),
-        CHECKPOINT_RATE * demand.checkpoint,
-        FETCH_RATE * demand.fetch,
+        workload.CHECKPOINT_RATE * demand.checkpoint,
+        workload.FETCH_RATE * demand.fetch,
     )

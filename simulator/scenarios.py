@@ -8,134 +8,130 @@ from __future__ import annotations
 
 from typing import Literal
 
-from simulator.conditions import (
-    GpuConditions,
-    JobConditions,
-    PortConditions,
-    Scenario,
-    SlowedExchange,
-)
-from simulator.device_models import LANES, GpuGeneration, find_model, nic_of
-from simulator.port import SMALL_MTU_BYTES, USUAL, PortSettings
+from simulator import conditions, device_models, port, workload
 from simulator.spec import NodeSpec, TimeSpan, seconds
-from simulator.workload import EXCHANGE_RATE
 
 # Recovery actions (nvml.h, nvmlDeviceGpuRecoveryAction_t).
 GPU_RESET, NODE_REBOOT, DRAIN_AND_RESET = 1, 2, 4
 
 
-class ThermalThrottling(Scenario):
+class ThermalThrottling(conditions.Scenario):
     """Dust, a failed fan or a loose heat sink: insufficient cooling."""
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Insufficient cooling from the onset on."""
-        return GpuConditions(thermal_resistance=1.0 + 1.4 * span.share_after(self.onset_ns))
+        return conditions.GpuConditions(
+            thermal_resistance=1.0 + 1.4 * span.share_after(self.onset_ns)
+        )
 
 
-class Xid79(Scenario):
+class Xid79(conditions.Scenario):
     """A GPU falls off the bus, which stops the job."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Hung: the other ranks wait for the lost one."""
-        return JobConditions(hung=span.end_ns > self.onset_ns)
+        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Lost."""
-        return GpuConditions(lost=self.onset_ns <= span.end_ns)
+        return conditions.GpuConditions(lost=self.onset_ns <= span.end_ns)
 
 
-class GpuHung(Scenario):
+class GpuHung(conditions.Scenario):
     """The firmware of a GPU stops responding to the driver, and the job waits."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Hung: the other ranks wait for the struck one."""
-        return JobConditions(hung=span.end_ns > self.onset_ns)
+        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Every call runs into its timeout."""
-        return GpuConditions(hung=self.onset_ns <= span.end_ns)
+        return conditions.GpuConditions(hung=self.onset_ns <= span.end_ns)
 
 
-class DriverStuck(Scenario):
+class DriverStuck(conditions.Scenario):
     """A driver thread holds the lock of a GPU permanently: calls for this GPU never return."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Hung: the other ranks wait for the struck one."""
-        return JobConditions(hung=span.end_ns > self.onset_ns)
+        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """No call returns."""
-        return GpuConditions(stuck=self.onset_ns <= span.end_ns)
+        return conditions.GpuConditions(stuck=self.onset_ns <= span.end_ns)
 
 
-class RowRemap(Scenario):
+class RowRemap(conditions.Scenario):
     """One memory address repeatedly needs correction, and its row is marked for remapping."""
 
     errors = 12
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """One row waits for a reset."""
         struck = self.onset_ns <= span.end_ns
-        return GpuConditions(
+        return conditions.GpuConditions(
             corrected_errors=self.errors if span.passes(self.onset_ns) else 0,
             correctable_rows=int(struck),
             recovery_action=DRAIN_AND_RESET if struck else 0,
         )
 
 
-class EccUncorrected(Scenario):
+class EccUncorrected(conditions.Scenario):
     """One uncorrectable memory error ends the process that read the data, and the job with it."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """No job from the onset on."""
-        return JobConditions(present=1.0 - span.share_after(self.onset_ns))
+        return conditions.JobConditions(present=1.0 - span.share_after(self.onset_ns))
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """One error, and its row waits for a reset."""
         struck = self.onset_ns <= span.end_ns
-        return GpuConditions(
+        return conditions.GpuConditions(
             uncorrected_errors=int(span.passes(self.onset_ns)),
             uncorrectable_rows=int(struck),
             recovery_action=DRAIN_AND_RESET if struck else 0,
         )
 
 
-class NvlinkErrors(SlowedExchange):
+class NvlinkErrors(conditions.SlowedExchange):
     """A bad cable or a dirty connector: one NVLink retransmits repeatedly."""
 
     slowest, fastest = 0.6, 0.9
     error_every_ns = seconds(0.025)
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Errors at a steady rate; up to Hopper the driver reports them as fatal and requires a reset."""
-        fatal = find_model(self.spec.model).generation < GpuGeneration.BLACKWELL
-        return GpuConditions(
+        fatal = (
+            device_models.find_model(self.spec.model).generation
+            < device_models.GpuGeneration.BLACKWELL
+        )
+        return conditions.GpuConditions(
             link_errors=span.count_recurring(self.onset_ns, self.error_every_ns),
             recovery_action=GPU_RESET if fatal and self.onset_ns <= span.end_ns else 0,
         )
 
 
-class NvmlDenied(Scenario):
+class NvmlDenied(conditions.Scenario):
     """The driver restricts activity data to administrators (RmProfilingAdminOnly)."""
 
-    def gpu(self, index: int, span: TimeSpan) -> GpuConditions:
+    def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
         """Denied on all GPUs, from the start."""
         del index, span
-        return GpuConditions(denied=True)
+        return conditions.GpuConditions(denied=True)
 
 
 _HALF = 0.5
 
 
-class LinkOutages(Scenario):
+class LinkOutages(conditions.Scenario):
     """The link of one rail is down intermittently, and the job waits for it."""
 
     outages: tuple[TimeSpan, ...] = ()
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Nothing is exchanged during an outage."""
         down = sum(span.share_in(outage) for outage in self.outages)
-        return JobConditions(exchange_pace=1.0 - down)
+        return conditions.JobConditions(exchange_pace=1.0 - down)
 
     def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link is down."""
@@ -163,7 +159,7 @@ class FlappingLink(LinkOutages):
 class LinkSpeedDown(LinkOutages):
     """A cable fails: bit errors rise, the link goes down, and recovers on half of its lanes."""
 
-    left_lanes = LANES // 2
+    left_lanes = device_models.LANES // 2
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
@@ -172,43 +168,43 @@ class LinkSpeedDown(LinkOutages):
         length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), rest_ns // 4)
         self.outages = (TimeSpan(self.broken_ns, self.broken_ns + length_ns),)
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Waits for the outage, then exchanges at the remaining link speed."""
         pace = super().job(span).exchange_pace
         slow = span.share_after(self.outages[0].end_ns)
-        most = min(self.left_lanes / LANES / EXCHANGE_RATE, 1.0)
-        return JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - most)))
+        most = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
+        return conditions.JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - most)))
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Rising errors before the outage, none of the bad lanes after it."""
         if span.end_ns >= self.broken_ns:
-            return PortConditions(lanes=self.left_lanes)
+            return conditions.PortConditions(lanes=self.left_lanes)
         failing = TimeSpan(self.onset_ns, (self.onset_ns + 2 * self.broken_ns) // 3)
-        return PortConditions(margin_lost=_ramp(span, failing))
+        return conditions.PortConditions(margin_lost=_ramp(span, failing))
 
 
-class OpticsFading(Scenario):
+class OpticsFading(conditions.Scenario):
     """A dirty or failing transceiver: decreasing optical power on one lane."""
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """The complete margin is lost some time before the end."""
         fading = TimeSpan(self.onset_ns, self.duration_ns - (self.duration_ns - self.onset_ns) // 4)
-        return PortConditions(margin_lost=_ramp(span, fading))
+        return conditions.PortConditions(margin_lost=_ramp(span, fading))
 
 
-class NicLost(Scenario):
+class NicLost(conditions.Scenario):
     """A NIC disappears from the bus; the other ranks wait for its data."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Hung from the onset on."""
-        return JobConditions(hung=span.end_ns > self.onset_ns)
+        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Removed from the onset on."""
-        return PortConditions(removed=self.onset_ns <= span.end_ns)
+        return conditions.PortConditions(removed=self.onset_ns <= span.end_ns)
 
 
-class PcieDegraded(Scenario):
+class PcieDegraded(conditions.Scenario):
     """The PCIe link of a NIC retrains after errors, at half of its width or of its speed."""
 
     errors = 40
@@ -217,22 +213,24 @@ class PcieDegraded(Scenario):
         super().__init__(spec, duration_ns)
         self.halved: Literal["lanes", "speed"] = "lanes" if self.dice.random() < _HALF else "speed"
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """All rails wait for the NIC that cannot accept its traffic."""
-        nic = nic_of(self.spec.nic, self.spec.struck)
+        nic = device_models.nic_of(self.spec.nic, self.spec.struck)
         carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
-        most = min(carried / EXCHANGE_RATE, 1.0)
-        return JobConditions(exchange_pace=1.0 - span.share_after(self.onset_ns) * (1.0 - most))
+        most = min(carried / workload.EXCHANGE_RATE, 1.0)
+        return conditions.JobConditions(
+            exchange_pace=1.0 - span.share_after(self.onset_ns) * (1.0 - most)
+        )
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Errors at the onset, then half of the link."""
-        return PortConditions(
+        return conditions.PortConditions(
             pcie_halved=self.halved if self.onset_ns <= span.end_ns else "",
             pcie_errors=self.errors if span.passes(self.onset_ns) else 0,
         )
 
 
-class SettingsDrift(SlowedExchange):
+class SettingsDrift(conditions.SlowedExchange):
     """Settings of the node's ports are reverted: one of four per rail, in rotation.
 
     Without pause, or in a priority without it, traffic that finds no buffer is lost. Without
@@ -241,10 +239,10 @@ class SettingsDrift(SlowedExchange):
 
     slowest, fastest = 0.5, 0.8
     drifted = (
-        PortSettings(pausing=False),
-        PortSettings(notifying=False),
-        PortSettings(trust="pcp"),
-        PortSettings(mtu_bytes=SMALL_MTU_BYTES),
+        port.PortSettings(pausing=False),
+        port.PortSettings(notifying=False),
+        port.PortSettings(trust="pcp"),
+        port.PortSettings(mtu_bytes=port.SMALL_MTU_BYTES),
     )
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
@@ -252,18 +250,18 @@ class SettingsDrift(SlowedExchange):
         self.lossy = self.dice.uniform(0.0005, 0.003)
         self.pausing = self.dice.uniform(0.02, 0.08)
 
-    def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
+    def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
         """The ports of all rails drift; those for storage do not."""
         if rail is None or span.end_ns < self.onset_ns:
-            return PortConditions()
+            return conditions.PortConditions()
         share = span.share_after(self.onset_ns)
         settings = self.drifted[rail % len(self.drifted)]
         held = settings.protected and not settings.notifying
-        return PortConditions(
+        return conditions.PortConditions(
             settings=settings,
             lossy=0.0 if settings.protected else share * self.lossy,
             pausing=share * self.pausing if held else 0.0,
-            marked=0.0 if settings == USUAL else share * 0.02,
+            marked=0.0 if settings == port.USUAL else share * 0.02,
         )
 
 
@@ -273,16 +271,16 @@ def _ramp(span: TimeSpan, whole: TimeSpan) -> float:
     return passed_ns / max(whole.length_ns, 1)
 
 
-class IdleNode(Scenario):
+class IdleNode(conditions.Scenario):
     """No job."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Return conditions without a job."""
         del span
-        return JobConditions(present=0.0)
+        return conditions.JobConditions(present=0.0)
 
 
-class Incast(SlowedExchange):
+class Incast(conditions.SlowedExchange):
     """Receiver of an incast: the port's queue at the switch fills, ECN limits it."""
 
     slowest, fastest = 0.36, 0.78
@@ -292,13 +290,15 @@ class Incast(SlowedExchange):
         self.load = self.dice.uniform(0.86, 0.95)
         self.marked = self.dice.uniform(0.04, 0.25)
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Fully loaded by other senders, with much of the traffic marked."""
         share = span.share_after(self.onset_ns)
-        return PortConditions(foreign_receive=share * self.load, marked=share * self.marked)
+        return conditions.PortConditions(
+            foreign_receive=share * self.load, marked=share * self.marked
+        )
 
 
-class PauseStorm(SlowedExchange):
+class PauseStorm(conditions.SlowedExchange):
     """The NIC's receive pipeline is stuck; stall prevention releases the pause at times.
 
     The NIC pauses until the stall prevention timeout (tunable pfc-prevention-tout, here 2 s) makes it
@@ -311,11 +311,11 @@ class PauseStorm(SlowedExchange):
     warning_ns = seconds(2.0 * 0.85)
     cycle_ns = seconds(2.25)
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Stuck except for the short times in which it drops."""
         first = TimeSpan(self.onset_ns, self.onset_ns + self.timeout_ns)
         stuck = span.share_recurring(first, self.cycle_ns)
-        return PortConditions(
+        return conditions.PortConditions(
             stuck=stuck,
             unprotected=span.share_after(self.onset_ns) - stuck,
             storm_warnings=span.count_recurring(self.onset_ns + self.warning_ns, self.cycle_ns),
@@ -323,7 +323,7 @@ class PauseStorm(SlowedExchange):
         )
 
 
-class SlowReceiver(SlowedExchange):
+class SlowReceiver(conditions.SlowedExchange):
     """PCIe accepts the data too slowly: the NIC's buffer fills and it pauses the switch."""
 
     min_pausing, max_pausing = 0.1, 0.35
@@ -333,10 +333,10 @@ class SlowReceiver(SlowedExchange):
         self.pausing = self.dice.uniform(self.min_pausing, self.max_pausing)
         self.stall_percent = self.dice.uniform(40.0, 80.0)
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Pauses while it receives, and waits for PCIe writes."""
         share = span.share_after(self.onset_ns)
-        return PortConditions(
+        return conditions.PortConditions(
             pausing=share * self.pausing,
             marked=share * 0.01,
             pcie_write_stall_percent=share * self.stall_percent,
@@ -349,7 +349,7 @@ class StalledReceiver(SlowReceiver):
     min_pausing, max_pausing = 0.55, 0.7
 
 
-class PfcVictim(SlowedExchange):
+class PfcVictim(conditions.SlowedExchange):
     """Congestion elsewhere has reached the leaf, and the switch pauses this port."""
 
     slowest, fastest = 0.2, 0.55
@@ -358,12 +358,12 @@ class PfcVictim(SlowedExchange):
         super().__init__(spec, duration_ns)
         self.paused = self.dice.uniform(0.1, 0.3)
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Paused while it sends."""
-        return PortConditions(paused=span.share_after(self.onset_ns) * self.paused)
+        return conditions.PortConditions(paused=span.share_after(self.onset_ns) * self.paused)
 
 
-class LinkFlap(Scenario):
+class LinkFlap(conditions.Scenario):
     """The link of one rail is down for some seconds; the job waits for it."""
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
@@ -371,9 +371,9 @@ class LinkFlap(Scenario):
         length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), duration_ns // 4)
         self.outage = TimeSpan(self.onset_ns, self.onset_ns + length_ns)
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Nothing is exchanged during the outage."""
-        return JobConditions(exchange_pace=1.0 - span.share_in(self.outage))
+        return conditions.JobConditions(exchange_pace=1.0 - span.share_in(self.outage))
 
     def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link is down."""
@@ -388,7 +388,7 @@ class LinkDown(LinkOutages):
         self.outages = (TimeSpan(self.onset_ns, duration_ns),)
 
 
-class UnclaimedProcess(Scenario):
+class UnclaimedProcess(conditions.Scenario):
     """A person starts a process on a GPU, bypassing the scheduler."""
 
     def unclaimed_gpu(self, span: TimeSpan) -> int | None:
@@ -396,23 +396,23 @@ class UnclaimedProcess(Scenario):
         return self.spec.struck if self.onset_ns <= span.end_ns else super().unclaimed_gpu(span)
 
 
-class CounterReset(Scenario):
+class CounterReset(conditions.Scenario):
     """The drivers are reloaded; the job stops for it and restarts soon after."""
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """No job for a while around the reload."""
         length_ns = min(seconds(10.0), self.duration_ns // 6)
         gap = TimeSpan(self.onset_ns - length_ns // 5, self.onset_ns + length_ns)
-        return JobConditions(present=1.0 - span.share_in(gap))
+        return conditions.JobConditions(present=1.0 - span.share_in(gap))
 
     def reload_ns(self) -> int | None:
         """Return the time at which the drivers are reloaded."""
         return self.onset_ns
 
 
-_BY_NAME: dict[str, type[Scenario]] = {
+_BY_NAME: dict[str, type[conditions.Scenario]] = {
     "idle": IdleNode,
-    "training": Scenario,
+    "training": conditions.Scenario,
     "incast": Incast,
     "pause_storm": PauseStorm,
     "slow_receiver": SlowReceiver,
@@ -439,6 +439,6 @@ _BY_NAME: dict[str, type[Scenario]] = {
 }
 
 
-def scenario_of(spec: NodeSpec, duration_ns: int) -> Scenario:
+def scenario_of(spec: NodeSpec, duration_ns: int) -> conditions.Scenario:
     """Return the scenario that a spec names, for a simulation of this length."""
     return _BY_NAME[spec.scenario](spec, duration_ns)

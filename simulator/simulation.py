@@ -13,33 +13,41 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from railscope.capture import SECTIONS, Capture, CaptureMetadata, CaptureMoment, Json, failure
-from simulator import host_files, interface_settings, network_interfaces, rdma_devices
-from simulator.device_models import find_model, nic_of
-from simulator.kernel_log import SimulatedKernelLog
-from simulator.node_hardware import ETHERNET, LOOPBACK, SimulatedPort
-from simulator.node_model import NodeModel
-from simulator.nvml import SimulatedNvml
-from simulator.owners import SimulatedOwners
-from simulator.spec import NS_PER_SECOND, NodeSpec
-from simulator.spec import seconds as to_ns
+from simulator import (
+    device_models,
+    host_files,
+    interface_settings,
+    kernel_log,
+    network_interfaces,
+    node_hardware,
+    node_model,
+    nvml,
+    owners,
+    rdma_devices,
+)
+from simulator.spec import NS_PER_SECOND, NodeSpec, seconds as to_ns
 
 _NET, _RDMA, _PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
 _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
 
 
-def show_directories(model: NodeModel, into: CaptureMoment) -> None:
+def show_directories(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the directory entries to a `CaptureMoment` that contains all other results."""
     entries = _entries(into)
     for cable in model.present_cables:
         _show_card(into, cable.port, entries)
-    into.names[f"{_NET}/{LOOPBACK}"] = sorted(entries[f"{_NET}/{LOOPBACK}"] - {"device"})
-    directory = f"{_NET}/{ETHERNET}"
+    into.names[f"{_NET}/{node_hardware.LOOPBACK}"] = sorted(
+        entries[f"{_NET}/{node_hardware.LOOPBACK}"] - {"device"}
+    )
+    directory = f"{_NET}/{node_hardware.ETHERNET}"
     into.names[directory] = sorted(entries[directory])
     into.names[f"{directory}/device"] = sorted(_OF_ALL_DEVICES)
     into.links[f"{directory}/device/driver"] = "/sys/bus/virtio/drivers/virtio_net"
 
 
-def _show_card(into: CaptureMoment, port: SimulatedPort, entries: dict[str, set[str]]) -> None:
+def _show_card(
+    into: CaptureMoment, port: node_hardware.SimulatedPort, entries: dict[str, set[str]]
+) -> None:
     net, pci = f"{_NET}/{port.interface}", f"{_PCI}/{port.pci_address}"
     rdma = f"{_RDMA}/{port.rdma_device}"
     into.names[net] = sorted(entries[net])
@@ -69,7 +77,7 @@ class NicRemoval:
     def __init__(self) -> None:
         self._asked: dict[str, list[tuple[str, str]]] = {}
 
-    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+    def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Make files, directories, links and calls of removed NICs fail."""
         if not self._asked:
             ports = [cable.port for cable in model.present_cables]
@@ -81,7 +89,7 @@ class NicRemoval:
                     getattr(into, section)[key] = failure(OSError(code, ""))
 
 
-def _keys(port: SimulatedPort, seen: CaptureMoment) -> list[tuple[str, str]]:
+def _keys(port: node_hardware.SimulatedPort, seen: CaptureMoment) -> list[tuple[str, str]]:
     """Sections and keys of a NIC's entries."""
     directories = tuple(
         f"{directory}/"
@@ -115,12 +123,14 @@ def about(spec: NodeSpec, seconds: int) -> CaptureMetadata:
         started_boot_ns=spec.started_boot_ns,
         duration_ns=seconds * NS_PER_SECOND,
         origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
-        hardware=f"{spec.gpus} x {find_model(spec.model).name}, one {_cards(spec)} a GPU and two for storage",
+        hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_cards(spec)} a GPU and two for storage",
     )
 
 
 def _cards(spec: NodeSpec) -> str:
-    return " or ".join(sorted({nic_of(spec.nic, rail).name for rail in range(spec.gpus)}))
+    return " or ".join(
+        sorted({device_models.nic_of(spec.nic, rail).name for rail in range(spec.gpus)})
+    )
 
 
 def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator[CaptureMoment]:
@@ -132,16 +142,16 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
     if step_ns < 1 or duration_ns < step_ns:
         message = f"invalid step: {step_seconds} s: expected more than 0, and at most {seconds} s"
         raise ValueError(message)
-    return _moments(NodeModel(spec, duration_ns), duration_ns, step_ns)
+    return _moments(node_model.NodeModel(spec, duration_ns), duration_ns, step_ns)
 
 
 class NodeInterfaces:
     """All interface views of a simulated node."""
 
-    def __init__(self, model: NodeModel) -> None:
+    def __init__(self, model: node_model.NodeModel) -> None:
         self._model = model
         self._views = (
-            SimulatedNvml(model).show,
+            nvml.SimulatedNvml(model).show,
             host_files.show_driver_files,
             rdma_devices.show_rdma_devices,
             network_interfaces.show_interfaces,
@@ -153,8 +163,8 @@ class NodeInterfaces:
             host_files.show_pci_devices,
             show_directories,
             host_files.show_host,
-            SimulatedOwners(model).show,
-            SimulatedKernelLog(model).show,
+            owners.SimulatedOwners(model).show,
+            kernel_log.SimulatedKernelLog(model).show,
             NicRemoval().show,
         )
 
@@ -166,7 +176,9 @@ class NodeInterfaces:
         return now
 
 
-def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[CaptureMoment]:
+def _moments(
+    model: node_model.NodeModel, duration_ns: int, step_ns: int
+) -> Iterator[CaptureMoment]:
     views = NodeInterfaces(model)
     known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):

@@ -21,8 +21,7 @@ from agent.sampling.meter import ThreadCost
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
-from agent.shipping.collector_client import CollectorClient, CollectorLinkError, HttpClient
-from agent.shipping.collector_client import EnvelopeDecision as Answered
+from agent.shipping import collector_client
 from railscope import __version__
 from railscope.capture import Capture, CaptureMetadata
 from railscope.catalog import agent as catalog
@@ -83,7 +82,7 @@ async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
                 _RUNNING_SUBJECT, ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)"
             )
         ]
-    client = HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
+    client = collector_client.HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
     try:
         token = settings.read_metrics_token()
     except SettingsError as error:
@@ -348,14 +347,14 @@ async def _collector(agent: Agent) -> ProbeFinding:
             "collector", ProbeVerdict.ABSENT, "collector.url is not set: no frames are shipped"
         )
     try:
-        client = CollectorClient(link)
-    except CollectorLinkError as error:
+        client = collector_client.CollectorClient(link)
+    except collector_client.CollectorLinkError as error:
         return ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))
     now = agent.host.clock.now()
     greeting = envelope(agent.origin, (), (), agent_version=__version__)
     async with client:
         answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
-    if answer.verdict is Answered.ACKNOWLEDGED:
+    if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
         return ProbeFinding(
             "collector", ProbeVerdict.SUPPORTED, f"{client.url} accepts frames of this node"
         )

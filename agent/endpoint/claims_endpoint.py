@@ -30,14 +30,7 @@ from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, TenancySettings
 from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
 from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
-from agent.tenancy import devices as naming
-from agent.tenancy.claims import COMMAND_SOURCE, BootTime, NodeClaim
-from agent.tenancy.command_claims import (
-    ClaimConflictError,
-    ClaimNotStoredError,
-    CommandClaim,
-    UnknownClaimError,
-)
+from agent.tenancy import claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 from railscope.claim_terms import ShareError, parse_written_share, share_text
 from railscope.server_connections import split_address
@@ -89,9 +82,13 @@ class _RequestRejectedError(Exception):
 def _status(error: Exception) -> HTTPStatus:
     if isinstance(error, _RequestRejectedError):
         return error.status
-    if isinstance(error, ClaimNotStoredError):
+    if isinstance(error, command_claims.ClaimNotStoredError):
         return HTTPStatus.SERVICE_UNAVAILABLE
-    return HTTPStatus.NOT_FOUND if isinstance(error, UnknownClaimError) else HTTPStatus.CONFLICT
+    return (
+        HTTPStatus.NOT_FOUND
+        if isinstance(error, command_claims.UnknownClaimError)
+        else HTTPStatus.CONFLICT
+    )
 
 
 class ClaimsEndpoint:
@@ -170,9 +167,9 @@ class ClaimsEndpoint:
             return _json_response({"error": str(error)}, status)
         except (
             _RequestRejectedError,
-            ClaimConflictError,
-            UnknownClaimError,
-            ClaimNotStoredError,
+            command_claims.ClaimConflictError,
+            command_claims.UnknownClaimError,
+            command_claims.ClaimNotStoredError,
         ) as error:
             return _json_response({"error": str(error.args[-1])}, _status(error))
 
@@ -199,7 +196,7 @@ class ClaimsEndpoint:
         )
         raise _RequestRejectedError(status, message)
 
-    def _claim(self, start: ClaimStartRequest) -> CommandClaim:
+    def _claim(self, start: ClaimStartRequest) -> command_claims.CommandClaim:
         if not start.tenant and not start.owner:
             raise _RequestRejectedError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -208,7 +205,7 @@ class ClaimsEndpoint:
         devices = dict.fromkeys(self._device(text) for text in start.gpus)
         start_ns, start_boot = self._instant(start.start, "start")
         share = _parse_share(start)
-        return CommandClaim(
+        return command_claims.CommandClaim(
             id=start.id,
             devices=tuple(devices),
             tenant=start.tenant,
@@ -235,7 +232,7 @@ class ClaimsEndpoint:
         )
         raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
-    def _instant(self, when: datetime | None, what: str) -> tuple[int, BootTime | None]:
+    def _instant(self, when: datetime | None, what: str) -> tuple[int, claims.BootTime | None]:
         """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
         now, history = self._clock.now(), self._tenancy.clock
         if when is None:
@@ -258,17 +255,17 @@ class ClaimsEndpoint:
         found = [_claim_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
         known = {(row["id"], row["device"]) for row in found}
         held = (one for one in self._tenancy.told.held if one.end_ns is None)
-        since = [_claim_row(COMMAND_SOURCE, "", one, gpus) for one in held]
+        since = [_claim_row(claims.COMMAND_SOURCE, "", one, gpus) for one in held]
         return found + [row for row in since if (row["id"], row["device"]) not in known]
 
 
 def _claim_row(
-    reported_by: str, name: str, held: NodeClaim, gpus: Mapping[str, GpuNames]
+    reported_by: str, name: str, held: claims.NodeClaim, gpus: Mapping[str, GpuNames]
 ) -> dict[str, str]:
     """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
     gpu = gpus.get(held.gpu)
     return {
-        "id": held.reference if reported_by == COMMAND_SOURCE else name, "reported_by": reported_by,
+        "id": held.reference if reported_by == claims.COMMAND_SOURCE else name, "reported_by": reported_by,
         "source": held.source, "level": held.level.word, "workload": held.workload,
         "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
@@ -337,7 +334,7 @@ def _bind_socket(path: Path) -> socket.socket:
     return listening
 
 
-def _claim_json(claim: CommandClaim) -> dict[str, Any]:
+def _claim_json(claim: command_claims.CommandClaim) -> dict[str, Any]:
     return {
         "id": claim.id,
         "devices": [device.id for device in claim.devices],

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog import kernel as k
-from railscope.catalog import nvlink as n
-from railscope.catalog.declare import Metric, MetricKind
+from railscope.catalog import (
+    declare,
+    gpu as c,
+    gpu_health as h,
+    gpu_sharing as s,
+    kernel as k,
+    nvlink as n,
+)
 
 EACH = "*"
 """Any value of a key part, for example every link of a GPU."""
@@ -37,7 +39,7 @@ class FormulaTerm:
     factors by the last part of the key.
     """
 
-    metric: Metric
+    metric: declare.Metric
     part: tuple[str, ...] = ()
     weight: int = 1
     weights: Mapping[str, int] | None = None
@@ -61,12 +63,12 @@ class DcgmMetric:
     """
 
     name: str
-    kind: MetricKind
+    kind: declare.MetricKind
     measure: DcgmUnit
     help: str
     gpu: tuple[DcgmFormula, ...]
     mig: DcgmFormula | None = None
-    otherwise_zero: Metric | None = None
+    otherwise_zero: declare.Metric | None = None
     remark: str = ""
 
     @property
@@ -80,7 +82,7 @@ class DcgmMetric:
         return (*self.gpu, self.mig) if self.mig else self.gpu
 
 
-def reading_of(metric: Metric, *part: str) -> DcgmFormula:
+def reading_of(metric: declare.Metric, *part: str) -> DcgmFormula:
     """Return a formula for one reading, or for the sum of those that `EACH` matches."""
     return DcgmFormula((FormulaTerm(metric, part),))
 
@@ -94,14 +96,18 @@ def dcgm_gauge(
     remark: str = "",
 ) -> DcgmMetric:
     """Return a gauge row; the name comes without the common prefix."""
-    return DcgmMetric(f"DCGM_FI_{name}", MetricKind.GAUGE, measure, help_, gpu, mig, remark=remark)
+    return DcgmMetric(
+        f"DCGM_FI_{name}", declare.MetricKind.GAUGE, measure, help_, gpu, mig, remark=remark
+    )
 
 
 def dcgm_counter(
     name: str, measure: DcgmUnit, help_: str, *gpu: DcgmFormula, remark: str = ""
 ) -> DcgmMetric:
     """Return a counter row; the name comes without the common prefix."""
-    return DcgmMetric(f"DCGM_FI_{name}", MetricKind.COUNTER, measure, help_, gpu, remark=remark)
+    return DcgmMetric(
+        f"DCGM_FI_{name}", declare.MetricKind.COUNTER, measure, help_, gpu, remark=remark
+    )
 
 
 COUNT = DcgmUnit("")
@@ -125,11 +131,13 @@ BYTES_PER_SECOND = DcgmUnit("in B/s")
 MEBIBYTES_PER_SECOND = DcgmUnit("in MiB/s", Fraction(1, 1 << 20))
 
 
-def _without(total: Metric, taken: Metric) -> DcgmFormula:
+def _without(total: declare.Metric, taken: declare.Metric) -> DcgmFormula:
     return DcgmFormula((FormulaTerm(total), FormulaTerm(taken, weight=-1)))
 
 
-def _used_share(used: Metric, total: Metric, reserved: Metric) -> DcgmFormula:
+def _used_share(
+    used: declare.Metric, total: declare.Metric, reserved: declare.Metric
+) -> DcgmFormula:
     return DcgmFormula((FormulaTerm(used),), _without(total, reserved).terms)
 
 

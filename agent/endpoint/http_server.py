@@ -18,13 +18,7 @@ from http import HTTPStatus
 import h11
 import structlog
 
-from railscope.server_connections import (
-    ConnectionAcceptor,
-    ServerConnection,
-    ServerConnections,
-    listening_sockets,
-    split_address,
-)
+from railscope import server_connections
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -74,14 +68,14 @@ class HttpServer:
     def __init__(self, respond: RequestHandler, max_body_bytes: int | None = None) -> None:
         self._respond = respond
         self._max_body_bytes = max_body_bytes
-        self._acceptor: ConnectionAcceptor | None = None
+        self._acceptor: server_connections.ConnectionAcceptor | None = None
         self.port = 0
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and return the address. Raises SettingsError if it cannot be bound."""
-        host, port = split_address(listen)
+        host, port = server_connections.split_address(listen)
         try:
-            sockets = await listening_sockets(host, port)
+            sockets = await server_connections.listening_sockets(host, port)
         except OSError as error:
             message = f"cannot listen on {listen}: {error.strerror or error}"
             raise SettingsError(message) from error
@@ -96,11 +90,11 @@ class HttpServer:
         self._accept([listening], MAX_CONNECTIONS, None)
 
     def _accept(self, sockets: list[socket.socket], most: int, tls: ssl.SSLContext | None) -> None:
-        connections = ServerConnections.within_descriptors(MAX_CONNECTIONS, most)
-        self._acceptor = ConnectionAcceptor(connections, self._protocol, tls)
+        connections = server_connections.ServerConnections.within_descriptors(MAX_CONNECTIONS, most)
+        self._acceptor = server_connections.ConnectionAcceptor(connections, self._protocol, tls)
         self._acceptor.start(sockets)
 
-    def _protocol(self, connection: ServerConnection) -> asyncio.Protocol:
+    def _protocol(self, connection: server_connections.ServerConnection) -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(
             asyncio.StreamReader(), partial(self._connected, connection)
         )
@@ -112,7 +106,7 @@ class HttpServer:
 
     async def _connected(
         self,
-        connection: ServerConnection,
+        connection: server_connections.ServerConnection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -144,7 +138,7 @@ class _HttpConversation:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         max_body_bytes: int | None,
-        connection: ServerConnection,
+        connection: server_connections.ServerConnection,
     ) -> None:
         self._connection = connection
         self._respond = respond

@@ -12,17 +12,10 @@ from dataclasses import dataclass, field
 
 from agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
 from agent.host import Host, Json, NvmlError
-from agent.sampling.source import (
-    ProbeFinding,
-    ProbeVerdict,
-    format_count,
-    nonempty_facts,
-    read_text,
-)
+from agent.sampling import source
 from agent.topology.network import NetworkScanner, NodeNetwork
 from agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
-from railscope.catalog import gpu_health as h
-from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
+from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event
 
 _LIBRARY_NOT_FOUND = 12
@@ -75,7 +68,7 @@ class GpuInventory:
     found: dict[int, GpuDevice] = field(default_factory=dict)
     generation: int = 0
     """Incremented with every change of the inventory."""
-    findings: tuple[ProbeFinding, ...] = ()
+    findings: tuple[source.ProbeFinding, ...] = ()
     is_polled: bool = False
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     _events: list[Event] = field(default_factory=list)
@@ -110,10 +103,12 @@ class GpuInventory:
         identified = {index: self._identify(host, index, driver, network) for index in range(count)}
         named = {gpu.entity.key: index for index, gpu in identified.items() if gpu}
         gpus = {i: gpu for i, gpu in identified.items() if gpu and named[gpu.entity.key] == i}
-        detail = f"{len(gpus)} of {format_count(count, 'GPU')}, driver {driver.version}"
-        complete = ProbeVerdict.SUPPORTED if len(gpus) == count else ProbeVerdict.BROKEN
+        detail = f"{len(gpus)} of {source.format_count(count, 'GPU')}, driver {driver.version}"
+        complete = (
+            source.ProbeVerdict.SUPPORTED if len(gpus) == count else source.ProbeVerdict.BROKEN
+        )
         remedy = "" if len(gpus) == count else ("see the other GPUs below, and the kernel log")
-        self._settle(host, gpus, (ProbeFinding("GPUs", complete, detail, remedy),))
+        self._settle(host, gpus, (source.ProbeFinding("GPUs", complete, detail, remedy),))
         return gpus
 
     def changed(self) -> None:
@@ -126,7 +121,7 @@ class GpuInventory:
         return events
 
     def _settle(
-        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[ProbeFinding, ...]
+        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[source.ProbeFinding, ...]
     ) -> None:
         if gpus != self.found:
             self.generation += 1
@@ -154,8 +149,8 @@ class GpuInventory:
 
     def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
         now = host.clock.now()
-        about = Entity(GPU_ADDRESS, (gpu.pci_address,))
-        facts_present = nonempty_facts(gpu=gpu.entity.key[0], **facts)
+        about = Entity(entities.GPU_ADDRESS, (gpu.pci_address,))
+        facts_present = source.nonempty_facts(gpu=gpu.entity.key[0], **facts)
         if len(self._events) < _MAX_EVENTS:
             self._events.append(
                 Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts_present)
@@ -167,7 +162,7 @@ class GpuInventory:
         try:
             name = host.call("nvml", "nvmlDeviceGetUUID", index)
             bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
-            entity = Entity(GPU, (name,), _facts(host, index, driver, network, bus))
+            entity = Entity(entities.GPU, (name,), _facts(host, index, driver, network, bus))
             mode = _answer(host, "nvmlDeviceGetMigMode", index)
             enabled = bool(mode and mode[0])
             devices = list_mig_devices(host, index, entity) if enabled else ()
@@ -212,7 +207,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
     found = []
     for device, instance in zip(listed, instances, strict=True):
         place = slots.get(instance.uuid)
-        facts = nonempty_facts(
+        facts = source.nonempty_facts(
             profile=instance.profile,
             gpu_instance=str(device["gpu"]),
             compute_instance=str(device["compute"]),
@@ -220,7 +215,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
             compute_slots=place.compute.word if place else "",
             memory_slots=place.memory.word if place else "",
         )
-        entity = Entity(MIG, (*gpu.key, instance.uuid), facts)
+        entity = Entity(entities.MIG, (*gpu.key, instance.uuid), facts)
         found.append(MigDevice(instance.uuid, entity, place, instance.start))
     return tuple(found)
 
@@ -231,7 +226,7 @@ def _facts(
     architecture = _text(host, "nvmlDeviceGetArchitecture", index)
     capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
     virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
-    return nonempty_facts(
+    return source.nonempty_facts(
         index=str(index),
         model=_text(host, "nvmlDeviceGetName", index),
         pci_address=bus,
@@ -246,7 +241,7 @@ def _facts(
         driver=driver.version,
         cuda=driver.cuda,
         virtualization=_VIRTUALIZATION.get(virtual, virtual),
-        numa_node=read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(
+        numa_node=source.read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(
             NO_NUMA_NODE
         ),
         rail=_rail(network, bus, index),
@@ -335,13 +330,15 @@ def _text(host: Host, function: str, *arguments: int | str) -> str:
     return "" if answer is None else str(answer)
 
 
-def _no_library_finding(host: Host) -> ProbeFinding:
+def _no_library_finding(host: Host) -> source.ProbeFinding:
     present = len(gpu_addresses(host))
     if present:
         detail = f"{present} NVIDIA GPUs on the PCI bus, but libnvidia-ml.so.1 is not installed"
-        return ProbeFinding(
-            "GPUs", ProbeVerdict.BROKEN, detail, "install the NVIDIA driver on this node"
+        return source.ProbeFinding(
+            "GPUs", source.ProbeVerdict.BROKEN, detail, "install the NVIDIA driver on this node"
         )
-    return ProbeFinding(
-        "GPUs", ProbeVerdict.ABSENT, "NVIDIA driver library libnvidia-ml.so.1 is not installed"
+    return source.ProbeFinding(
+        "GPUs",
+        source.ProbeVerdict.ABSENT,
+        "NVIDIA driver library libnvidia-ml.so.1 is not installed",
     )

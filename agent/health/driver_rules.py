@@ -8,30 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.health.rule import (
-    DEGRADED,
-    FAILED,
-    HEALTH,
-    KERNEL_LOG,
-    LOAD,
-    NVLINK,
-    UNKNOWN,
-    AbsentFact,
-    FaultTest,
-    GpuHealthFacts,
-    HealthRule,
-    RequiredActions,
-)
+from agent.health import rule
 from agent.streams.kernel_log import JudgedXid
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog.declare import Metric
+from railscope.catalog import declare, gpu as c, gpu_health as h
 from railscope.catalog.xids import RECOVERY_ACTIONS, xid
 from railscope.reading import Absent
 
-PRESENCE_METRICS: dict[str, tuple[Metric, ...]] = {
-    LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
-    HEALTH: (c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH, h.GPU_PCIE_GENERATION),
+PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
+    rule.LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
+    rule.HEALTH: (c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH, h.GPU_PCIE_GENERATION),
 }
 """By source, readings that a GPU has for as long as it is present."""
 _LOST = xid(79)
@@ -44,7 +29,7 @@ _MAY_FINISH = {3, 4, 5}
 """Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
 
 
-def _is_lost(facts: GpuHealthFacts) -> bool:
+def _is_lost(facts: rule.GpuHealthFacts) -> bool:
     """Return True if both sources report it: one may have been read while the driver was unloaded."""
     pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
     if all(pulse is Absent.GONE for pulse in pulses):
@@ -52,11 +37,11 @@ def _is_lost(facts: GpuHealthFacts) -> bool:
     alive = True in pulses
     for pulse in pulses:
         if isinstance(pulse, Absent) and not (alive and pulse is Absent.UNSUPPORTED):
-            raise AbsentFact(pulse)
+            raise rule.AbsentFact(pulse)
     return False
 
 
-def _has_readings(facts: GpuHealthFacts, source: str) -> bool | Absent:
+def _has_readings(facts: rule.GpuHealthFacts, source: str) -> bool | Absent:
     """True if a source has any reading of the GPU, else the reason for which it has none."""
     if source in facts.silent:
         return facts.silent[source]
@@ -68,13 +53,13 @@ def _has_readings(facts: GpuHealthFacts, source: str) -> bool | Absent:
     return next(broken, Absent.UNSUPPORTED)
 
 
-def _is_lost_by_nvml(facts: GpuHealthFacts) -> bool:
+def _is_lost_by_nvml(facts: rule.GpuHealthFacts) -> bool:
     """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
     state = facts.device_state
     if state == _DRIVER:  # as before: the bus has not been scanned since
-        raise AbsentFact(Absent.NOT_DUE)
+        raise rule.AbsentFact(Absent.NOT_DUE)
     if isinstance(state, Absent) and state is not Absent.GONE:
-        raise AbsentFact(state)
+        raise rule.AbsentFact(state)
     return state in {_MISSING, Absent.GONE}
 
 
@@ -84,56 +69,60 @@ def is_firmware_unresponsive(xids: Iterable[JudgedXid]) -> bool:
     return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
 
 
-def _is_unresponsive(facts: GpuHealthFacts) -> bool:
-    reasons = [facts.silent[source] for source in (LOAD, HEALTH, NVLINK) if source in facts.silent]
+def _is_unresponsive(facts: rule.GpuHealthFacts) -> bool:
+    reasons = [
+        facts.silent[source]
+        for source in (rule.LOAD, rule.HEALTH, rule.NVLINK)
+        if source in facts.silent
+    ]
     if any(reason in _UNRESPONSIVE_REASONS for reason in reasons):
         return True
     if all(_has_readings(facts, source) in _UNRESPONSIVE_REASONS for source in PRESENCE_METRICS):
         return True
     if Absent.NOT_DUE in reasons:
-        raise AbsentFact(Absent.NOT_DUE)
+        raise rule.AbsentFact(Absent.NOT_DUE)
     return False
 
 
-def _recovery_test(*, may_finish: bool) -> FaultTest:
-    def test(facts: GpuHealthFacts) -> bool:
+def _recovery_test(*, may_finish: bool) -> rule.FaultTest:
+    def test(facts: rule.GpuHealthFacts) -> bool:
         action = facts.number(h.GPU_RECOVERY_ACTION)
         return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
 
     return test
 
 
-def _recovery_actions(facts: GpuHealthFacts) -> RequiredActions:
+def _recovery_actions(facts: rule.GpuHealthFacts) -> rule.RequiredActions:
     """Return the actions of the table; for an action of a newer driver, its number."""
     value = facts.number(h.GPU_RECOVERY_ACTION)
     action = RECOVERY_ACTIONS.get(value)
     return (
-        RequiredActions(action.actions, (action.nvidia,))
+        rule.RequiredActions(action.actions, (action.nvidia,))
         if action
-        else RequiredActions((), (f"0x{value:x}",))
+        else rule.RequiredActions((), (f"0x{value:x}",))
     )
 
 
-def _describe_recovery(facts: GpuHealthFacts) -> str:
+def _describe_recovery(facts: rule.GpuHealthFacts) -> str:
     return f"the driver requires {', '.join(_recovery_actions(facts).nvidia)}"
 
 
-def _xid_test(*, fatal: bool) -> FaultTest:
-    def test(facts: GpuHealthFacts) -> bool:
+def _xid_test(*, fatal: bool) -> rule.FaultTest:
+    def test(facts: rule.GpuHealthFacts) -> bool:
         if _select_xids(facts, fatal=fatal):
             return True
-        if KERNEL_LOG in facts.silent:
-            raise AbsentFact(facts.silent[KERNEL_LOG])
+        if rule.KERNEL_LOG in facts.silent:
+            raise rule.AbsentFact(facts.silent[rule.KERNEL_LOG])
         return False
 
     return test
 
 
-def _select_xids(facts: GpuHealthFacts, *, fatal: bool) -> list[JudgedXid]:
+def _select_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> list[JudgedXid]:
     return [reported for reported in facts.xids if reported.fatal is fatal]
 
 
-def _describe_xids(facts: GpuHealthFacts, *, fatal: bool) -> str:
+def _describe_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> str:
     """Return each Xid with its name and meaning."""
     entries = (xid(reported.number) for reported in _select_xids(facts, fatal=fatal))
     return " ".join(
@@ -141,41 +130,41 @@ def _describe_xids(facts: GpuHealthFacts, *, fatal: bool) -> str:
     )
 
 
-def _xid_actions(facts: GpuHealthFacts, *, fatal: bool) -> RequiredActions:
+def _xid_actions(facts: rule.GpuHealthFacts, *, fatal: bool) -> rule.RequiredActions:
     found = _select_xids(facts, fatal=fatal)
     actions = {action for reported in found for action in reported.judgement.actions}
     texts = (
         f"Xid {reported.number}: {reported.judgement.nvidia}".removesuffix(": ")
         for reported in found
     )
-    return RequiredActions(tuple(actions), tuple(texts))
+    return rule.RequiredActions(tuple(actions), tuple(texts))
 
 
 DRIVER_RULES = (
-    HealthRule(
+    rule.HealthRule(
         reason="gpu_lost",
-        state=FAILED,
+        state=rule.FAILED,
         when="NVML reports the GPU as lost, or does not list it although it was not removed",
         origin="nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
         tell=_is_lost,
-        asks=RequiredActions(_LOST.actions, (_LOST.immediate,)),
+        asks=rule.RequiredActions(_LOST.actions, (_LOST.immediate,)),
         sources=(),
-        metrics=(*PRESENCE_METRICS[LOAD], *PRESENCE_METRICS[HEALTH]),
+        metrics=(*PRESENCE_METRICS[rule.LOAD], *PRESENCE_METRICS[rule.HEALTH]),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="driver_unresponsive",
-        state=UNKNOWN,
+        state=rule.UNKNOWN,
         when="a source of the GPU's readings has failed or is stale, or the GPU does not respond",
         origin=(
             "ours: a GPU without readings is neither known to be broken nor known to be healthy"
         ),
         tell=_is_unresponsive,
-        asks=RequiredActions(("inspect",)),
+        asks=rule.RequiredActions(("inspect",)),
         sources=(),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="recovery_action",
-        state=FAILED,
+        state=rule.FAILED,
         when="the driver requires a reset of GPU or bus, or a reboot",
         origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
         tell=_recovery_test(may_finish=False),
@@ -183,9 +172,9 @@ DRIVER_RULES = (
         says=_describe_recovery,
         metrics=(h.GPU_RECOVERY_ACTION,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="recovery_drain",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "the driver requires a reset after running processes have finished, or "
             "a new IMEX domain"
@@ -196,9 +185,9 @@ DRIVER_RULES = (
         says=_describe_recovery,
         metrics=(h.GPU_RECOVERY_ACTION,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="xid_fatal",
-        state=FAILED,
+        state=rule.FAILED,
         when=(
             "a fatal Xid since the last reset of the GPU, load of its driver, or "
             "recovery reported by it"
@@ -210,9 +199,9 @@ DRIVER_RULES = (
         sources=(),
         needed=False,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="xid_action",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "an Xid since then that is not known to be fatal, but requires more "
             "than a restart of the application"

@@ -22,34 +22,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from agent.health import RULES
+from agent.health import RULES, rule as rules
 from agent.health.driver_rules import is_firmware_unresponsive
-from agent.health.rule import (
-    HEALTH,
-    KERNEL_LOG,
-    LOAD,
-    MINUTE_NS,
-    NVLINK,
-    NVLINK_SIGNAL,
-    PATHS,
-    SETTINGS,
-    CounterIncrease,
-    GpuHealthFacts,
-    GpuPart,
-)
 from agent.host.files import BootState, BootStateFile
 from agent.streams.kernel_log import JudgedXid
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog.declare import Metric, MetricKind
-from railscope.catalog.entities import GPU
-from railscope.catalog.kernel import LOG_RECORDS
+from railscope.catalog import declare, entities, gpu as c, gpu_health as h, kernel
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 
-WINDOW_NS = 10 * MINUTE_NS
-STEP_NS = MINUTE_NS // 2
+WINDOW_NS = 10 * rules.MINUTE_NS
+STEP_NS = rules.MINUTE_NS // 2
 CounterKeyT = TypeVar("CounterKeyT", bound=Hashable)
 
 
@@ -122,11 +105,11 @@ class CounterWindow(Generic[CounterKeyT]):
             self._marks.append(_WindowMark(boot_ns, totals))
         while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= self.length_ns:
             self._marks.popleft()
-        minute_ago = boot_ns - MINUTE_NS
+        minute_ago = boot_ns - rules.MINUTE_NS
         older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
         self._recent = next(older, self._marks[0])
 
-    def change(self, key: CounterKeyT) -> CounterIncrease | None:
+    def change(self, key: CounterKeyT) -> rules.CounterIncrease | None:
         """Return the increase of a counter; None if it has been read at most once."""
         place = self._places.get(key)
         if place is None or self._recent is None:
@@ -134,7 +117,7 @@ class CounterWindow(Generic[CounterKeyT]):
         counter = self._counters[place]
         if counter.seen_ns <= counter.since_ns:
             return None
-        return CounterIncrease(
+        return rules.CounterIncrease(
             *self._growth(place, counter, self._marks[0]),
             *self._growth(place, counter, self._recent),
         )
@@ -188,23 +171,30 @@ class GpuLifetime:
 MAX_GPUS = 64
 DEVICE_SOURCE = "gpu_device"
 """Source of the state of GPUs on the PCI bus."""
-READING_SOURCES = (LOAD, HEALTH, NVLINK, NVLINK_SIGNAL, SETTINGS, PATHS)
-SOURCES = (*READING_SOURCES, DEVICE_SOURCE, KERNEL_LOG)
+READING_SOURCES = (
+    rules.LOAD,
+    rules.HEALTH,
+    rules.NVLINK,
+    rules.NVLINK_SIGNAL,
+    rules.SETTINGS,
+    rules.PATHS,
+)
+SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rules.KERNEL_LOG)
 """All sources of facts."""
-_SOURCES_OF_EVERY_GPU = (LOAD, HEALTH)
+_SOURCES_OF_EVERY_GPU = (rules.LOAD, rules.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
 _USED_METRICS = frozenset({c.GPU_ENERGY}.union(*(rule.metrics for rule in RULES)))
 _COUNTER_METRICS = frozenset(
     metric
     for rule in RULES
     for metric in rule.metrics
-    if rule.over_time and metric.kind is MetricKind.COUNTER
+    if rule.over_time and metric.kind is declare.MetricKind.COUNTER
 )
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 
 LatestFrames = Mapping[str, Frame | Absent]
 """By source, the latest frame that is not stale, or an absence reason."""
-_ReadingKey = tuple[str, Metric, GpuPart]
+_ReadingKey = tuple[str, declare.Metric, rules.GpuPart]
 
 
 @dataclass(slots=True)
@@ -212,7 +202,9 @@ class _SourceReadings:
     """A source of GPU readings: its current frame, and the increase of its counters."""
 
     frame: Frame | None = None
-    columns: dict[str, list[tuple[int, Metric, GpuPart]]] = field(default_factory=dict)
+    columns: dict[str, list[tuple[int, declare.Metric, rules.GpuPart]]] = field(
+        default_factory=dict
+    )
     """By GPU, the columns that rules use."""
     _schema: Schema | None = None
     _window: CounterWindow[_ReadingKey] = field(default_factory=CounterWindow)
@@ -231,7 +223,9 @@ class _SourceReadings:
             present = {key: reading for key, reading in readings if not isinstance(reading, Absent)}
             self._window.take(frame.instant.boot_ns, present)
 
-    def of(self, gpu: str) -> Iterator[tuple[Metric, GpuPart, Reading, CounterIncrease | None]]:
+    def of(
+        self, gpu: str
+    ) -> Iterator[tuple[declare.Metric, rules.GpuPart, Reading, rules.CounterIncrease | None]]:
         """Yield the current readings of a GPU, with the increase of its counters."""
         if self.frame is None:
             return
@@ -241,7 +235,7 @@ class _SourceReadings:
             )
             yield metric, part, self.frame.reading(place), change
 
-    def one(self, gpu: str, metric: Metric) -> tuple[Reading, int]:
+    def one(self, gpu: str, metric: declare.Metric) -> tuple[Reading, int]:
         """Return a reading of a GPU itself, and its time on the boot clock."""
         for place, found, part in self.columns.get(gpu, ()) if self.frame else ():
             if self.frame and found is metric and not part:
@@ -305,20 +299,20 @@ class FactCollector:
             readings.take(frames.get(name))
         devices = frames.get(DEVICE_SOURCE)
         self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
-        if KERNEL_LOG in frames:
-            self._listen(frames[KERNEL_LOG])
+        if rules.KERNEL_LOG in frames:
+            self._listen(frames[rules.KERNEL_LOG])
         self._meet(devices)
         for name, gpu in self._gpus.items():
-            energy, _ = self._readings[LOAD].one(name, c.GPU_ENERGY)
-            recovery, reported_ns = self._readings[HEALTH].one(name, h.GPU_RECOVERY_ACTION)
+            energy, _ = self._readings[rules.LOAD].one(name, c.GPU_ENERGY)
+            recovery, reported_ns = self._readings[rules.HEALTH].one(name, h.GPU_RECOVERY_ACTION)
             gpu.lifetime.look(now_ns, energy, recovery, reported_ns)
 
-    def facts(self, gpu: Entity) -> GpuHealthFacts:
+    def facts(self, gpu: Entity) -> rules.GpuHealthFacts:
         """Return the facts about a GPU."""
         (name,) = gpu.key
         met = self._gpus[name]
-        readings: dict[Metric, dict[GpuPart, Reading]] = {}
-        changes: dict[Metric, dict[GpuPart, CounterIncrease]] = {}
+        readings: dict[declare.Metric, dict[rules.GpuPart, Reading]] = {}
+        changes: dict[declare.Metric, dict[rules.GpuPart, rules.CounterIncrease]] = {}
         for source in self._readings.values():
             for metric, part, reading, change in source.of(name):
                 readings.setdefault(metric, {})[part] = reading
@@ -331,19 +325,19 @@ class FactCollector:
         hung = state == _MISSING and is_firmware_unresponsive(xids)
         why = Absent.TIMEOUT if hung else Absent.GONE
         unlisted = {s: why for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns}
-        return GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
+        return rules.GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
 
     def _listen(self, log: Frame) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""
         for metric, _, reading in log.readings():
-            if metric is LOG_RECORDS and isinstance(reading, Absent):
-                self._absent[KERNEL_LOG] = reading
+            if metric is kernel.LOG_RECORDS and isinstance(reading, Absent):
+                self._absent[rules.KERNEL_LOG] = reading
 
     def _meet(self, devices: Frame | None) -> None:
         for source in _SOURCES_OF_EVERY_GPU:
             frame = self._readings[source].frame
             for entity in frame.schema.entities if frame else ():
-                if entity.kind is GPU:
+                if entity.kind is entities.GPU:
                     self._add_gpu(entity)
         self._add_missing_gpus(devices)
         listed = {gpu for source in _SOURCES_OF_EVERY_GPU for gpu in self._readings[source].columns}
@@ -359,7 +353,7 @@ class FactCollector:
         """Add GPUs that NVML never reported: those that were lost before the agent started."""
         met = {gpu.address for gpu in self._gpus.values()}
         for entity in devices.schema.entities if devices else ():
-            if entity.kind is GPU and entity.facts["pci_address"] not in met:
+            if entity.kind is entities.GPU and entity.facts["pci_address"] not in met:
                 self._add_gpu(entity)
 
     def _add_gpu(self, entity: Entity) -> None:

@@ -11,27 +11,8 @@ from __future__ import annotations
 from fractions import Fraction
 from math import ceil
 
-from agent.health.rule import (
-    DEGRADED,
-    FAILED,
-    HEALTH,
-    LOAD,
-    MINUTE_NS,
-    PATHS,
-    SETTINGS,
-    FaultTest,
-    GpuHealthFacts,
-    HealthRule,
-    RequiredActions,
-    any_holds,
-    has_increased,
-    is_any_nonzero,
-    is_nonzero,
-    require_all,
-    require_value,
-)
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health
+from agent.health import rule
+from railscope.catalog import gpu as c, gpu_health
 from railscope.reading import Absent
 
 BUSY_PERFORMANCE_STATE = 2
@@ -48,16 +29,16 @@ REPLAYS_PER_MINUTE_AND_LANE = {
 SOFTWARE_THERMAL_SHARE = Fraction(1, 10)
 _HARDWARE_THERMAL, _POWER_BRAKE = "hardware_thermal", "hardware_power_brake"
 _SOFTWARE_THERMAL = ("software_thermal", "thermal")  # the newer counter, and the older
-_INSPECT = RequiredActions(("inspect",))
+_INSPECT = rule.RequiredActions(("inspect",))
 
 
-def _is_narrow(facts: GpuHealthFacts) -> bool:
+def _is_narrow(facts: rule.GpuHealthFacts) -> bool:
     return facts.number(gpu_health.GPU_PCIE_WIDTH) < facts.number(
         gpu_health.GPU_PCIE_EXPECTED_WIDTH
     )
 
 
-def _is_slow_under_load(facts: GpuHealthFacts) -> bool:
+def _is_slow_under_load(facts: rule.GpuHealthFacts) -> bool:
     if facts.number(gpu_health.GPU_PCIE_GENERATION) >= facts.number(
         gpu_health.GPU_PCIE_EXPECTED_GENERATION
     ):
@@ -66,40 +47,43 @@ def _is_slow_under_load(facts: GpuHealthFacts) -> bool:
     return fast and facts.number(c.GPU_UTILIZATION) > 0
 
 
-def _has_many_replays(facts: GpuHealthFacts) -> bool:
+def _has_many_replays(facts: rule.GpuHealthFacts) -> bool:
     newest = max(REPLAYS_PER_MINUTE_AND_LANE)
     generation = min(facts.number(gpu_health.GPU_PCIE_GENERATION), newest)
     usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_health.GPU_PCIE_WIDTH)
-    return require_value(facts.change(gpu_health.GPU_PCIE_REPLAYS)).rate(MINUTE_NS) > ceil(usual)
+    return rule.require_value(facts.change(gpu_health.GPU_PCIE_REPLAYS)).rate(
+        rule.MINUTE_NS
+    ) > ceil(usual)
 
 
-def _has_pcie_errors(facts: GpuHealthFacts) -> bool:
-    return any_holds(
-        (facts.change(gpu_health.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")), has_increased
+def _has_pcie_errors(facts: rule.GpuHealthFacts) -> bool:
+    return rule.any_holds(
+        (facts.change(gpu_health.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")),
+        rule.has_increased,
     )
 
 
-def _slowdown_test(reason: str) -> FaultTest:
+def _slowdown_test(reason: str) -> rule.FaultTest:
     """Return a test for a slowdown now or within the window; older drivers report the present bit only."""
 
-    def now(facts: GpuHealthFacts) -> bool:
+    def now(facts: rule.GpuHealthFacts) -> bool:
         return facts.number(c.GPU_THROTTLE_ACTIVE, reason) != 0
 
-    def within_minutes(facts: GpuHealthFacts) -> bool:
-        return has_increased(require_value(facts.change(c.GPU_THROTTLE_TIME, reason)))
+    def within_minutes(facts: rule.GpuHealthFacts) -> bool:
+        return rule.has_increased(rule.require_value(facts.change(c.GPU_THROTTLE_TIME, reason)))
 
-    return lambda facts: any_holds((now, within_minutes), lambda test: test(facts))
+    return lambda facts: rule.any_holds((now, within_minutes), lambda test: test(facts))
 
 
-def _is_thermally_limited(facts: GpuHealthFacts) -> bool:
+def _is_thermally_limited(facts: rule.GpuHealthFacts) -> bool:
     changes = (facts.change(c.GPU_THROTTLE_TIME, reason) for reason in _SOFTWARE_THERMAL)
-    return any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
+    return rule.any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
 
 
 BOARD_RULES = (
-    HealthRule(
+    rule.HealthRule(
         reason="pcie_width",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "the PCIe link uses fewer lanes than the slot has, or than the settings "
             "specify; unknown in guests"
@@ -107,12 +91,12 @@ BOARD_RULES = (
         origin="sysfs-bus-pci, max_link_width of both ends: seating or riser",
         tell=_is_narrow,
         asks=_INSPECT,
-        sources=(HEALTH, PATHS),
+        sources=(rule.HEALTH, rule.PATHS),
         metrics=(gpu_health.GPU_PCIE_WIDTH, gpu_health.GPU_PCIE_EXPECTED_WIDTH),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="pcie_generation",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "the PCIe link is slower than GPU and slot support, or than the "
             f"settings specify, while the GPU is busy (P{BUSY_PERFORMANCE_STATE} or "
@@ -121,15 +105,15 @@ BOARD_RULES = (
         origin="sysfs-bus-pci, max_link_speed of both ends; idle GPUs save power",
         tell=_is_slow_under_load,
         asks=_INSPECT,
-        sources=(HEALTH, LOAD, PATHS),
+        sources=(rule.HEALTH, rule.LOAD, rule.PATHS),
         metrics=(
             gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE,
             c.GPU_UTILIZATION,
         ),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="pcie_replays",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "more PCIe replays per minute than a bit error ratio of 1e-12 causes at "
             "this generation and width"
@@ -140,9 +124,9 @@ BOARD_RULES = (
         metrics=(gpu_health.GPU_PCIE_REPLAYS, gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_WIDTH),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="pcie_errors",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="a fatal or non-fatal PCIe error that the GPU counted within ten minutes",
         origin="ours: a healthy link has none",
         tell=_has_pcie_errors,
@@ -150,9 +134,9 @@ BOARD_RULES = (
         metrics=(gpu_health.GPU_PCIE_ERRORS,),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="thermal_hardware",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "the hardware slowed the GPU down because of its temperature, now or "
             "within ten minutes"
@@ -160,13 +144,13 @@ BOARD_RULES = (
         origin="nvml.h, HwThermalSlowdown: above the hardware's limit; DCGM health warns",
         tell=_slowdown_test(_HARDWARE_THERMAL),
         asks=_INSPECT,
-        sources=(LOAD,),
+        sources=(rule.LOAD,),
         metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="thermal_software",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=(
             "the driver reduced the clocks because of temperature for a tenth of "
             "the last ten minutes"
@@ -174,24 +158,24 @@ BOARD_RULES = (
         origin="ours: short slowdowns are normal operation near the limit",
         tell=_is_thermally_limited,
         asks=_INSPECT,
-        sources=(LOAD,),
+        sources=(rule.LOAD,),
         metrics=(c.GPU_THROTTLE_TIME,),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="power_brake",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="power supply or rack slowed the GPU down, now or within ten minutes",
         origin="nvml.h, HwPowerBrakeSlowdown; check every GPU of the chassis",
         tell=_slowdown_test(_POWER_BRAKE),
         asks=_INSPECT,
-        sources=(LOAD,),
+        sources=(rule.LOAD,),
         metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="temperature_margin",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="the temperature has reached the nearest slowdown threshold",
         origin="nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
         tell=lambda facts: facts.number(c.GPU_TEMPERATURE_MARGIN) <= 0,
@@ -210,103 +194,103 @@ _POLICY = "GPU Memory Error Management"
 _NVML = "nvml.h"
 
 
-def _has_many_remapped_rows(facts: GpuHealthFacts) -> bool:
+def _has_many_remapped_rows(facts: rule.GpuHealthFacts) -> bool:
     return facts.number(gpu_health.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS
 
 
-def _has_many_retired_pages(facts: GpuHealthFacts) -> bool:
+def _has_many_retired_pages(facts: rule.GpuHealthFacts) -> bool:
     """Compare the sum over all causes with the limit; the available ones may be sufficient."""
     counts = facts.parts(gpu_health.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))
-    return total >= MAX_RETIRED_PAGES or require_all(counts)
+    return total >= MAX_RETIRED_PAGES or rule.require_all(counts)
 
 
 MEMORY_RULES = (
-    HealthRule(
+    rule.HealthRule(
         reason="ecc_uncorrected_volatile",
-        state=FAILED,
+        state=rule.FAILED,
         when="an uncorrectable memory error since the driver was loaded",
         origin=f"{_DCGM}: volatile double-bit errors > 0 fail",
-        tell=is_nonzero(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile"),
-        asks=RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)),
+        tell=rule.is_nonzero(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile"),
+        asks=rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)),
         metrics=(gpu_health.GPU_ECC_ERRORS,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="row_remap_failed",
-        state=FAILED,
+        state=rule.FAILED,
         when="a row of memory could not be replaced",
         origin=f"{_POLICY}: failure flag; {_DCGM} fails",
-        tell=is_nonzero(gpu_health.GPU_ROW_REMAP_FAILURE),
-        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        tell=rule.is_nonzero(gpu_health.GPU_ROW_REMAP_FAILURE),
+        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
         metrics=(gpu_health.GPU_ROW_REMAP_FAILURE,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="row_remap_pending",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="a row of memory is pending replacement; running jobs are not affected",
         origin=f"{_POLICY}: takes effect at a GPU reset",
-        tell=is_nonzero(gpu_health.GPU_ROW_REMAP_PENDING),
-        asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
+        tell=rule.is_nonzero(gpu_health.GPU_ROW_REMAP_PENDING),
+        asks=rule.RequiredActions(("reset_gpu",), ("RESET_GPU",)),
         metrics=(gpu_health.GPU_ROW_REMAP_PENDING,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="remapped_rows_exhausted",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when=f"{MAX_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
         origin=f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
         tell=_has_many_remapped_rows,
-        asks=RequiredActions(("rma",), ("CONTACT_SUPPORT",)),
+        asks=rule.RequiredActions(("rma",), ("CONTACT_SUPPORT",)),
         metrics=(gpu_health.GPU_REMAPPED_ROWS,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="retired_pages_pending",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="a page of memory is pending retirement (before Ampere)",
         origin=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
-        tell=is_nonzero(gpu_health.GPU_RETIRED_PENDING),
-        asks=RequiredActions(("reboot",)),
+        tell=rule.is_nonzero(gpu_health.GPU_RETIRED_PENDING),
+        asks=rule.RequiredActions(("reboot",)),
         metrics=(gpu_health.GPU_RETIRED_PENDING,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="retired_pages_exhausted",
-        state=FAILED,
+        state=rule.FAILED,
         when=f"{MAX_RETIRED_PAGES} or more retired pages of memory (before Ampere)",
         origin=f"{_DCGM}: DCGM_LIMIT_MAX_RETIRED_PAGES fails",
         tell=_has_many_retired_pages,
-        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        sources=(SETTINGS,),
+        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        sources=(rule.SETTINGS,),
         metrics=(gpu_health.GPU_RETIRED_PAGES,),
         needed=False,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="sram_threshold",
-        state=FAILED,
+        state=rule.FAILED,
         when=(
             "so many errors of on-chip memory that field diagnostics would fail; "
             "readable by root only"
         ),
         origin=f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
-        tell=is_nonzero(gpu_health.GPU_SRAM_THRESHOLD),
-        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        tell=rule.is_nonzero(gpu_health.GPU_SRAM_THRESHOLD),
+        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
         metrics=(gpu_health.GPU_SRAM_THRESHOLD,),
         needed=False,  # an agent without root would have no healthy GPU
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="unrepairable_memory",
-        state=FAILED,
+        state=rule.FAILED,
         when="memory that cannot be repaired",
         origin=f"{_NVML}, nvmlDeviceGetUnrepairableMemoryFlag_v1",
-        tell=is_nonzero(gpu_health.GPU_UNREPAIRABLE),
-        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        tell=rule.is_nonzero(gpu_health.GPU_UNREPAIRABLE),
+        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
         metrics=(gpu_health.GPU_UNREPAIRABLE,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="repair_pending",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="a repair of a memory channel or a TPC is pending",
         origin=f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
-        tell=is_any_nonzero(gpu_health.GPU_REPAIR_PENDING),
-        asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
+        tell=rule.is_any_nonzero(gpu_health.GPU_REPAIR_PENDING),
+        asks=rule.RequiredActions(("reset_gpu",), ("RESET_GPU",)),
         metrics=(gpu_health.GPU_REPAIR_PENDING,),
     ),
 )

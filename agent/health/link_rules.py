@@ -6,28 +6,8 @@ of them fail; from Blackwell on, recoveries of a link); nvml.h, nvmlGpuFabricInf
 
 from __future__ import annotations
 
-from agent.health.rule import (
-    DEGRADED,
-    FAILED,
-    HEALTH,
-    NVLINK,
-    NVLINK_SIGNAL,
-    AbsentFact,
-    CounterIncrease,
-    GpuHealthFacts,
-    GpuPart,
-    HealthRule,
-    RequiredActions,
-    any_holds,
-    has_increased,
-    is_any_nonzero,
-    is_state,
-    require_all,
-    require_value,
-)
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog import nvlink as n
+from agent.health import rule
+from railscope.catalog import gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 
@@ -45,122 +25,124 @@ _CARRIED = (
     n.NVLINK_RECEIVED,
 )
 _DCGM = "DCGM health"
-_RESET = RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
+_RESET = rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
 
 
-def _has_not_joined(facts: GpuHealthFacts) -> bool:
+def _has_not_joined(facts: rule.GpuHealthFacts) -> bool:
     state = facts.number(h.GPU_FABRIC_STATE)
     if state == _COMPLETED:
         return facts.number(h.GPU_FABRIC_STATUS) != 0
     return state != _NOT_SUPPORTED
 
 
-def _is_down(facts: GpuHealthFacts) -> bool:
+def _is_down(facts: rule.GpuHealthFacts) -> bool:
     """True if a link is down that is part of a fabric, or that was up before.
 
     A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
     (MIG-enabled) GPU uses none.
     """
     states = facts.parts(n.NVLINK_STATE)
-    if not any_holds(states.values(), lambda state: state == _INACTIVE):
+    if not rule.any_holds(states.values(), lambda state: state == _INACTIVE):
         return False
     down = [part for part, state in states.items() if state == _INACTIVE]
     return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
 
 
-def _has_carried(facts: GpuHealthFacts, link: GpuPart) -> bool:
+def _has_carried(facts: rule.GpuHealthFacts, link: rule.GpuPart) -> bool:
     """True if the link has carried bytes since the driver was loaded."""
     counts = [facts.reading(metric, *link) for metric in _CARRIED]
     if any(not isinstance(count, Absent) and count > 0 for count in counts):
         return True
     for count in counts:
         if isinstance(count, Absent) and count is not Absent.UNSUPPORTED:
-            raise AbsentFact(count)
+            raise rule.AbsentFact(count)
     return False
 
 
-def _should_be_up(facts: GpuHealthFacts) -> bool:
+def _should_be_up(facts: rule.GpuHealthFacts) -> bool:
     if facts.reading(s.GPU_MIG_MODE) == 1:
         return False
     fabric = facts.reading(h.GPU_FABRIC_STATE)
-    return fabric is not Absent.UNSUPPORTED and require_value(fabric) != _NOT_SUPPORTED
+    return fabric is not Absent.UNSUPPORTED and rule.require_value(fabric) != _NOT_SUPPORTED
 
 
-def _has_recovered(facts: GpuHealthFacts) -> bool:
+def _has_recovered(facts: rule.GpuHealthFacts) -> bool:
     recoveries = [facts.change(n.NVLINK_RECOVERIES, *p) for p in facts.parts(n.NVLINK_RECOVERIES)]
-    return any_holds([*_error_increases(facts, *RECOVERING), *recoveries], has_increased)
+    return rule.any_holds([*_error_increases(facts, *RECOVERING), *recoveries], rule.has_increased)
 
 
-def _has_crc_errors(facts: GpuHealthFacts) -> bool:
-    return any_holds(_error_increases(facts, *CRC), has_increased)
+def _has_crc_errors(facts: rule.GpuHealthFacts) -> bool:
+    return rule.any_holds(_error_increases(facts, *CRC), rule.has_increased)
 
 
-def _has_high_crc_rate(facts: GpuHealthFacts) -> bool:
+def _has_high_crc_rate(facts: rule.GpuHealthFacts) -> bool:
     """Test the sum over all links for each kind separately, as DCGM counts them."""
 
     def fast(kind: str) -> bool:
         changes = _error_increases(facts, kind)
         rate = sum(
-            change.rate(SECOND_NS) for change in changes if isinstance(change, CounterIncrease)
+            change.rate(SECOND_NS) for change in changes if isinstance(change, rule.CounterIncrease)
         )
-        return rate >= CRC_PER_SECOND or require_all(changes)
+        return rate >= CRC_PER_SECOND or rule.require_all(changes)
 
-    return any_holds(CRC, fast)
+    return rule.any_holds(CRC, fast)
 
 
-def _error_increases(facts: GpuHealthFacts, *kinds: str) -> list[CounterIncrease | Absent]:
+def _error_increases(
+    facts: rule.GpuHealthFacts, *kinds: str
+) -> list[rule.CounterIncrease | Absent]:
     """Return the increase of errors of these kinds for each link."""
     parts = facts.parts(n.NVLINK_ERRORS)
     return [facts.change(n.NVLINK_ERRORS, *part) for part in parts if part[1] in kinds]
 
 
-def _has_many_bit_errors(facts: GpuHealthFacts) -> bool:
+def _has_many_bit_errors(facts: rule.GpuHealthFacts) -> bool:
     parts = facts.parts(n.NVLINK_BIT_ERRORS).items()
     effective = (reading for (_, stage), reading in parts if stage == "effective")
     limit = WORST_BIT_ERROR_DECADES / n.NVLINK_BIT_ERRORS.scale
-    return any_holds(effective, lambda decades: decades < limit)
+    return rule.any_holds(effective, lambda decades: decades < limit)
 
 
 LINK_RULES = (
-    HealthRule(
+    rule.HealthRule(
         reason="fabric_not_joined",
-        state=FAILED,
+        state=rule.FAILED,
         when="the GPU belongs to an NVLink fabric and has not joined it, or failed to join it",
         origin="nvml.h, nvmlGpuFabricState_t: CUDA starts only once it is completed",
         tell=_has_not_joined,
-        asks=RequiredActions(("inspect",)),
+        asks=rule.RequiredActions(("inspect",)),
         metrics=(h.GPU_FABRIC_STATE, h.GPU_FABRIC_STATUS),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="fabric_unhealthy",
-        state=FAILED,
+        state=rule.FAILED,
         when="the driver reports the GPU's fabric health as unhealthy",
         origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY",
-        tell=is_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
-        asks=RequiredActions(("inspect",)),
+        tell=rule.is_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
+        asks=rule.RequiredActions(("inspect",)),
         metrics=(h.GPU_FABRIC_HEALTH,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="fabric_limited",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="the driver reports the GPU's fabric health as limited in capacity",
         origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY",
-        tell=is_state(h.GPU_FABRIC_HEALTH, "limited_capacity"),
-        asks=RequiredActions(("inspect",)),
+        tell=rule.is_state(h.GPU_FABRIC_HEALTH, "limited_capacity"),
+        asks=rule.RequiredActions(("inspect",)),
         metrics=(h.GPU_FABRIC_HEALTH,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="fabric_condition",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="a fault of the fabric at this GPU: bandwidth, routes, partition, fabric manager",
         origin="nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*",
-        tell=is_any_nonzero(h.GPU_FABRIC_CONDITION),
-        asks=RequiredActions(("inspect",)),
+        tell=rule.is_any_nonzero(h.GPU_FABRIC_CONDITION),
+        asks=rule.RequiredActions(("inspect",)),
         metrics=(h.GPU_FABRIC_CONDITION,),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="nvlink_down",
-        state=FAILED,
+        state=rule.FAILED,
         when=(
             "an NVLink is down that carried traffic since the driver was loaded, or "
             "that belongs to a fabric"
@@ -168,34 +150,34 @@ LINK_RULES = (
         origin=f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
         tell=_is_down,
         asks=_RESET,
-        sources=(NVLINK, HEALTH),
+        sources=(rule.NVLINK, rule.HEALTH),
         metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED),
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="nvlink_recovering",
-        state=FAILED,
+        state=rule.FAILED,
         when="a replay or a recovery of an NVLink within ten minutes",
         origin=f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",
         tell=_has_recovered,
         asks=_RESET,
-        sources=(NVLINK,),
+        sources=(rule.NVLINK,),
         metrics=(n.NVLINK_ERRORS, n.NVLINK_RECOVERIES),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="nvlink_crc",
-        state=DEGRADED,
+        state=rule.DEGRADED,
         when="a CRC error of an NVLink within ten minutes",
         origin=f"{_DCGM}: any increase warns (DCGM_FR_NVLINK_ERROR_THRESHOLD)",
         tell=_has_crc_errors,
-        asks=RequiredActions(("inspect",)),
-        sources=(NVLINK,),
+        asks=rule.RequiredActions(("inspect",)),
+        sources=(rule.NVLINK,),
         metrics=(n.NVLINK_ERRORS,),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="nvlink_crc_rate",
-        state=FAILED,
+        state=rule.FAILED,
         when=(
             f"{CRC_PER_SECOND} or more CRC errors per second over the NVLinks of the "
             "GPU, for a minute"
@@ -203,18 +185,18 @@ LINK_RULES = (
         origin=f"{_DCGM}: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR fails",
         tell=_has_high_crc_rate,
         asks=_RESET,
-        sources=(NVLINK,),
+        sources=(rule.NVLINK,),
         metrics=(n.NVLINK_ERRORS,),
         over_time=True,
     ),
-    HealthRule(
+    rule.HealthRule(
         reason="nvlink_bit_errors",
-        state=FAILED,
+        state=rule.FAILED,
         when=f"an effective bit error ratio of an NVLink above 1e-{WORST_BIT_ERROR_DECADES}",
         origin=f"{_DCGM}: effective BER above 1e-12 fails",
         tell=_has_many_bit_errors,
         asks=_RESET,
-        sources=(NVLINK_SIGNAL,),
+        sources=(rule.NVLINK_SIGNAL,),
         metrics=(n.NVLINK_BIT_ERRORS,),
         needed=False,
     ),

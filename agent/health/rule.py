@@ -13,8 +13,7 @@ from fractions import Fraction
 from typing import TypeAlias, TypeVar
 
 from agent.streams.kernel_log import JudgedXid
-from railscope.catalog import gpu_health as h
-from railscope.catalog.declare import Metric
+from railscope.catalog import declare, gpu_health as h
 from railscope.catalog.xids import ACTION_ORDER
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
@@ -64,8 +63,10 @@ class CounterIncrease:
 class GpuHealthFacts:
     """All facts for the verdict on one GPU."""
 
-    readings: Mapping[Metric, Mapping[GpuPart, Reading]] = field(default_factory=dict)
-    changes: Mapping[Metric, Mapping[GpuPart, CounterIncrease]] = field(default_factory=dict)
+    readings: Mapping[declare.Metric, Mapping[GpuPart, Reading]] = field(default_factory=dict)
+    changes: Mapping[declare.Metric, Mapping[GpuPart, CounterIncrease]] = field(
+        default_factory=dict
+    )
     """Of counters that were read at least twice."""
     xids: tuple[JudgedXid, ...] = ()
     """Relevant Xids since the last reset of the GPU and the last load of its driver."""
@@ -74,22 +75,22 @@ class GpuHealthFacts:
     device_state: Reading = Absent.UNSUPPORTED
     """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
 
-    def reading(self, metric: Metric, *part: str) -> Reading:
+    def reading(self, metric: declare.Metric, *part: str) -> Reading:
         """Return a reading; without a column it is unsupported."""
         return self.readings.get(metric, {}).get(part, Absent.UNSUPPORTED)
 
-    def number(self, metric: Metric, *part: str) -> int:
+    def number(self, metric: declare.Metric, *part: str) -> int:
         """Return the value of a reading. Raises Untold if it is absent."""
         reading = self.reading(metric, *part)
         if isinstance(reading, Absent):
             raise AbsentFact(reading)
         return reading
 
-    def parts(self, metric: Metric) -> Mapping[GpuPart, Reading]:
+    def parts(self, metric: declare.Metric) -> Mapping[GpuPart, Reading]:
         """Return all readings of a metric."""
         return self.readings.get(metric, {})
 
-    def change(self, metric: Metric, *part: str) -> CounterIncrease | Absent:
+    def change(self, metric: declare.Metric, *part: str) -> CounterIncrease | Absent:
         """Return the increase of a counter; not due if it has been read only once."""
         reading = self.reading(metric, *part)
         if isinstance(reading, Absent):
@@ -167,7 +168,7 @@ class HealthRule:
     """Function that returns True if the fault is present. Raises Untold if that is unknown."""
     asks: RequiredActions | Callable[[GpuHealthFacts], RequiredActions]
     sources: tuple[str, ...] = (HEALTH,)
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[declare.Metric, ...] = ()
     """Metrics that the rule evaluates."""
     needed: bool = True
     """True if a GPU is healthy only if this rule can be evaluated."""
@@ -212,17 +213,17 @@ class HealthRule:
         return facts.silent.keys().isdisjoint(self.sources) and Absent.NOT_DUE not in readings
 
 
-def is_nonzero(metric: Metric, *part: str) -> FaultTest:
+def is_nonzero(metric: declare.Metric, *part: str) -> FaultTest:
     """Return a test of one reading: it is not 0."""
     return lambda facts: facts.number(metric, *part) != 0
 
 
-def is_any_nonzero(metric: Metric) -> FaultTest:
+def is_any_nonzero(metric: declare.Metric) -> FaultTest:
     """Return a test of all readings of a metric: one of them is not 0."""
     return lambda facts: any_holds(facts.parts(metric).values(), bool)
 
 
-def is_state(metric: Metric, state: str) -> FaultTest:
+def is_state(metric: declare.Metric, state: str) -> FaultTest:
     """Return a test of one reading: it is this state."""
     (code,) = (code for code, name in metric.states.items() if name == state)
     return lambda facts: facts.number(metric) == code

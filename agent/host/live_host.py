@@ -36,8 +36,7 @@ from agent.host import Clock, NvmlError
 from agent.host.files import OpenFiles, RootedFiles
 from agent.host.network_calls import SEAMS, NetworkCalls
 from agent.host.nvml import Nvml
-from agent.host.owners import SEAMS as OF_OWNERS
-from agent.host.owners import OwnerCalls
+from agent.host.owners import SEAMS as OF_OWNERS, OwnerCalls
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import SECOND_NS

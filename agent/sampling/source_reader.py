@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, NvmlError
-from agent.sampling.known_devices import FailedCall, KnownDevices
+from agent.sampling import known_devices, source as base
 from agent.sampling.meter import AgentMeter, ProcessMeter, ReadCost, Stopwatch
-from agent.sampling.source import (
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    Source,
-    nvml_remedy,
-    reason_for,
-)
 from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
@@ -41,7 +32,7 @@ class ReadOutcome:
     """Result of one read: a frame (None if the source has no columns) or a problem."""
 
     frame: Frame | None
-    findings: tuple[ProbeFinding, ...]
+    findings: tuple[base.ProbeFinding, ...]
     spent: ReadCost
     problem: str = ""
     broken: int = 0
@@ -59,19 +50,19 @@ class SourceReader:
     """A source with the plan of its last probe."""
 
     def __init__(
-        self, source: Source, host: Host, origin: FrameOrigin, meter: AgentMeter | None = None
+        self, source: base.Source, host: Host, origin: FrameOrigin, meter: AgentMeter | None = None
     ) -> None:
         self.source = source
         self._host = host
         self._origin = origin
         self._meter = meter or ProcessMeter()
-        self._inventory: ProbeResult | None = None
+        self._inventory: base.ProbeResult | None = None
         self._schema = Schema(source.name, ())
-        self._known = KnownDevices()
+        self._known = known_devices.KnownDevices()
         self._width = 0
         """Number of the source's own columns; those hidden by failed calls follow them."""
         self._hidden = b""
-        self._failed: tuple[FailedCall, ...] = ()
+        self._failed: tuple[known_devices.FailedCall, ...] = ()
         self._repeat_due_ns = 0
         self._ordered = _picker([])
         self._sequence = 0
@@ -89,12 +80,12 @@ class SourceReader:
             instant = self._host.clock.now()
             table = self._read()
         except (OSError, NvmlError) as error:
-            finding, reason = _failed_outcome(self.source, error), reason_for(error)
+            finding, reason = _failed_outcome(self.source, error), base.reason_for(error)
             return self._failure(finding, reason, ReadCost(watch.lap(), probe))
         except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
             problem = f"fault in the source: {type(error).__name__}: {error}"
-            finding = ProbeFinding(
-                self.source.name, ProbeVerdict.BROKEN, problem, "report this as a bug"
+            finding = base.ProbeFinding(
+                self.source.name, base.ProbeVerdict.BROKEN, problem, "report this as a bug"
             )
             return self._failure(finding, Absent.ERROR, ReadCost(watch.lap(), probe))
         if table.grown:
@@ -112,7 +103,7 @@ class SourceReader:
         )
 
     @property
-    def _inventory_findings(self) -> tuple[ProbeFinding, ...]:
+    def _inventory_findings(self) -> tuple[base.ProbeFinding, ...]:
         return self._inventory.findings if self._inventory else ()
 
     def take_back(self, outcome: ReadOutcome) -> None:
@@ -131,13 +122,13 @@ class SourceReader:
         with suppress(OSError):  # a device that is gone closes its files in spite of the error
             self.source.close()
 
-    def _failure(self, finding: ProbeFinding, reason: Absent, spent: ReadCost) -> ReadOutcome:
+    def _failure(self, finding: base.ProbeFinding, reason: Absent, spent: ReadCost) -> ReadOutcome:
         """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
         self._inventory = None
         count = len(self._schema.columns)
         frame = None
         if count:
-            table = RowBuilder(self._width)
+            table = base.RowBuilder(self._width)
             table.put_none(0, self._width, reason)
             frame = self._frame(table, self._host.clock.now())
         return ReadOutcome(frame, (finding,), spent, finding.detail, count)
@@ -167,12 +158,12 @@ class SourceReader:
         if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
             self._schema = Schema(self.source.name, columns, known.bystanders)
 
-    def _read(self) -> RowBuilder:
-        table = RowBuilder(self._width)
+    def _read(self) -> base.RowBuilder:
+        table = base.RowBuilder(self._width)
         self.source.read(self._host, table)
         return table
 
-    def _frame(self, table: RowBuilder, instant: NodeTimestamp) -> Frame | None:
+    def _frame(self, table: base.RowBuilder, instant: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()
         if not self._schema.columns and not events:
             return None
@@ -220,9 +211,12 @@ def _picker(order: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
     return lambda row: [row[position] for position in order]
 
 
-def _failed_outcome(source: Source, error: OSError | NvmlError) -> ProbeFinding:
-    denied = reason_for(error) is Absent.DENIED
-    mend = nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
-    return ProbeFinding(
-        source.name, ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN, str(error), mend
+def _failed_outcome(source: base.Source, error: OSError | NvmlError) -> base.ProbeFinding:
+    denied = base.reason_for(error) is Absent.DENIED
+    mend = base.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return base.ProbeFinding(
+        source.name,
+        base.ProbeVerdict.DENIED if denied else base.ProbeVerdict.BROKEN,
+        str(error),
+        mend,
     )

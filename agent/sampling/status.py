@@ -16,9 +16,7 @@ from agent.sampling.hang_guard import HungCall
 from agent.sampling.meter import ReadCost
 from agent.sampling.source import ProbeFinding, ProbeVerdict, Source
 from agent.sampling.source_reader import ReadOutcome
-from railscope.catalog import agent as catalog
-from railscope.catalog.declare import EventClass
-from railscope.catalog.entities import NODE, SOURCE
+from railscope.catalog import agent as catalog, declare, entities
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import PRESENT, Absent
 from railscope.timestamps import SECOND_NS
@@ -146,7 +144,7 @@ class SourceGrader:
             "after": status.state_name,
             "problem": problem,
         }
-        self._tell(catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), facts, now)
+        self._tell(catalog.SOURCE_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
     def hung(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
@@ -157,7 +155,7 @@ class SourceGrader:
         else:
             log.info("hung_call_returned", **facts)
         facts["state"] = "hung" if hangs else "returned"
-        self._tell(catalog.HANG_EVENT, Entity(NODE), facts, now)
+        self._tell(catalog.HANG_EVENT, Entity(entities.NODE), facts, now)
 
     def stretched(self, status: SourceState, stretch: int, why: str, now: NodeTimestamp) -> None:
         """Report that the governor has changed the period of a source."""
@@ -166,10 +164,14 @@ class SourceGrader:
         facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
         tell = log.warning if status.period_ns > before_ns else log.info
         tell("period_changed", source=name, **facts)
-        self._tell(catalog.GOVERNOR_EVENT, Entity(SOURCE, (name,)), facts, now)
+        self._tell(catalog.GOVERNOR_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
     def _tell(
-        self, event_class: EventClass, about: Entity, facts: Mapping[str, str], now: NodeTimestamp
+        self,
+        event_class: declare.EventClass,
+        about: Entity,
+        facts: Mapping[str, str],
+        now: NodeTimestamp,
     ) -> None:
         known = {key: value for key, value in facts.items() if value}
         event = Event(event_class, about, now.wall_ns, now.boot_ns, known)

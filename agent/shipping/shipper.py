@@ -25,23 +25,13 @@ from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import ShippingStats
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
-from railscope import __version__
+from railscope import __version__, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, Schema
 from railscope.timestamps import SECOND_NS
-from railscope.wire import (
-    BYTES_PER_VALUE,
-    RunEnd,
-    SentAt,
-    WireSchema,
-    envelope,
-    pack,
-    schema_identity,
-    to_wire_schema,
-)
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +51,7 @@ def envelopes_of(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
     some: list[Frame] = []
     size = events = 0
     for frame in frames:
-        more = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
+        more = len(frame.values) * wire.BYTES_PER_VALUE + len(frame.reasons)
         full = len(some) >= MAX_FRAMES_OF_AN_ENVELOPE or size + more > MAX_BYTES_OF_AN_ENVELOPE
         if some and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
             yield some
@@ -88,7 +78,7 @@ class Shipper:
     _fresh: asyncio.Event = field(default_factory=asyncio.Event)
     _problem: str | None = None
     _unkept: set[bytes] = field(default_factory=set)
-    _ended: RunEnd | None = None
+    _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
     _last: dict[str, int] = field(default_factory=dict)
 
@@ -177,24 +167,27 @@ class Shipper:
 
     def _write_run_end(self) -> None:
         try:
-            write_json(self.directory / RUN_END_FILE, RunEnd(self.origin.run, self._last))
+            write_json(self.directory / RUN_END_FILE, wire.RunEnd(self.origin.run, self._last))
         except OSError as error:
             # The envelope itself is safe; the file is written again at the next push.
             log.warning("run_end_write_failed", directory=str(self.directory), problem=str(error))
 
-    def _earlier_run(self) -> RunEnd | None:
+    def _earlier_run(self) -> wire.RunEnd | None:
         """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
-            return read_json(self.directory / RUN_END_FILE, RunEnd)
+            return read_json(self.directory / RUN_END_FILE, wire.RunEnd)
         except DamagedFileError as error:
             log.warning("earlier_run_end_lost", problem=str(error))
             return None
 
     def _sealed(
-        self, frames: list[Frame], schemas: tuple[WireSchema, ...], ended: RunEnd | None = None
+        self,
+        frames: list[Frame],
+        schemas: tuple[wire.WireSchema, ...],
+        ended: wire.RunEnd | None = None,
     ) -> bytes:
-        return pack(
-            envelope(
+        return wire.pack(
+            wire.envelope(
                 self.origin,
                 encode_batches(frames),
                 schemas,
@@ -204,9 +197,9 @@ class Shipper:
         )
 
     def _remember(self, schema: Schema) -> None:
-        digest = schema_identity(schema)
+        digest = wire.schema_identity(schema)
         try:
-            self._schemas.put(digest, to_wire_schema(schema))
+            self._schemas.put(digest, wire.to_wire_schema(schema))
             self._unkept.discard(digest)
         except OSError as error:
             if digest not in self._unkept:
@@ -293,7 +286,7 @@ class Shipper:
         )
 
     async def _post(self, client: CollectorClient, body: bytes) -> DeliveryResult:
-        return await client.post(body, SentAt.at(self.clock.now(), self.origin.boot_id))
+        return await client.post(body, wire.SentAt.at(self.clock.now(), self.origin.boot_id))
 
     async def _acknowledged(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
         await self._disk.submit(lambda: self._shipped(spooled, body))

@@ -16,26 +16,12 @@ from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from agent.health.verdict_text import format_verdict
 from agent.host import Host
-from agent.sampling.governor import BudgetKeeper
-from agent.sampling.hang_guard import HungCall
+from agent.sampling import governor, hang_guard, source as base
 from agent.sampling.meter import ProcessMeter, ReplayMeter
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    nonempty_facts,
-)
 from agent.sampling.status import FAILED, STARTING, UNSUPPORTED, ShippingStats, SourceState
 from agent.streams.kernel_log import XidMatcher
 from railscope import service
-from railscope.catalog import agent as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import ABSENCE, BUDGET, DROP, GPU_REASON, HUNG_DEVICE, NODE, SOURCE
+from railscope.catalog import agent as c, declare, entities, gpu_health as h
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import REASONS, Absent, Reading
 
@@ -61,7 +47,7 @@ class SourceStatistics(Protocol):
         ...
 
 
-class SelfMetricsSource(SourceWithoutResources):
+class SelfMetricsSource(base.SourceWithoutResources):
     """The agent's own state as columns."""
 
     name = "agent"
@@ -75,8 +61,8 @@ class SelfMetricsSource(SourceWithoutResources):
         shipping: ShippingStats,
         take_events: Callable[[], list[Event]],
         period_seconds: float = 1.0,
-        keeper: Callable[[], BudgetKeeper | None] = lambda: None,
-        hung: Callable[[], Mapping[str, HungCall]] = dict,
+        keeper: Callable[[], governor.BudgetKeeper | None] = lambda: None,
+        hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
     ) -> None:
         self.period_seconds = period_seconds
         self._hung = hung
@@ -86,11 +72,11 @@ class SelfMetricsSource(SourceWithoutResources):
         self._shipping = shipping
         self._take_events = take_events
 
-    def probe(self, host: Host) -> ProbeResult:  # noqa: ARG002 - it reads the agent itself
+    def probe(self, host: Host) -> base.ProbeResult:  # noqa: ARG002 - it reads the agent itself
         """Columns for every source and for the agent."""
-        columns = ColumnBuilder()
+        columns = base.ColumnBuilder()
         for name in self._statuses():
-            source = Entity(SOURCE, (name,))
+            source = Entity(entities.SOURCE, (name,))
             for metric in (
                 c.SOURCE_STATE,
                 c.SOURCE_READ_TIME,
@@ -103,8 +89,8 @@ class SelfMetricsSource(SourceWithoutResources):
             ):
                 columns.add(metric, source)
             for reason in Absent:
-                columns.add(c.SOURCE_ABSENT, source.part(ABSENCE, reason.word))
-        node = Entity(NODE)
+                columns.add(c.SOURCE_ABSENT, source.part(entities.ABSENCE, reason.word))
+        node = Entity(entities.NODE)
         for metric in (
             c.AGENT_CPU,
             c.AGENT_MEMORY,
@@ -116,7 +102,7 @@ class SelfMetricsSource(SourceWithoutResources):
         ):
             columns.add(metric, node)
         for why in self._shipping.dropped_frames:
-            columns.add(c.FRAMES_DROPPED, node.part(DROP, why))
+            columns.add(c.FRAMES_DROPPED, node.part(entities.DROP, why))
         for metric, about, _ in _budget_readings(self._keeper()):
             columns.add(metric, about)
         for metric, _ in _custody_readings(self._shipping):
@@ -125,10 +111,10 @@ class SelfMetricsSource(SourceWithoutResources):
             columns.add(metric, node)
         self._devices = tuple(self._hung())
         for device in self._devices:
-            columns.add(c.HUNG_TIME, Entity(HUNG_DEVICE, (device,)))
-        return ProbeResult(tuple(columns.columns))
+            columns.add(c.HUNG_TIME, Entity(entities.HUNG_DEVICE, (device,)))
+        return base.ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: base.RowBuilder) -> None:
         """Read every status, the spool and the process."""
         now_ns = host.clock.now().boot_ns
         readings: list[Reading] = []
@@ -166,7 +152,7 @@ class SelfMetricsSource(SourceWithoutResources):
             into.put(position, reading)
         into.events = self._take_events()
 
-    def _hung_times(self, now_ns: int, into: RowBuilder) -> list[Reading]:
+    def _hung_times(self, now_ns: int, into: base.RowBuilder) -> list[Reading]:
         """Duration of the hang of each device that hung at the last probe."""
         hung = dict(self._hung())
         into.grown = tuple(hung) != self._devices
@@ -176,7 +162,7 @@ class SelfMetricsSource(SourceWithoutResources):
         ]
 
 
-def _replay_readings(keeper: BudgetKeeper | None) -> list[tuple[Metric, Reading]]:
+def _replay_readings(keeper: governor.BudgetKeeper | None) -> list[tuple[declare.Metric, Reading]]:
     """Cost of a replay; empty on a live node."""
     if keeper is None or not isinstance(keeper.meter, ReplayMeter):
         return []
@@ -184,7 +170,7 @@ def _replay_readings(keeper: BudgetKeeper | None) -> list[tuple[Metric, Reading]
     return [(c.REPLAY_CPU, cost.cpu_ns()), (c.REPLAY_MEMORY, cost.resident_bytes)]
 
 
-def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
+def _custody_readings(shipping: ShippingStats) -> list[tuple[declare.Metric, Reading]]:
     """State of the witness for the audit log; empty if it is disabled."""
     audit_log = shipping.audit_log
     if audit_log is None:
@@ -202,23 +188,25 @@ def _absent_counts(status: SourceStatistics) -> list[int]:
     return [frame.reasons.count(code) for code in REASONS]
 
 
-def _budget_readings(keeper: BudgetKeeper | None) -> list[tuple[Metric, Entity, Reading]]:
+def _budget_readings(
+    keeper: governor.BudgetKeeper | None,
+) -> list[tuple[declare.Metric, Entity, Reading]]:
     """State of the agent's budget; limits only for bounded resources."""
     if keeper is None:
         return []
-    node, budget, use = Entity(NODE), keeper.budget, keeper.governor.use
+    node, budget, use = Entity(entities.NODE), keeper.budget, keeper.governor.use
     share: Reading = Absent.NOT_DUE if use is None else round(use * _MILLIONTHS)
-    found: list[tuple[Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
+    found: list[tuple[declare.Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
     if budget.cpu_ratio:
         state = keeper.governor.state
         found += [
             (c.AGENT_CPU_BUDGET, node, round(budget.cpu_ratio * _MILLIONTHS)),
-            (c.GOVERNOR_STATE, node.part(BUDGET, "cpu"), state),
+            (c.GOVERNOR_STATE, node.part(entities.BUDGET, "cpu"), state),
         ]
     if budget.memory_bytes:
         found += [
             (c.AGENT_MEMORY_BUDGET, node, budget.memory_bytes),
-            (c.GOVERNOR_STATE, node.part(BUDGET, "memory"), keeper.memory.state),
+            (c.GOVERNOR_STATE, node.part(entities.BUDGET, "memory"), keeper.memory.state),
         ]
     return found
 
@@ -227,7 +215,7 @@ SAVE_EVERY_NS = 600_000_000_000
 _ReportedVerdict = tuple[int, tuple[str, ...]]
 
 
-class GpuVerdictSource(SourceWithoutResources):
+class GpuVerdictSource(base.SourceWithoutResources):
     """State, reasons and recommended action of every GPU, and an event when they change."""
 
     name = "gpu_verdict"
@@ -264,7 +252,7 @@ class GpuVerdictSource(SourceWithoutResources):
             self._memory.save(lifetimes)
             self._kept, self._kept_ns = resets, now_ns
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> base.ProbeResult:
         """Columns for every GPU seen so far, including lost ones."""
         self._look(host.clock.now().boot_ns)
         self._judged = self._gathering.gpus
@@ -272,15 +260,15 @@ class GpuVerdictSource(SourceWithoutResources):
         self._reported = {
             name: reported for name, reported in self._reported.items() if name in met
         }
-        columns = ColumnBuilder()
+        columns = base.ColumnBuilder()
         for gpu in self._judged:
             columns.add(h.GPU_HEALTH, gpu)
             columns.add(h.GPU_ACTION, gpu)
             for rule in RULES:
-                columns.add(h.GPU_HEALTH_REASON, gpu.part(GPU_REASON, rule.reason))
-        return ProbeResult(tuple(columns.columns), (), tuple(self._findings()))
+                columns.add(h.GPU_HEALTH_REASON, gpu.part(entities.GPU_REASON, rule.reason))
+        return base.ProbeResult(tuple(columns.columns), (), tuple(self._findings()))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: base.RowBuilder) -> None:
         """Judge every GPU."""
         now = host.clock.now()
         self._look(now.boot_ns)
@@ -309,7 +297,7 @@ class GpuVerdictSource(SourceWithoutResources):
         status = self._statuses().get(LOAD)
         return status.state if status else UNSUPPORTED
 
-    def _findings(self) -> list[ProbeFinding]:
+    def _findings(self) -> list[base.ProbeFinding]:
         """Number of GPUs in each state, and for each unhealthy one the reason and the action."""
         if not self._judged:
             return [self._no_gpu()]
@@ -321,24 +309,26 @@ class GpuVerdictSource(SourceWithoutResources):
             for s, state_name in h.GPU_HEALTH.states.items()
             if number[s]
         ]
-        detail = f"{format_count(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
-        return [ProbeFinding("health of GPUs", ProbeVerdict.SUPPORTED, detail)] + [
+        detail = (
+            f"{base.format_count(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
+        )
+        return [base.ProbeFinding("health of GPUs", base.ProbeVerdict.SUPPORTED, detail)] + [
             # If a GPU is unknown, the finding about the cause, if any, is one of its source.
-            ProbeFinding(
+            base.ProbeFinding(
                 f"GPU {name}",
-                ProbeVerdict.ABSENT if verdict.state == UNKNOWN else ProbeVerdict.BROKEN,
+                base.ProbeVerdict.ABSENT if verdict.state == UNKNOWN else base.ProbeVerdict.BROKEN,
                 format_verdict(facts[name], verdict),
             )
             for name, verdict in verdicts.items()
             if verdict.state != HEALTHY
         ]
 
-    def _no_gpu(self) -> ProbeFinding:
+    def _no_gpu(self) -> base.ProbeFinding:
         verdict, detail = {
-            STARTING: (ProbeVerdict.AWAITED, ("waiting for the first readings of the GPUs")),
-            FAILED: (ProbeVerdict.BROKEN, "no GPU could be read"),
-        }.get(self._load_state(), (ProbeVerdict.ABSENT, "the node has no GPU"))
-        return ProbeFinding("health of GPUs", verdict, detail)
+            STARTING: (base.ProbeVerdict.AWAITED, ("waiting for the first readings of the GPUs")),
+            FAILED: (base.ProbeVerdict.BROKEN, "no GPU could be read"),
+        }.get(self._load_state(), (base.ProbeVerdict.ABSENT, "the node has no GPU"))
+        return base.ProbeFinding("health of GPUs", verdict, detail)
 
     def _record_changes(self, gpu: Entity, verdict: GpuVerdict, now: NodeTimestamp) -> list[Event]:
         """Event for a changed verdict; none for a GPU that is healthy from the start."""
@@ -351,7 +341,7 @@ class GpuVerdictSource(SourceWithoutResources):
         if before is None and verdict.state == HEALTHY:
             return []
         reasons = (*verdict.reasons, *(f"{reason} ({why.word})" for reason, why in unclear.items()))
-        facts = nonempty_facts(
+        facts = base.nonempty_facts(
             before=h.GPU_HEALTH.states[before[0]] if before else "",
             after=h.GPU_HEALTH.states[verdict.state],
             reasons=", ".join(reasons),
@@ -371,5 +361,5 @@ def _latest(status: SourceState | None, now_ns: int) -> Frame | Absent:
         return frame
     if status.overdue or status.frame:
         return Absent.TIMEOUT
-    denied = any(finding.verdict is ProbeVerdict.DENIED for finding in status.findings)
+    denied = any(finding.verdict is base.ProbeVerdict.DENIED for finding in status.findings)
     return Absent.DENIED if denied else Absent.ERROR

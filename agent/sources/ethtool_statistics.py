@@ -19,11 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from railscope.catalog import nic as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
+from railscope.catalog import declare, entities, nic as c
 
-StatisticMetric = tuple[str, Metric]
+StatisticMetric = tuple[str, declare.Metric]
 
 ENA: tuple[StatisticMetric, ...] = (
     ("bw_in_allowance_exceeded", c.LIMITED_RECEIVED),
@@ -82,7 +80,7 @@ NETVSC: tuple[StatisticMetric, ...] = (
 )
 
 
-_NAMES: Mapping[Metric, tuple[str, ...]] = {
+_NAMES: Mapping[declare.Metric, tuple[str, ...]] = {
     c.RECEIVED: ("rx_bytes", "rx_octets"),
     c.SENT: ("tx_bytes", "tx_octets"),
     c.RECEIVED_PACKETS: ("rx_packets",),
@@ -131,7 +129,7 @@ STANDARD: tuple[StatisticMetric, ...] = tuple(
     (name, metric) for metric, names in _NAMES.items() for name in names
 )
 
-GROUPS: Mapping[str, Metric] = {
+GROUPS: Mapping[str, declare.Metric] = {
     "SymbolErrorDuringCarrier": c.SYMBOL_ERRORS,
     "FramesTransmittedOK": c.SENT_PACKETS,
     "FramesReceivedOK": c.RECEIVED_PACKETS,
@@ -408,13 +406,17 @@ _NARROW = {"mlx5_core": ("rx_out_of_buffer", "dev_internal_queue_oob", "dev_out_
 """32-bit statistics that wrap: queue counters. Those of the function are reset together with them."""
 _OF_THE_FUNCTION = ("rx_vport_", "tx_vport_")
 
-_PARTS = {NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
+_PARTS = {
+    entities.NIC_PRIORITY: "{priority}",
+    entities.NIC_TRAFFIC_CLASS: "{class}",
+    entities.NIC_LANE: "{lane}",
+}
 _MAX_PARTS = 8
 """Priorities and traffic classes of IEEE 802.1Q; no current link has more lanes."""
 
 
 @lru_cache
-def _statistics(driver: str) -> tuple[tuple[str, Metric, str], ...]:
+def _statistics(driver: str) -> tuple[tuple[str, declare.Metric, str], ...]:
     """Every statistic of a driver that maps to a metric, with its priority, class or lane."""
     found = []
     for text, metric in DRIVERS.get(driver, STANDARD):
@@ -424,9 +426,9 @@ def _statistics(driver: str) -> tuple[tuple[str, Metric, str], ...]:
     return tuple(found)
 
 
-def match_statistics(driver: str, names: Sequence[str]) -> list[tuple[Metric, str, int]]:
+def match_statistics(driver: str, names: Sequence[str]) -> list[tuple[declare.Metric, str, int]]:
     """Metrics of a list of statistics: (metric, part or "", position in the list)."""
-    found: dict[tuple[Metric, str], int] = {}
+    found: dict[tuple[declare.Metric, str], int] = {}
     positions = {name: position for position, name in enumerate(names)}
     for name, metric, part in _statistics(driver):
         if name in positions:

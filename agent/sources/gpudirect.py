@@ -11,21 +11,9 @@ import re
 from collections.abc import Hashable
 
 from agent.host import Host
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    list_names,
-    nonempty_facts,
-    read_text,
-)
+from agent.sampling import source
 from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
-from railscope.catalog import storage as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import GDS_ERROR, GDS_OPERATION, GPU, GPUDIRECT_MODULE, NODE
+from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
@@ -42,40 +30,40 @@ _REMEDY = (
 )
 _COUNTED = {"Batches": "batch", "Reads": "read", "Writes": "write"}
 _OPERATIONS = _COUNTED | {"Mmap": "mmap", "Bar1-map": "bar1_map"}
-_OF_OPERATION: dict[str, Metric] = {
+_OF_OPERATION: dict[str, declare.Metric] = {
     "n": c.GDS_OPERATIONS,
     "ok": c.GDS_COMPLETED,
     "io_state_err": c.GDS_STATE_FAILED,
 }
 _ERRORS = ("cpu-gpu-pages", "sg-ext", "dma-map", "dma-ref")
 _IN_FLIGHT = {"Read": "read", "Write": "write", "BatchIO": "batch"}
-_FIELDS: dict[Hashable, tuple[Metric, Entity]] = {
-    ("Reads", "readMiB"): (c.GDS_READ, Entity(NODE)),
-    ("Writes", "writeMiB"): (c.GDS_WRITTEN, Entity(NODE)),
-    ("Writes", "pg-cache"): (c.GDS_PAGE_CACHE, Entity(NODE)),
-    ("Writes", "pg-cache-failed"): (c.GDS_PAGE_CACHE_FAILED, Entity(NODE)),
-    ("Bar1-map", "active"): (c.GDS_MAPPINGS, Entity(NODE)),
-    ("Active Process", ""): (c.GDS_PROCESSES, Entity(NODE)),
-    ("Active Shadow-Buffer (MiB)", ""): (c.GDS_SHADOW, Entity(NODE)),
+_FIELDS: dict[Hashable, tuple[declare.Metric, Entity]] = {
+    ("Reads", "readMiB"): (c.GDS_READ, Entity(entities.NODE)),
+    ("Writes", "writeMiB"): (c.GDS_WRITTEN, Entity(entities.NODE)),
+    ("Writes", "pg-cache"): (c.GDS_PAGE_CACHE, Entity(entities.NODE)),
+    ("Writes", "pg-cache-failed"): (c.GDS_PAGE_CACHE_FAILED, Entity(entities.NODE)),
+    ("Bar1-map", "active"): (c.GDS_MAPPINGS, Entity(entities.NODE)),
+    ("Active Process", ""): (c.GDS_PROCESSES, Entity(entities.NODE)),
+    ("Active Shadow-Buffer (MiB)", ""): (c.GDS_SHADOW, Entity(entities.NODE)),
     **{
-        (line, field): (metric, Entity(GDS_OPERATION, (operation,)))
+        (line, field): (metric, Entity(entities.GDS_OPERATION, (operation,)))
         for line, operation in _COUNTED.items()
         for field, metric in _OF_OPERATION.items()
     },
     **{
-        (line, "err"): (c.GDS_FAILED, Entity(GDS_OPERATION, (operation,)))
+        (line, "err"): (c.GDS_FAILED, Entity(entities.GDS_OPERATION, (operation,)))
         for line, operation in _OPERATIONS.items()
     },
     **{
-        ("Error", error): (c.GDS_ERRORS, Entity(GDS_ERROR, (error.replace("-", "_"),)))
+        ("Error", error): (c.GDS_ERRORS, Entity(entities.GDS_ERROR, (error.replace("-", "_"),)))
         for error in _ERRORS
     },
     **{
-        ("Ops", field): (c.GDS_IN_FLIGHT, Entity(GDS_OPERATION, (operation,)))
+        ("Ops", field): (c.GDS_IN_FLIGHT, Entity(entities.GDS_OPERATION, (operation,)))
         for field, operation in _IN_FLIGHT.items()
     },
 }
-_OF_GPU: dict[str, Metric] = {
+_OF_GPU: dict[str, declare.Metric] = {
     "Registered_MiB": c.GDS_REGISTERED,
     "Cache_MiB": c.GDS_CACHED,
     "max_pinned_MiB": c.GDS_MAX_PINNED,
@@ -130,7 +118,7 @@ def _add_up(found: dict[Hashable, Reading]) -> None:
         found["Writes", "pg-cache-failed"] = sum(numbers)
 
 
-class GpuDirectSource(SourceWithoutResources):
+class GpuDirectSource(source.SourceWithoutResources):
     """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
 
     name = "gpudirect"
@@ -141,23 +129,23 @@ class GpuDirectSource(SourceWithoutResources):
         self._stats = KeyedFile(STATS, parse_stats)
         self._modules: list[str] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the loaded modules and the fields of the file."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         loaded = _loaded(host)
         self._modules = list(_MODULES) if _has_gpus(host) or loaded else []
         for module in self._modules:
-            facts = nonempty_facts(version=loaded.get(module, ""))
-            columns.add(c.GPUDIRECT_LOADED, Entity(GPUDIRECT_MODULE, (module,), facts))
+            facts = source.nonempty_facts(version=loaded.get(module, ""))
+            columns.add(c.GPUDIRECT_LOADED, Entity(entities.GPUDIRECT_MODULE, (module,), facts))
         self._stats = KeyedFile(STATS, parse_stats)
         present = self._stats.present(host)
         for key in present:
             if wanted := _column(key):
                 self._stats.columns.append((columns.add(*wanted), key))
         findings = [_storage(host), *([_rdma(loaded)] if self._modules else [])]
-        return ProbeResult(tuple(columns.columns), (), tuple(findings))
+        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Check for the modules, and read the file once."""
         if self._modules:
             loaded = _loaded(host)
@@ -167,58 +155,60 @@ class GpuDirectSource(SourceWithoutResources):
             self._stats.read(host, into)
 
 
-def _column(key: Hashable) -> tuple[Metric, Entity] | None:
+def _column(key: Hashable) -> tuple[declare.Metric, Entity] | None:
     line, field = key if isinstance(key, tuple) else ("", "")
     if line.startswith("GPU-") and field in _OF_GPU:
-        return _OF_GPU[field], Entity(GPU, (line,))
+        return _OF_GPU[field], Entity(entities.GPU, (line,))
     return _FIELDS.get(key)
 
 
 def _loaded(host: Host) -> dict[str, str]:
     """Versions of the loaded modules; empty for a module that does not report one."""
     found = {
-        module: read_text(host, f"/sys/module/{module}/version")
+        module: source.read_text(host, f"/sys/module/{module}/version")
         for module in _MODULES
-        if list_names(host, f"/sys/module/{module}")
+        if source.list_names(host, f"/sys/module/{module}")
     }
-    if version := read_text(host, f"{_PEERS}/nv_mem/version"):
+    if version := source.read_text(host, f"{_PEERS}/nv_mem/version"):
         found.setdefault("nv_peer_mem", version)
     return found
 
 
 def _has_gpus(host: Host) -> bool:
-    return bool(list_names(host, "/proc/driver/nvidia/gpus"))
+    return bool(source.list_names(host, "/proc/driver/nvidia/gpus"))
 
 
-def _storage(host: Host) -> ProbeFinding:
+def _storage(host: Host) -> source.ProbeFinding:
     what = "GPUDirect Storage"
     try:
         content = host.read(STATS)
     except FileNotFoundError:
-        return ProbeFinding(
-            what, ProbeVerdict.ABSENT, f"{ROOT} does not exist: nvidia-fs is not loaded"
+        return source.ProbeFinding(
+            what, source.ProbeVerdict.ABSENT, f"{ROOT} does not exist: nvidia-fs is not loaded"
         )
     except OSError as error:
         denied = reason_of(error) is Absent.DENIED
-        verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
-        return ProbeFinding(what, verdict, str(error), "run the agent as root" if denied else "")
-    version = read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
+        verdict = source.ProbeVerdict.DENIED if denied else source.ProbeVerdict.BROKEN
+        return source.ProbeFinding(
+            what, verdict, str(error), "run the agent as root" if denied else ""
+        )
+    version = source.read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
     if counts_requests(content):
-        return ProbeFinding(what, ProbeVerdict.SUPPORTED, f"nvidia-fs {version}")
-    return ProbeFinding(
+        return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, f"nvidia-fs {version}")
+    return source.ProbeFinding(
         what,
-        ProbeVerdict.SUPPORTED,
+        source.ProbeVerdict.SUPPORTED,
         f"nvidia-fs {version}; requests and bytes are not counted",
         _REMEDY,
     )
 
 
-def _rdma(loaded: dict[str, str]) -> ProbeFinding:
+def _rdma(loaded: dict[str, str]) -> source.ProbeFinding:
     """Path of RDMA to GPU memory. A missing module is not a fault: DMA-BUF needs none."""
     modules = [module for module in _MODULES[:2] if module in loaded]
     if modules:
-        return ProbeFinding(
-            "GPUDirect RDMA", ProbeVerdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF"
+        return source.ProbeFinding(
+            "GPUDirect RDMA", source.ProbeVerdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF"
         )
     detail = "neither nvidia_peermem nor nv_peer_mem is loaded: by DMA-BUF, where programs use it"
-    return ProbeFinding("GPUDirect RDMA", ProbeVerdict.SUPPORTED, detail)
+    return source.ProbeFinding("GPUDirect RDMA", source.ProbeVerdict.SUPPORTED, detail)

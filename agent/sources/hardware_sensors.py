@@ -22,32 +22,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from agent.host import Host, KeptFiles
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    format_count,
-    list_names,
-    read_text,
-)
+from agent.sampling import source
 from agent.topology.pci import pci_path
-from railscope.catalog import sensors as catalog
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import (
-    ENERGY_DOMAIN,
-    POWER_LIMIT,
-    SENSOR,
-    SENSOR_ALARM,
-    SENSOR_LIMIT,
-)
+from railscope.catalog import declare, entities, sensors as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 
 HWMON_ROOT = "/sys/class/hwmon"
 _FILE = re.compile(r"(?P<channel>(?P<type>temp|fan|power|energy|in|curr)\d+)_(?P<item>\w+)")
-_VALUES: dict[tuple[str, str], Metric] = {
+_VALUES: dict[tuple[str, str], declare.Metric] = {
     ("temp", "input"): catalog.SENSOR_TEMPERATURE,
     ("fan", "input"): catalog.SENSOR_FAN,
     ("power", "input"): catalog.SENSOR_POWER,
@@ -56,7 +39,7 @@ _VALUES: dict[tuple[str, str], Metric] = {
     ("in", "input"): catalog.SENSOR_VOLTAGE,
     ("curr", "input"): catalog.SENSOR_CURRENT,
 }
-_LIMITS: dict[tuple[str, str], Metric] = {
+_LIMITS: dict[tuple[str, str], declare.Metric] = {
     (kind, item): metric
     for kind, metric, items in (
         ("temp", catalog.SENSOR_TEMPERATURE_LIMIT, ("min", "max", "crit", "emergency", "lcrit")),
@@ -92,9 +75,9 @@ class HwmonSource:
         self.period_seconds = period_seconds
         self._kept: KeptFiles | None = None
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find all chips and their sensors. Disabled sensors are omitted."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         paths: list[str] = []
         chips = _chips(host)
         sensors = 0
@@ -108,9 +91,9 @@ class HwmonSource:
                     paths.append(f"{chip.directory}/{file}")
         self.close()
         self._kept = host.keep(paths)
-        return ProbeResult(tuple(columns.columns), (), (_hwmon_finding(chips, sensors),))
+        return source.ProbeResult(tuple(columns.columns), (), (_hwmon_finding(chips, sensors),))
 
-    def read(self, host: Host, into: RowBuilder) -> None:  # noqa: ARG002 - its files are held open
+    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - its files are held open
         """Read every file."""
         if self._kept:
             self._kept.read_into(into.values, into.reasons, 0)
@@ -126,7 +109,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
     """All chips, each with a unique identity."""
     taken: Counter[tuple[str, str]] = Counter()
     chips = []
-    for entry in list_names(host, HWMON_ROOT):
+    for entry in source.list_names(host, HWMON_ROOT):
         directory = f"{HWMON_ROOT}/{entry}"
         address = _address(host, directory)
         files = _sensor_files(host, directory)
@@ -135,7 +118,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
             files = _sensor_files(host, directory)
         if not files:
             continue
-        name = read_text(host, f"{directory}/name") or "unnamed"
+        name = source.read_text(host, f"{directory}/name") or "unnamed"
         taken[name, address] += 1
         twins = taken[name, address]
         chips.append(
@@ -145,7 +128,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
 
 
 def _sensor_files(host: Host, directory: str) -> tuple[str, ...]:
-    return tuple(file for file in list_names(host, directory) if _FILE.fullmatch(file))
+    return tuple(file for file in source.list_names(host, directory) if _FILE.fullmatch(file))
 
 
 def _address(host: Host, directory: str) -> str:
@@ -167,8 +150,10 @@ def _labels(host: Host, chip: _HwmonChip) -> dict[str, str]:
     matches = filter(None, map(_FILE.fullmatch, chip.files))
     channels = sorted({match["channel"] for match in matches})
     labels = {
-        channel: read_text(host, f"{chip.directory}/{channel}_label")
-        or read_text(host, f"{chip.directory}/{channel}_oem_info")  # ACPI power meters, as of Grace
+        channel: source.read_text(host, f"{chip.directory}/{channel}_label")
+        or source.read_text(
+            host, f"{chip.directory}/{channel}_oem_info"
+        )  # ACPI power meters, as of Grace
         for channel in channels
     }
     times = Counter(labels.values())
@@ -178,23 +163,25 @@ def _labels(host: Host, chip: _HwmonChip) -> dict[str, str]:
     }
 
 
-def _column(chip: _HwmonChip, labels: dict[str, str], file: str) -> tuple[Metric, Entity] | None:
+def _column(
+    chip: _HwmonChip, labels: dict[str, str], file: str
+) -> tuple[declare.Metric, Entity] | None:
     match = _FILE.fullmatch(file)
     if not match:
         return None
     kind, item = match["type"], match["item"]
-    sensor = Entity(SENSOR, (chip.name, chip.address, labels[match["channel"]]))
+    sensor = Entity(entities.SENSOR, (chip.name, chip.address, labels[match["channel"]]))
     if metric := _VALUES.get((kind, item)):
         return metric, sensor
     if metric := _LIMITS.get((kind, item)):
-        return metric, sensor.part(SENSOR_LIMIT, item)
+        return metric, sensor.part(entities.SENSOR_LIMIT, item)
     if alarm := _ALARM.fullmatch(item):
         what = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")
-        return catalog.SENSOR_ALARMS, sensor.part(SENSOR_ALARM, what)
+        return catalog.SENSOR_ALARMS, sensor.part(entities.SENSOR_ALARM, what)
     return None
 
 
-def _is_readable(host: Host, path: str, metric: Metric) -> bool:
+def _is_readable(host: Host, path: str, metric: declare.Metric) -> bool:
     try:
         reading = parse_integer(host.read(path))
     except OSError as error:
@@ -204,16 +191,14 @@ def _is_readable(host: Host, path: str, metric: Metric) -> bool:
     return True
 
 
-def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> ProbeFinding:
+def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> source.ProbeFinding:
     if not chips:
-        return ProbeFinding(
-            "sensors", ProbeVerdict.ABSENT, f"{HWMON_ROOT} contains no chip (usual in a VM)"
+        return source.ProbeFinding(
+            "sensors", source.ProbeVerdict.ABSENT, f"{HWMON_ROOT} contains no chip (usual in a VM)"
         )
     names_text = ", ".join(sorted({chip.name for chip in chips}))
-    detail = (
-        f"{format_count(sensors, 'sensor')} of {format_count(len(chips), 'chip')}: {names_text}"
-    )
-    return ProbeFinding("sensors", ProbeVerdict.SUPPORTED, detail)
+    detail = f"{source.format_count(sensors, 'sensor')} of {source.format_count(len(chips), 'chip')}: {names_text}"
+    return source.ProbeFinding("sensors", source.ProbeVerdict.SUPPORTED, detail)
 
 
 POWERCAP_ROOT = "/sys/class/powercap"
@@ -274,15 +259,15 @@ class RaplSource:
         self._energy: KeptFiles | None = None
         self._limits: KeptFiles | None = None
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the domains; a domain reported by two interfaces is used once."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         domains = _domains(host)
         denied = False
         self._domains = []
         for domain, directory in domains.items():
-            columns.add(catalog.RAPL_ENERGY, Entity(ENERGY_DOMAIN, (domain,)))
-            range_uj = int(read_text(host, f"{directory}/{_RANGE_FILE}"))
+            columns.add(catalog.RAPL_ENERGY, Entity(entities.ENERGY_DOMAIN, (domain,)))
+            range_uj = int(source.read_text(host, f"{directory}/{_RANGE_FILE}"))
             counter = self._counters.get(domain)
             if counter is None or counter.range_uj != range_uj:
                 counter = self._counters[domain] = EnergyCounter(range_uj)
@@ -291,16 +276,16 @@ class RaplSource:
         limits: list[str] = []
         for domain, directory in domains.items():
             for limit, path in _limits(host, directory):
-                columns.add(catalog.RAPL_POWER_LIMIT, Entity(POWER_LIMIT, (domain, limit)))
+                columns.add(catalog.RAPL_POWER_LIMIT, Entity(entities.POWER_LIMIT, (domain, limit)))
                 limits.append(path)
         self.close()
         self._energy = host.keep([f"{directory}/energy_uj" for directory in domains.values()])
         self._limits = host.keep(limits)
-        return ProbeResult(
+        return source.ProbeResult(
             tuple(columns.columns), (), (_rapl_finding(list(domains), denied=denied),)
         )
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every counter, then every limit."""
         if self._energy is None or self._limits is None:
             return
@@ -326,23 +311,26 @@ def _domains(host: Host) -> dict[str, str]:
 
     Model-specific registers precede memory-mapped ones, which report the same packages.
     """
-    zones = [zone for zone in list_names(host, POWERCAP_ROOT) if _ZONE.fullmatch(zone)]
+    zones = [zone for zone in source.list_names(host, POWERCAP_ROOT) if _ZONE.fullmatch(zone)]
     found: dict[str, str] = {}
     for zone in sorted(zones, key=lambda zone: (zone.startswith("intel-rapl-mmio"), zone)):
         control, *numbers = zone.split(":")
         above = [":".join([control, *numbers[: depth + 1]]) for depth in range(len(numbers))]
-        names = [read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
-        if all(names) and read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}").isdecimal():
+        names = [source.read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
+        if (
+            all(names)
+            and source.read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}").isdecimal()
+        ):
             found.setdefault("/".join(names), f"{POWERCAP_ROOT}/{zone}")
     return found
 
 
 def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
-    for file in list_names(host, directory):
+    for file in source.list_names(host, directory):
         if match := re.fullmatch(r"constraint_(\d+)_power_limit_uw", file):
-            name = read_text(host, f"{directory}/constraint_{match[1]}_name")
-            if name and read_text(host, f"{directory}/{file}").strip("0"):
+            name = source.read_text(host, f"{directory}/constraint_{match[1]}_name")
+            if name and source.read_text(host, f"{directory}/{file}").strip("0"):
                 found.setdefault(name, f"{directory}/{file}")
     return list(found.items())
 
@@ -364,13 +352,15 @@ def _denied(host: Host, path: str) -> bool:
     return False
 
 
-def _rapl_finding(domains: list[str], *, denied: bool) -> ProbeFinding:
+def _rapl_finding(domains: list[str], *, denied: bool) -> source.ProbeFinding:
     what = "energy of the processors"
     if not domains:
-        return ProbeFinding(
-            what, ProbeVerdict.ABSENT, f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)"
+        return source.ProbeFinding(
+            what,
+            source.ProbeVerdict.ABSENT,
+            f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)",
         )
-    detail = f"{format_count(len(domains), 'domain')}: {', '.join(domains)}"
+    detail = f"{source.format_count(len(domains), 'domain')}: {', '.join(domains)}"
     if denied:
-        return ProbeFinding(what, ProbeVerdict.DENIED, detail, _REMEDY)
-    return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
+    return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, detail)

@@ -21,26 +21,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agent.host import Host, Json, KeptFiles
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    list_names,
-    network_file,
-    nonempty_facts,
-    pick_reading,
-    read_text,
-)
+from agent.sampling import source
 from agent.sources.source_bases import KeyedFile, whole_lines
 from agent.topology.network import NicFinder
-from railscope.catalog import host as host_catalog
-from railscope.catalog import network as network_catalog
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NIC, NODE
+from railscope.catalog import declare, entities, host as host_catalog, network as network_catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 
@@ -53,7 +37,7 @@ def parse_speed(content: bytes) -> Reading:
     return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
 
 
-_FILES: tuple[tuple[str, Metric, Callable[[bytes], Reading]], ...] = (
+_FILES: tuple[tuple[str, declare.Metric, Callable[[bytes], Reading]], ...] = (
     ("speed", host_catalog.LINK_SPEED, parse_speed),
     ("carrier", host_catalog.LINK_UP, parse_integer),
     ("carrier_changes", host_catalog.LINK_CHANGES, parse_integer),
@@ -78,12 +62,12 @@ class LinkSource:
         self._parsers: list[Callable[[bytes], Reading]] = []
         self._with_carrier: list[str] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the interfaces; files that fail now are not read again until the next probe."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         paths: list[str] = []
         self._parsers = []
-        interfaces = list_names(host, NET)
+        interfaces = source.list_names(host, NET)
         try:
             links = _links(host)
         except OSError:
@@ -94,20 +78,22 @@ class LinkSource:
         for interface in interfaces:
             for file, metric, parse in _SPEED_ONLY if interface in self._with_carrier else _FILES:
                 path = f"{NET}/{interface}/{file}"
-                if read_text(host, path):
-                    columns.add(metric, Entity(NIC, (interface,)))
+                if source.read_text(host, path):
+                    columns.add(metric, Entity(entities.NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
         for interface in self._with_carrier:
-            columns.add(host_catalog.LINK_UP, Entity(NIC, (interface,)))
-            columns.add(host_catalog.LINK_CHANGES, Entity(NIC, (interface,)))
+            columns.add(host_catalog.LINK_UP, Entity(entities.NIC, (interface,)))
+            columns.add(host_catalog.LINK_CHANGES, Entity(entities.NIC, (interface,)))
         self.close()
         self._kept = host.keep(paths)
-        verdict = ProbeVerdict.SUPPORTED if columns.columns else ProbeVerdict.ABSENT
-        finding = ProbeFinding("network links", verdict, format_count(len(interfaces), "interface"))
-        return ProbeResult(tuple(columns.columns), self._nics.look(host), (finding,))
+        verdict = source.ProbeVerdict.SUPPORTED if columns.columns else source.ProbeVerdict.ABSENT
+        finding = source.ProbeFinding(
+            "network links", verdict, source.format_count(len(interfaces), "interface")
+        )
+        return source.ProbeResult(tuple(columns.columns), self._nics.look(host), (finding,))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""
         if self._kept is None:
             return
@@ -119,7 +105,7 @@ class LinkSource:
         if self._with_carrier:
             self._read_carriers(host, into, len(self._parsers))
 
-    def _read_carriers(self, host: Host, into: RowBuilder, column: int) -> None:
+    def _read_carriers(self, host: Host, into: source.RowBuilder, column: int) -> None:
         try:
             links = _links(host)
         except OSError as error:
@@ -128,7 +114,7 @@ class LinkSource:
         for place, interface in enumerate(self._with_carrier):
             link = links.get(interface)
             first = column + 2 * place
-            into.put(first, pick_reading(_carrier, link) if link else Absent.GONE)
+            into.put(first, source.pick_reading(_carrier, link) if link else Absent.GONE)
             into.put(first + 1, link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE)
 
     def close(self) -> None:
@@ -151,7 +137,7 @@ _LACP = "802.3ad"
 ReadColumn = Callable[[Host], Reading]
 
 
-class BondSource(SourceWithoutResources):
+class BondSource(source.SourceWithoutResources):
     """Links, active members, LACP state and link failures of every bond."""
 
     name = "bonds"
@@ -161,35 +147,39 @@ class BondSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._asks: list[ReadColumn] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the bonds and their members."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._asks = []
 
-        def add(metric: Metric, about: Entity, ask: ReadColumn) -> None:
+        def add(metric: declare.Metric, about: Entity, ask: ReadColumn) -> None:
             columns.add(metric, about)
             self._asks.append(ask)
 
-        bonds = read_text(host, f"{NET}/bonding_masters").split()
+        bonds = source.read_text(host, f"{NET}/bonding_masters").split()
         findings = []
         for bond in bonds:
             directory = f"{NET}/{bond}/bonding"
-            mode = read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
-            entity = Entity(BOND, (bond,), nonempty_facts(mode=mode))
-            members = read_text(host, f"{directory}/slaves").split()
+            mode = source.read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
+            entity = Entity(entities.BOND, (bond,), source.nonempty_facts(mode=mode))
+            members = source.read_text(host, f"{directory}/slaves").split()
             add(network_catalog.BOND_UP, entity, _word_reader(f"{directory}/mii_status", b"up"))
             add(network_catalog.BOND_MEMBERS, entity, _count_reader(f"{directory}/slaves"))
             for member in members:
                 _add_member(add, entity, member, lacp=mode == _LACP)
             detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
-            findings.append(ProbeFinding(f"bond {bond}", ProbeVerdict.SUPPORTED, detail))
+            findings.append(
+                source.ProbeFinding(f"bond {bond}", source.ProbeVerdict.SUPPORTED, detail)
+            )
         if not bonds:
             findings.append(
-                ProbeFinding("bonds", ProbeVerdict.ABSENT, "the node has no bonded interface")
+                source.ProbeFinding(
+                    "bonds", source.ProbeVerdict.ABSENT, "the node has no bonded interface"
+                )
             )
-        return ProbeResult(tuple(columns.columns), (), tuple(findings))
+        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file."""
         for column, ask in enumerate(self._asks):
             try:
@@ -199,9 +189,13 @@ class BondSource(SourceWithoutResources):
 
 
 def _add_member(
-    add: Callable[[Metric, Entity, ReadColumn], None], bond: Entity, member: str, *, lacp: bool
+    add: Callable[[declare.Metric, Entity, ReadColumn], None],
+    bond: Entity,
+    member: str,
+    *,
+    lacp: bool,
 ) -> None:
-    about = bond.part(BOND_MEMBER, member)
+    about = bond.part(entities.BOND_MEMBER, member)
     directory = f"{NET}/{member}/bonding_slave"
     add(network_catalog.BOND_MEMBER_UP, about, _word_reader(f"{directory}/mii_status", b"up"))
     add(network_catalog.BOND_MEMBER_ACTIVE, about, _word_reader(f"{directory}/state", b"active"))
@@ -360,7 +354,7 @@ class ProcessorTable:
         }
 
 
-class ProtocolSource(SourceWithoutResources):
+class ProtocolSource(source.SourceWithoutResources):
     """Retransmits, drops, full buffers, congestion marks and full tables of the node."""
 
     name = "protocols"
@@ -372,26 +366,27 @@ class ProtocolSource(SourceWithoutResources):
         self._softnet = ProcessorTable(parse_softnet)
         self._conntrack = ProcessorTable(parse_conntrack)
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the counters that this kernel has."""
-        columns = ColumnBuilder()
-        node = Entity(NODE)
+        columns = source.ColumnBuilder()
+        node = Entity(entities.NODE)
         snmp = _columns_of(network_catalog.SNMP, node) | {
             ("Tcp", "CurrEstab"): (network_catalog.TCP_CONNECTIONS, node)
         }
         netstat = _columns_of(network_catalog.NETSTAT, node)
         netstat |= {
-            key: (network_catalog.ECN, Entity(ECN_CODE, (code,))) for key, code in _ECN.items()
+            key: (network_catalog.ECN, Entity(entities.ECN_CODE, (code,)))
+            for key, code in _ECN.items()
         }
-        wanted: list[tuple[KeyedFile, Mapping[Hashable, tuple[Metric, Entity]]]] = [
-            (KeyedFile(network_file(host, SNMP), parse_pairs), snmp),
-            (KeyedFile(network_file(host, NETSTAT), parse_pairs), netstat),
+        wanted: list[tuple[KeyedFile, Mapping[Hashable, tuple[declare.Metric, Entity]]]] = [
+            (KeyedFile(source.network_file(host, SNMP), parse_pairs), snmp),
+            (KeyedFile(source.network_file(host, NETSTAT), parse_pairs), netstat),
             (
-                KeyedFile(network_file(host, SOFTNET), self._softnet.read),
+                KeyedFile(source.network_file(host, SOFTNET), self._softnet.read),
                 _columns_of(_SOFTNET, node),
             ),
             (
-                KeyedFile(network_file(host, CONNTRACK), self._conntrack.read),
+                KeyedFile(source.network_file(host, CONNTRACK), self._conntrack.read),
                 _columns_of(_CONNTRACK, node),
             ),
             (
@@ -409,17 +404,19 @@ class ProtocolSource(SourceWithoutResources):
                 if not isinstance(present.get(key, Absent.GONE), Absent):
                     file.columns.append((columns.add(metric, about), key))
         self._files = [file for file, _ in wanted if file.columns]
-        return ProbeResult(tuple(columns.columns), (), (_protocols_finding(columns, self._files),))
+        return source.ProbeResult(
+            tuple(columns.columns), (), (_protocols_finding(columns, self._files),)
+        )
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each file once."""
         for file in self._files:
             file.read(host, into)
 
 
 def _columns_of(
-    metrics: Mapping[_TableKey, Metric], node: Entity
-) -> dict[Hashable, tuple[Metric, Entity]]:
+    metrics: Mapping[_TableKey, declare.Metric], node: Entity
+) -> dict[Hashable, tuple[declare.Metric, Entity]]:
     return {key: (metric, node) for key, metric in metrics.items()}
 
 
@@ -427,11 +424,13 @@ def _single_number(content: bytes) -> dict[Hashable, Reading]:
     return {_NUMBER: parse_integer(content)}
 
 
-def _protocols_finding(columns: ColumnBuilder, files: list[KeyedFile]) -> ProbeFinding:
+def _protocols_finding(
+    columns: source.ColumnBuilder, files: list[KeyedFile]
+) -> source.ProbeFinding:
     if not files:
-        return ProbeFinding(
-            "network protocols", ProbeVerdict.ABSENT, "/proc/net contains no statistics"
+        return source.ProbeFinding(
+            "network protocols", source.ProbeVerdict.ABSENT, "/proc/net contains no statistics"
         )
     names_text = ", ".join(file.path.rsplit("/", 1)[-1] for file in files)
-    detail = f"{format_count(len(columns.columns), 'reading')} of {names_text}"
-    return ProbeFinding("network protocols", ProbeVerdict.SUPPORTED, detail)
+    detail = f"{source.format_count(len(columns.columns), 'reading')} of {names_text}"
+    return source.ProbeFinding("network protocols", source.ProbeVerdict.SUPPORTED, detail)

@@ -21,20 +21,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.host import Host
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    nonempty_facts,
-)
+from agent.sampling import source
 from agent.sources.source_bases import parse_natural, whole_lines
-from railscope.catalog import storage as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
+from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Column, Entity
 from railscope.reading import SIGNED_LIMIT, Absent, Reading, reason_of
 
@@ -190,7 +179,7 @@ _NumberedMount = tuple[MountKey, int]
 """A mount among those with the same key that are stacked, counted from the lowest."""
 
 
-class NfsSource(SourceWithoutResources):
+class NfsSource(source.SourceWithoutResources):
     """Bytes, requests, times, errors and transport of every NFS mount, up to a bound."""
 
     name = "nfs"
@@ -205,7 +194,7 @@ class NfsSource(SourceWithoutResources):
         self._twice: set[_NumberedMount] = set()
         self._hidden = 0
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the mounts, and the kernel's statistics of each."""
         self._columns, self._reported, self._twice, self._hidden = [], set(), set(), 0
         directory, mounts = _mounts(host)
@@ -213,12 +202,14 @@ class NfsSource(SourceWithoutResources):
         own = _superblocks(host, directory)
         self._hidden = len(_file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(own))
         if not mounts and not self._hidden:
-            return ProbeResult(
-                findings=(ProbeFinding("NFS", ProbeVerdict.ABSENT, "nothing is mounted"),)
+            return source.ProbeResult(
+                findings=(
+                    source.ProbeFinding("NFS", source.ProbeVerdict.ABSENT, "nothing is mounted"),
+                )
             )
-        columns = ColumnBuilder()
-        columns.add(c.NFS_MOUNTS, Entity(NODE))
-        columns.add(c.NFS_UNREAD, Entity(NODE))
+        columns = source.ColumnBuilder()
+        columns.add(c.NFS_MOUNTS, Entity(entities.NODE))
+        columns.add(c.NFS_UNREAD, Entity(entities.NODE))
         single = self._once_each(mounts, own)
         self._planned = self._plan(single, mounts, own)
         for place, wanted in self._planned.items():
@@ -228,11 +219,11 @@ class NfsSource(SourceWithoutResources):
                 self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]
         if self._hidden:
-            detail = f"{format_count(self._hidden, 'file system')} without access"
-            findings.append(ProbeFinding("NFS", ProbeVerdict.DENIED, detail, _REMEDY))
-        return ProbeResult(tuple(columns.columns), (), tuple(findings))
+            detail = f"{source.format_count(self._hidden, 'file system')} without access"
+            findings.append(source.ProbeFinding("NFS", source.ProbeVerdict.DENIED, detail, _REMEDY))
+        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the file once, for all mounts."""
         try:
             mounts = _numbered(parse_mountstats(host.read(self._stats)))
@@ -322,34 +313,35 @@ def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
         return {}
 
 
-def _wanted(mount: NfsMount) -> list[tuple[ValueKey, Metric, Entity]]:
+def _wanted(mount: NfsMount) -> list[tuple[ValueKey, declare.Metric, Entity]]:
     """Columns of a mount: the metrics that its kernel reports."""
-    about = Entity(NFS_MOUNT, mount.key, _facts(mount))
-    every: list[tuple[ValueKey, Metric, Entity]] = [(("age",), c.NFS_AGE, about)]
+    about = Entity(entities.NFS_MOUNT, mount.key, _facts(mount))
+    every: list[tuple[ValueKey, declare.Metric, Entity]] = [(("age",), c.NFS_AGE, about)]
     every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.NFS_BYTES)]
     every += [
-        (("event", event), c.NFS_EVENTS, about.part(NFS_EVENT, event)) for event in REPORTED_EVENTS
+        (("event", event), c.NFS_EVENTS, about.part(entities.NFS_EVENT, event))
+        for event in REPORTED_EVENTS
     ]
     transport = c.NFS_TRANSPORT | (c.NFS_RDMA if mount.protocol == "rdma" else {})
     every += [(("transport", part), metric, about) for part, metric in transport.items()]
     for operation in sorted(OPERATIONS):
-        entity = about.part(NFS_OPERATION, operation)
+        entity = about.part(entities.NFS_OPERATION, operation)
         every += [((operation, part), metric, entity) for part, metric in c.NFS_OPERATIONS.items()]
     return [wanted for wanted in every if wanted[0] in mount.values]
 
 
 def _facts(mount: NfsMount) -> dict[str, str]:
-    return nonempty_facts(
+    return source.nonempty_facts(
         version=mount.options.get("vers", ""),
         security=mount.options.get("sec", ""),
         connections=str(mount.connections or ""),
     )
 
 
-def _finding(mounts: int, twice: int) -> ProbeFinding:
-    detail = format_count(mounts, "file system")
+def _finding(mounts: int, twice: int) -> source.ProbeFinding:
+    detail = source.format_count(mounts, "file system")
     if twice:
-        detail += f", {format_count(twice, 'further mount')} of them"
+        detail += f", {source.format_count(twice, 'further mount')} of them"
     if mounts > MAX_MOUNTS:
         detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are omitted"
-    return ProbeFinding("NFS", ProbeVerdict.SUPPORTED, detail)
+    return source.ProbeFinding("NFS", source.ProbeVerdict.SUPPORTED, detail)

@@ -12,25 +12,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from agent.host import Host
-from agent.sampling.burst_windows import MAX_WINDOWS, WindowGrid, WindowHistogram
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    format_count,
-    list_names,
-)
+from agent.sampling import burst_windows, source
 from agent.sources.ethtool_statistics import match_statistics
 from agent.sources.network import parse_speed
 from agent.sources.rdma import rdma_driver
 from agent.topology.network import NetworkScanner
 from agent.topology.rails import BRIDGE, VIRTUAL_FUNCTION
-from railscope.catalog import bursts as c
-from railscope.catalog import nic, rdma
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NIC
+from railscope.catalog import bursts as c, declare, entities, nic, rdma
 from railscope.frame import Column, Entity
 from railscope.reading import PRESENT, Absent, reason_of
 from railscope.timestamps import SECOND_NS
@@ -62,7 +50,7 @@ MANA_GF_STATS_PERIOD.
 _MAX_REFRESHED_NS = 2_000_000_000
 """Counters refreshed less often, as in a recording with few moments, cannot show bursts."""
 
-CounterKey = tuple[Metric, str]
+CounterKey = tuple[declare.Metric, str]
 """A histogram and a direction."""
 
 
@@ -126,7 +114,7 @@ def _notification_files(host: Host, device: str, pci_driver: str) -> dict[Counte
     driver = rdma_driver(pci_driver, device)
     directory = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
     found: dict[CounterKey, str] = {}
-    for file in list_names(host, directory):
+    for file in source.list_names(host, directory):
         metric = rdma.meaning(driver, file)
         if metric and metric.name in _NOTIFICATIONS:
             what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
@@ -138,7 +126,7 @@ def _notification_files(host: Host, device: str, pci_driver: str) -> dict[Counte
 class NicWindows:
     """State of a NIC's windows since the start of the agent, retained while the NIC is absent."""
 
-    windows: dict[CounterKey, WindowHistogram] = field(default_factory=dict)
+    windows: dict[CounterKey, burst_windows.WindowHistogram] = field(default_factory=dict)
     planned: NicSamplingPlan | None = None
     looked: _NicCounters | None = None
     """The last valid sample, taken with `planned`."""
@@ -161,7 +149,7 @@ class BurstPort:
         self.kept = kept
         if kept.planned != planned:
             kept.planned, kept.looked = planned, None
-        self._grid = WindowGrid(self.window_ns)
+        self._grid = burst_windows.WindowGrid(self.window_ns)
         self._list: list[str] | None = None
         self._notifications = host.keep(planned.files)
         self._speed = host.keep([f"/sys/class/net/{planned.interface}/speed"])
@@ -170,7 +158,7 @@ class BurstPort:
         self._speed_due = True
         wanted = dict.fromkeys([*planned.counters, *planned.notifications])
         for metric, direction in wanted:
-            new = WindowHistogram(metric, (planned.interface, direction))
+            new = burst_windows.WindowHistogram(metric, (planned.interface, direction))
             kept.windows.setdefault((metric, direction), new)
         self.windows = {what: kept.windows[what] for what in wanted}
         self.read_speed()
@@ -272,7 +260,7 @@ class BurstPort:
             now.counters[what] == before.counters[what] for what in self.planned.positions
         )
 
-    def _value(self, metric: Metric, amount: int, elapsed_ns: int) -> int | None:
+    def _value(self, metric: declare.Metric, amount: int, elapsed_ns: int) -> int | None:
         """Increment within a time, in the histogram's millionths; None if the line rate is unavailable."""
         if amount == 0:
             return 0
@@ -327,7 +315,7 @@ class NicBurstSource:
     ) -> None:
         self.period_seconds = window_seconds
         # Samples later than MAX_WINDOWS carry no information: half of that tolerates late ones.
-        self.longest_period_seconds = window_seconds * MAX_WINDOWS / 2
+        self.longest_period_seconds = window_seconds * burst_windows.MAX_WINDOWS / 2
         self._wiring = wiring or NetworkScanner()
         self._window_ns = round(window_seconds * SECOND_NS)
         self._interfaces = tuple(interfaces)
@@ -336,7 +324,7 @@ class NicBurstSource:
         self._columns: list[tuple[BurstPort, int]] = []
         self._reported_ns = 0
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Select the NICs. An unchanged NIC continues with its state."""
         network = self._wiring.look(host)
         nics = {
@@ -346,7 +334,7 @@ class NicBurstSource:
             for name in (device.address, *device.interfaces)
         }
         found: dict[str, BurstPort] = {}
-        for interface in list_names(host, _NET):
+        for interface in source.list_names(host, _NET):
             planned = plan_sampling(host, interface, nics)
             if planned is None or not self._wanted(interface, planned.device):
                 continue
@@ -360,7 +348,7 @@ class NicBurstSource:
         self.close()
         self._ports = found
         self._reported_ns = 0
-        return ProbeResult(self._place(), (), (self._finding(),))
+        return source.ProbeResult(self._place(), (), (self._finding(),))
 
     def _wanted(self, interface: str, device: str) -> bool:
         if self._interfaces:
@@ -368,10 +356,10 @@ class NicBurstSource:
         return bool(device)
 
     def _place(self) -> tuple[Column, ...]:
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._columns = []
         for interface, port in self._ports.items():
-            card = Entity(NIC, (interface,))
+            card = Entity(entities.NIC, (interface,))
             first = columns.add(c.NIC_WINDOW_LENGTH, card)
             columns.add(c.NIC_MISSED, card)
             for windows in port.windows.values():
@@ -379,7 +367,7 @@ class NicBurstSource:
             self._columns.append((port, first))
         return tuple(columns.columns)
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Sample every NIC; once per second, report the windows."""
         for port in self._ports.values():
             into.grown |= port.look(host)
@@ -400,14 +388,14 @@ class NicBurstSource:
             port.close()
         self._ports = {}
 
-    def _finding(self) -> ProbeFinding:
+    def _finding(self) -> source.ProbeFinding:
         if not self._ports:
-            return ProbeFinding(
+            return source.ProbeFinding(
                 "bursts of NICs",
-                ProbeVerdict.ABSENT,
+                source.ProbeVerdict.ABSENT,
                 "no NIC with RDMA has counters that are refreshed often enough",
             )
         lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
         windows_text = " and ".join(f"{length} ms" for length in lengths)
-        detail = f"{format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
-        return ProbeFinding("bursts of NICs", ProbeVerdict.SUPPORTED, detail)
+        detail = f"{source.format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
+        return source.ProbeFinding("bursts of NICs", source.ProbeVerdict.SUPPORTED, detail)

@@ -20,33 +20,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, Json
-from agent.sampling.counter_unwrap import CarriedCounters, CounterStateFile, CounterUnwrapper
-from agent.sampling.known_devices import find_hidden
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    read_link_name,
-)
-from agent.sources.ethtool_statistics import (
-    DRIVERS,
-    GROUPS,
-    format_statistic_names,
-    is_narrow,
-    match_statistics,
-    resets_with_narrow,
-)
+from agent.sampling import counter_unwrap, known_devices, source
+from agent.sources import ethtool_statistics
 from agent.sources.nic_interfaces import NET, physical_interfaces
-from agent.topology.network import NetworkScanner, NicFinder
-from agent.topology.network import nic_entity as card_of
+from agent.topology.network import NetworkScanner, NicFinder, nic_entity as card_of
 from agent.topology.rails import BRIDGE
-from railscope.catalog import nic as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NIC
+from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
@@ -61,10 +40,10 @@ class _NicStatistics:
     names: list[str]
     positions: list[int]
     start: int
-    unwrap: CounterUnwrapper
+    unwrap: counter_unwrap.CounterUnwrapper
 
 
-class NicSource(SourceWithoutResources):
+class NicSource(source.SourceWithoutResources):
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them."""
 
     name = "nic"
@@ -76,23 +55,23 @@ class NicSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._nics: list[_NicStatistics] = []
-        self._memory: CounterStateFile | None = None
-        self._before: dict[str, CarriedCounters] = {}
+        self._memory: counter_unwrap.CounterStateFile | None = None
+        self._before: dict[str, counter_unwrap.CarriedCounters] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: CounterStateFile) -> None:
+    def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
         """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()
 
     @property
-    def _carried(self) -> dict[str, CarriedCounters]:
+    def _carried(self) -> dict[str, counter_unwrap.CarriedCounters]:
         return {card.interface: card.unwrap.carried for card in self._nics}
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Read the driver and the list of statistics of every interface."""
-        columns = ColumnBuilder()
-        findings: list[ProbeFinding] = []
+        columns = source.ColumnBuilder()
+        findings: list[source.ProbeFinding] = []
         bystanders: list[Entity] = []
         before, nics = self._before | self._carried, list[_NicStatistics]()
         network = self._wiring.look(host)
@@ -104,7 +83,7 @@ class NicSource(SourceWithoutResources):
                 findings.append(_statistics_failure(interface, error))
                 continue
             card = card_of(interface, driver, network.at(driver.get("bus", "")))
-            found = match_statistics(driver["driver"], statistics["names"])
+            found = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
             findings.append(
                 _statistics_finding(interface, driver["driver"], statistics["names"], found)
             )
@@ -119,10 +98,10 @@ class NicSource(SourceWithoutResources):
             unwrap = _unwrap(driver["driver"], counter_names, start, before.get(interface))
             nics.append(_NicStatistics(interface, statistics["names"], positions, start, unwrap))
         self._nics = nics
-        self._before = find_hidden(host, before, self._carried)
-        return ProbeResult(tuple(columns.columns), tuple(bystanders), tuple(findings))
+        self._before = known_devices.find_hidden(host, before, self._carried)
+        return source.ProbeResult(tuple(columns.columns), tuple(bystanders), tuple(findings))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each NIC once and select the statistics that have a column."""
         for card in self._nics:
             width = len(card.positions)
@@ -147,24 +126,28 @@ class NicSource(SourceWithoutResources):
 
 
 def _unwrap(
-    driver: str, counter_names: list[str], start: int, before: CarriedCounters | None
-) -> CounterUnwrapper:
+    driver: str, counter_names: list[str], start: int, before: counter_unwrap.CarriedCounters | None
+) -> counter_unwrap.CounterUnwrapper:
     columns = {name: start + offset for offset, name in enumerate(counter_names)}
-    wide = [column for name, column in columns.items() if resets_with_narrow(name)]
-    return CounterUnwrapper(
-        {n: column for n, column in columns.items() if is_narrow(driver, n)}, wide, before
+    wide = [
+        column for name, column in columns.items() if ethtool_statistics.resets_with_narrow(name)
+    ]
+    return counter_unwrap.CounterUnwrapper(
+        {n: column for n, column in columns.items() if ethtool_statistics.is_narrow(driver, n)},
+        wide,
+        before,
     )
 
 
-def _read_by_name(card: _NicStatistics, statistics: Json, into: RowBuilder) -> None:
+def _read_by_name(card: _NicStatistics, statistics: Json, into: source.RowBuilder) -> None:
     values = dict(zip(statistics["names"], statistics["values"], strict=True))
     for offset, position in enumerate(card.positions):
         value = values.get(card.names[position])
         into.put(card.start + offset, Absent.GONE if value is None else value)
 
 
-def _about(card: Entity, metric: Metric, part: str) -> Entity:
-    return card if metric.about is NIC else Entity(metric.about, (*card.key, part))
+def _about(card: Entity, metric: declare.Metric, part: str) -> Entity:
+    return card if metric.about is entities.NIC else Entity(metric.about, (*card.key, part))
 
 
 def _interfaces(host: Host) -> list[str]:
@@ -175,47 +158,56 @@ def _interfaces(host: Host) -> list[str]:
 
 
 def _statistics_finding(
-    interface: str, driver: str, names: list[str], found: list[tuple[Metric, str, int]]
-) -> ProbeFinding:
+    interface: str, driver: str, names: list[str], found: list[tuple[declare.Metric, str, int]]
+) -> source.ProbeFinding:
     """Number of published statistics; for a driver without a table also the unpublished names."""
     what = f"statistics of {interface}"
-    if driver in DRIVERS:
+    if driver in ethtool_statistics.DRIVERS:
         detail = f"driver {driver}, {len(found)} typed statistics"
-        return ProbeFinding(what, ProbeVerdict.SUPPORTED if found else ProbeVerdict.ABSENT, detail)
+        return source.ProbeFinding(
+            what, source.ProbeVerdict.SUPPORTED if found else source.ProbeVerdict.ABSENT, detail
+        )
     used = {position for _, _, position in found}
     rest = [name for position, name in enumerate(names) if position not in used]
     detail = f"driver {driver}, {len(found)} of {len(names)} statistics have standard names"
     if rest:
-        detail += f"; the rest: {format_statistic_names(rest)}"
-    return ProbeFinding(what, ProbeVerdict.SUPPORTED if found else ProbeVerdict.ABSENT, detail)
+        detail += f"; the rest: {ethtool_statistics.format_statistic_names(rest)}"
+    return source.ProbeFinding(
+        what, source.ProbeVerdict.SUPPORTED if found else source.ProbeVerdict.ABSENT, detail
+    )
 
 
-def _statistics_failure(interface: str, error: OSError) -> ProbeFinding:
+def _statistics_failure(interface: str, error: OSError) -> source.ProbeFinding:
     reason = reason_of(error)
     if reason is Absent.UNSUPPORTED:
         detail = "the driver has no ethtool interface"
-        return ProbeFinding(f"statistics of {interface}", ProbeVerdict.ABSENT, detail)
+        return source.ProbeFinding(f"statistics of {interface}", source.ProbeVerdict.ABSENT, detail)
     if reason is Absent.GONE:  # not an interface, or removed meanwhile
         detail = error.strerror or "unknown interface"
-        return ProbeFinding(f"statistics of {interface}", ProbeVerdict.ABSENT, detail)
-    verdict = ProbeVerdict.DENIED if reason is Absent.DENIED else ProbeVerdict.BROKEN
+        return source.ProbeFinding(f"statistics of {interface}", source.ProbeVerdict.ABSENT, detail)
+    verdict = source.ProbeVerdict.DENIED if reason is Absent.DENIED else source.ProbeVerdict.BROKEN
     remedy = "allow the agent the ioctl SIOCETHTOOL" if reason is Absent.DENIED else ""
-    return ProbeFinding(f"statistics of {interface}", verdict, error.strerror or str(error), remedy)
+    return source.ProbeFinding(
+        f"statistics of {interface}", verdict, error.strerror or str(error), remedy
+    )
 
 
-_COUNTERS: Mapping[str, Mapping[str, Metric]] = {
+_COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
     "fec": {
         "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
         "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
         "corrected_bits": c.CORRECTED,
     },
     "pause": {"receive_frames": c.GLOBAL_PAUSE_RECEIVED, "transmit_frames": c.GLOBAL_PAUSE_SENT},
-    "standard_statistics": GROUPS,
+    "standard_statistics": ethtool_statistics.GROUPS,
 }
-_OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, Metric]]] = {
+_OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, declare.Metric]]] = {
     "mlx5_core": {"pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT}},
     "bnxt_en": {
-        "standard_statistics": {**GROUPS, "SymbolErrorDuringCarrier": c.UNCORRECTED_SYMBOLS}
+        "standard_statistics": {
+            **ethtool_statistics.GROUPS,
+            "SymbolErrorDuringCarrier": c.UNCORRECTED_SYMBOLS,
+        }
     },
 }
 """Drivers that count something else under these names; their own statistics contain it too.
@@ -225,7 +217,7 @@ errors of the standard group (bnxt_ethtool.c, bnxt_get_eth_phy_stats).
 """
 
 
-def standard_counters(driver: str) -> Mapping[str, Mapping[str, Metric]]:
+def standard_counters(driver: str) -> Mapping[str, Mapping[str, declare.Metric]]:
     """Return the metrics of each request's counters for a driver."""
     return {**_COUNTERS, **_OF_DRIVERS.get(driver, {})}
 
@@ -239,7 +231,7 @@ class _CounterRequest:
     columns: dict[str, int]
 
 
-class LinkErrorSource(SourceWithoutResources):
+class LinkErrorSource(source.SourceWithoutResources):
     """Blocks and bits corrected by FEC, uncorrectable blocks, pause frames."""
 
     name = "link_errors"
@@ -250,17 +242,19 @@ class LinkErrorSource(SourceWithoutResources):
         self._nics = nics or NicFinder()
         self._questions: list[_CounterRequest] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Read the counters of every NIC; those that its driver's statistics contain are left to `nic`."""
-        columns = ColumnBuilder()
-        findings: list[ProbeFinding] = []
+        columns = source.ColumnBuilder()
+        findings: list[source.ProbeFinding] = []
         self._questions = []
         for interface in physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return ProbeResult(tuple(columns.columns), self._nics.look(host), tuple(findings))
+        return source.ProbeResult(tuple(columns.columns), self._nics.look(host), tuple(findings))
 
-    def _plan(self, host: Host, interface: str, columns: ColumnBuilder) -> list[ProbeFinding]:
-        problems: list[ProbeFinding] = []
+    def _plan(
+        self, host: Host, interface: str, columns: source.ColumnBuilder
+    ) -> list[source.ProbeFinding]:
+        problems: list[source.ProbeFinding] = []
         first = len(columns.columns)
         driver = _read_driver(host, interface)
         elsewhere = _metrics_of_statistics(host, interface, driver)
@@ -271,7 +265,7 @@ class LinkErrorSource(SourceWithoutResources):
                 problems += _request_failure(interface, name, error)
                 continue
             wanted = {
-                key: columns.add(metric, Entity(NIC, (interface,)))
+                key: columns.add(metric, Entity(entities.NIC, (interface,)))
                 for key, metric in counters.items()
                 if key in counts and metric not in elsewhere
             }
@@ -279,7 +273,7 @@ class LinkErrorSource(SourceWithoutResources):
                 self._questions.append(_CounterRequest(interface, name, wanted))
         return problems or [_counters_finding(interface, len(columns.columns) - first)]
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each NIC again."""
         for question in self._questions:
             try:
@@ -303,32 +297,34 @@ def _read_driver(host: Host, interface: str) -> str:
     try:
         driver: str = host.call("ethtool", "driver", interface)["driver"]
     except OSError:
-        return read_link_name(host, f"{NET}/{interface}/device/driver")
+        return source.read_link_name(host, f"{NET}/{interface}/device/driver")
     return driver
 
 
-def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[Metric]:
+def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[declare.Metric]:
     """Metrics that `nic` reports for a NIC from the driver's statistics."""
     try:
         names = host.call("ethtool", "statistics", interface)["names"]
     except OSError:
         return set()  # then `nic` reports none either, and has a finding with the reason
-    return {metric for metric, _, _ in match_statistics(driver, names)}
+    return {metric for metric, _, _ in ethtool_statistics.match_statistics(driver, names)}
 
 
-def _counters_finding(interface: str, counters: int) -> ProbeFinding:
-    verdict = ProbeVerdict.SUPPORTED if counters else ProbeVerdict.ABSENT
+def _counters_finding(interface: str, counters: int) -> source.ProbeFinding:
+    verdict = source.ProbeVerdict.SUPPORTED if counters else source.ProbeVerdict.ABSENT
     detail = (
-        format_count(counters, "counter") if counters else "none except the driver's statistics"
+        source.format_count(counters, "counter")
+        if counters
+        else "none except the driver's statistics"
     )
-    return ProbeFinding(f"error correction and pause of {interface}", verdict, detail)
+    return source.ProbeFinding(f"error correction and pause of {interface}", verdict, detail)
 
 
-def _request_failure(interface: str, name: str, error: OSError) -> list[ProbeFinding]:
+def _request_failure(interface: str, name: str, error: OSError) -> list[source.ProbeFinding]:
     reason = reason_of(error)
     if reason in {Absent.UNSUPPORTED, Absent.GONE}:
         return []
-    verdict = ProbeVerdict.DENIED if reason is Absent.DENIED else ProbeVerdict.BROKEN
+    verdict = source.ProbeVerdict.DENIED if reason is Absent.DENIED else source.ProbeVerdict.BROKEN
     remedy = "allow the agent netlink sockets (AF_NETLINK)" if reason is Absent.DENIED else ""
     what = f"error correction and pause of {interface}"
-    return [ProbeFinding(what, verdict, f"{name}: {error.strerror or error}", remedy)]
+    return [source.ProbeFinding(what, verdict, f"{name}: {error.strerror or error}", remedy)]

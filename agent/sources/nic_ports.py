@@ -18,15 +18,7 @@ from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, none
 from agent.sources.nic_interfaces import NET, physical_interfaces
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NicFinder
-from railscope.catalog import cabling
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import (
-    NIC,
-    NIC_LANE,
-    NIC_NEIGHBOUR,
-    NIC_TRANSCEIVER,
-    NIC_TRANSCEIVER_THRESHOLD,
-)
+from railscope.catalog import cabling, declare, entities
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 
@@ -120,7 +112,7 @@ class NeighbourSource(ScanningSource):
 
 
 def _column(interface: str) -> Column:
-    return cabling.NEIGHBOUR_KNOWN, Entity(NIC, (interface,))
+    return cabling.NEIGHBOUR_KNOWN, Entity(entities.NIC, (interface,))
 
 
 def _carrier(host: Host, interface: str) -> Reading:
@@ -134,7 +126,7 @@ def _carrier(host: Host, interface: str) -> Reading:
 def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
     texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
     facts = nonempty_facts(**texts)
-    scan.described.append(Entity(NIC_NEIGHBOUR, (interface,), facts))
+    scan.described.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
     names = ("switch", "switch_port", "chassis")
     place = " ".join(facts[name] for name in names if name in facts)
     if place:
@@ -142,16 +134,16 @@ def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
 
 
 _MODULE = "module"
-_VALUES: Mapping[str, Metric] = {
+_VALUES: Mapping[str, declare.Metric] = {
     "temperature_millicelsius": cabling.TRANSCEIVER_TEMPERATURE,
     "voltage_microvolts": cabling.TRANSCEIVER_SUPPLY,
 }
-_LANE: Mapping[str, Metric] = {
+_LANE: Mapping[str, declare.Metric] = {
     "receive_power_nanowatts": cabling.TRANSCEIVER_RECEIVE_POWER,
     "transmit_power_nanowatts": cabling.TRANSCEIVER_TRANSMIT_POWER,
     "bias_microamperes": cabling.TRANSCEIVER_BIAS,
 }
-_THRESHOLDS: Mapping[tuple[str, str], Metric] = {
+_THRESHOLDS: Mapping[tuple[str, str], declare.Metric] = {
     ("temperature_", "_millicelsius"): cabling.TRANSCEIVER_TEMPERATURE_THRESHOLD,
     ("receive_power_", "_nanowatts"): cabling.TRANSCEIVER_RECEIVE_POWER_THRESHOLD,
     ("transmit_power_", "_nanowatts"): cabling.TRANSCEIVER_TRANSMIT_POWER_THRESHOLD,
@@ -189,7 +181,7 @@ class OpticsSource(ScanningSource):
 
 def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     part = (interface, _MODULE)
-    usual = [(cabling.TRANSCEIVER_READABLE, Entity(NIC, (interface,)))]
+    usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
     what = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
@@ -212,7 +204,7 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
             ProbeFinding(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
         )
     else:
-        scan.described.append(Entity(NIC_TRANSCEIVER, (interface,), facts))
+        scan.described.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         identity = _format_module(facts, "vendor", "part_number", "serial")
         if identity:
             scan.watched[part] = {_MODULE: identity}
@@ -223,7 +215,7 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
 
 
 def _module_facts(answer: Json) -> dict[str, str]:
-    texts = {fact: str(answer.get(fact, "")).strip() for fact in NIC_TRANSCEIVER.facts}
+    texts = {fact: str(answer.get(fact, "")).strip() for fact in entities.NIC_TRANSCEIVER.facts}
     return nonempty_facts(**texts)
 
 
@@ -232,16 +224,19 @@ def _format_module(facts: Mapping[str, str], *names: str) -> str:
 
 
 def _module_readings(interface: str, answer: Json) -> Iterator[tuple[Column, Reading]]:
-    yield (cabling.TRANSCEIVER_READABLE, Entity(NIC, (interface,))), 1
+    yield (cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,))), 1
     for key, metric in _VALUES.items():
         if key in answer:
-            yield (metric, Entity(NIC, (interface,))), int(answer[key])
+            yield (metric, Entity(entities.NIC, (interface,))), int(answer[key])
     for lane, values in enumerate(answer.get("lanes", ())):
         for key, metric in _LANE.items():
             if key in values:
-                yield (metric, Entity(NIC_LANE, (interface, str(lane)))), int(values[key])
+                yield (metric, Entity(entities.NIC_LANE, (interface, str(lane)))), int(values[key])
     for key, value in answer.get("thresholds", {}).items():
         for (start, end), metric in _THRESHOLDS.items():
             if key.startswith(start) and key.endswith(end):
                 name = key.removeprefix(start).removesuffix(end)
-                yield (metric, Entity(NIC_TRANSCEIVER_THRESHOLD, (interface, name))), int(value)
+                yield (
+                    (metric, Entity(entities.NIC_TRANSCEIVER_THRESHOLD, (interface, name))),
+                    int(value),
+                )

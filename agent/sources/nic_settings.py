@@ -16,20 +16,10 @@ from functools import partial
 
 from agent.host import Host, Json
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_text
-from agent.sources import nic_setting_parsers
-from agent.sources.nic_interfaces import (
-    NET,
-    PRIORITIES,
-    PhysicalInterface,
-    SettingAnswers,
-    physical_interfaces,
-    read_interface,
-)
+from agent.sources import nic_interfaces, nic_setting_parsers
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NetworkScanner, NicFinder, NodeNetwork
-from railscope.catalog import nic_settings as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NIC_SETTINGS
+from railscope.catalog import declare, entities, nic_settings as c
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, reason_of
 
@@ -49,8 +39,8 @@ _FILES = {
     "rdma": nic_setting_parsers.read_rdma,
     "gids": nic_setting_parsers.read_gids,
 }
-_USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
-    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(PRIORITIES)),
+_USUAL: Mapping[str, tuple[tuple[declare.Metric, *tuple[str, ...]], ...]] = {
+    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(nic_interfaces.PRIORITIES)),
     "pause": tuple((c.PAUSE_ENABLED, direction) for direction in _DIRECTIONS),
     "fec": ((c.FEC_ACTIVE,),),
     "rings": tuple((c.RING, direction) for direction in _DIRECTIONS),
@@ -65,7 +55,7 @@ _AS_ROOT = (
 _REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
 _ALLOW = "allow the agent netlink sockets (AF_NETLINK) and the calls that its unit forbids"
 
-SettingsQuery = Callable[[], SettingAnswers]
+SettingsQuery = Callable[[], nic_interfaces.SettingAnswers]
 
 
 class NicSettingsSource(ScanningSource):
@@ -86,15 +76,15 @@ class NicSettingsSource(ScanningSource):
         """Query all settings of every NIC."""
         scan = NodeScan(described=list(self._nics.look(host)))
         self._network = self._wiring.look(host)
-        interfaces = physical_interfaces(host)
+        interfaces = nic_interfaces.physical_interfaces(host)
         for interface in interfaces:
-            self._scan_nic(host, read_interface(host, interface), scan)
+            self._scan_nic(host, nic_interfaces.read_interface(host, interface), scan)
         if not interfaces:
             detail = "the node has no physical network interface"
             scan.findings.append(ProbeFinding("NIC settings", ProbeVerdict.ABSENT, detail))
         return scan
 
-    def _scan_nic(self, host: Host, card: PhysicalInterface, scan: NodeScan) -> None:
+    def _scan_nic(self, host: Host, card: nic_interfaces.PhysicalInterface, scan: NodeScan) -> None:
         settings: dict[str, str] = {}
         unanswered: list[str] = []
         link = _link(host, card)
@@ -120,12 +110,12 @@ class NicSettingsSource(ScanningSource):
         if link[0] != "1" or link != _link(host, card):
             for name in _NEGOTIATED_SETTINGS:
                 scan.watched.pop((card.interface, name), None)
-        facts = {key: text for key, text in settings.items() if key in NIC_SETTINGS.facts}
-        scan.described.append(Entity(NIC_SETTINGS, (card.interface,), facts))
+        facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
+        scan.described.append(Entity(entities.NIC_SETTINGS, (card.interface,), facts))
         scan.findings.append(_finding(card, len(settings), unanswered))
 
     def _questions(
-        self, host: Host, card: PhysicalInterface, settings: Mapping[str, str]
+        self, host: Host, card: nic_interfaces.PhysicalInterface, settings: Mapping[str, str]
     ) -> Iterator[tuple[str, SettingsQuery]]:
         """Queries in order of precedence, for settings that several of them return."""
         yield "expected_speed", partial(self._expected_speed, card)
@@ -140,8 +130,10 @@ class NicSettingsSource(ScanningSource):
                 partial(nic_setting_parsers.read_congestion, host, card, directory, settings),
             )
 
-    def _expected_speed(self, card: PhysicalInterface) -> SettingAnswers:
-        answers = SettingAnswers(card.interface)
+    def _expected_speed(
+        self, card: nic_interfaces.PhysicalInterface
+    ) -> nic_interfaces.SettingAnswers:
+        answers = nic_interfaces.SettingAnswers(card.interface)
         role = self._network.at(card.pci_address).role
         names = (card.interface, card.rdma_device, card.pci_address, role)
         speed = self._wiring.rules.speed(names)
@@ -150,14 +142,14 @@ class NicSettingsSource(ScanningSource):
         return answers
 
 
-def _link(host: Host, card: PhysicalInterface) -> tuple[str, ...]:
+def _link(host: Host, card: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:
     """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
-    return tuple(read_text(host, f"{NET}/{card.interface}/{file}") for file in files)
+    return tuple(read_text(host, f"{nic_interfaces.NET}/{card.interface}/{file}") for file in files)
 
 
-def _driver(host: Host, card: PhysicalInterface) -> SettingAnswers:
-    answers = SettingAnswers(card.interface)
+def _driver(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
+    answers = nic_interfaces.SettingAnswers(card.interface)
     if firmware := host.call("ethtool", "driver", card.interface).get("firmware"):
         answers.set("firmware", firmware)
     return answers
@@ -165,21 +157,23 @@ def _driver(host: Host, card: PhysicalInterface) -> SettingAnswers:
 
 def _netlink(
     host: Host,
-    card: PhysicalInterface,
+    card: nic_interfaces.PhysicalInterface,
     name: str,
-    parse: Callable[[PhysicalInterface, Json], SettingAnswers],
-) -> SettingAnswers:
+    parse: Callable[[nic_interfaces.PhysicalInterface, Json], nic_interfaces.SettingAnswers],
+) -> nic_interfaces.SettingAnswers:
     return parse(card, host.call("netlink", name, card.interface))
 
 
-def _usual(card: PhysicalInterface, name: str) -> list[Column]:
+def _usual(card: nic_interfaces.PhysicalInterface, name: str) -> list[Column]:
     return [
         (metric, Entity(metric.about, (card.interface, *part)))
         for metric, *part in _USUAL.get(name, ())
     ]
 
 
-def _finding(card: PhysicalInterface, settings: int, unanswered: list[str]) -> ProbeFinding:
+def _finding(
+    card: nic_interfaces.PhysicalInterface, settings: int, unanswered: list[str]
+) -> ProbeFinding:
     what = f"settings of {card.interface}"
     detail = format_count(settings, "setting")
     if unanswered:
@@ -187,7 +181,9 @@ def _finding(card: PhysicalInterface, settings: int, unanswered: list[str]) -> P
     return ProbeFinding(what, ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT, detail)
 
 
-def _query_failure(card: PhysicalInterface, name: str, error: OSError) -> ProbeFinding:
+def _query_failure(
+    card: nic_interfaces.PhysicalInterface, name: str, error: OSError
+) -> ProbeFinding:
     denied = reason_of(error) is Absent.DENIED
     verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
     detail = f"{name}: {error.strerror or error}"
@@ -195,7 +191,9 @@ def _query_failure(card: PhysicalInterface, name: str, error: OSError) -> ProbeF
     return ProbeFinding(f"settings of {card.interface}", verdict, detail, remedy)
 
 
-def _malformed_answer(card: PhysicalInterface, name: str, error: Exception) -> ProbeFinding:
+def _malformed_answer(
+    card: nic_interfaces.PhysicalInterface, name: str, error: Exception
+) -> ProbeFinding:
     detail = f"{name}: malformed response: {type(error).__name__}: {error}"
     return ProbeFinding(
         f"settings of {card.interface}", ProbeVerdict.BROKEN, detail, "report this as a bug"

@@ -12,33 +12,9 @@ import re
 from collections.abc import Callable, Collection
 
 from agent.host import Host, Json, KeptFiles
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    list_names,
-    nonempty_facts,
-    pick_reading,
-    read_text,
-)
+from agent.sampling import source
 from railscope import __version__
-from railscope.catalog import host as c
-from railscope.catalog import sensors as catalog
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import (
-    CPU_MODE,
-    DIMM,
-    DISK,
-    INTERFACE,
-    LOAD_WINDOW,
-    MEMORY_CONTROLLER,
-    NODE,
-    PRESSURE,
-)
+from railscope.catalog import declare, entities, host as c, sensors as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
@@ -46,7 +22,7 @@ _SEVERITIES = ("some", "full")
 _WINDOWS = ("1m", "5m", "15m")
 _HUNDREDTHS = 100
 _TOTAL = re.compile(rb"total=(\d+)")
-_NODE_GAUGES: tuple[tuple[str, str | None, Metric], ...] = (
+_NODE_GAUGES: tuple[tuple[str, str | None, declare.Metric], ...] = (
     ("cpu_count", None, c.CPUS),
     ("boot_time", None, c.BOOT_TIME),
     ("virtual_memory", "total", c.MEMORY_SIZE),
@@ -78,7 +54,7 @@ drive that is listed itself.
 _PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
 
 
-class HostSource(SourceWithoutResources):
+class HostSource(source.SourceWithoutResources):
     """Processors, memory, pressure, disks, network interfaces and load of the node."""
 
     name = "host"
@@ -90,15 +66,15 @@ class HostSource(SourceWithoutResources):
         self._answers: list[tuple[str, Callable[[Json], Reading]]] = []
         self._files: list[tuple[str, Callable[[bytes], Reading]]] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Call every psutil function once; each one that answers becomes columns."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         node = Entity(
-            NODE,
+            entities.NODE,
             (),
-            nonempty_facts(
-                hostname=read_text(host, "/proc/sys/kernel/hostname"),
-                kernel=read_text(host, "/proc/sys/kernel/osrelease"),
+            source.nonempty_facts(
+                hostname=source.read_text(host, "/proc/sys/kernel/hostname"),
+                kernel=source.read_text(host, "/proc/sys/kernel/osrelease"),
                 agent_version=__version__,
             ),
         )
@@ -107,14 +83,16 @@ class HostSource(SourceWithoutResources):
             if _answer(host, function) is not None:
                 self._take(columns, metric, node, function, _number(key))
         for mode in _answer(host, "cpu_times") or {}:
-            about = node.part(CPU_MODE, mode)
+            about = node.part(entities.CPU_MODE, mode)
             self._take(columns, c.CPU_TIME, about, "cpu_times", _scaled(mode, _HUNDREDTHS))
         self._probe_tables(columns, host)
         self._probe_files(columns, host)
         self._functions = tuple(dict.fromkeys(function for function, _ in self._answers))
-        return ProbeResult(tuple(columns.columns), (node,), (_host_finding(len(columns.columns)),))
+        return source.ProbeResult(
+            tuple(columns.columns), (node,), (_host_finding(len(columns.columns)),)
+        )
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Call each function once, read each file once."""
         answers: dict[str, Json | Absent] = {}
         for function in self._functions:
@@ -125,19 +103,21 @@ class HostSource(SourceWithoutResources):
         column = 0
         for function, pick in self._answers:
             answer = answers[function]
-            into.put(column, answer if isinstance(answer, Absent) else pick_reading(pick, answer))
+            into.put(
+                column, answer if isinstance(answer, Absent) else source.pick_reading(pick, answer)
+            )
             column += 1
         for path, parse in self._files:
             try:
-                into.put(column, pick_reading(parse, host.read(path)))
+                into.put(column, source.pick_reading(parse, host.read(path)))
             except OSError as error:
                 into.put(column, reason_of(error))
             column += 1
 
     def _take(
         self,
-        columns: ColumnBuilder,
-        metric: Metric,
+        columns: source.ColumnBuilder,
+        metric: declare.Metric,
         about: Entity,
         function: str,
         pick: Callable[[Json], Reading],
@@ -145,30 +125,30 @@ class HostSource(SourceWithoutResources):
         columns.add(metric, about)
         self._answers.append((function, pick))
 
-    def _probe_tables(self, columns: ColumnBuilder, host: Host) -> None:
+    def _probe_tables(self, columns: source.ColumnBuilder, host: Host) -> None:
         disks = _answer(host, "disk_io_counters") or {}
         for disk in whole_drives(host, disks):
             for key, metric in _DISK:
                 if key in disks[disk]:
-                    entity = Entity(DISK, (disk,))
+                    entity = Entity(entities.DISK, (disk,))
                     self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
             for key, metric in _NETWORK:
-                entity = Entity(INTERFACE, (interface,))
+                entity = Entity(entities.INTERFACE, (interface,))
                 self._take(columns, metric, entity, "net_io_counters", _nested(interface, key))
 
-    def _probe_files(self, columns: ColumnBuilder, host: Host) -> None:
-        if read_text(host, "/proc/loadavg"):
+    def _probe_files(self, columns: source.ColumnBuilder, host: Host) -> None:
+        if source.read_text(host, "/proc/loadavg"):
             for position, window in enumerate(_WINDOWS):
-                columns.add(c.LOAD_AVERAGE, Entity(LOAD_WINDOW, (window,)))
+                columns.add(c.LOAD_AVERAGE, Entity(entities.LOAD_WINDOW, (window,)))
                 self._files.append(("/proc/loadavg", _load(position)))
         for resource in ("cpu", "memory", "io"):
             path = f"/proc/pressure/{resource}"
-            for line in read_text(host, path).splitlines():
+            for line in source.read_text(host, path).splitlines():
                 severity = line.split(" ", 1)[0]
                 if severity not in _SEVERITIES:
                     continue
-                columns.add(c.PRESSURE_STALLED, Entity(PRESSURE, (resource, severity)))
+                columns.add(c.PRESSURE_STALLED, Entity(entities.PRESSURE, (resource, severity)))
                 self._files.append((path, _pressure(severity)))
 
 
@@ -179,13 +159,13 @@ def whole_drives(host: Host, disks: Collection[str]) -> list[str]:
     partitions (they have no entry of their own) and stacked devices (they have `slaves`); without
     sysfs, as in a capture of counters, names decide.
     """
-    listed = {name.replace("!", "/") for name in list_names(host, _BLOCK)}
+    listed = {name.replace("!", "/") for name in source.list_names(host, _BLOCK)}
     return [
         disk
         for disk in sorted(disks)
         if not _NO_DRIVE.fullmatch(disk)
         and not _is_partition(disk, disks, listed)
-        and not list_names(host, f"{_BLOCK}/{disk.replace('/', '!')}/slaves")
+        and not source.list_names(host, f"{_BLOCK}/{disk.replace('/', '!')}/slaves")
     ]
 
 
@@ -236,10 +216,12 @@ def _pressure(severity: str) -> Callable[[bytes], Reading]:
     return parse
 
 
-def _host_finding(columns: int) -> ProbeFinding:
+def _host_finding(columns: int) -> source.ProbeFinding:
     if columns:
-        return ProbeFinding("host", ProbeVerdict.SUPPORTED, format_count(columns, "reading"))
-    return ProbeFinding("host", ProbeVerdict.ABSENT, "/proc does not exist")
+        return source.ProbeFinding(
+            "host", source.ProbeVerdict.SUPPORTED, source.format_count(columns, "reading")
+        )
+    return source.ProbeFinding("host", source.ProbeVerdict.ABSENT, "/proc does not exist")
 
 
 EDAC_ROOT = "/sys/devices/system/edac"
@@ -271,25 +253,29 @@ class EdacSource:
         self.period_seconds = period_seconds
         self._kept: KeptFiles | None = None
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the controllers, their modules and the counters of the PCI buses."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         paths: list[str] = []
 
-        def add(directory: str, files: tuple[tuple[str, Metric], ...], about: Entity) -> None:
-            present = set(list_names(host, directory))
+        def add(
+            directory: str, files: tuple[tuple[str, declare.Metric], ...], about: Entity
+        ) -> None:
+            present = set(source.list_names(host, directory))
             for file, metric in files:
                 if file in present:
                     columns.add(metric, about)
                     paths.append(f"{directory}/{file}")
 
-        controllers = [n for n in list_names(host, f"{EDAC_ROOT}/mc") if _CONTROLLER.fullmatch(n)]
+        controllers = [
+            n for n in source.list_names(host, f"{EDAC_ROOT}/mc") if _CONTROLLER.fullmatch(n)
+        ]
         modules = 0
         for controller in controllers:
             directory = f"{EDAC_ROOT}/mc/{controller}"
-            facts = nonempty_facts(model=read_text(host, f"{directory}/mc_name"))
-            add(directory, _OF_CONTROLLER, Entity(MEMORY_CONTROLLER, (controller,), facts))
-            for module in list_names(host, directory):
+            facts = source.nonempty_facts(model=source.read_text(host, f"{directory}/mc_name"))
+            add(directory, _OF_CONTROLLER, Entity(entities.MEMORY_CONTROLLER, (controller,), facts))
+            for module in source.list_names(host, directory):
                 if _MODULE.fullmatch(module):
                     modules += 1
                     add(
@@ -297,12 +283,14 @@ class EdacSource:
                         _OF_MODULE,
                         _memory_module(host, controller, module),
                     )
-        add(f"{EDAC_ROOT}/pci", _OF_PCI, Entity(NODE))
+        add(f"{EDAC_ROOT}/pci", _OF_PCI, Entity(entities.NODE))
         self.close()
         self._kept = host.keep(paths)
-        return ProbeResult(tuple(columns.columns), (), (_edac_finding(len(controllers), modules),))
+        return source.ProbeResult(
+            tuple(columns.columns), (), (_edac_finding(len(controllers), modules),)
+        )
 
-    def read(self, host: Host, into: RowBuilder) -> None:  # noqa: ARG002 - its files are held open
+    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - its files are held open
         """Read every counter."""
         if self._kept:
             self._kept.read_into(into.values, into.reasons, 0)
@@ -316,19 +304,19 @@ class EdacSource:
 
 def _memory_module(host: Host, controller: str, module: str) -> Entity:
     directory = f"{EDAC_ROOT}/mc/{controller}/{module}"
-    facts = nonempty_facts(
-        slot=read_text(host, f"{directory}/dimm_label"),
-        location=read_text(host, f"{directory}/dimm_location"),
-        memory_type=read_text(host, f"{directory}/dimm_mem_type"),
-        device_width=read_text(host, f"{directory}/dimm_dev_type"),
-        edac_mode=read_text(host, f"{directory}/dimm_edac_mode"),
+    facts = source.nonempty_facts(
+        slot=source.read_text(host, f"{directory}/dimm_label"),
+        location=source.read_text(host, f"{directory}/dimm_location"),
+        memory_type=source.read_text(host, f"{directory}/dimm_mem_type"),
+        device_width=source.read_text(host, f"{directory}/dimm_dev_type"),
+        edac_mode=source.read_text(host, f"{directory}/dimm_edac_mode"),
     )
-    return Entity(DIMM, (controller, module), facts)
+    return Entity(entities.DIMM, (controller, module), facts)
 
 
-def _edac_finding(controllers: int, modules: int) -> ProbeFinding:
+def _edac_finding(controllers: int, modules: int) -> source.ProbeFinding:
     if not controllers:
         detail = f"{EDAC_ROOT}/mc contains no memory controller (no ECC, no driver for it, or a VM)"
-        return ProbeFinding("memory errors", ProbeVerdict.ABSENT, detail)
-    detail = f"{format_count(controllers, 'memory controller')}, {format_count(modules, 'module')}"
-    return ProbeFinding("memory errors", ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding("memory errors", source.ProbeVerdict.ABSENT, detail)
+    detail = f"{source.format_count(controllers, 'memory controller')}, {source.format_count(modules, 'module')}"
+    return source.ProbeFinding("memory errors", source.ProbeVerdict.SUPPORTED, detail)

@@ -11,22 +11,9 @@ import re
 from collections.abc import Callable
 
 from agent.host import Host, Json
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    list_names,
-    nonempty_facts,
-    pick_reading,
-    read_text,
-)
+from agent.sampling import source
 from agent.topology.pci import pci_path
-from railscope.catalog import storage as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NVME_DIRECTION, NVME_DRIVE, NVME_WARNING
+from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
@@ -48,7 +35,7 @@ _WARNINGS = (
 )
 """Bits of the critical warning, from the lowest on."""
 _DIRECTIONS = {"data_units_read": "read", "data_units_written": "write"}
-_NUMBERS: dict[str, Metric] = {
+_NUMBERS: dict[str, declare.Metric] = {
     "used_percent": c.NVME_USED,
     "spare_percent": c.NVME_SPARE,
     "spare_limit_percent": c.NVME_SPARE_LIMIT,
@@ -66,7 +53,7 @@ _HEALTH_COLUMNS = 1 + len(_NUMBERS) + len(_DIRECTIONS) + len(_WARNINGS)
 _REMEDY = "run the agent as root, or grant it CAP_SYS_ADMIN and access to /dev/nvme*"
 
 
-class NvmeSource(SourceWithoutResources):
+class NvmeSource(source.SourceWithoutResources):
     """State and health of every NVMe drive."""
 
     name = "nvme"
@@ -76,12 +63,12 @@ class NvmeSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._controllers: list[str] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the drives. Support of the health log is determined at each read."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._controllers = []
         findings = []
-        for controller in list_names(host, ROOT):
+        for controller in source.list_names(host, ROOT):
             if not _CONTROLLER.fullmatch(controller):
                 continue
             entity = _entity(host, controller)
@@ -90,11 +77,13 @@ class NvmeSource(SourceWithoutResources):
             findings.append(_finding(host, controller, entity))
         if not findings:
             findings.append(
-                ProbeFinding("NVMe drives", ProbeVerdict.ABSENT, f"{ROOT} contains no drive")
+                source.ProbeFinding(
+                    "NVMe drives", source.ProbeVerdict.ABSENT, f"{ROOT} contains no drive"
+                )
             )
-        return ProbeResult(tuple(columns.columns), (), tuple(findings))
+        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the state and the health log of each drive."""
         width = 1 + _HEALTH_COLUMNS
         for position, controller in enumerate(self._controllers):
@@ -109,24 +98,24 @@ class NvmeSource(SourceWithoutResources):
                 into.put(column, reading)
 
 
-def _add(columns: ColumnBuilder, drive: Entity) -> None:
+def _add(columns: source.ColumnBuilder, drive: Entity) -> None:
     """Add the columns of a drive: state, temperature, numbers, directions, warnings."""
     columns.add(c.NVME_STATE, drive)
     columns.add(c.NVME_TEMPERATURE, drive)
     for metric in _NUMBERS.values():
         columns.add(metric, drive)
     for direction in _DIRECTIONS.values():
-        columns.add(c.NVME_DATA, drive.part(NVME_DIRECTION, direction))
+        columns.add(c.NVME_DATA, drive.part(entities.NVME_DIRECTION, direction))
     for warning in _WARNINGS:
-        columns.add(c.NVME_CRITICAL_WARNING, drive.part(NVME_WARNING, warning))
+        columns.add(c.NVME_CRITICAL_WARNING, drive.part(entities.NVME_WARNING, warning))
 
 
 def _health(log: Json) -> list[Reading]:
     """Readings of a health log, in the order of the columns."""
     return [
-        pick_reading(_temperature, log),
+        source.pick_reading(_temperature, log),
         *(log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS)),
-        *(pick_reading(_warning(bit), log) for bit in range(len(_WARNINGS))),
+        *(source.pick_reading(_warning(bit), log) for bit in range(len(_WARNINGS))),
     ]
 
 
@@ -149,16 +138,16 @@ def _state(host: Host, controller: str) -> Reading:
 
 def _entity(host: Host, controller: str) -> Entity:
     directory = f"{ROOT}/{controller}"
-    matches = map(_DISK.fullmatch, list_names(host, directory))
-    facts = nonempty_facts(
+    matches = map(_DISK.fullmatch, source.list_names(host, directory))
+    facts = source.nonempty_facts(
         controller=controller,
         disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
-        model=read_text(host, f"{directory}/model"),
-        serial=read_text(host, f"{directory}/serial"),
-        firmware=read_text(host, f"{directory}/firmware_rev"),
-        transport=read_text(host, f"{directory}/transport"),
+        model=source.read_text(host, f"{directory}/model"),
+        serial=source.read_text(host, f"{directory}/serial"),
+        firmware=source.read_text(host, f"{directory}/firmware_rev"),
+        transport=source.read_text(host, f"{directory}/transport"),
     )
-    return Entity(NVME_DRIVE, (_address(host, directory) or controller,), facts)
+    return Entity(entities.NVME_DRIVE, (_address(host, directory) or controller,), facts)
 
 
 def _address(host: Host, directory: str) -> str:
@@ -170,7 +159,7 @@ def _address(host: Host, directory: str) -> str:
     return addresses[-1] if addresses else ""
 
 
-def _finding(host: Host, controller: str, drive: Entity) -> ProbeFinding:
+def _finding(host: Host, controller: str, drive: Entity) -> source.ProbeFinding:
     what = f"drive {controller}"
     facts = [drive.facts.get(fact, "") for fact in ("model", "transport")]
     detail = ", ".join(filter(None, facts)) or "unknown model"
@@ -179,13 +168,13 @@ def _finding(host: Host, controller: str, drive: Entity) -> ProbeFinding:
     except OSError as error:
         reason = reason_of(error)
         if reason is Absent.DENIED:
-            return ProbeFinding(
+            return source.ProbeFinding(
                 what,
-                ProbeVerdict.DENIED,
+                source.ProbeVerdict.DENIED,
                 f"{detail}; permission denied for its health log",
                 _REMEDY,
             )
-        return ProbeFinding(
-            what, ProbeVerdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}"
+        return source.ProbeFinding(
+            what, source.ProbeVerdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}"
         )
-    return ProbeFinding(what, ProbeVerdict.SUPPORTED, f"{detail}, with a health log")
+    return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, f"{detail}, with a health log")

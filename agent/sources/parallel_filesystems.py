@@ -17,29 +17,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.host import Host
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    list_names,
-    read_text,
-)
+from agent.sampling import source
 from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
-from railscope.catalog import storage as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import (
-    CEPH_CLIENT,
-    CEPH_OPERATION,
-    LUSTRE_CLIENT,
-    LUSTRE_OPERATION,
-    LUSTRE_REQUEST,
-    LUSTRE_TARGET,
-    NODE,
-)
+from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
@@ -117,10 +97,10 @@ class _LustreDirectory:
     def file(self, host: Host, name: str) -> str:
         """Path of one of its files: the first that is readable, or ""."""
         paths = [f"{root}/{self.kind}/{self.name}/{name}" for root in LUSTRE_ROOTS]
-        return next((path for path in paths if read_text(host, path)), "")
+        return next((path for path in paths if source.read_text(host, path)), "")
 
 
-class LustreSource(SourceWithoutResources):
+class LustreSource(source.SourceWithoutResources):
     """File operations of each client, requests and connection of each of its targets."""
 
     name = "lustre"
@@ -130,19 +110,21 @@ class LustreSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._files: list[KeyedFile] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the clients, their targets, and the counters that exist so far."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._files = []
 
-        def add(file: KeyedFile, wanted: Iterable[tuple[Hashable, Metric, Entity]]) -> None:
+        def add(file: KeyedFile, wanted: Iterable[tuple[Hashable, declare.Metric, Entity]]) -> None:
             file.columns = [(columns.add(metric, about), key) for key, metric, about in wanted]
             self._files.append(file)
 
-        health = next((path for path in LUSTRE_HEALTH_FILES if read_text(host, path)), "")
+        health = next((path for path in LUSTRE_HEALTH_FILES if source.read_text(host, path)), "")
         if health:
             file = KeyedFile(health, parse_health)
-            add(file, [(key, c.LUSTRE_HEALTHY, Entity(NODE)) for key in file.present(host)])
+            add(
+                file, [(key, c.LUSTRE_HEALTHY, Entity(entities.NODE)) for key in file.present(host)]
+            )
         clients = _directories(host, "llite", _LUSTRE_CLIENT)
         targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
         for client in clients:
@@ -155,18 +137,20 @@ class LustreSource(SourceWithoutResources):
             add(file, _import_columns(file.present(host), target.about))
         self._files = [file for file in self._files if file.columns]
         finding = _lustre_finding(host, health, len(clients), len(targets))
-        return ProbeResult(tuple(columns.columns), (), (finding,))
+        return source.ProbeResult(tuple(columns.columns), (), (finding,))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each file once."""
         for file in self._files:
             file.read(host, into)
 
 
 def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[_LustreDirectory]:
-    every = sorted({name for root in LUSTRE_ROOTS for name in list_names(host, f"{root}/{kind}")})
+    every = sorted(
+        {name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")}
+    )
     matches = [match for name in every if (match := pattern.fullmatch(name))]
-    about = LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else LUSTRE_TARGET
+    about = entities.LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else entities.LUSTRE_TARGET
     return [
         _LustreDirectory(
             Entity(about, tuple(match[label] for label in about.labels)), kind, match[0]
@@ -175,7 +159,7 @@ def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[_Lustr
     ]
 
 
-WantedColumns = list[tuple[Hashable, Metric, Entity]]
+WantedColumns = list[tuple[Hashable, declare.Metric, Entity]]
 
 
 def _client_columns(present: Iterable[Hashable], client: Entity) -> WantedColumns:
@@ -183,7 +167,7 @@ def _client_columns(present: Iterable[Hashable], client: Entity) -> WantedColumn
     wanted: WantedColumns = []
     for key in present:
         name, part = key if isinstance(key, tuple) else ("", "")
-        about = client.part(LUSTRE_OPERATION, name)
+        about = client.part(entities.LUSTRE_OPERATION, name)
         if key == ("read_bytes", "sum"):
             wanted.append((key, c.LUSTRE_READ, client))
         elif key == ("write_bytes", "sum"):
@@ -195,13 +179,13 @@ def _client_columns(present: Iterable[Hashable], client: Entity) -> WantedColumn
     return wanted
 
 
-_OF_TARGET: dict[Hashable, Metric] = {
+_OF_TARGET: dict[Hashable, declare.Metric] = {
     ("req_waittime", "samples"): c.LUSTRE_TARGET_REQUESTS,
     ("req_waittime", "usec"): c.LUSTRE_TARGET_WAIT,
     ("read_bytes", "sum"): c.LUSTRE_TARGET_READ,
     ("write_bytes", "sum"): c.LUSTRE_TARGET_WRITTEN,
 }
-_OF_IMPORT: dict[Hashable, Metric] = {
+_OF_IMPORT: dict[Hashable, declare.Metric] = {
     "state": c.LUSTRE_TARGET_STATE,
     "inflight": c.LUSTRE_TARGET_IN_FLIGHT,
     "timeouts": c.LUSTRE_TARGET_TIMEOUTS,
@@ -212,7 +196,7 @@ def _target_columns(present: Iterable[Hashable], target: Entity) -> WantedColumn
     wanted: WantedColumns = []
     for key in present:
         name, part = key if isinstance(key, tuple) else ("", "")
-        about = target.part(LUSTRE_REQUEST, name)
+        about = target.part(entities.LUSTRE_REQUEST, name)
         if metric := _OF_TARGET.get(key):
             wanted.append((key, metric, target))
         elif name in _LUSTRE_REQUESTS and part == "samples":
@@ -226,22 +210,29 @@ def _import_columns(present: Iterable[Hashable], target: Entity) -> WantedColumn
     return [(key, _OF_IMPORT[key], target) for key in present if key in _OF_IMPORT]
 
 
-def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> ProbeFinding:
+def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> source.ProbeFinding:
     if clients:
-        detail = f"{format_count(clients, 'client')}, {format_count(targets, 'target')}"
+        detail = (
+            f"{source.format_count(clients, 'client')}, {source.format_count(targets, 'target')}"
+        )
         if targets > MAX_TARGETS:
             detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are omitted"
-        return ProbeFinding("Lustre", ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding("Lustre", source.ProbeVerdict.SUPPORTED, detail)
     if not health:
-        return ProbeFinding("Lustre", ProbeVerdict.ABSENT, "the Lustre client is not loaded")
+        return source.ProbeFinding(
+            "Lustre", source.ProbeVerdict.ABSENT, "the Lustre client is not loaded"
+        )
     try:
         host.names(LUSTRE_DEBUG_ROOT)
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
-            return ProbeFinding(
-                "Lustre", ProbeVerdict.DENIED, f"permission denied for {LUSTRE_DEBUG_ROOT}", _REMEDY
+            return source.ProbeFinding(
+                "Lustre",
+                source.ProbeVerdict.DENIED,
+                f"permission denied for {LUSTRE_DEBUG_ROOT}",
+                _REMEDY,
             )
-    return ProbeFinding("Lustre", ProbeVerdict.SUPPORTED, "nothing is mounted")
+    return source.ProbeFinding("Lustre", source.ProbeVerdict.SUPPORTED, "nothing is mounted")
 
 
 CEPH_ROOT = "/sys/kernel/debug/ceph"
@@ -253,13 +244,13 @@ _CEPH_OPERATIONS = {
     "metadata": "metadata",
     "copyfrom": "copy_from",
 }
-_OF_OPERATION: dict[str, Metric] = {
+_OF_OPERATION: dict[str, declare.Metric] = {
     "total": c.CEPH_OPERATIONS,
     "avg_lat(us)": c.CEPH_LATENCY,
     "max_lat(us)": c.CEPH_LONGEST,
     "total_sz(bytes)": c.CEPH_BYTES,
 }
-_OF_CLIENT: dict[Hashable, Metric] = {
+_OF_CLIENT: dict[Hashable, declare.Metric] = {
     "requests": c.CEPH_OSD_REQUESTS,
     "homeless": c.CEPH_HOMELESS,
     "metadata requests": c.CEPH_MDS_REQUESTS,
@@ -316,7 +307,7 @@ _FILES: tuple[tuple[str, Callable[[bytes], Mapping[Hashable, Reading]]], ...] = 
 )
 
 
-class CephSource(SourceWithoutResources):
+class CephSource(source.SourceWithoutResources):
     """Requests in flight, latencies and bytes of every client."""
 
     name = "ceph"
@@ -326,15 +317,17 @@ class CephSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._files: list[KeyedFile] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the clients and the metrics that their kernel reports."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._files = []
         clients = [
-            match for name in list_names(host, CEPH_ROOT) if (match := _CEPH_CLIENT.fullmatch(name))
+            match
+            for name in source.list_names(host, CEPH_ROOT)
+            if (match := _CEPH_CLIENT.fullmatch(name))
         ]
         for match in clients:
-            about = Entity(CEPH_CLIENT, (match["cluster"], match["client"]))
+            about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
             for name, parse in _FILES:
                 file = KeyedFile(f"{CEPH_ROOT}/{match[0]}/{name}", parse)
                 for key in file.present(host):
@@ -342,33 +335,37 @@ class CephSource(SourceWithoutResources):
                         file.columns.append((columns.add(*wanted), key))
                 if file.columns:
                     self._files.append(file)
-        return ProbeResult(tuple(columns.columns), (), (_ceph_finding(host, len(clients)),))
+        return source.ProbeResult(tuple(columns.columns), (), (_ceph_finding(host, len(clients)),))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each file once."""
         for file in self._files:
             file.read(host, into)
 
 
-def _ceph_column(key: Hashable, about: Entity) -> tuple[Metric, Entity] | None:
+def _ceph_column(key: Hashable, about: Entity) -> tuple[declare.Metric, Entity] | None:
     if metric := _OF_CLIENT.get(key):
         return metric, about
     row, column = key if isinstance(key, tuple) else ("", "")
     if row in _CEPH_OPERATIONS and column in _OF_OPERATION:
-        return _OF_OPERATION[column], about.part(CEPH_OPERATION, _CEPH_OPERATIONS[row])
+        return _OF_OPERATION[column], about.part(entities.CEPH_OPERATION, _CEPH_OPERATIONS[row])
     return None
 
 
-def _ceph_finding(host: Host, clients: int) -> ProbeFinding:
+def _ceph_finding(host: Host, clients: int) -> source.ProbeFinding:
     if clients:
-        return ProbeFinding("Ceph", ProbeVerdict.SUPPORTED, format_count(clients, "client"))
-    if not list_names(host, "/sys/module/libceph"):
-        return ProbeFinding("Ceph", ProbeVerdict.ABSENT, "the Ceph client is not loaded")
+        return source.ProbeFinding(
+            "Ceph", source.ProbeVerdict.SUPPORTED, source.format_count(clients, "client")
+        )
+    if not source.list_names(host, "/sys/module/libceph"):
+        return source.ProbeFinding(
+            "Ceph", source.ProbeVerdict.ABSENT, "the Ceph client is not loaded"
+        )
     try:
         host.names(CEPH_ROOT)
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
-            return ProbeFinding(
-                "Ceph", ProbeVerdict.DENIED, f"permission denied for {CEPH_ROOT}", _REMEDY
+            return source.ProbeFinding(
+                "Ceph", source.ProbeVerdict.DENIED, f"permission denied for {CEPH_ROOT}", _REMEDY
             )
-    return ProbeFinding("Ceph", ProbeVerdict.ABSENT, "nothing is mounted or mapped")
+    return source.ProbeFinding("Ceph", source.ProbeVerdict.ABSENT, "nothing is mounted or mapped")

@@ -14,33 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.host import Host, KeptFiles
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    nonempty_facts,
-    read_link_name,
-    read_text,
-)
-from agent.topology import pci
-from agent.topology.pci import DEVICES as ROOT
-from agent.topology.pci import GPU, NVME, PciDevice, find_device_names
-from agent.topology.pcie_links import (
-    FILES,
-    UNKNOWN_LINK_STATE,
-    PcieLink,
-    PcieLinkFiles,
-    links_of_path,
-    path_bandwidth,
-    path_limit,
-    path_state,
-)
-from railscope.catalog import pcie as catalog
-from railscope.catalog.declare import EventClass, Metric
+from agent.sampling import source
+from agent.topology import pci, pcie_links
+from agent.topology.pci import DEVICES as ROOT, GPU, NVME, PciDevice, find_device_names
+from railscope.catalog import declare, pcie, pcie as catalog
 from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
-from railscope.catalog.pcie import PCIE_BACK_EVENT, PCIE_GONE_EVENT
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent, parse_integer, reason_of
 
@@ -92,15 +70,15 @@ class PciPresence:
             present = address in there
             if present != device.present:
                 device.present = present
-                event = PCIE_BACK_EVENT if present else PCIE_GONE_EVENT
+                event = pcie.PCIE_BACK_EVENT if present else pcie.PCIE_GONE_EVENT
                 events.append(_event(event, device, now))
         return events
 
 
-def _event(event: EventClass, device: _SeenPciDevice, now: NodeTimestamp) -> Event:
+def _event(event: declare.EventClass, device: _SeenPciDevice, now: NodeTimestamp) -> Event:
     facts = device.entity.facts
     model = f"{facts.get('vendor', '')}:{facts.get('device', '')}".replace("0x", "")
-    facts_present = nonempty_facts(
+    facts_present = source.nonempty_facts(
         role=facts.get("role", ""),
         names=" ".join(device.names),
         driver=facts.get("driver", ""),
@@ -114,7 +92,7 @@ ALL_ERRORS = "TOTAL_ERR"
 """Prefix of the line of an aer_dev_* file that counts messages of all kinds (pcie/aer.c)."""
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
 _ROOT_FILES = {"correctable": "cor", "nonfatal": "nonfatal", "fatal": "fatal"}
-_LINKS: dict[str, tuple[Metric, str]] = {
+_LINKS: dict[str, tuple[declare.Metric, str]] = {
     "current_link_speed": (catalog.PCIE_SPEED, "speed"),
     "max_link_speed": (catalog.PCIE_SPEED_LIMIT, "speed_limit"),
     "current_link_width": (catalog.PCIE_WIDTH, "width"),
@@ -127,10 +105,10 @@ _AWAKE = "D0"
 class _PcieColumns:
     """Columns of the last probe, by data source."""
 
-    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
+    columns: source.ColumnBuilder = field(default_factory=source.ColumnBuilder)
     links: list[tuple[int, str, str]] = field(default_factory=list)
-    paths: list[tuple[int, tuple[PcieLink, ...]]] = field(default_factory=list)
-    states: list[tuple[int, tuple[PcieLink, ...]]] = field(default_factory=list)
+    paths: list[tuple[int, tuple[pcie_links.PcieLink, ...]]] = field(default_factory=list)
+    states: list[tuple[int, tuple[pcie_links.PcieLink, ...]]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     errors: list[tuple[int, dict[str, int]]] = field(default_factory=list)
     root_errors: list[tuple[int, int]] = field(default_factory=list)
@@ -151,10 +129,10 @@ class PcieSource:
         self.period_seconds = period_seconds
         self._plan = _PcieColumns()
         self._presence = PciPresence()
-        self._links: PcieLinkFiles | None = None
+        self._links: pcie_links.PcieLinkFiles | None = None
         self._counts: KeptFiles | None = None
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the relevant devices, and all devices between them and the processor."""
         try:
             addresses = host.names(ROOT)
@@ -169,8 +147,8 @@ class PcieSource:
         plan = self._plan = _PcieColumns()
         for address, device in devices.items():
             _place_links(host, plan, entities[address])
-            path = links_of_path(device.place.chain, roles)
-            if path and read_text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
+            path = pcie_links.links_of_path(device.place.chain, roles)
+            if path and source.read_text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
                 _place_path(plan, device, entities[address], path)
             _place_errors(host, plan, entities[address])
         lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
@@ -179,27 +157,35 @@ class PcieSource:
             column = plan.columns.add(catalog.PCIE_PRESENT, entity)
             plan.present.append((column, address))
         self.close()
-        self._links, self._counts = PcieLinkFiles(host, tuple(devices)), host.keep(plan.files)
-        return ProbeResult(tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),))
+        self._links, self._counts = (
+            pcie_links.PcieLinkFiles(host, tuple(devices)),
+            host.keep(plan.files),
+        )
+        return source.ProbeResult(
+            tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),)
+        )
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """List the devices on the bus, and read every link and every error file."""
         if self._links is None or self._counts is None:
             return
         self._read_presence(host, into)
         states = self._links.read()
         for column, address, what in self._plan.links:
-            into.put(column, getattr(states.get(address, UNKNOWN_LINK_STATE), what))
+            into.put(column, getattr(states.get(address, pcie_links.UNKNOWN_LINK_STATE), what))
         for column, path in self._plan.paths:
-            into.put(column, path_limit(path, states))
-            into.put(column + 1, path_bandwidth(path, states))
+            into.put(column, pcie_links.path_limit(path, states))
+            into.put(column + 1, pcie_links.path_bandwidth(path, states))
         for column, path in self._plan.states:
             into.put(
-                column, path_state(path, states, lambda address: _is_saving_power(host, address))
+                column,
+                pcie_links.path_state(
+                    path, states, lambda address: _is_saving_power(host, address)
+                ),
             )
         self._read_errors(self._counts, into)
 
-    def _read_presence(self, host: Host, into: RowBuilder) -> None:
+    def _read_presence(self, host: Host, into: source.RowBuilder) -> None:
         try:
             there = set(host.names(ROOT))
         except OSError as error:
@@ -211,7 +197,7 @@ class PcieSource:
         into.events += self._presence.compare(there, host.clock.now())
         into.grown |= self._presence.grown
 
-    def _read_errors(self, counts: KeptFiles, into: RowBuilder) -> None:
+    def _read_errors(self, counts: KeptFiles, into: source.RowBuilder) -> None:
         for file, positions in self._plan.errors:
             try:
                 found = parse_aer(counts.text(file))
@@ -251,14 +237,14 @@ def parse_aer(text: bytes) -> dict[str, int]:
 
 def _place_links(host: Host, plan: _PcieColumns, entity: Entity) -> None:
     address = entity.key[0]
-    for file in FILES:
+    for file in pcie_links.FILES:
         metric, what = _LINKS[file]
-        if read_text(host, f"{ROOT}/{address}/{file}"):
+        if source.read_text(host, f"{ROOT}/{address}/{file}"):
             plan.links.append((plan.columns.add(metric, entity), address, what))
 
 
 def _place_path(
-    plan: _PcieColumns, device: PciDevice, entity: Entity, path: tuple[PcieLink, ...]
+    plan: _PcieColumns, device: PciDevice, entity: Entity, path: tuple[pcie_links.PcieLink, ...]
 ) -> None:
     plan.paths.append((plan.columns.add(catalog.PCIE_PATH_LIMIT, entity), path))
     plan.columns.add(catalog.PCIE_PATH_BANDWIDTH, entity)
@@ -274,14 +260,14 @@ def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
             error: plan.columns.add(catalog.PCIE_ERRORS, entity.part(PCIE_ERROR, severity))
             if error == ALL_ERRORS
             else plan.columns.add(catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error))
-            for error in parse_aer(read_text(host, path).encode())
+            for error in parse_aer(source.read_text(host, path).encode())
         }
         if positions:
             plan.errors.append((len(plan.files), positions))
             plan.files.append(path)
     for severity, name in _ROOT_FILES.items():
         path = f"{directory}/aer_rootport_total_err_{name}"
-        if read_text(host, path):
+        if source.read_text(host, path):
             about = entity.part(PCIE_ROOT_ERROR, severity)
             column = plan.columns.add(catalog.PCIE_ROOT_ERRORS, about)
             plan.root_errors.append((len(plan.files), column))
@@ -308,20 +294,20 @@ def _is_saving_power(host: Host, address: str) -> bool | Absent:
 
 def _facts(host: Host, device: PciDevice) -> dict[str, str]:
     directory = f"{ROOT}/{device.address}"
-    return nonempty_facts(
+    return source.nonempty_facts(
         role=device.role,
         vendor=device.vendor,
         device=device.device,
-        driver=read_link_name(host, f"{directory}/driver"),
-        numa_node=read_text(host, f"{directory}/numa_node"),
+        driver=source.read_link_name(host, f"{directory}/driver"),
+        numa_node=source.read_text(host, f"{directory}/numa_node"),
     )
 
 
-def _finding(devices: Mapping[str, PciDevice], errors: bool) -> ProbeFinding:  # noqa: FBT001 - a plain fact
+def _finding(devices: Mapping[str, PciDevice], errors: bool) -> source.ProbeFinding:  # noqa: FBT001 - a plain fact
     if not devices:
-        return ProbeFinding(
-            "PCIe devices", ProbeVerdict.ABSENT, f"{ROOT} contains no GPU, NIC or drive"
+        return source.ProbeFinding(
+            "PCIe devices", source.ProbeVerdict.ABSENT, f"{ROOT} contains no GPU, NIC or drive"
         )
     aer = f"{'with' if errors else 'without'} AER counters"
     what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
-    return ProbeFinding("PCIe devices", ProbeVerdict.SUPPORTED, f"{what}, {aer}")
+    return source.ProbeFinding("PCIe devices", source.ProbeVerdict.SUPPORTED, f"{what}, {aer}")

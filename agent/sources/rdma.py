@@ -17,29 +17,10 @@ from dataclasses import dataclass
 from operator import ge
 
 from agent.host import Host, KeptFiles
-from agent.sampling.counter_unwrap import (
-    CarriedCounters,
-    CounterStateFile,
-    CounterUnwrapper,
-    column_picker,
-)
-from agent.sampling.known_devices import find_hidden
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    format_count,
-    list_names,
-    nonempty_facts,
-    read_link_name,
-    read_text,
-)
+from agent.sampling import counter_unwrap, known_devices, source
 from agent.topology.network import NetworkScanner, NodeNetwork
 from agent.topology.rails import BRIDGE
-from railscope.catalog import rdma as catalog
-from railscope.catalog.declare import Metric
+from railscope.catalog import declare, rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity
 from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading, reason_of
@@ -73,7 +54,7 @@ class CounterFile:
 
     directory: str
     name: str
-    metric: Metric
+    metric: declare.Metric
     about: Entity
     step: int
     narrow: bool
@@ -103,7 +84,7 @@ def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
     Of two files with the same metric of a port the first counts; the other one, and sums of the
     device over its ports, are reported under their own names.
     """
-    metrics: set[Metric] = set()
+    metrics: set[declare.Metric] = set()
     for directory, port in device.ports:
         sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
         found = list(_files_of(host, device.driver, sets, port, set()))
@@ -114,12 +95,12 @@ def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
 
 
 def _files_of(
-    host: Host, driver: str, sets: Sequence[str], about: Entity, metrics: set[Metric]
+    host: Host, driver: str, sets: Sequence[str], about: Entity, metrics: set[declare.Metric]
 ) -> Iterator[CounterFile]:
     taken, generic = set(metrics), set[str]()
     for directory in sets:
         refreshed = directory.endswith(_REFRESHED)
-        for name in list_names(host, directory):
+        for name in source.list_names(host, directory):
             if name in _NO_COUNTERS:
                 continue
             narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
@@ -156,26 +137,26 @@ class RdmaSource:
         self._counters: KeptFiles | None = None
         self._states: KeptFiles | None = None
         self._steps: list[tuple[int, int]] = []
-        self._unwraps: dict[str, CounterUnwrapper] = {}
+        self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._saturated: list[_SaturatedCounters] = []
         self._optional: list[_OptionalCounters] = []
         self._first_state = 0
-        self._memory: CounterStateFile | None = None
-        self._before: dict[str, CarriedCounters] = {}
+        self._memory: counter_unwrap.CounterStateFile | None = None
+        self._before: dict[str, counter_unwrap.CarriedCounters] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: CounterStateFile) -> None:
+    def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
         """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find all ports and all their counter files."""
         network = self._wiring.look(host)
         there = _devices(host, network)
         bridges = [device.whole for device in there if device.whole.facts.get("role") == BRIDGE]
         devices = [device for device in there if device.whole not in bridges]
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         files = [file for device in devices for file in counter_files(host, device)]
         for file in files:
             columns.add(file.metric, file.about)
@@ -194,16 +175,16 @@ class RdmaSource:
         self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
         before = self._before | self._carried
         self._unwraps = _unwraps(files, before)
-        self._before = find_hidden(host, before, self._carried)
+        self._before = known_devices.find_hidden(host, before, self._carried)
         self.close()
         self._counters = host.keep([file.path for file in files])
         self._states = host.keep(
             [f"{directory}/{file}" for directory, _ in ports for file in _FILES]
         )
         findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
-        return ProbeResult(tuple(columns.columns), tuple(bridges), findings)
+        return source.ProbeResult(tuple(columns.columns), tuple(bridges), findings)
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all counter files, then the netlink counters, then the states."""
         if self._counters is None or self._states is None:
             return
@@ -220,7 +201,7 @@ class RdmaSource:
             into.put(column + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
             into.put(column + 3, _rate(self._states, file + 2))
 
-    def _carry_on(self, host: Host, into: RowBuilder) -> None:
+    def _carry_on(self, host: Host, into: source.RowBuilder) -> None:
         values = into.values
         for column, step in self._steps:
             values[column] = values[column] * step % UNSIGNED_RANGE
@@ -232,7 +213,7 @@ class RdmaSource:
             self._memory.keep(self._unwraps, host.clock.now().boot_ns)
 
     @property
-    def _carried(self) -> dict[str, CarriedCounters]:
+    def _carried(self) -> dict[str, counter_unwrap.CarriedCounters]:
         return {directory: unwrap.carried for directory, unwrap in self._unwraps.items()}
 
     def close(self) -> None:
@@ -260,7 +241,7 @@ class _SaturatedCounters:
     pick: Callable[[Sequence[int]], Sequence[int]]
     highest: tuple[int, ...]
 
-    def count(self, into: RowBuilder) -> None:
+    def count(self, into: source.RowBuilder) -> None:
         reasons = self.pick(into.reasons)
         if PRESENT in reasons:
             into.put(self.column, sum(map(ge, self.pick(into.values), self.highest)))
@@ -268,7 +249,9 @@ class _SaturatedCounters:
             into.put(self.column, REASONS[reasons[0]])
 
 
-def _saturated(files: Sequence[CounterFile], columns: ColumnBuilder) -> list[_SaturatedCounters]:
+def _saturated(
+    files: Sequence[CounterFile], columns: source.ColumnBuilder
+) -> list[_SaturatedCounters]:
     sticking: dict[tuple[str, ...], dict[int, int]] = {}
     for column, file in enumerate(files):
         if file.highest:
@@ -277,7 +260,7 @@ def _saturated(files: Sequence[CounterFile], columns: ColumnBuilder) -> list[_Sa
     return [
         _SaturatedCounters(
             columns.add(catalog.RDMA_SATURATED, entities[key]),
-            column_picker(of),
+            counter_unwrap.column_picker(of),
             tuple(of.values()),
         )
         for key, of in sticking.items()
@@ -285,8 +268,8 @@ def _saturated(files: Sequence[CounterFile], columns: ColumnBuilder) -> list[_Sa
 
 
 def _unwraps(
-    files: Sequence[CounterFile], before: dict[str, CarriedCounters]
-) -> dict[str, CounterUnwrapper]:
+    files: Sequence[CounterFile], before: dict[str, counter_unwrap.CarriedCounters]
+) -> dict[str, counter_unwrap.CounterUnwrapper]:
     """One for each directory with 32-bit counters; its other counters have 64 bits."""
     narrow: dict[str, dict[str, int]] = {}
     wide: dict[str, list[int]] = {}
@@ -296,7 +279,9 @@ def _unwraps(
         else:
             wide.setdefault(file.directory, []).append(column)
     return {
-        directory: CounterUnwrapper(of, wide.get(directory, ()), before.get(directory))
+        directory: counter_unwrap.CounterUnwrapper(
+            of, wide.get(directory, ()), before.get(directory)
+        )
         for directory, of in narrow.items()
     }
 
@@ -308,7 +293,7 @@ class _OptionalCounters:
     port: Entity
     columns: dict[str, int]
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         try:
             statistics = _netlink(host, self.port)
         except OSError as error:
@@ -326,7 +311,7 @@ def _netlink(host: Host, port: Entity) -> dict[str, int]:
 
 
 def _optional(
-    host: Host, driver: str, port: Entity, columns: ColumnBuilder
+    host: Host, driver: str, port: Entity, columns: source.ColumnBuilder
 ) -> _OptionalCounters | None:
     """Enabled optional counters of a port, and columns for them."""
     try:
@@ -355,10 +340,10 @@ def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
     base = f"{ROOT}/{name}"
     facts = _facts(host, base, network)
     ports = []
-    for port in list_names(host, f"{base}/ports"):
+    for port in source.list_names(host, f"{base}/ports"):
         directory = f"{base}/ports/{port}"
-        of_port = nonempty_facts(
-            link_layer=read_text(host, f"{directory}/link_layer"),
+        of_port = source.nonempty_facts(
+            link_layer=source.read_text(host, f"{directory}/link_layer"),
             interface=_interface(host, base, directory),
         )
         ports.append((directory, Entity(RDMA_PORT, (name, port), facts | of_port)))
@@ -367,25 +352,27 @@ def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
 
 
 def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
-    address = read_link_name(host, f"{base}/device")
-    return network.at(address).facts | nonempty_facts(
+    address = source.read_link_name(host, f"{base}/device")
+    return network.at(address).facts | source.nonempty_facts(
         driver=_driver(host, base, address),
         pci_address=address,
-        firmware=read_text(host, f"{base}/fw_ver"),
-        board=read_text(host, f"{base}/board_id"),
-        hca=read_text(host, f"{base}/hca_type"),
+        firmware=source.read_text(host, f"{base}/fw_ver"),
+        board=source.read_text(host, f"{base}/board_id"),
+        hca=source.read_text(host, f"{base}/hca_type"),
     )
 
 
 def _driver(host: Host, base: str, address: str) -> str:
     """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
-    of_pci = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
-    return of_pci or read_link_name(host, f"{base}/device/driver")
+    of_pci = (
+        source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
+    )
+    return of_pci or source.read_link_name(host, f"{base}/device/driver")
 
 
 def _interface(host: Host, base: str, directory: str) -> str:
-    named = read_text(host, f"{directory}/gid_attrs/ndevs/0")
-    candidates = [named] if named else list_names(host, f"{base}/device/net")
+    named = source.read_text(host, f"{directory}/gid_attrs/ndevs/0")
+    candidates = [named] if named else source.list_names(host, f"{base}/device/net")
     return candidates[0] if len(candidates) == 1 else ""
 
 
@@ -407,16 +394,19 @@ def _rate(files: KeptFiles, index: int) -> Reading:
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
 
 
-def _finding(devices: int, ports: int, files: int) -> ProbeFinding:
+def _finding(devices: int, ports: int, files: int) -> source.ProbeFinding:
     if not devices:
-        return ProbeFinding("RDMA devices", ProbeVerdict.ABSENT, f"{ROOT} contains no device")
-    found = (format_count(devices, "device"), format_count(ports, "port"))
-    detail = f"{', '.join(found)}, {format_count(files, 'counter file')}"
-    return ProbeFinding("RDMA devices", ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding(
+            "RDMA devices", source.ProbeVerdict.ABSENT, f"{ROOT} contains no device"
+        )
+    found = (source.format_count(devices, "device"), source.format_count(ports, "port"))
+    detail = f"{', '.join(found)}, {source.format_count(files, 'counter file')}"
+    return source.ProbeFinding("RDMA devices", source.ProbeVerdict.SUPPORTED, detail)
 
 
-def _problems(network: NodeNetwork) -> list[ProbeFinding]:
+def _problems(network: NodeNetwork) -> list[source.ProbeFinding]:
     remedy = "correct the section [topology] of the settings"
     return [
-        ProbeFinding("rails", ProbeVerdict.BROKEN, problem, remedy) for problem in network.problems
+        source.ProbeFinding("rails", source.ProbeVerdict.BROKEN, problem, remedy)
+        for problem in network.problems
     ]

@@ -13,33 +13,21 @@ from agent.config import TenancySettings
 from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
 from agent.host import Host
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    read_text,
-)
-from agent.tenancy import gpu_processes
-from agent.tenancy.claim_placement import count_claimed_slots, place_claims, unplaced_findings
-from agent.tenancy.claim_tracker import (
-    ActiveClaim,
-    ClaimTracker,
-    ProviderReport,
-    claims_on,
+from agent.sampling import source
+from agent.tenancy import (
+    claim_placement,
+    claim_tracker,
+    claims_file,
+    command_claims,
+    devices,
+    gpu_processes,
+    kubernetes,
+    pods,
+    slurm,
+    tenancy_state_file,
+    virtual_machines,
 )
 from agent.tenancy.claims import ClaimProvider, ClaimReport, ClockHistory, NodeClaim
-from agent.tenancy.claims_file import ClaimsFile
-from agent.tenancy.command_claims import CommandClaims
-from agent.tenancy.devices import GpuNames, NodeDevices
-from agent.tenancy.gpu_processes import DeviceUse, DeviceUses, GpuProcessOwners, uses_of_gpu
-from agent.tenancy.kubernetes import KubernetesProvider
-from agent.tenancy.pods import KubeletPodsUrl, PodRequests
-from agent.tenancy.slurm import SlurmPaths, SlurmProvider
-from agent.tenancy.tenancy_state_file import TenancyStateFile
-from agent.tenancy.virtual_machines import VirtualMachineProvider
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
 from railscope.claim_terms import ClaimAuthority
@@ -71,7 +59,7 @@ def _owners(trusted: str) -> frozenset[str]:
     return words
 
 
-class ClaimSource(SourceWithoutResources):
+class ClaimSource(source.SourceWithoutResources):
     """Claims as events, and the claimed share of each GPU."""
 
     name = "tenancy"
@@ -89,43 +77,45 @@ class ClaimSource(SourceWithoutResources):
     ) -> None:
         """Raises SettingsError for an unknown owner."""
         self.period_seconds = period_seconds
-        self.told = CommandClaims()
-        self.devices = NodeDevices()
+        self.told = command_claims.CommandClaims()
+        self.devices = devices.NodeDevices()
         self._settings, self._node = settings, node
         self._gpus = gpus or GpuInventory()
         self._system = frozenset(settings.system_owners.split())
         self._trusted = _owners(settings.trusted_owners)
-        kubelet = KubeletPodsUrl(
+        kubelet = pods.KubeletPodsUrl(
             settings.kubelet_url, settings.kubelet_token_file, settings.kubelet_ca_file
         )
-        self._kubernetes = KubernetesProvider(
-            settings.kubelet_socket, self._system, PodRequests(kubelet)
+        self._kubernetes = kubernetes.KubernetesProvider(
+            settings.kubelet_socket, self._system, pods.PodRequests(kubelet)
         )
-        self._processes = GpuProcessOwners(lists or ProcessLists(), settings.owner_label)
-        places = SlurmPaths(
+        self._processes = gpu_processes.GpuProcessOwners(
+            lists or ProcessLists(), settings.owner_label
+        )
+        places = slurm.SlurmPaths(
             settings.slurm_gpu_directory, settings.slurm_job_directory, settings.gres_conf
         )
         self.clock = ClockHistory()
         """Clock history of the boot, from the first poll on."""
-        self._slurm = SlurmProvider(
+        self._slurm = slurm.SlurmProvider(
             places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses
         )
         adapters: tuple[ClaimProvider, ...] = (
             self._slurm,
-            VirtualMachineProvider(),
-            ClaimsFile(settings.claims_file, lambda: self._node),
+            virtual_machines.VirtualMachineProvider(),
+            claims_file.ClaimsFile(settings.claims_file, lambda: self._node),
             self.told,
         )
         self._adapters = adapters
         self._unclaimed = gpu_processes.UnclaimedUseDetector()
-        self._memory: TenancyStateFile | None = None
-        self._book: ClaimTracker | None = None
-        self._before: dict[str, GpuNames] = {}
-        self._uses = DeviceUses()
-        self._free: tuple[DeviceUse, ...] = ()
+        self._memory: tenancy_state_file.TenancyStateFile | None = None
+        self._book: claim_tracker.ClaimTracker | None = None
+        self._before: dict[str, devices.GpuNames] = {}
+        self._uses = gpu_processes.DeviceUses()
+        self._free: tuple[gpu_processes.DeviceUse, ...] = ()
         self._problem: Absent | None = None
         self._columns: tuple[str, ...] = ()
-        self._findings: tuple[ProbeFinding, ...] = ()
+        self._findings: tuple[source.ProbeFinding, ...] = ()
         self._events: list[Event] = []
         self._first_ns: int | None = None
         self._just_polled = False
@@ -133,27 +123,27 @@ class ClaimSource(SourceWithoutResources):
     def remember(self, directory: Path, node: str) -> None:
         """Store state that must survive a restart in a directory, and load the existing state."""
         self._node = node
-        self._memory = TenancyStateFile(directory)
+        self._memory = tenancy_state_file.TenancyStateFile(directory)
         self.told.keep_in(directory)
 
     @property
-    def open(self) -> tuple[ActiveClaim, ...]:
+    def open(self) -> tuple[claim_tracker.ActiveClaim, ...]:
         """All claims and observed uses in force, as of the last poll."""
         return self._book.open if self._book else ()
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_polled = self._look(host)
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
         entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
         self._columns = tuple(entities)
         for metric in _METRICS:
             for entity in entities.values():
                 columns.add(metric, entity)
-        return ProbeResult(tuple(columns.columns), (), self._findings)
+        return source.ProbeResult(tuple(columns.columns), (), self._findings)
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Poll, unless the probe just did, and report the claims and their changes."""
         is_polled, self._just_polled = self._just_polled or self._look(host), False
         if not is_polled:
@@ -165,13 +155,13 @@ class ClaimSource(SourceWithoutResources):
         into.grown = there != set(self._columns)
         count = len(self._columns)
         for place, gpu in enumerate(self._columns):
-            claims = list(claims_on(self.open, gpu))
+            claims = list(claim_tracker.claims_on(self.open, gpu))
             into.put(place, self._problem or len(claims))
-            into.put(count + place, self._problem or count_claimed_slots(claims))
+            into.put(count + place, self._problem or claim_placement.count_claimed_slots(claims))
             unread = self._uses.unread.get(gpu) or (
                 Absent.GONE if gpu not in self._present else None
             )
-            processes = sum(len(use.pids) for use in uses_of_gpu(self._free, gpu))
+            processes = sum(len(use.pids) for use in gpu_processes.uses_of_gpu(self._free, gpu))
             into.put(2 * count + place, unread or self._problem or processes)
 
     @property
@@ -195,10 +185,12 @@ class ClaimSource(SourceWithoutResources):
             return False
         book = self._book or self._open_book(host)
         self.clock.observe(now)
-        self.devices = NodeDevices.of(self._gpus.found.values(), self._before.values())
+        self.devices = devices.NodeDevices.of(self._gpus.found.values(), self._before.values())
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
-        looks, unplaced = place_claims(list(self._looks(host, book)), book.in_force, self.devices)
+        looks, unplaced = claim_placement.place_claims(
+            list(self._looks(host, book)), book.in_force, self.devices
+        )
         book.settle(looks, host.clock.now())
         unread_providers = {report.adapter for report in looks if report.told.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
@@ -215,7 +207,7 @@ class ClaimSource(SourceWithoutResources):
             book.settle([report], host.clock.now())
         self._problem = next((report.told.unread for report in looks if report.told.unread), None)
         self._findings = tuple(f for report in looks for f in report.told.findings)
-        self._findings += (*unplaced_findings(unplaced), *self._report_processes())
+        self._findings += (*claim_placement.unplaced_findings(unplaced), *self._report_processes())
         if self._memory:
             now = host.clock.now()
             self._memory.save(book, self._before, self.clock, now, names_changed=names_changed)
@@ -223,16 +215,20 @@ class ClaimSource(SourceWithoutResources):
         self._events += book.take_events()
         return True
 
-    def _open_book(self, host: Host) -> ClaimTracker:
-        self._node = self._node or read_text(host, "/proc/sys/kernel/hostname")
+    def _open_book(self, host: Host) -> claim_tracker.ClaimTracker:
+        self._node = self._node or source.read_text(host, "/proc/sys/kernel/hostname")
         kept = self._memory.load() if self._memory else None
         if kept:
             self._before = {gpu.uuid: gpu for gpu in kept.gpus}
         self.clock = ClockHistory(host.boot_id, kept.clock if kept else None)
-        book = self._book = ClaimTracker(self._node, host.boot_id, kept.book if kept else None)
+        book = self._book = claim_tracker.ClaimTracker(
+            self._node, host.boot_id, kept.book if kept else None
+        )
         return book
 
-    def _looks(self, host: Host, book: ClaimTracker) -> Iterator[ProviderReport]:
+    def _looks(
+        self, host: Host, book: claim_tracker.ClaimTracker
+    ) -> Iterator[claim_tracker.ProviderReport]:
         """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
         yield self._ask_provider(host, book, self._kubernetes.name, self._kubernetes.look)
         self._uses = self._processes.look(host, self.devices, self._kubernetes.pods)
@@ -243,16 +239,20 @@ class ClaimSource(SourceWithoutResources):
             yield report
 
     def _ask_provider(
-        self, host: Host, book: ClaimTracker, name: str, ask: Callable[..., ClaimReport]
-    ) -> ProviderReport:
+        self,
+        host: Host,
+        book: claim_tracker.ClaimTracker,
+        name: str,
+        ask: Callable[..., ClaimReport],
+    ) -> claim_tracker.ProviderReport:
         began = host.clock.now()
         claims_reported = ask(host, self.devices, book.in_force(name))
-        return ProviderReport(name, claims_reported, began, host.clock.now())
+        return claim_tracker.ProviderReport(name, claims_reported, began, host.clock.now())
 
-    def _is_trusted(self, use: DeviceUse) -> bool:
+    def _is_trusted(self, use: gpu_processes.DeviceUse) -> bool:
         return use.whose.source in self._trusted and not use.whose.is_shared_or_hidden
 
-    def _claim(self, use: DeviceUse) -> NodeClaim:
+    def _claim(self, use: gpu_processes.DeviceUse) -> NodeClaim:
         """Claim of processes with a trusted owner, on the device that they use."""
         owner, device = use.whose, use.device
         return NodeClaim(
@@ -270,22 +270,26 @@ class ClaimSource(SourceWithoutResources):
             system=bool({owner.workload, owner.owner} & self._system),
         )
 
-    def _of_processes(self, name: str, held: tuple[NodeClaim, ...]) -> ProviderReport | None:
+    def _of_processes(
+        self, name: str, held: tuple[NodeClaim, ...]
+    ) -> claim_tracker.ProviderReport | None:
         """Report of the processes, as of their lists; GPUs without a list are excluded."""
         oldest, newest = self._uses.oldest, self._uses.newest
         if oldest is None or newest is None:
             return None
         without = frozenset(self._before.keys() - self._present) | self._uses.unread.keys()
-        return ProviderReport(name, ClaimReport(held, (), None, without), oldest, newest)
+        return claim_tracker.ProviderReport(
+            name, ClaimReport(held, (), None, without), oldest, newest
+        )
 
-    def _report_processes(self) -> Iterator[ProbeFinding]:
+    def _report_processes(self) -> Iterator[source.ProbeFinding]:
         if not self._present:
             return
         what = "claims and processes"
         if self._uses.oldest is None:
             reason = next(iter(self._uses.unread.values()), Absent.ERROR)
-            yield ProbeFinding(
-                what, ProbeVerdict.ABSENT, f"processes cannot be read: {reason.word}"
+            yield source.ProbeFinding(
+                what, source.ProbeVerdict.ABSENT, f"processes cannot be read: {reason.word}"
             )
             return
         hidden = sum(
@@ -295,4 +299,4 @@ class ClaimSource(SourceWithoutResources):
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
         detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent in the PID and cgroup namespaces of the host" if hidden else ""
-        yield ProbeFinding(what, ProbeVerdict.SUPPORTED, detail, remedy)
+        yield source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, detail, remedy)

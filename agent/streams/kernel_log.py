@@ -18,19 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from agent.host import Host, KernelLog
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    nonempty_facts,
-)
+from agent.sampling import source
 from agent.streams.kernel_messages import KernelMessage, parse_kernel_message
-from railscope.catalog import gpu_health as gpu_catalog
-from railscope.catalog import kernel as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import GPU_ADDRESS, NODE, XID
+from railscope.catalog import declare, entities, gpu_health as gpu_catalog, kernel as c
 from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, judge, xid
 from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
@@ -168,13 +158,13 @@ _MAX_ENTITIES = 1000
 _MAX_GPUS = 64
 MAX_EVENTS_A_FRAME, MAX_EVENTS_WAITING = 500, 10_000
 """Bounds such that a collector accepts the events of some seconds and all sources in one envelope."""
-_BY_ENTITY: dict[str, Metric] = {
+_BY_ENTITY: dict[str, declare.Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
     c.SXID_EVENT.name: c.SXID_ERRORS,
     c.LINK_EVENT.name: c.LINK_MESSAGES,
     c.AER_EVENT.name: c.AER_MESSAGES,
 }
-_BY_NODE: dict[str, Metric] = {
+_BY_NODE: dict[str, declare.Metric] = {
     c.XID_EVENT.name: c.XIDS,
     c.SXID_EVENT.name: c.SXIDS,
     c.OOM_EVENT.name: c.OOM_KILLS,
@@ -199,7 +189,7 @@ class KernelLogStream:
         self._trouble: Absent | None = None
         self._log: KernelLog | None = None
         self._counts: Counter[tuple[str, Entity]] = Counter()
-        self._node_counts: Counter[Metric] = Counter()
+        self._node_counts: Counter[declare.Metric] = Counter()
         self._records = 0
         self._lost = 0
         self._next_sequence: int | None = None
@@ -209,15 +199,15 @@ class KernelLogStream:
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Open the log if necessary, read new records, and add a column for everything counted so far.
 
         Xids come from NVML, too: they are reported even if the log cannot be read.
         """
         finding = self._open(host)
         self._take_unlogged(host)
-        columns = ColumnBuilder()
-        node = Entity(NODE)
+        columns = source.ColumnBuilder()
+        node = Entity(entities.NODE)
         if self._log or self._counts:
             for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED):
                 columns.add(metric, node)
@@ -226,10 +216,10 @@ class KernelLogStream:
             columns.add(_BY_ENTITY[name], entity)
         self._last = list(self._last_xid)
         for key in self._last:
-            columns.add(gpu_catalog.GPU_LAST_XID, Entity(GPU_ADDRESS, key))
-        return ProbeResult(tuple(columns.columns), (), (finding,))
+            columns.add(gpu_catalog.GPU_LAST_XID, Entity(entities.GPU_ADDRESS, key))
+        return source.ProbeResult(tuple(columns.columns), (), (finding,))
 
-    def _open(self, host: Host) -> ProbeFinding:
+    def _open(self, host: Host) -> source.ProbeFinding:
         try:
             if self._log is None:
                 self._log = host.kernel_log()
@@ -240,9 +230,11 @@ class KernelLogStream:
             self._trouble = reason_of(error)
             return _open_failure(error)
         self._trouble = None
-        return ProbeFinding("kernel log", ProbeVerdict.SUPPORTED, f"{self._records} records read")
+        return source.ProbeFinding(
+            "kernel log", source.ProbeVerdict.SUPPORTED, f"{self._records} records read"
+        )
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read new records. The first message of its kind gets its column with the next probe."""
         if self._log:
             self._follow(host, self._log)
@@ -292,8 +284,8 @@ class KernelLogStream:
     def _take_unlogged(self, host: Host) -> None:
         """Report the Xids that only NVML reported."""
         for told in self._xids.unlogged(host.clock.now().boot_ns):
-            entity = Entity(XID, (told.pci_address, str(told.xid)))
-            facts = nonempty_facts(
+            entity = Entity(entities.XID, (told.pci_address, str(told.xid)))
+            facts = source.nonempty_facts(
                 gpu_instance=told.gpu_instance,
                 compute_instance=told.compute_instance,
                 reported_by="nvml",
@@ -304,12 +296,12 @@ class KernelLogStream:
         facts = message.facts
         if message.event_class is c.XID_EVENT:
             address, number = message.entity.key
-            gpu = Entity(GPU_ADDRESS, (address,))
+            gpu = Entity(entities.GPU_ADDRESS, (address,))
             if gpu.key in self._last_xid or len(self._last_xid) < _MAX_GPUS:
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
             self._xids.judged(address, JudgedXid(int(number), boot_ns, judged))
-            facts = nonempty_facts(
+            facts = source.nonempty_facts(
                 **facts,
                 name=entry.name,
                 meaning=entry.meaning,
@@ -354,12 +346,14 @@ class KernelLogStream:
             self._counts[key] += 1
 
 
-def _open_failure(error: OSError) -> ProbeFinding:
+def _open_failure(error: OSError) -> source.ProbeFinding:
     if reason_of(error) is Absent.GONE:
-        return ProbeFinding("kernel log", ProbeVerdict.ABSENT, "/dev/kmsg does not exist")
-    return ProbeFinding(
+        return source.ProbeFinding(
+            "kernel log", source.ProbeVerdict.ABSENT, "/dev/kmsg does not exist"
+        )
+    return source.ProbeFinding(
         "kernel log",
-        ProbeVerdict.DENIED,
+        source.ProbeVerdict.DENIED,
         f"/dev/kmsg: {error.strerror}",
         "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG",
     )

@@ -9,18 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from railscope.catalog import kernel as c
-from railscope.catalog.declare import EventClass
-from railscope.catalog.entities import (
-    AER_MESSAGE,
-    GPU_ADDRESS,
-    LINK_CHANGE,
-    NODE,
-    PCIE,
-    PORT_MODULE,
-    SXID,
-    XID,
-)
+from railscope.catalog import declare, entities, kernel as c
 from railscope.frame import Entity
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
@@ -89,7 +78,7 @@ _NAMELESS = ("<unknown>", "'<unknown>'")
 class KernelMessage:
     """A relevant message: event class, entity and facts."""
 
-    event_class: EventClass
+    event_class: declare.EventClass
     entity: Entity
     facts: dict[str, str]
 
@@ -116,7 +105,7 @@ def _xid(text: str) -> KernelMessage | None:
         "compute_instance": _number(match["ci"]),
         "message": match["message"] or "",
     }
-    entity = Entity(XID, (_address(match["pci"]), _number(match["xid"])))
+    entity = Entity(entities.XID, (_address(match["pci"]), _number(match["xid"])))
     return _message(c.XID_EVENT, entity, facts)
 
 
@@ -124,7 +113,7 @@ def _gpu(text: str) -> KernelMessage | None:
     match = _GPU.search(text)
     if not match:
         return None
-    entity = Entity(GPU_ADDRESS, (_address(match["pci"]),))
+    entity = Entity(entities.GPU_ADDRESS, (_address(match["pci"]),))
     return _message(_GPU_EVENTS[match["failure"]], entity, {"message": match["message"]})
 
 
@@ -141,7 +130,7 @@ def _sxid(text: str) -> KernelMessage | None:
         "link": _number(match["link"]),
         "message": match["message"],
     }
-    entity = Entity(SXID, (match["switch"], _number(match["sxid"]), severity))
+    entity = Entity(entities.SXID, (match["switch"], _number(match["sxid"]), severity))
     return _message(c.SXID_EVENT, entity, facts)
 
 
@@ -149,7 +138,7 @@ def _link(text: str) -> KernelMessage | None:
     match = _LINK.search(text)
     if not match:
         return None
-    entity = Entity(LINK_CHANGE, (match["interface"], match["state"].lower()))
+    entity = Entity(entities.LINK_CHANGE, (match["interface"], match["state"].lower()))
     return _message(c.LINK_EVENT, entity, {"message": text})
 
 
@@ -162,7 +151,7 @@ def _aer(text: str) -> KernelMessage | None:
         severity = "correctable"
     else:
         severity = "nonfatal" if "non-fatal" in word else "fatal"
-    entity = Entity(AER_MESSAGE, (_aer_address(match), severity))
+    entity = Entity(entities.AER_MESSAGE, (_aer_address(match), severity))
     return _message(c.AER_EVENT, entity, {"message": text})
 
 
@@ -182,7 +171,7 @@ def _oom(text: str) -> KernelMessage | None:
     if not match:
         return None
     facts = {"process": match["pid"], "process_name": match["name"], "message": text}
-    return _message(c.OOM_EVENT, Entity(NODE), facts)
+    return _message(c.OOM_EVENT, Entity(entities.NODE), facts)
 
 
 def _slot_power(text: str) -> KernelMessage | None:
@@ -195,14 +184,18 @@ def _slot_power(text: str) -> KernelMessage | None:
         "watts": _number(match["watts"]),
         "message": text,
     }
-    return _message(c.SLOT_POWER_EVENT, Entity(PCIE, (_function_address(match["pci"]),)), facts)
+    return _message(
+        c.SLOT_POWER_EVENT, Entity(entities.PCIE, (_function_address(match["pci"]),)), facts
+    )
 
 
 def _port_module(text: str) -> KernelMessage | None:
     match = _PORT_MODULE.search(text)
     if not match:
         return None
-    entity = Entity(PORT_MODULE, (_function_address(match["pci"]), _number(match["module"])))
+    entity = Entity(
+        entities.PORT_MODULE, (_function_address(match["pci"]), _number(match["module"]))
+    )
     problem = (match["problem"] or "").strip()
     facts = {"state": match["state"], "problem": problem, "message": text}
     return _message(c.PORT_MODULE_EVENT, entity, facts)
@@ -213,7 +206,7 @@ def _peer_memory(text: str) -> KernelMessage | None:
     match = _PEER_MEMORY.search(text)
     if not match or not _PEER_TROUBLE.search(match[0]):
         return None
-    return _message(c.PEER_MEMORY_EVENT, Entity(NODE), {"message": match[0].strip(" :")})
+    return _message(c.PEER_MEMORY_EVENT, Entity(entities.NODE), {"message": match[0].strip(" :")})
 
 
 def _function_address(text: str) -> str:
@@ -234,7 +227,9 @@ _PARSERS = (
 )
 
 
-def _message(event_class: EventClass, entity: Entity, facts: dict[str, str]) -> KernelMessage:
+def _message(
+    event_class: declare.EventClass, entity: Entity, facts: dict[str, str]
+) -> KernelMessage:
     return KernelMessage(
         event_class, entity, {name: value for name, value in facts.items() if value}
     )

@@ -16,9 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, ClaimReport, NodeClaim
-from railscope.catalog import tenancy as c
-from railscope.catalog.declare import EventClass
-from railscope.catalog.entities import CLAIM
+from railscope.catalog import declare, entities, tenancy as c
 from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Entity, Event, NodeTimestamp
 
@@ -366,9 +364,9 @@ class ClaimTracker:
         self._record_start(kind, closed.open, now, facts)
 
     def _record_start(
-        self, kind: EventClass, one: ActiveClaim, now: NodeTimestamp, facts: dict[str, str]
+        self, kind: declare.EventClass, one: ActiveClaim, now: NodeTimestamp, facts: dict[str, str]
     ) -> None:
-        about = Entity(CLAIM, (one.held.gpu, one.id))
+        about = Entity(entities.CLAIM, (one.held.gpu, one.id))
         self._events.append(Event(kind, about, now.wall_ns, now.boot_ns, facts))
 
 

@@ -13,16 +13,7 @@ import msgspec
 
 from agent.gpus.inventory import GpuDevice
 from agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
-from agent.owners import FormatError
-from agent.owners.kubelet_answers import (
-    DeviceFileId,
-    DeviceId,
-    GpuId,
-    GpuIndexId,
-    MigDeviceId,
-    MigInstanceId,
-    parse_device_id,
-)
+from agent.owners import FormatError, kubelet_answers
 from agent.topology.pci import pci_address
 
 UNKNOWN_NUMBER = -1
@@ -195,27 +186,27 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
     if _BUS_ADDRESS.fullmatch(text):
         return devices.at(pci_address(text))
     try:
-        found = device_with_id(parse_device_id(text), devices)
+        found = device_with_id(kubelet_answers.parse_device_id(text), devices)
     except FormatError:
         return None
     return found if found and found.gpu in devices.all else None
 
 
-def device_with_id(name: DeviceId, devices: NodeDevices) -> ClaimableDevice | None:
+def device_with_id(name: kubelet_answers.DeviceId, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device with an id, whatever its replica; a GPU's UUID need not be in the inventory."""
     found: ClaimableDevice | None
     match name:
-        case GpuId(uuid=uuid):
+        case kubelet_answers.GpuId(uuid=uuid):
             found = devices.gpu(uuid)
-        case MigDeviceId(uuid=uuid):
+        case kubelet_answers.MigDeviceId(uuid=uuid):
             found = devices.mig(uuid)
-        case MigInstanceId(gpu_uuid=uuid, gpu_instance=gi, compute_instance=ci):
+        case kubelet_answers.MigInstanceId(gpu_uuid=uuid, gpu_instance=gi, compute_instance=ci):
             found = devices.instance(uuid, str(gi), str(ci))
-        case GpuIndexId(index=index, mig_index=place):
+        case kubelet_answers.GpuIndexId(index=index, mig_index=place):
             found = devices.with_index(index)
             if found and place is not None:
                 found = devices.mig_with_index(found.gpu, place)
-        case DeviceFileId(minor=minor, gpu_instance=gi):
+        case kubelet_answers.DeviceFileId(minor=minor, gpu_instance=gi):
             found = devices.with_minor(minor)
             if found and gi is not None:
                 found = devices.instance(found.gpu, str(gi))

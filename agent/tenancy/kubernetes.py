@@ -18,18 +18,9 @@ import msgspec
 
 from agent.host import Host
 from agent.host.owners import ALLOCATABLE, KUBELET, LIST
-from agent.owners import FormatError
-from agent.owners.kubelet_answers import (
-    ClaimedDevice,
-    DeviceId,
-    GpuId,
-    KubeletPod,
-    PodDevices,
-    parse_device_id,
-)
+from agent.owners import FormatError, kubelet_answers
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from agent.tenancy import devices as naming
-from agent.tenancy import virtual_machines
+from agent.tenancy import devices as naming, virtual_machines
 from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.tenancy.pods import NodePods, PodDirectories, PodRequests
@@ -52,7 +43,7 @@ _MAX_QUOTED, _SEVERAL = 5, 2
 class _PodDevice:
     """A device of a pod by the kubelet's name for it; `share` distinguishes shares of the same device."""
 
-    pod: KubeletPod
+    pod: kubelet_answers.KubeletPod
     text: str
     device: ClaimableDevice
     replica: int | None = None
@@ -98,7 +89,7 @@ class KubernetesProvider:
         requests = self.requests.look(host, devices)
         try:
             answer = host.call(KUBELET, LIST, self.socket)
-            pods = msgspec.convert(answer, tuple[KubeletPod, ...])
+            pods = msgspec.convert(answer, tuple[kubelet_answers.KubeletPod, ...])
         except FileNotFoundError as error:
             if in_force or self.pods.names:
                 return failed_report(
@@ -209,7 +200,7 @@ class KubernetesProvider:
             yield msgspec.structs.replace(held, share=share)
 
     def _passed_through(
-        self, host: Host, pod: KubeletPod, devices: NodeDevices
+        self, host: Host, pod: kubelet_answers.KubeletPod, devices: NodeDevices
     ) -> Iterator[_PodDevice]:
         """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
         others = dict.fromkeys(
@@ -232,7 +223,7 @@ class KubernetesProvider:
             return
         try:
             answer = host.call(KUBELET, ALLOCATABLE, self.socket)
-            given = msgspec.convert(answer, tuple[PodDevices, ...])
+            given = msgspec.convert(answer, tuple[kubelet_answers.PodDevices, ...])
         except (OSError, msgspec.ValidationError):
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
         found: dict[str, set[int]] = {}
@@ -312,7 +303,7 @@ def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]
 
 
 def _list_pod_devices(
-    pod: KubeletPod, devices: NodeDevices, unknown: list[str]
+    pod: kubelet_answers.KubeletPod, devices: NodeDevices, unknown: list[str]
 ) -> Iterator[_PodDevice]:
     """Yield each device of a pod once, even if several containers and entries list it."""
     texts = dict.fromkeys(
@@ -328,7 +319,7 @@ def _list_pod_devices(
         if name is None or device is None:
             unknown.append(text)
         else:
-            is_slot = isinstance(name, GpuId) and name.slot is not None
+            is_slot = isinstance(name, kubelet_answers.GpuId) and name.slot is not None
             yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
@@ -342,7 +333,7 @@ def _list_pod_devices(
 
 
 def _find_claimed_device(
-    claimed: ClaimedDevice, cdi_names: tuple[str, ...], devices: NodeDevices
+    claimed: kubelet_answers.ClaimedDevice, cdi_names: tuple[str, ...], devices: NodeDevices
 ) -> ClaimableDevice | None:
     """Return a device of a resource claim: by a UUID in its CDI names, else by its name.
 
@@ -365,9 +356,9 @@ def _is_gpu(resource: str) -> bool:
     return _RESOURCE.fullmatch(resource) is not None
 
 
-def _parse_id(text: str) -> DeviceId | None:
+def _parse_id(text: str) -> kubelet_answers.DeviceId | None:
     try:
-        return parse_device_id(text)
+        return kubelet_answers.parse_device_id(text)
     except FormatError:
         return None
 

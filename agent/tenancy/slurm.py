@@ -23,25 +23,8 @@ from agent.host.owners import OWNER
 from agent.owners import FormatError, slurm
 from agent.owners.slurm import parse_step_title
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
-from agent.tenancy import devices as naming
-from agent.tenancy.claims import (
-    RUN_AS_ROOT,
-    ClaimReport,
-    ClockHistory,
-    NodeClaim,
-    failed_report,
-    failure_finding,
-    select_claims,
-)
+from agent.tenancy import claims, devices as naming, gpu_processes, slurm_files
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
-from agent.tenancy.gpu_processes import DeviceUse
-from agent.tenancy.slurm_files import (
-    GPU_FILES_SUBJECT,
-    JOB_FILES_SUBJECT,
-    SlurmFileClaims,
-    SlurmJobFiles,
-    read_gpu_files,
-)
 from railscope.claim_terms import ClaimAuthority
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
@@ -233,22 +216,22 @@ class SlurmProvider:
 
     places: SlurmPaths
     node: Callable[[], str]
-    clock: Callable[[], ClockHistory] = ClockHistory
-    uses: Callable[[], tuple[DeviceUse, ...]] = tuple
+    clock: Callable[[], claims.ClockHistory] = claims.ClockHistory
+    uses: Callable[[], tuple[gpu_processes.DeviceUse, ...]] = tuple
     name: str = "slurm"
     jobs: dict[str, str] = field(default_factory=dict)
     """Job ids by SLUID, as of the last poll."""
     _groups: JobControlGroups = field(default_factory=JobControlGroups)
-    _files: SlurmJobFiles | None = None
+    _files: slurm_files.SlurmJobFiles | None = None
 
     def look(
-        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
-    ) -> ClaimReport:
+        self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+    ) -> claims.ClaimReport:
         """Return the GPUs of all jobs that run on this node."""
         try:
             groups = self._groups.look(host)
         except OSError as error:
-            return failed_report(
+            return claims.failed_report(
                 SUBJECT, error, "check that the node's cgroups are mounted at /sys/fs/cgroup"
             )
         self.jobs = {
@@ -267,7 +250,7 @@ class SlurmProvider:
             found = self._of_group(job, group, environment, devices)
             if not found and environment.gpus is None:
                 found = list(
-                    select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
+                    claims.select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
                 )
             if not found and environment.gpus is None and job not in unnamed:
                 homeless.append(job)
@@ -284,11 +267,11 @@ class SlurmProvider:
             ):
                 held.append(_claim_of_job(job, use.device, JobEnvironment(None)))
         findings = [*written.findings, *_findings(groups, held, homeless, self.places)]
-        return ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
+        return claims.ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
 
     def _of_group(
         self, job: str, group: JobControlGroup, environment: JobEnvironment, devices: NodeDevices
-    ) -> list[NodeClaim]:
+    ) -> list[claims.NodeClaim]:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
         if environment.gpus is not None:
             named = [naming.find_device(name, devices) for name in environment.gpus]
@@ -302,38 +285,43 @@ class SlurmProvider:
         return [_claim_of_job(job, device, environment) for device in dict.fromkeys(holds)]
 
     def _written(
-        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
-    ) -> SlurmFileClaims:
+        self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+    ) -> slurm_files.SlurmFileClaims:
         """Return the claims in files; if they cannot be read, those in force from them."""
-        places, whole = self.places, SlurmFileClaims()
+        places, whole = self.places, slurm_files.SlurmFileClaims()
         if self._files is None:
-            self._files = SlurmJobFiles(places.job_files, places.gres_conf)
+            self._files = slurm_files.SlurmJobFiles(places.job_files, places.gres_conf)
         try:
             if places.job_files:
                 whole = self._files.look(host, self.node(), devices, self.clock())
         except OSError as error:
-            _carry_over(whole, JOB_FILES_SUBJECT, error, in_force)
+            _carry_over(whole, slurm_files.JOB_FILES_SUBJECT, error, in_force)
         try:
             if places.gpu_files:
-                more = read_gpu_files(host, places.gpu_files, devices)
+                more = slurm_files.read_gpu_files(host, places.gpu_files, devices)
                 written_parts = {(held.workload, held.part) for held in whole.held}
                 whole.held += [h for h in more.held if (h.workload, h.part) not in written_parts]
                 whole.findings += more.findings
         except OSError as error:
-            _carry_over(whole, GPU_FILES_SUBJECT, error, in_force)
+            _carry_over(whole, slurm_files.GPU_FILES_SUBJECT, error, in_force)
         return whole
 
 
 def _carry_over(
-    written: SlurmFileClaims, what: str, error: OSError, in_force: tuple[NodeClaim, ...]
+    written: slurm_files.SlurmFileClaims,
+    what: str,
+    error: OSError,
+    in_force: tuple[claims.NodeClaim, ...],
 ) -> None:
     remedy = "create the directory in the prolog, or clear the setting"
-    written.findings.append(failure_finding(what, error, remedy))
-    written.held += select_claims(in_force, level=ClaimAuthority.SCHEDULER)
+    written.findings.append(claims.failure_finding(what, error, remedy))
+    written.held += claims.select_claims(in_force, level=ClaimAuthority.SCHEDULER)
 
 
-def _claim_of_job(job: str, device: ClaimableDevice, environment: JobEnvironment) -> NodeClaim:
-    return NodeClaim(
+def _claim_of_job(
+    job: str, device: ClaimableDevice, environment: JobEnvironment
+) -> claims.NodeClaim:
+    return claims.NodeClaim(
         source="slurm",
         level=ClaimAuthority.NODE_PLUGIN,
         workload=job,
@@ -347,9 +335,9 @@ def _claim_of_job(job: str, device: ClaimableDevice, environment: JobEnvironment
     )
 
 
-def _without_duplicates(held: list[NodeClaim]) -> list[NodeClaim]:
+def _without_duplicates(held: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
     """Remove duplicate claims; the first of several has precedence."""
-    found: dict[tuple[str, ...], NodeClaim] = {}
+    found: dict[tuple[str, ...], claims.NodeClaim] = {}
     for one in held:
         found.setdefault(one.key, one)
     return list(found.values())
@@ -357,7 +345,7 @@ def _without_duplicates(held: list[NodeClaim]) -> list[NodeClaim]:
 
 def _findings(
     groups: list[tuple[JobControlGroup, JobEnvironment]],
-    held: list[NodeClaim],
+    held: list[claims.NodeClaim],
     homeless: list[str],
     places: SlurmPaths,
 ) -> list[ProbeFinding]:
@@ -372,7 +360,7 @@ def _findings(
     denied = [environment.job for _, environment in groups if environment.is_denied]
     if denied and homeless:
         detail = f"permission denied for the environment of {format_count(len(denied), 'job')}"
-        found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, RUN_AS_ROOT))
+        found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, claims.RUN_AS_ROOT))
     elif homeless:
         detail = f"unknown GPUs of {format_count(len(homeless), 'job')}: {', '.join(homeless[:5])}"
         found.append(

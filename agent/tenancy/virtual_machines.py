@@ -20,14 +20,7 @@ from agent.host import Host
 from agent.host.owners import OWNER
 from agent.owners import FormatError, cgroup
 from agent.owners.runtimes import LibvirtDomain
-from agent.sampling.source import (
-    ProbeFinding,
-    ProbeVerdict,
-    format_count,
-    list_names,
-    read_link_name,
-    read_text,
-)
+from agent.sampling import source
 from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.topology.pci import DEVICES, gpu_addresses, is_address
@@ -51,13 +44,13 @@ class PassedThroughGpus:
 
     def look(self, host: Host) -> set[str]:
         """Return their PCI addresses."""
-        there = list_names(host, DEVICES)
+        there = source.list_names(host, DEVICES)
         if there != self._bus[0]:
             self._bus = there, gpu_addresses(host)
         return {
             address
             for address in self._bus[1]
-            if read_link_name(host, f"{DEVICES}/{address}/driver") in _PASSTHROUGH_DRIVERS
+            if source.read_link_name(host, f"{DEVICES}/{address}/driver") in _PASSTHROUGH_DRIVERS
         }
 
 
@@ -72,7 +65,7 @@ def find_passed_through(
 ) -> list[ClaimableDevice]:
     """Return the passed-through GPUs that an id of KubeVirt's plugin names: PCI address or IOMMU group."""
     if text.isdecimal():
-        addresses = list_names(host, f"{_IOMMU_GROUPS}/{text}/devices")
+        addresses = source.list_names(host, f"{_IOMMU_GROUPS}/{text}/devices")
     else:
         addresses = [text.lower()] if is_address(text.lower()) else []
     return [passed_through_device(address, devices) for address in addresses if address in passed]
@@ -99,11 +92,15 @@ class VirtualMachineProvider:
     ) -> ClaimReport:
         """Return the claims of running machines. No machine is read without a passed-through GPU."""
         passed = self._passed.look(host)
-        mediated = set(list_names(host, _MEDIATED))
+        mediated = set(source.list_names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
             return ClaimReport(
-                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no GPU is passed through"),)
+                findings=(
+                    source.ProbeFinding(
+                        SUBJECT, source.ProbeVerdict.ABSENT, "no GPU is passed through"
+                    ),
+                )
             )
         try:
             domains = list(_read_running_domains(host))
@@ -113,16 +110,18 @@ class VirtualMachineProvider:
         except (OSError, msgspec.ValidationError) as error:
             return failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
-            f"{format_count(len(passed), 'GPU')} passed through, {len(held)} held by "
+            f"{source.format_count(len(passed), 'GPU')} passed through, {len(held)} held by "
             "running virtual machines"
         )
-        return ClaimReport(tuple(held), (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
+        return ClaimReport(
+            tuple(held), (source.ProbeFinding(SUBJECT, source.ProbeVerdict.SUPPORTED, detail),)
+        )
 
     def _held(
         self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
     ) -> Iterator[NodeClaim]:
         for address in domain.pci_addresses:
-            whole = read_link_name(host, f"{DEVICES}/{address}/physfn")
+            whole = source.read_link_name(host, f"{DEVICES}/{address}/physfn")
             if address in passed and not whole:
                 yield self._claim(domain, passed_through_device(address, devices), exclusive=True)
             elif whole and devices.at(whole):
@@ -156,11 +155,11 @@ class VirtualMachineProvider:
 
         Raises OSError if one cannot be read: then all new ones are read again.
         """
-        there = frozenset(name for name in list_names(host, "/proc") if name.isdecimal())
+        there = frozenset(name for name in source.list_names(host, "/proc") if name.isdecimal())
         self._machines = {pid: one for pid, one in self._machines.items() if pid in there}
         for pid in there - self._scanned_pids:
             self._machines.pop(pid, None)
-            if not read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
+            if not source.read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
                 continue
             try:
                 answer = host.call(OWNER, "machine", int(pid))

@@ -16,19 +16,8 @@ from dataclasses import dataclass, field, replace
 from agent.host import Host
 from agent.sampling.known_devices import FailedCall, failed_calls, repeat_failures, unwrap_host
 from agent.sampling.source import list_names, network_file, nonempty_facts, read_text
-from agent.topology import pci
+from agent.topology import pci, rails as rail_map
 from agent.topology.pci import NET_CLASS, RDMA_CLASS, PciDevice, bus_order, pci_functions, pci_slot
-from agent.topology.rails import (
-    BRIDGE,
-    COMPUTE,
-    MANAGEMENT,
-    STORAGE,
-    VIRTUAL_FUNCTION,
-    RailAssignment,
-    RailNic,
-    RailRules,
-    assign_rails,
-)
 from railscope.catalog.entities import NIC
 from railscope.frame import Entity
 
@@ -170,8 +159,8 @@ class NetworkScanner:
     One instance serves all sources, on any thread.
     """
 
-    def __init__(self, rules: RailRules | None = None) -> None:
-        self.rules = rules or RailRules()
+    def __init__(self, rules: rail_map.RailRules | None = None) -> None:
+        self.rules = rules or rail_map.RailRules()
         self._bridges: dict[str, bool] = {}
         self._last: _NetworkScan | None = None
 
@@ -204,7 +193,7 @@ class NetworkScanner:
         carrying = default_interfaces(host)
         busy = {d.address for d in found if carrying.intersection(d.interfaces)}
         units = _group_by_slot(found)
-        seating = assign_rails([gpu.place for gpu in gpus], _rail_candidates(units, busy))
+        seating = rail_map.assign_rails([gpu.place for gpu in gpus], _rail_candidates(units, busy))
         addresses = [gpu.address for gpu in gpus]
         seated = [d for unit in units.values() for d in _with_rail(unit, seating, addresses)]
         by_address = {d.address: d for d in (*found, *seated)}
@@ -231,10 +220,10 @@ class NetworkScanner:
             return replace(device, role=given[0], why=given[1])
         if pci.is_virtual_function(host, device.address):
             return replace(
-                device, role=VIRTUAL_FUNCTION, why="its physical function is on this node"
+                device, role=rail_map.VIRTUAL_FUNCTION, why="its physical function is on this node"
             )
         if device.rdma and self._is_bridge(host, device.device):
-            return replace(device, role=BRIDGE, why="SW_MNG in its vital product data")
+            return replace(device, role=rail_map.BRIDGE, why="SW_MNG in its vital product data")
         return device
 
     def _is_bridge(self, host: Host, device: PciDevice) -> bool:
@@ -258,12 +247,12 @@ class NetworkScanner:
         given: dict[int, NetworkDevice] = {}
         for device in devices:
             rail = self.rules.rail(device.names)
-            if rail and device.role in {"", COMPUTE}:
-                device = replace(device, role=COMPUTE, rail=rail[0], why=rail[1])  # noqa: PLW2901 - the same device, on its rail
+            if rail and device.role in {"", rail_map.COMPUTE}:
+                device = replace(device, role=rail_map.COMPUTE, rail=rail[0], why=rail[1])  # noqa: PLW2901 - the same device, on its rail
                 given[rail[0]] = device
             elif rail:
                 problems.append(
-                    f"{device.names[0]}: {rail[1]}, but it is not a {COMPUTE} device: {device.why}"
+                    f"{device.names[0]}: {rail[1]}, but it is not a {rail_map.COMPUTE} device: {device.why}"
                 )
             found.append(device)
         for place, device in enumerate(found):
@@ -315,20 +304,22 @@ def _group_by_slot(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice
     """Return NICs that may be rails: RDMA functions by slot, in the order of their functions."""
     units: dict[str, list[NetworkDevice]] = {}
     for device in sorted(devices, key=lambda device: bus_order(device.address)):
-        if device.rdma and device.role in {"", COMPUTE}:
+        if device.rdma and device.role in {"", rail_map.COMPUTE}:
             units.setdefault(pci_slot(device.address), []).append(device)
     return units
 
 
-def _rail_candidates(units: Mapping[str, list[NetworkDevice]], busy: set[str]) -> list[RailNic]:
+def _rail_candidates(
+    units: Mapping[str, list[NetworkDevice]], busy: set[str]
+) -> list[rail_map.RailNic]:
     return [
-        RailNic(unit[0].device.place, unit[0].model, any(d.address in busy for d in unit))
+        rail_map.RailNic(unit[0].device.place, unit[0].model, any(d.address in busy for d in unit))
         for unit in units.values()
     ]
 
 
 def _with_rail(
-    unit: list[NetworkDevice], seating: RailAssignment, gpus: list[str]
+    unit: list[NetworkDevice], seating: rail_map.RailAssignment, gpus: list[str]
 ) -> Iterator[NetworkDevice]:
     """Yield the functions of a NIC: all of one rail, each on its own plane."""
     first = unit[0].address
@@ -339,7 +330,7 @@ def _with_rail(
             continue
         yield replace(
             device,
-            role=COMPUTE,
+            role=rail_map.COMPUTE,
             rail=seating.rails[found.gpu],
             plane=found.plane * len(unit) + function,
             gpu=gpus[found.gpu],
@@ -359,15 +350,15 @@ def _with_other_role(
     if device.role:
         return device
     if device.address in busy:
-        return replace(device, role=MANAGEMENT, why="carries the default route")
+        return replace(device, role=rail_map.MANAGEMENT, why="carries the default route")
     if device.rdma and not are_rails:
         return replace(device, why=f"RDMA, but no NIC of this node has a rail: {device.why}")
     if device.rdma:
-        return replace(device, role=STORAGE, why=f"RDMA, but no rail: {device.why}")
+        return replace(device, role=rail_map.STORAGE, why=f"RDMA, but no rail: {device.why}")
     speeds = [read_text(host, f"{NET_CLASS}/{name}/speed") for name in device.interfaces]
     if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
-        return replace(device, role=STORAGE, why="no RDMA, but 40 Gb/s or more")
-    return replace(device, role=MANAGEMENT, why="no RDMA, and less than 40 Gb/s")
+        return replace(device, role=rail_map.STORAGE, why="no RDMA, but 40 Gb/s or more")
+    return replace(device, role=rail_map.MANAGEMENT, why="no RDMA, and less than 40 Gb/s")
 
 
 def _rails_by_nic(

@@ -13,16 +13,6 @@ from itertools import permutations
 from agent.host import Host, Json, NvmlError
 from agent.topology import pci
 from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
-from agent.topology.pci import (
-    NcclTopology,
-    PciDevice,
-    PciDistance,
-    bus_order,
-    distance_over_c2c,
-    find_device_names,
-    pci_address,
-    pci_distance,
-)
 from agent.topology.pcie_links import PcieLinkFiles, PcieLinkState
 from agent.topology.rails import RailRules
 
@@ -95,11 +85,11 @@ def _read_gpu(host: Host, index: int) -> GpuLinks | None:
         elif leads_to == _TO_GPU:
             remote = call_nvml(host, "nvmlDeviceGetNvLinkRemotePciInfo", index, link)
             if remote and remote["busId"]:
-                peers[pci_address(remote["busId"])] += 1
+                peers[pci.pci_address(remote["busId"])] += 1
     node = call_nvml(host, "nvmlDeviceGetNumaNodeId", index)
     return GpuLinks(
         index,
-        pci_address(place["busId"]),
+        pci.pci_address(place["busId"]),
         call_nvml(host, "nvmlDeviceGetName", index) or "",
         call_nvml(host, "nvmlDeviceGetUUID", index) or "",
         peers,
@@ -132,7 +122,7 @@ class TopologyGpu:
     """A GPU on the bus. `index` is NVML's if NVML lists the GPU, else its position in bus order."""
 
     index: int
-    device: PciDevice
+    device: pci.PciDevice
     told: GpuLinks | None = None
 
     @property
@@ -159,7 +149,7 @@ class NodeTopology:
     are the NVLinks between pairs of GPUs in table notation (NV18).
     """
 
-    devices: Mapping[str, PciDevice]
+    devices: Mapping[str, pci.PciDevice]
     names: Mapping[str, list[str]]
     links: Mapping[str, PcieLinkState]
     cpus: Mapping[str, str]
@@ -180,14 +170,14 @@ class NodeTopology:
             return self.bonds[one, other]
         return self.pci_distance(one, other).name
 
-    def pci_distance(self, one: str, other: str) -> PciDistance:
+    def pci_distance(self, one: str, other: str) -> pci.PciDistance:
         """Return the same without NVLinks."""
         places = [self._place(address) for address in (one, other)]
         c2c = {gpu.address for gpu in self.gpus if gpu.told and gpu.told.c2c_links}
         if (one in c2c) != (other in c2c):
             gpu, card = places if one in c2c else reversed(places)
-            return distance_over_c2c(gpu, card)
-        return pci_distance(*places)
+            return pci.distance_over_c2c(gpu, card)
+        return pci.pci_distance(*places)
 
     def _place(self, address: str) -> pci.PciPlace:
         known = self.devices.get(address)
@@ -196,7 +186,7 @@ class NodeTopology:
 
 def read_topology(host: Host, rules: RailRules) -> NodeTopology:
     """Return the node as it is now."""
-    tree = rules.tree or NcclTopology()
+    tree = rules.tree or pci.NcclTopology()
     devices = pci.read_pci_devices(host, tree.places)
     network = NetworkScanner(rules).network(host, devices.values())
     told = {gpu.address: gpu for gpu in read_gpu_links(host)}
@@ -215,16 +205,16 @@ def read_topology(host: Host, rules: RailRules) -> NodeTopology:
     }
     return NodeTopology(
         devices,
-        find_device_names(host, devices),
+        pci.find_device_names(host, devices),
         states,
         {address: _near_cpus(device, tree) for address, device in devices.items()},
-        tuple(sorted(gpus, key=lambda gpu: (gpu.index, bus_order(gpu.address)))),
+        tuple(sorted(gpus, key=lambda gpu: (gpu.index, pci.bus_order(gpu.address)))),
         network,
         bonds,
     )
 
 
-def _near_cpus(device: PciDevice, tree: NcclTopology) -> str:
+def _near_cpus(device: pci.PciDevice, tree: pci.NcclTopology) -> str:
     """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
     told = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
     return told or device.cpus

@@ -18,16 +18,7 @@ from pathlib import Path
 
 from agent.config import TopologySettings
 from agent.sampling.source import format_count
-from agent.topology.pci import (
-    RAIL_REACH,
-    NcclFileError,
-    NcclTopology,
-    PciDistance,
-    PciPlace,
-    bus_order,
-    pci_distance,
-    same_numa_node,
-)
+from agent.topology import pci
 from railscope.settings import SettingsError
 
 
@@ -38,7 +29,7 @@ class RailNic:
     One with `put_last` is used only if no other is as near, because it has another purpose, too.
     """
 
-    place: PciPlace
+    place: pci.PciPlace
     model: str
     put_last: bool = False
 
@@ -71,7 +62,7 @@ class RailAssignment:
         return None if found is None else self.rails[found.gpu]
 
 
-def assign_rails(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> RailAssignment:
+def assign_rails(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> RailAssignment:
     """Assign NICs to GPUs; the index of a GPU in the sequence is its position.
 
     Each GPU gets the nearest free NIC within `RAIL_REACH`, nearest pairs first. The remaining ones are
@@ -79,7 +70,7 @@ def assign_rails(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> RailAssi
     as on trays with Grace processors and in some virtual machines, distance is not meaningful, and NUMA
     node and order decide.
     """
-    ordered = sorted(cards, key=lambda card: bus_order(card.place.address))
+    ordered = sorted(cards, key=lambda card: pci.bus_order(card.place.address))
     usual = _usual_model(gpus, ordered)
     if _share_no_bridge(gpus, ordered):
         seats, why_not = _by_numa_node(gpus, ordered, usual)
@@ -92,21 +83,21 @@ def assign_rails(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> RailAssi
     return RailAssignment(seats, chosen, _rail_of_each_gpu(gpus, own, chosen, seats), why_not)
 
 
-def _usual_model(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> str:
+def _usual_model(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> str:
     """Return the model of most NICs near GPUs: a different one among them has another purpose."""
-    near = [card for card in cards if _nearest(gpus, card) <= RAIL_REACH]
+    near = [card for card in cards if _nearest(gpus, card) <= pci.RAIL_REACH]
     models = Counter(card.model for card in near or cards)
     return models.most_common(1)[0][0] if models else ""
 
 
-def _nearest(gpus: Sequence[PciPlace], card: RailNic) -> PciDistance:
-    return min((pci_distance(gpu, card.place) for gpu in gpus), default=PciDistance.SYS)
+def _nearest(gpus: Sequence[pci.PciPlace], card: RailNic) -> pci.PciDistance:
+    return min((pci.pci_distance(gpu, card.place) for gpu in gpus), default=pci.PciDistance.SYS)
 
 
-def _share_no_bridge(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> bool:
+def _share_no_bridge(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> bool:
     """True if no NIC shares a host bridge with a GPU, leaving out those of the node's own network."""
     bridges = {gpu.bridge for gpu in gpus}
-    there = [card for card in cards if not card.put_last or _nearest(gpus, card) <= RAIL_REACH]
+    there = [card for card in cards if not card.put_last or _nearest(gpus, card) <= pci.RAIL_REACH]
     return bool(gpus) and all(card.place.bridge not in bridges for card in there)
 
 
@@ -114,7 +105,7 @@ def _share_no_bridge(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> bool
 
 
 def _by_distance(
-    gpus: Sequence[PciPlace], cards: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], usual: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     taken: dict[str, tuple[int, int]] = {}
     for plane in count():
@@ -138,13 +129,13 @@ def _by_distance(
 
 
 def _assign_one_each(
-    gpus: Sequence[PciPlace], cards: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], usual: str
 ) -> dict[str, int]:
     """Assign at most one NIC to each GPU, the nearest pairs first."""
     pairs = sorted(
         (
             apart,
-            not same_numa_node(gpu, card.place),
+            not pci.same_numa_node(gpu, card.place),
             card.model != usual,
             card.put_last,
             position,
@@ -152,7 +143,7 @@ def _assign_one_each(
         )
         for order, card in enumerate(cards)
         for position, gpu in enumerate(gpus)
-        if (apart := pci_distance(gpu, card.place)) <= RAIL_REACH
+        if (apart := pci.pci_distance(gpu, card.place)) <= pci.RAIL_REACH
     )
     found: dict[str, int] = {}
     seated: set[int] = set()
@@ -171,21 +162,21 @@ def _usual_nics_per_gpu(cards_by_gpu: Counter[int]) -> int:
 
 
 def _nic_of_each_gpu(
-    gpus: Sequence[PciPlace], cards: Sequence[RailNic], seats: Mapping[str, RailPosition]
+    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], seats: Mapping[str, RailPosition]
 ) -> dict[int, str]:
     """Return the NIC of each GPU: its own of the first plane, or a neighbour's, evenly shared."""
     first = [card for card in cards if (s := seats.get(card.place.address)) and s.plane == 0]
     used = {seats[card.place.address].gpu: card.place.address for card in first}
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
-        near = [card for card in first if pci_distance(gpu, card.place) <= RAIL_REACH]
+        near = [card for card in first if pci.pci_distance(gpu, card.place) <= pci.RAIL_REACH]
         if position in used or not near:
             continue
         shared = min(
             near,
             key=lambda card: (
-                pci_distance(gpu, card.place),
-                not same_numa_node(gpu, card.place),
+                pci.pci_distance(gpu, card.place),
+                not pci.same_numa_node(gpu, card.place),
                 load[card.place.address],
             ),
         )
@@ -194,20 +185,20 @@ def _nic_of_each_gpu(
     return used
 
 
-def _describe_distance(gpus: Sequence[PciPlace], card: RailNic) -> str:
+def _describe_distance(gpus: Sequence[pci.PciPlace], card: RailNic) -> str:
     apart = _nearest(gpus, card)
-    near = [str(p) for p, gpu in enumerate(gpus) if pci_distance(gpu, card.place) is apart]
+    near = [str(p) for p, gpu in enumerate(gpus) if pci.pci_distance(gpu, card.place) is apart]
     if len(near) == 1:
         return f"{apart.name} to GPU {near[0]}"
     return f"{apart.name} to GPUs {', '.join(near)}, in bus order"
 
 
-def _too_far_or_many(gpus: Sequence[PciPlace], card: RailNic, planes: int) -> str:
+def _too_far_or_many(gpus: Sequence[pci.PciPlace], card: RailNic, planes: int) -> str:
     if not gpus:
         return "the node has no GPU"
     apart = _nearest(gpus, card)
-    if apart > RAIL_REACH:
-        return f"{apart.name} from the nearest GPU: rails reach up to {RAIL_REACH.name}"
+    if apart > pci.RAIL_REACH:
+        return f"{apart.name} from the nearest GPU: rails reach up to {pci.RAIL_REACH.name}"
     return (
         f"{_describe_distance(gpus, card)}, but each GPU of this node has "
         f"{format_count(planes, 'NIC')}"
@@ -218,7 +209,7 @@ def _too_far_or_many(gpus: Sequence[PciPlace], card: RailNic, planes: int) -> st
 
 
 def _by_numa_node(
-    gpus: Sequence[PciPlace], cards: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], usual: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     """Assign NICs at NUMA nodes with one of the usual model per GPU; elsewhere it would be a guess."""
     waiting: defaultdict[str, list[int]] = defaultdict(list)
@@ -259,7 +250,10 @@ def _why_unassigned(card: RailNic, usual: str, cards: int, gpus: int) -> str:
 
 
 def _rail_of_each_gpu(
-    gpus: Sequence[PciPlace], own: set[int], used: Sequence[str], seats: Mapping[str, RailPosition]
+    gpus: Sequence[pci.PciPlace],
+    own: set[int],
+    used: Sequence[str],
+    seats: Mapping[str, RailPosition],
 ) -> tuple[int, ...]:
     """Return the rail of each GPU: its position, or fewer numbers if GPUs share their NICs.
 
@@ -312,7 +306,7 @@ class RailRules:
     roles: Sequence[tuple[re.Pattern[str], str]] = ()
     rail_pattern: re.Pattern[str] | None = None
     expected_megabits_per_second: Mapping[str, int] = field(default_factory=dict)
-    tree: NcclTopology | None = None
+    tree: pci.NcclTopology | None = None
 
     def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
         """Return the rail of the device with these names, and the setting that specifies it."""
@@ -410,7 +404,7 @@ def _compile_pattern(setting: str, text: str) -> re.Pattern[str]:
         raise SettingsError(message) from error
 
 
-def _read_nccl_file(file: str) -> NcclTopology | None:
+def _read_nccl_file(file: str) -> pci.NcclTopology | None:
     if not file:
         return None
     from agent.topology.nccl_xml import parse_nccl_topology  # noqa: PLC0415 - few have one, and XML is large
@@ -420,6 +414,6 @@ def _read_nccl_file(file: str) -> NcclTopology | None:
     except OSError as error:
         message = f"cannot read topology.nccl_file {file}: {error.strerror}"
         raise SettingsError(message) from error
-    except NcclFileError as error:
+    except pci.NcclFileError as error:
         message = f"invalid topology.nccl_file {file}: {error}"
         raise SettingsError(message) from error

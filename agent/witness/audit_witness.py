@@ -34,18 +34,7 @@ from agent.host import Clock
 from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import DISPUTED, HOLDS, HOLDS_NONE, AuditLogState
 from agent.shipping.collector_client import HttpAnswer, HttpClient, create_tls_context, read_token
-from railscope.audit.merkle import consistent
-from railscope.audit.signed_note import (
-    NOTHING_SIGNED,
-    Checkpoint,
-    NoteError,
-    PublicKey,
-    SecretKey,
-    cosigned,
-    key_name,
-    read_checkpoint,
-    witness_key,
-)
+from railscope.audit import merkle, signed_note
 from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE
 from railscope.durable_files import delete_partial_files, sync_directory, write_durably
@@ -98,7 +87,7 @@ class AuditLogClient:
         answer = await self._get("")
         show = SHOW_HEADER in answer.headers
         if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(
-            NOTHING_SIGNED.encode()
+            signed_note.NOTHING_SIGNED.encode()
         ):
             return CheckpointOffer("", show)
         return CheckpointOffer(self._text(answer), show)
@@ -174,21 +163,21 @@ class WitnessStore:
         """Store another checkpoint."""
         self._write("held", note)
 
-    def log_key(self) -> PublicKey | None:
+    def log_key(self) -> signed_note.PublicKey | None:
         """Return the log's key, as first seen."""
         text = self._text("log.pub")
-        return PublicKey.parse(text) if text else None
+        return signed_note.PublicKey.parse(text) if text else None
 
-    def trust(self, key: PublicKey) -> None:
+    def trust(self, key: signed_note.PublicKey) -> None:
         """Store a key as the log's key."""
         self._write("log.pub", f"{key}\n")
 
-    def witness(self, node: str) -> SecretKey:
+    def witness(self, node: str) -> signed_note.SecretKey:
         """Return the agent's own key; generate it if there is none."""
         text = self._text("witness.key")
         if text:
-            return SecretKey.parse(text)
-        key = SecretKey.generate(key_name(node))
+            return signed_note.SecretKey.parse(text)
+        key = signed_note.SecretKey.generate(signed_note.key_name(node))
         self._write("witness.key", key.secret_text() + "\n")
         return key
 
@@ -215,7 +204,7 @@ class WitnessStore:
             return ""
         except UnicodeDecodeError as error:
             message = f"invalid file {self.directory / name}: {error}"
-            raise NoteError(message) from error
+            raise signed_note.NoteError(message) from error
 
     def _write(self, name: str, text: str) -> None:
         write_durably(self.directory / name, text.encode(), 0o600)
@@ -239,9 +228,9 @@ class AuditWitness:
     tell: list[Event]
     state: AuditLogState
     _held: str = ""
-    _checkpoint: Checkpoint | None = None
-    _key: PublicKey | None = None
-    _witness: SecretKey | None = None
+    _checkpoint: signed_note.Checkpoint | None = None
+    _key: signed_note.PublicKey | None = None
+    _witness: signed_note.SecretKey | None = None
     _told: set[tuple[str, str, str]] = field(default_factory=set)
     _problem: str = ""
     _disagreed: str = ""
@@ -262,7 +251,7 @@ class AuditWitness:
                         opened = True
                     await self.look()
                     self._problem = ""
-                except (AuditLogUnavailableError, NoteError, OSError) as error:
+                except (AuditLogUnavailableError, signed_note.NoteError, OSError) as error:
                     self._cannot(str(error))
                 spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
                 pause_ns = round(self._pause_seconds * spread * SECOND_NS)
@@ -285,10 +274,10 @@ class AuditWitness:
         note = self.store.held()
         if note and self._key:
             try:
-                self._checkpoint = read_checkpoint(note, self._key)
-            except NoteError as error:
+                self._checkpoint = signed_note.read_checkpoint(note, self._key)
+            except signed_note.NoteError as error:
                 message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
-                raise NoteError(message) from error
+                raise signed_note.NoteError(message) from error
             self._held = note
             self._show(HOLDS)
 
@@ -305,8 +294,8 @@ class AuditWitness:
             return
         key = self._key or await self._first_key(offer.note)
         try:
-            offered = read_checkpoint(offer.note, key)
-        except NoteError as error:
+            offered = signed_note.read_checkpoint(offer.note, key)
+        except signed_note.NoteError as error:
             log.error("audit_checkpoint_rejected", problem=str(error))
             await self._dispute(OTHER_KEY, offer.note)
             return
@@ -321,10 +310,10 @@ class AuditWitness:
             if offer.show:
                 await self._present()
 
-    async def _first_key(self, note: str) -> PublicKey:
+    async def _first_key(self, note: str) -> signed_note.PublicKey:
         """Fetch and trust the log's key on first use. Raises AuditLogUnavailableError, NoteError, OSError."""
-        key = PublicKey.parse(await self.client.key())
-        read_checkpoint(note, key)
+        key = signed_note.PublicKey.parse(await self.client.key())
+        signed_note.read_checkpoint(note, key)
         await self._disk.submit(lambda: self.store.trust(key))
         self._key = key
         log.warning(
@@ -334,7 +323,7 @@ class AuditWitness:
         )
         return key
 
-    async def _contradiction(self, offered: Checkpoint) -> str:
+    async def _contradiction(self, offered: signed_note.Checkpoint) -> str:
         """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
         held = self._checkpoint
         if held is None:
@@ -345,9 +334,9 @@ class AuditWitness:
         if new.size == old.size:
             return FORK if new.root != old.root else ""
         proof = await self.client.consistency(old.size, new.size)
-        return "" if consistent(old, new, proof) else FORK
+        return "" if merkle.consistent(old, new, proof) else FORK
 
-    async def _hold(self, offered: Checkpoint, note: str) -> None:
+    async def _hold(self, offered: signed_note.Checkpoint, note: str) -> None:
         note = self._cosigned(note)
         await self._disk.submit(lambda: self.store.hold(note))
         self._held, self._checkpoint = note, offered
@@ -355,13 +344,13 @@ class AuditWitness:
 
     def _cosigned(self, note: str) -> str:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
-        return cosigned(note, self._witness, self.clock.now().wall_ns // SECOND_NS)
+        return signed_note.cosigned(note, self._witness, self.clock.now().wall_ns // SECOND_NS)
 
     async def _present(self) -> None:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         try:
-            await self.client.show(self._held, str(witness_key(self._witness)))
+            await self.client.show(self._held, str(signed_note.witness_key(self._witness)))
         except CheckpointDisputedError as error:
             if str(error) != self._disagreed:
                 log.error("audit_checkpoint_disputed", problem=str(error))
@@ -400,12 +389,12 @@ class AuditWitness:
             self._problem = problem
 
 
-def _configured_key(setting: str) -> PublicKey | None:
+def _configured_key(setting: str) -> signed_note.PublicKey | None:
     """Return the log's key from the settings: a key or the path of a file. Raises NoteError, OSError."""
     if not setting:
         return None
     path = Path(setting)
-    return PublicKey.parse(path.read_text() if path.is_absolute() else setting)
+    return signed_note.PublicKey.parse(path.read_text() if path.is_absolute() else setting)
 
 
 def _checkpoint_facts(name: str, note: str) -> dict[str, str]:

@@ -20,8 +20,7 @@ from collector.fleet.view_cells import ViewCell
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import HELD, SlotState
 from collector.metering.units import Units
-from railscope.catalog import account as catalog
-from railscope.catalog.declare import Metric
+from railscope.catalog import account as catalog, declare
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_decimal
@@ -103,7 +102,7 @@ def quotas_file(path: Path | None) -> WatchedFile[Quotas]:
 
 
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
-_AMOUNTS: dict[CountedQuantity, Metric] = {
+_AMOUNTS: dict[CountedQuantity, declare.Metric] = {
     CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
     CountedQuantity.USED: catalog.TENANT_BUSY,
     CountedQuantity.MEMORY: catalog.TENANT_MEMORY,

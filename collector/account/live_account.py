@@ -15,16 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
-from collector.account.account_sums import (
-    CounterAmounts,
-    GpuTimeAccount,
-    StateUnits,
-    TimeSums,
-    add_span,
-    add_sums,
-    month_of,
-    sum_entries,
-)
+from collector.account import account_sums
 from collector.evidence.claim_events import is_gpu
 from collector.evidence.claim_placement import ClaimPlacer
 from collector.evidence.evidence_book import EvidenceBook
@@ -32,18 +23,8 @@ from collector.evidence.evidence_records import EvidenceProblem
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.gpu_places import GpuPlaces
 from collector.evidence.node_chunks import SampleSpan
-from collector.metering.evidence import (
-    QUARANTINE_NS,
-    ClockDoubt,
-    Evidence,
-    GpuOutage,
-    NodeStay,
-    SlotReservation,
-)
-from collector.metering.holders import claims_in_force
+from collector.metering import evidence as usage_evidence, holders, placement, tiling
 from collector.metering.overlaps import OverlapKind, overlaps
-from collector.metering.placement import ClaimExcess
-from collector.metering.tiling import HELD, GpuTimeline, SlotState, TilingEntry
 from collector.metering.units import Tiling, Units, exact
 from collector.workloads.job_roster import (
     NO_PODS,
@@ -55,7 +36,10 @@ from collector.workloads.job_roster import (
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
-_WHEN_OBSERVED = {SlotState.INFERRED: SlotState.OBSERVED, SlotState.UNKNOWN: SlotState.IDLE}
+_WHEN_OBSERVED = {
+    tiling.SlotState.INFERRED: tiling.SlotState.OBSERVED,
+    tiling.SlotState.UNKNOWN: tiling.SlotState.IDLE,
+}
 
 
 @dataclass(slots=True)
@@ -68,25 +52,25 @@ class GpuAccount:
     tail: SampleSpan | None
     tail_ns: int
     """The last sample at the time of the computation, within the counted time."""
-    fixed: TimeSums
+    fixed: account_sums.TimeSums
     """Up to the last sample."""
-    silent_fixed: TimeSums
+    silent_fixed: account_sums.TimeSums
     """From there to `at_ns`."""
-    silent: tuple[StateUnits, ...]
-    seen: tuple[StateUnits, ...]
+    silent: tuple[account_sums.StateUnits, ...]
+    seen: tuple[account_sums.StateUnits, ...]
     calm: bool
     """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
     next_ns: int
     """Time of the next start or end."""
     uncertainty_ns: int
-    stays: tuple[NodeStay, ...]
+    stays: tuple[usage_evidence.NodeStay, ...]
     """Its time in service, over all time."""
     holdings: tuple[JobHolding, ...] = ()
     """Holdings of jobs at `at_ns`."""
 
     @classmethod
     def of(
-        cls, evidence: Evidence, tail: SampleSpan | None, open_ns: int, now_ns: int
+        cls, evidence: usage_evidence.Evidence, tail: SampleSpan | None, open_ns: int, now_ns: int
     ) -> GpuAccount | None:
         """Compute the account of a GPU from its first open day; None without evidence until now."""
         first_ns = min((stay.start_ns for stay in evidence.stays), default=FOREVER_NS)
@@ -99,7 +83,7 @@ class GpuAccount:
         edges = sorted(
             edge for edge in _fact_boundaries(evidence) if edge > tail_ns - uncertainty_ns - 1
         )
-        timeline = GpuTimeline.of(evidence)
+        timeline = tiling.GpuTimeline.of(evidence)
         ahead = [edge for edge in edges if edge > now_ns]
         present = timeline.entries(now_ns, now_ns + 1)
         # A sample may be newer than `now_ns`, which was read before it was received.
@@ -111,8 +95,8 @@ class GpuAccount:
             at_ns=now_ns,
             tail=tail,
             tail_ns=tail_ns,
-            fixed=sum_entries(timeline.entries(since_ns, tail_ns)),
-            silent_fixed=sum_entries(timeline.entries(tail_ns, now_ns)),
+            fixed=account_sums.sum_entries(timeline.entries(since_ns, tail_ns)),
+            silent_fixed=account_sums.sum_entries(timeline.entries(tail_ns, now_ns)),
             silent=_rates(timeline.entries(newest_ns, newest_ns + 1) if calm else present),
             seen=tuple(
                 rate._replace(state=_state_if_observed(rate.state))
@@ -139,18 +123,18 @@ class GpuAccount:
         spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
         return sum(end - start for start, end in spans if start < end)
 
-    def carry(self, sums: TimeSums, now_ns: int) -> None:
+    def carry(self, sums: account_sums.TimeSums, now_ns: int) -> None:
         """Add the time after the last sample known at the time of the computation."""
         start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
         if observed_ns > self.tail_ns:
             start_ns = observed_ns
             for rate in self.seen:
-                add_span(sums, rate, self.tail_ns, start_ns)
+                account_sums.add_span(sums, rate, self.tail_ns, start_ns)
         else:
             for key, quantity in self.silent_fixed.items():
                 sums[key] = exact(sums.get(key, 0) + quantity)
         for rate in self.silent:
-            add_span(sums, rate, start_ns, now_ns)
+            account_sums.add_span(sums, rate, start_ns, now_ns)
 
     def _observed_ns(self, now_ns: int) -> int:
         """Return the end of the observed time: newer samples may have arrived, some after `now_ns`."""
@@ -160,30 +144,33 @@ class GpuAccount:
     @property
     def holders(self) -> set[str]:
         """Tenants that hold a part of it now."""
-        return {rate.tenant for rate in self.silent if rate.state in HELD}
+        return {rate.tenant for rate in self.silent if rate.state in tiling.HELD}
 
 
-def _state_if_observed(state: SlotState) -> SlotState:
+def _state_if_observed(state: tiling.SlotState) -> tiling.SlotState:
     return _WHEN_OBSERVED.get(state, state)
 
 
-def _rates(entries: Iterable[TilingEntry]) -> tuple[StateUnits, ...]:
+def _rates(entries: Iterable[tiling.TilingEntry]) -> tuple[account_sums.StateUnits, ...]:
     """Return the states of its slots by the entries of a time, if no sample follows."""
-    sums: dict[tuple[SlotState, str], Units] = {}
+    sums: dict[tuple[tiling.SlotState, str], Units] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE:
             key = (entry.state, entry.tenant)
             sums[key] = exact(sums.get(key, 0) + entry.slot_hi - entry.slot_lo)
     return tuple(
-        StateUnits(state, tenant, units) for (state, tenant), units in sorted(sums.items())
+        account_sums.StateUnits(state, tenant, units)
+        for (state, tenant), units in sorted(sums.items())
     )
 
 
-def _fact_boundaries(evidence: Evidence) -> Iterator[int]:
+def _fact_boundaries(evidence: usage_evidence.Evidence) -> Iterator[int]:
     """Yield all times at which anything but samples begins or ends."""
-    for claim in claims_in_force(evidence):
+    for claim in holders.claims_in_force(evidence):
         yield from (claim.start_ns, claim.end_ns)
-    lasting: tuple[GpuOutage | SlotReservation | NodeStay, ...] = (
+    lasting: tuple[
+        usage_evidence.GpuOutage | usage_evidence.SlotReservation | usage_evidence.NodeStay, ...
+    ] = (
         *evidence.outages,
         *evidence.reservations,
         *evidence.stays,
@@ -208,33 +195,41 @@ class FinalizedSums:
     The present day is never finalized, so single days are not needed; there would be too many.
     """
 
-    sums: TimeSums = field(default_factory=dict)
+    sums: account_sums.TimeSums = field(default_factory=dict)
     days: dict[str, int] = field(default_factory=dict)
     capacity: Units = 0
-    clock_suspect: Counter[ClockDoubt] = field(default_factory=Counter)
+    clock_suspect: Counter[usage_evidence.ClockDoubt] = field(default_factory=Counter)
     """GPU-days with evidence that was received while the collector's clock was suspect."""
 
     def open_ns(self, gpu: str) -> int:
         """Return the start of a GPU's time that is not in the ledger."""
         return (self.days[gpu] + 1) * DAY_NS if gpu in self.days else -FOREVER_NS
 
-    def settle(self, gpu: str, day: int, new: TimeSums, old: TimeSums) -> None:
+    def settle(
+        self, gpu: str, day: int, new: account_sums.TimeSums, old: account_sums.TimeSums
+    ) -> None:
         """Record a GPU-day that was written to the ledger, new or revised."""
         for found, sign in ((new, 1), (old, -1)):
             for key, quantity in found.items():
-                add_sums(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
+                account_sums.add_sums(
+                    self.sums, {key._replace(day=account_sums.month_of(key.day)): quantity}, sign
+                )
         self.capacity = exact(self.capacity + sum(new.values()) - sum(old.values()))
         self.days[gpu] = max(day, self.days.get(gpu, day))
 
-    def mark(self, new: Iterable[ClockDoubt], old: Iterable[ClockDoubt] = ()) -> None:
+    def mark(
+        self,
+        new: Iterable[usage_evidence.ClockDoubt],
+        old: Iterable[usage_evidence.ClockDoubt] = (),
+    ) -> None:
         """Add marks of days, and remove the old ones."""
         self.clock_suspect.update(new)
         self.clock_suspect.subtract(old)
         self.clock_suspect += Counter()
 
-    def take_up(self, sums: TimeSums, days: Mapping[str, int]) -> None:
+    def take_up(self, sums: account_sums.TimeSums, days: Mapping[str, int]) -> None:
         """Add the ledger's sums by month, of GPUs up to their last days."""
-        add_sums(self.sums, sums)
+        account_sums.add_sums(self.sums, sums)
         self.capacity = exact(self.capacity + sum(sums.values()))
         self.days |= days
 
@@ -246,7 +241,7 @@ class LiveAccount:
     book: EvidenceBook
     files: Callable[[], AdministratorInputs]
     settled: FinalizedSums = field(default_factory=FinalizedSums)
-    amounts: CounterAmounts = field(default_factory=CounterAmounts)
+    amounts: account_sums.CounterAmounts = field(default_factory=account_sums.CounterAmounts)
     ready: bool = True
     """True once the ledger's sums have been loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -255,25 +250,25 @@ class LiveAccount:
     """Holdings of jobs as of the last refresh."""
     pod_job_pattern: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
-    _fixed: TimeSums = field(default_factory=dict)
+    _fixed: account_sums.TimeSums = field(default_factory=dict)
     _held: dict[str, Units] = field(default_factory=dict)
-    _excess: dict[str, Sequence[ClaimExcess]] = field(default_factory=dict)
+    _excess: dict[str, Sequence[placement.ClaimExcess]] = field(default_factory=dict)
     """By node, the excess of its claims without devices."""
     _files: AdministratorInputs | None = None
     _placer: ClaimPlacer | None = None
     """Placer of the current refresh: a node's claims are placed once for all of its GPUs."""
 
-    async def refresh(self, now_ns: int, offer: LoopTurns) -> GpuTimeAccount:
+    async def refresh(self, now_ns: int, offer: LoopTurns) -> account_sums.GpuTimeAccount:
         """Return the account up to a timestamp, awaiting `offer` between GPUs to yield to other tasks."""
         async with self.lock:
             return await self._refresh(now_ns, offer)
 
-    async def _refresh(self, now_ns: int, offer: LoopTurns) -> GpuTimeAccount:
+    async def _refresh(self, now_ns: int, offer: LoopTurns) -> account_sums.GpuTimeAccount:
         files = self.files()
         if files is not self._files:
             self._files = files
             self.book.changed.update(self.book.gpus)
-        sums: TimeSums = {}
+        sums: account_sums.TimeSums = {}
         capacity = 0
         gpus = 0
         self._placer = ClaimPlacer(self.book, files)
@@ -286,10 +281,12 @@ class LiveAccount:
             await offer()
         self._placer = None
         # No await from here on, so that all parts are of one time.
-        add_sums(sums, self._fixed)
-        add_sums(sums, self.settled.sums)
+        account_sums.add_sums(sums, self._fixed)
+        account_sums.add_sums(sums, self.settled.sums)
         suspect = dict(self.settled.clock_suspect)
-        return GpuTimeAccount(now_ns, gpus, capacity + self.settled.capacity, sums, suspect)
+        return account_sums.GpuTimeAccount(
+            now_ns, gpus, capacity + self.settled.capacity, sums, suspect
+        )
 
     def holders(self, gpu: str) -> set[str]:
         """Return the tenants that hold a part of a GPU, as of the last refresh."""
@@ -310,7 +307,7 @@ class LiveAccount:
 
     def _hold(self, account: GpuAccount, sign: int) -> None:
         for rate in account.silent:
-            if rate.state in HELD:
+            if rate.state in tiling.HELD:
                 before = self._held.get(rate.tenant, 0)
                 self._held[rate.tenant] = exact(before + sign * rate.units)
 
@@ -335,7 +332,7 @@ class LiveAccount:
         of = partial(GpuAccount.of, evidence, tail, self.settled.open_ns(gpu), now_ns)
         new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
         if old := self._gpus.pop(gpu, None):
-            add_sums(self._fixed, old.fixed, -1)
+            account_sums.add_sums(self._fixed, old.fixed, -1)
             self._hold(old, -1)
         self._report_conflicts(gpu, evidence, where)
         self._report_excess(placer, where)
@@ -345,13 +342,13 @@ class LiveAccount:
                 self.book.changed.add(gpu)  # a later start is processed by the next refresh
             return None
         self._gpus[gpu] = new
-        add_sums(self._fixed, new.fixed)
+        account_sums.add_sums(self._fixed, new.fixed)
         self._hold(new, 1)
         return new
 
     def _tail(self, gpu: str, where: GpuPlaces) -> SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
-        believed = (s for s in where.stretches if s.skew_ns <= QUARANTINE_NS)
+        believed = (s for s in where.stretches if s.skew_ns <= usage_evidence.QUARANTINE_NS)
         newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
             return None
@@ -375,7 +372,9 @@ class LiveAccount:
                     EvidenceProblem("unplaced_excess", "", node, one.start_ns, facts)
                 )
 
-    def _report_conflicts(self, gpu: str, evidence: Evidence, where: GpuPlaces) -> None:
+    def _report_conflicts(
+        self, gpu: str, evidence: usage_evidence.Evidence, where: GpuPlaces
+    ) -> None:
         """Report two claims on one slot, and two nodes with one GPU."""
         for stands, refused in where.refused:
             facts = {"stands": stands, "refused": refused}

@@ -27,30 +27,10 @@ from collector.audit.housekeeping_files import EPOCH_FILE, HousekeepingError
 from collector.audit.journal import JournalError
 from collector.audit.log_writer import AuditError, AuditLog, SigningPostponedError
 from collector.audit.tiles import TileError
-from collector.ledger.audit_outbox import (
-    HEAD,
-    OUTBOX_ROW,
-    LogPosition,
-    RecordDraft,
-    TakenRow,
-    count_unrecorded,
-    last_recorded,
-    newest_number,
-    record_of,
-    reference_of,
-    store_positions,
-    take_rows,
-)
+from collector.ledger import audit_outbox
 from collector.ledger.database import Database, LedgerError
 from collector.work_limits import run_to_end
-from railscope.audit.merkle import leaf_hash
-from railscope.audit.record import (
-    RecordActor,
-    RecordData,
-    RecordError,
-    decode_audit_record,
-    encode_audit_record,
-)
+from railscope.audit import merkle, record
 from railscope.settings import SettingsError
 
 MAX_IN_A_BATCH = 256
@@ -90,7 +70,7 @@ class OutboxDrain:
         while True:
             try:
                 full = await self.step()
-            except (LedgerError, AuditError, RecordError, TileError, OSError) as error:
+            except (LedgerError, AuditError, record.RecordError, TileError, OSError) as error:
                 if str(error) != self.problem:
                     log.error("audit_outbox_delayed", problem=str(error))
                 self.problem = str(error)
@@ -115,7 +95,7 @@ class OutboxDrain:
         await asyncio.to_thread(self._place, database, places)
         for one in batch:
             self._found.pop(one.reference)
-        if any(one.draft.type == HEAD for one in batch):
+        if any(one.draft.type == audit_outbox.HEAD for one in batch):
             await asyncio.to_thread(self.recorded)
         return len(batch) == MAX_IN_A_BATCH
 
@@ -125,10 +105,10 @@ class OutboxDrain:
         if genesis is None:
             message = f"{self.audit.directory}: the log has no genesis record"
             raise AuditError(message)
-        name = leaf_hash(genesis).hex()
+        name = merkle.leaf_hash(genesis).hex()
         with database.transaction() as connection:
-            last = last_recorded(connection, name)
-            expected = reference_of(connection, last.id) if last else ""
+            last = audit_outbox.last_recorded(connection, name)
+            expected = audit_outbox.reference_of(connection, last.id) if last else ""
         self._found = {}
         behind = self.audit.records(last.leaf if last else 0)
         if last and row_reference(next(behind, None)) != expected:
@@ -140,34 +120,36 @@ class OutboxDrain:
             raise AuditError(message)
         for raw in behind:
             if reference := row_reference(raw):
-                self._found[reference] = decode_audit_record(raw).seq
+                self._found[reference] = record.decode_audit_record(raw).seq
         self._log = name
 
-    def _take(self, database: Database) -> list[TakenRow]:
+    def _take(self, database: Database) -> list[audit_outbox.TakenRow]:
         now = time.monotonic()
         with database.transaction() as connection:
-            newest = newest_number(connection)
+            newest = audit_outbox.newest_number(connection)
             if newest == self._newest and now < self._counted + COUNT_SECONDS:
                 return []
-            self.waiting = count_unrecorded(connection)
+            self.waiting = audit_outbox.count_unrecorded(connection)
             self._newest, self._counted = newest, now
         if not self.waiting:
             return []
         # More rows are assumed to be pending until a batch comes back empty.
         self._newest = -1
         with database.transaction(writes=True) as connection:
-            return take_rows(connection, self._log, MAX_IN_A_BATCH)
+            return audit_outbox.take_rows(connection, self._log, MAX_IN_A_BATCH)
 
-    async def _recorded(self, batch: list[TakenRow]) -> list[LogPosition]:
+    async def _recorded(self, batch: list[audit_outbox.TakenRow]) -> list[audit_outbox.LogPosition]:
         """Append the rows that the log does not have yet, in order; return the position of each."""
         fresh = [one for one in batch if one.reference not in self._found]
         for one in fresh:
-            encode_audit_record(record_of(one.draft, self.audit.source, self.audit.size))
+            record.encode_audit_record(
+                audit_outbox.record_of(one.draft, self.audit.source, self.audit.size)
+            )
         appended = [self.audit.append(one.draft) for one in fresh]
         leaves = await asyncio.gather(*appended)
         self._found.update(zip((one.reference for one in fresh), leaves, strict=True))
         signed = await self._signed() if batch else 0
-        return [LogPosition(one.id, leaf, signed if leaf < signed else None) for one in batch
+        return [audit_outbox.LogPosition(one.id, leaf, signed if leaf < signed else None) for one in batch
                 for leaf in (self._found[one.reference],)]  # fmt: skip
 
     async def _signed(self) -> int:
@@ -180,18 +162,20 @@ class OutboxDrain:
             log.warning("audit_signing_postponed", problem=str(error))
         return self.audit.signed.size
 
-    def _place(self, database: Database, places: list[LogPosition]) -> None:
+    def _place(self, database: Database, places: list[audit_outbox.LogPosition]) -> None:
         if not places:
             return
         with database.transaction(writes=True) as connection:
-            store_positions(connection, self._log, places)
+            audit_outbox.store_positions(connection, self._log, places)
         self.waiting -= len(places)
 
 
 def row_reference(raw: bytes | None) -> str:
     """Return the outbox row that a record was made from; empty if there is no record or no row."""
-    references = decode_audit_record(raw).ref if raw is not None else []
-    return references[-1] if references and references[-1].startswith(OUTBOX_ROW) else ""
+    references = record.decode_audit_record(raw).ref if raw is not None else []
+    return (
+        references[-1] if references and references[-1].startswith(audit_outbox.OUTBOX_ROW) else ""
+    )
 
 
 DENIALS_EVERY_SECONDS = 60.0
@@ -266,7 +250,7 @@ class AuditTrail:
             raise self.unusable(str(error)) from error
         if self.log.size == 0:
             signer = self.log.signer
-            genesis: RecordData = {"origin": signer.name, "key": str(signer.public)}
+            genesis: record.RecordData = {"origin": signer.name, "key": str(signer.public)}
             self.log.append_before_running(self._draft("log.genesis", genesis))
         if self.log.lost:
             self._report_loss()
@@ -279,18 +263,18 @@ class AuditTrail:
         size, lost = self.log.size, self.log.lost
         log.error("audit_records_lost", directory=str(self.log.directory), missing=lost,
                   advice="they had been acknowledged; check the disk, and if an old copy was restored")  # fmt: skip
-        data: RecordData = {"missing": lost, "from": size}
+        data: record.RecordData = {"missing": lost, "from": size}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
     def _report_damage(self, problem: str) -> None:
         """Record that a housekeeping file was missing or wrong, and was written again."""
         log.error("audit_file_damaged", problem=problem,
                   advice="the file was written again; check access to the audit directory")  # fmt: skip
-        data: RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
+        data: record.RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
-    def _life(self, what: str) -> RecordData:
-        known: RecordData = {"settings": self.settings} if self.settings else {}
+    def _life(self, what: str) -> record.RecordData:
+        known: record.RecordData = {"settings": self.settings} if self.settings else {}
         epoch = self.log.publisher.ownership.epoch
         return {"collector": self.version, "what": what, EPOCH_FILE: epoch, **known}
 
@@ -353,21 +337,27 @@ class AuditTrail:
 
     async def _record_denial(self, denial: DeniedRequest, count: int) -> None:
         name = unicodedata.normalize("NFC", denial.name)
-        actor = RecordActor("credential" if name else "unknown", name, denial.shown, denial.address)
-        data: RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
+        actor = record.RecordActor(
+            "credential" if name else "unknown", name, denial.shown, denial.address
+        )
+        data: record.RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record("access.denied", data, actor, "denied")
 
     async def _record(
-        self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
+        self,
+        kind: str,
+        data: record.RecordData,
+        actor: record.RecordActor | None = None,
+        outcome: str = "done",
     ) -> None:
         # A pending append is recorded or counted as lost, even if the minute ends.
         await run_to_end(self.append(self._draft(kind, data, actor, outcome)))
 
-    async def append(self, draft: RecordDraft) -> bool:
+    async def append(self, draft: audit_outbox.RecordDraft) -> bool:
         """Record a draft; if that fails, count and log the loss, and return False."""
         try:
             await self.log.append(draft)
-        except (AuditError, RecordError) as error:
+        except (AuditError, record.RecordError) as error:
             self._lose(draft.type, draft.data, str(error))
             return False
         return True
@@ -377,7 +367,11 @@ class AuditTrail:
         log.error("audit_record_lost", type=kind, data=data, problem=problem)
 
     def _draft(
-        self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
-    ) -> RecordDraft:
-        record_actor = actor or RecordActor("collector", self.log.source.id)
-        return RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)
+        self,
+        kind: str,
+        data: record.RecordData,
+        actor: record.RecordActor | None = None,
+        outcome: str = "done",
+    ) -> audit_outbox.RecordDraft:
+        record_actor = actor or record.RecordActor("collector", self.log.source.id)
+        return audit_outbox.RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)

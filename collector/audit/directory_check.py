@@ -16,29 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from collector.audit import AuditLogError
-from collector.audit.housekeeping_files import (
-    ACKNOWLEDGED_FILE,
-    EPOCH_FILE,
-    KEY_FILE,
-    Acknowledgement,
-    CosignedCheckpoint,
-    HousekeepingError,
-    check_epoch,
-    read_acknowledgement,
-    read_bytes,
-    read_statement,
-    read_witnesses,
-)
-from collector.audit.housekeeping_files import WITNESSES_FILE as WITNESSES
-from collector.audit.journal import (
-    JournalError,
-    JournalFile,
-    check_files,
-    journal_paths,
-    read_journal,
-)
-from collector.audit.signing_guard import DISPUTED_DIRECTORY as DISPUTED
+from collector.audit import AuditLogError, housekeeping_files, journal, signing_guard
 from collector.audit.tiles import (
     LEVELS,
     WIDTH,
@@ -85,8 +63,12 @@ def outcome_of_tile_error(error: BaseException | None) -> VerifyOutcome:
     return VerifyOutcome.UNREADABLE if isinstance(error, OSError) else VerifyOutcome.ALTERED
 
 
-_STATEMENTS = (EPOCH_FILE, ACKNOWLEDGED_FILE, WITNESSES)
-_TOP = frozenset({*_STATEMENTS, LOCK_FILE, KEY_FILE, "checkpoint"})
+_STATEMENTS = (
+    housekeeping_files.EPOCH_FILE,
+    housekeeping_files.ACKNOWLEDGED_FILE,
+    housekeeping_files.WITNESSES_FILE,
+)
+_TOP = frozenset({*_STATEMENTS, LOCK_FILE, housekeeping_files.KEY_FILE, "checkpoint"})
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
 _TEMPORARY = re.compile(r".*[.][0-9a-f]{8}" + re.escape(PARTIAL))
 
@@ -96,9 +78,9 @@ class HousekeepingState:
     """Housekeeping state of an audit directory at one point in time."""
 
     epoch: int
-    acknowledged: Acknowledgement
-    witnesses: dict[str, CosignedCheckpoint]
-    files: list[JournalFile]
+    acknowledged: housekeeping_files.Acknowledgement
+    witnesses: dict[str, housekeeping_files.CosignedCheckpoint]
+    files: list[journal.JournalFile]
     checkpoint: Checkpoint
 
 
@@ -113,45 +95,49 @@ def read_housekeeping(
     try:
         while True:
             before = _acknowledged(directory, key)
-            witnesses, kept = read_witnesses(directory, key)
-            files = read_journal(directory / "journal")
+            witnesses, kept = housekeeping_files.read_witnesses(directory, key)
+            files = journal.read_journal(directory / "journal")
             signed = checkpoint()
-            path = directory / EPOCH_FILE
-            epoch = read_statement(path, read_bytes(path), EPOCH_FILE, key).epoch
+            path = directory / housekeeping_files.EPOCH_FILE
+            epoch = housekeeping_files.read_statement(
+                path, housekeeping_files.read_bytes(path), housekeeping_files.EPOCH_FILE, key
+            ).epoch
             after = _acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
             if same and (before.count >= signed.tree.size or before == after):
                 break
-        check_epoch(directory / ACKNOWLEDGED_FILE, before.epoch, epoch)
-        check_epoch(directory / WITNESSES, kept, epoch)
-        check_files(directory / "journal", files, before, signed.tree.size)
+        housekeeping_files.check_epoch(
+            directory / housekeeping_files.ACKNOWLEDGED_FILE, before.epoch, epoch
+        )
+        housekeeping_files.check_epoch(directory / housekeeping_files.WITNESSES_FILE, kept, epoch)
+        journal.check_files(directory / "journal", files, before, signed.tree.size)
         _check_lock(directory / LOCK_FILE)
-    except (HousekeepingError, JournalError) as error:
+    except (housekeeping_files.HousekeepingError, journal.JournalError) as error:
         raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
     return HousekeepingState(epoch, before, witnesses, files, signed)
 
 
 def _check_lock(path: Path) -> None:
-    if read_bytes(path):
+    if housekeeping_files.read_bytes(path):
         message = f"{path}: expected an empty file"
-        raise HousekeepingError(message)
+        raise housekeeping_files.HousekeepingError(message)
 
 
-def _acknowledged(directory: Path, key: PublicKey) -> Acknowledgement:
-    path = directory / ACKNOWLEDGED_FILE
-    content = read_bytes(path)
+def _acknowledged(directory: Path, key: PublicKey) -> housekeeping_files.Acknowledgement:
+    path = directory / housekeeping_files.ACKNOWLEDGED_FILE
+    content = housekeeping_files.read_bytes(path)
     # A writer may be overwriting it: accept the content on which two reads agree.
-    while (again := read_bytes(path)) != content:
+    while (again := housekeeping_files.read_bytes(path)) != content:
         content = again
-    return read_acknowledgement(path, content, key)
+    return housekeeping_files.read_acknowledgement(path, content, key)
 
 
 def check_key_file(directory: Path, recorded: str, key: PublicKey) -> None:
     """Check `key.pub` against the genesis record, or the given key. Raises VerifyError, OSError."""
-    path = directory / KEY_FILE
+    path = directory / housekeeping_files.KEY_FILE
     try:
-        content = read_bytes(path)
-    except HousekeepingError as error:
+        content = housekeeping_files.read_bytes(path)
+    except housekeeping_files.HousekeepingError as error:
         raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
     if content != f"{recorded or key}\n".encode():
         message = f"{path}: not the key of this log: expected {recorded or key}"
@@ -194,7 +180,7 @@ def _raise(error: OSError) -> None:
 def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     if path.is_symlink() or not path.is_file():
         return "expected a regular file" if path.exists() or path.is_symlink() else ""
-    if name in _TOP or name.startswith(f"{DISPUTED}/"):
+    if name in _TOP or name.startswith(f"{signing_guard.DISPUTED_DIRECTORY}/"):
         return ""
     if name.startswith("journal/"):
         return _journal_problem(path)
@@ -211,8 +197,8 @@ def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
 
 def _journal_problem(path: Path) -> str:
     try:
-        known = journal_paths(path.parent)
-    except JournalError:
+        known = journal.journal_paths(path.parent)
+    except journal.JournalError:
         return "foreign file"
     return "" if path in known else "foreign file"
 

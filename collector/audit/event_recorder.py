@@ -21,25 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from collector.audit.event_records import (
-    TenantOf,
-    beyond_recording,
-    clean,
-    drafts_of,
-    is_audited,
-    is_numbered,
-    source_of,
-)
-from collector.audit.log_secrets import PersonalSalts, SaltError
-from collector.audit.log_writer import AuditError, AuditLog
-from collector.audit.recorder_state import (
-    UPGRADE,
-    NodeRecorder,
-    RecordedSnapshot,
-    RecordedState,
-    encode_snapshot,
-    load_recorded_state,
-)
+from collector.audit import event_records, log_secrets, log_writer, recorder_state
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft, record_of
@@ -60,8 +42,8 @@ log = structlog.get_logger(__name__)
 class EventRecorder:
     """Records the events of agents; `open` it after the log, `run` it beside it."""
 
-    audit: AuditLog
-    salts: PersonalSalts
+    audit: log_writer.AuditLog
+    salts: log_secrets.PersonalSalts
     file: Path
     """Path of the copy."""
     reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
@@ -69,9 +51,9 @@ class EventRecorder:
     max_waiting: int = MAX_WAITING
     wall_ns: Callable[[], int] = time.time_ns
     retry_seconds: float = RETRY_SECONDS
-    tenant_of: TenantOf = lambda _source, _owner, _instant_ns: ""
-    recorded: RecordedState = field(default_factory=RecordedState)
-    nodes: NodeRecorder = field(default_factory=NodeRecorder)
+    tenant_of: event_records.TenantOf = lambda _source, _owner, _instant_ns: ""
+    recorded: recorder_state.RecordedState = field(default_factory=recorder_state.RecordedState)
+    nodes: recorder_state.NodeRecorder = field(default_factory=recorder_state.NodeRecorder)
     overflowed: int = 0
     """Number of events that did not fit and are read again."""
     unnumbered: int = 0
@@ -90,18 +72,20 @@ class EventRecorder:
 
     def open(self) -> None:
         """Load the state of the log. Blocking; raises TileError, RecordError, OSError."""
-        found = load_recorded_state(self.file, self.audit)
+        found = recorder_state.load_recorded_state(self.file, self.audit)
         self.recorded = found.recorded
         self.nodes.start(found.recorded.nodes, found.drafts)
         self._waiting.extend(found.seen())
         self._facts.extend(found.drafts)
         before, now = self.recorded.version, self.recorded.started
         if before != now and not any(
-            one.type == UPGRADE and not one.subject.node for one in self._facts
+            one.type == recorder_state.UPGRADE and not one.subject.node for one in self._facts
         ):
             data: RecordData = {"before": before, "version": now}
             actor = RecordActor("collector", self.audit.source.id)
-            self._facts.append(RecordDraft(UPGRADE, actor, self.wall_ns(), "done", data=data))
+            self._facts.append(
+                RecordDraft(recorder_state.UPGRADE, actor, self.wall_ns(), "done", data=data)
+            )
 
     def hear(self, record: FrameRecord, envelope: Envelope) -> None:
         """Check an envelope for a new node, a boot, another agent version or a clock step."""
@@ -112,14 +96,14 @@ class EventRecorder:
 
     def listen(self, seen: SeenEvent) -> None:
         """Queue an event. Never waits."""
-        if not is_audited(seen.event):
+        if not event_records.is_audited(seen.event):
             return
-        if not is_numbered(seen.event):
+        if not event_records.is_numbered(seen.event):
             if not self.unnumbered:
                 log.warning("event_audit_skipped", node=seen.node, name=seen.event.name,
                             advice="update the agent: its events have no sequence numbers")  # fmt: skip
             self.unnumbered += 1
-        elif self.recorded.has(source_of(seen)):
+        elif self.recorded.has(event_records.source_of(seen)):
             return
         elif len(self._waiting) >= self.max_waiting:
             self.overflowed += 1
@@ -166,9 +150,9 @@ class EventRecorder:
         missing = (
             seen
             for seen in events
-            if is_audited(seen.event)
-            and is_numbered(seen.event)
-            and not self.recorded.has(source_of(seen))
+            if event_records.is_audited(seen.event)
+            and event_records.is_numbered(seen.event)
+            and not self.recorded.has(event_records.source_of(seen))
         )
         return list(islice(missing, self.max_waiting // 2 or 1))
 
@@ -180,7 +164,7 @@ class EventRecorder:
             try:
                 drafts = await asyncio.to_thread(self._drafts, events)
                 break
-            except (OSError, SaltError) as error:
+            except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))
         await self._append([*facts, *drafts])
         for _ in events:
@@ -188,18 +172,24 @@ class EventRecorder:
 
     def _drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
         """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
-        gpus = {clean(seen.event.entity.key[0]) for seen in events if seen.event.entity.key}
+        gpus = {
+            event_records.clean(seen.event.entity.key[0])
+            for seen in events
+            if seen.event.entity.key
+        }
         holdings = self.recorded.holdings.part(gpus)
         found: list[RecordDraft] = []
         numbers: set[tuple[str, str, int]] = set()
         for seen in events:
-            source = source_of(seen)
+            source = event_records.source_of(seen)
             number = source.id, source.boot, source.n
             if self.recorded.has(source) or number in numbers:
                 continue
             numbers.add(number)
             try:
-                drafts = list(drafts_of(seen, holdings, self.salts.commitment, self.tenant_of))
+                drafts = list(
+                    event_records.drafts_of(seen, holdings, self.salts.commitment, self.tenant_of)
+                )
                 records = [
                     record_of(draft, draft.source or source, _ANY_NUMBER) for draft in drafts
                 ]
@@ -207,7 +197,7 @@ class EventRecorder:
                     encode_audit_record(record)
             except RecordError as error:
                 log.error("audit_event_rejected", node=seen.node, problem=str(error))
-                found.append(beyond_recording(seen, error))
+                found.append(event_records.beyond_recording(seen, error))
                 continue
             for record in records:
                 holdings.add(record)
@@ -227,7 +217,7 @@ class EventRecorder:
                     self.recorded.add(record_of(draft, source, answer))
                     if draft.source is None and draft in self._facts:
                         self._facts.remove(draft)  # no number identifies it in the log
-                elif isinstance(answer, AuditError):
+                elif isinstance(answer, log_writer.AuditError):
                     left.append(draft)
                     problem = str(answer)
                 else:
@@ -256,4 +246,6 @@ class EventRecorder:
             for seen in self._waiting
             if seen.position
         ]
-        return encode_snapshot(RecordedSnapshot(self.recorded, events, list(self._facts)))
+        return recorder_state.encode_snapshot(
+            recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))
+        )

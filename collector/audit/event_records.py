@@ -18,14 +18,7 @@ import msgspec
 
 from collector.fleet.fleet import SeenEvent
 from collector.ledger.audit_outbox import RecordDraft
-from railscope.audit.record import (
-    AuditRecord,
-    RecordActor,
-    RecordData,
-    RecordError,
-    RecordSource,
-    RecordSubject,
-)
+from railscope.audit import record as audit_record
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.wire import MAX_EVENT_NUMBER, WireEvent
@@ -47,7 +40,7 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
     exclusive: bool
 
     @classmethod
-    def of(cls, data: RecordData, commitments: dict[str, str]) -> ClaimInForce:
+    def of(cls, data: audit_record.RecordData, commitments: dict[str, str]) -> ClaimInForce:
         """Return the holding that the record of an assignment describes."""
         owner = commitments.get("owner") or str(data.get("owner", ""))
         return cls(
@@ -115,7 +108,7 @@ class ClaimsInForce(msgspec.Struct):
             },
         )
 
-    def add(self, record: AuditRecord) -> None:
+    def add(self, record: audit_record.AuditRecord) -> None:
         """Apply the next record of the log."""
         claim_id = record.data.get("claim")
         if not isinstance(claim_id, str):
@@ -190,10 +183,10 @@ def is_numbered(event: WireEvent) -> bool:
     return 0 < event.number <= MAX_EVENT_NUMBER
 
 
-def source_of(seen: SeenEvent) -> RecordSource:
+def source_of(seen: SeenEvent) -> audit_record.RecordSource:
     """Return the run of the agent as a record source, with the record number of this event."""
     run = seen.position.run if seen.position else ""
-    return RecordSource("agent", clean(seen.node), clean(run), seen.event.number - 1)
+    return audit_record.RecordSource("agent", clean(seen.node), clean(run), seen.event.number - 1)
 
 
 def drafts_of(
@@ -228,7 +221,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
     type_, outcome, about = _what(event, facts)
     node = clean(seen.node)
     position = seen.position
-    data: RecordData = {**facts, **about, "event": event.name}
+    data: audit_record.RecordData = {**facts, **about, "event": event.name}
     references: tuple[str, ...] = ()
     if position:
         data["received_ns"] = str(position.received_ns)
@@ -243,10 +236,10 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
     uncertainty_ns = facts.get("uncertainty_ns", "")
     return RecordDraft(
         type_,
-        RecordActor(facts.get("level") or "agent", facts.get("source") or node),
+        audit_record.RecordActor(facts.get("level") or "agent", facts.get("source") or node),
         event.wall_ns,
         outcome,
-        RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
+        audit_record.RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
         data,
         references,
         int(uncertainty_ns) // _NS_PER_MS if uncertainty_ns.isdecimal() else 0,
@@ -255,7 +248,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
     )
 
 
-def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, RecordData]:
+def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, audit_record.RecordData]:
     """Return the type and outcome of the record, and the data derived from the event's entity."""
     key = [clean(part) for part in event.entity.key]
     if event.name in _CLAIMS:
@@ -295,24 +288,24 @@ def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
 def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
     """Return the record of two claims that dispute the same slots, as an observation of the collector."""
     node, _, before = other.partition("\n")
-    data: RecordData = {"claim_before": before, "node_before": node}
+    data: audit_record.RecordData = {"claim_before": before, "node_before": node}
     data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
     return replace(
         draft, type=CONFLICT, outcome=SEEN, data=data, source=None, commitments={},
-        actor=RecordActor("collector", "collector"),
+        actor=audit_record.RecordActor("collector", "collector"),
     )  # fmt: skip
 
 
-def beyond_recording(seen: SeenEvent, problem: RecordError) -> RecordDraft:
+def beyond_recording(seen: SeenEvent, problem: audit_record.RecordError) -> RecordDraft:
     """Return a placeholder for an event that no record can hold, so that its number is not missing."""
-    data: RecordData = {
+    data: audit_record.RecordData = {
         "event": clean(seen.event.name),
         "problem": clean(str(problem)),
         "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
     }
     return RecordDraft(
-        "evidence.quarantine", RecordActor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
-        RecordSubject(clean(seen.node)), data, source=source_of(seen),
+        "evidence.quarantine", audit_record.RecordActor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
+        audit_record.RecordSubject(clean(seen.node)), data, source=source_of(seen),
     )  # fmt: skip
 
 

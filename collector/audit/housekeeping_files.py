@@ -41,17 +41,7 @@ from pathlib import Path
 import msgspec
 
 from collector.audit import AuditLogError
-from railscope.audit.merkle import HASH_BYTES, Hash
-from railscope.audit.signed_note import (
-    NoteError,
-    PublicKey,
-    SecretKey,
-    key_name,
-    parse_witness_key,
-    sign,
-    verified,
-    witnessed,
-)
+from railscope.audit import merkle, signed_note
 from railscope.durable_files import lock_directory, make_directory, write_durably
 
 KEY_FILE = "key.pub"
@@ -73,18 +63,20 @@ class SignedStatement:
     epoch: int
     fields: tuple[str, ...]
 
-    def signed(self, signer: SecretKey) -> bytes:
+    def signed(self, signer: signed_note.SecretKey) -> bytes:
         """Return the bytes of the file. Raises NoteError."""
         lines = (f"railscope audit {self.kind}", signer.name, str(self.epoch), *self.fields)
-        return sign("".join(f"{line}\n" for line in lines), signer).encode()
+        return signed_note.sign("".join(f"{line}\n" for line in lines), signer).encode()
 
 
-def read_statement(path: Path, content: bytes, kind: str, key: PublicKey) -> SignedStatement:
+def read_statement(
+    path: Path, content: bytes, kind: str, key: signed_note.PublicKey
+) -> SignedStatement:
     """Read the statement of this kind from the content of a file. Raises HousekeepingError."""
     try:
         note = content.decode()
-        lines = verified(note, key).removesuffix("\n").split("\n")
-    except (UnicodeDecodeError, NoteError) as error:
+        lines = signed_note.verified(note, key).removesuffix("\n").split("\n")
+    except (UnicodeDecodeError, signed_note.NoteError) as error:
         message = f"{path}: {_problem(content, error)}"
         raise HousekeepingError(message) from error
     expected = [f"railscope audit {kind}", key.name]
@@ -135,17 +127,17 @@ class Acknowledgement:
 
     epoch: int
     count: int
-    root: Hash
+    root: merkle.Hash
     files: tuple[str, ...]
     """Names of the journal's files, oldest first."""
 
-    def signed(self, signer: SecretKey) -> bytes:
+    def signed(self, signer: signed_note.SecretKey) -> bytes:
         """Return the bytes of the file; their length is the same for every count."""
         fields = (f"{self.count:020d}", base64.b64encode(self.root).decode(), *self.files)
         return SignedStatement(_KIND, self.epoch, fields).signed(signer)
 
 
-def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowledgement:
+def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey) -> Acknowledgement:
     """Read an acknowledgement from the content of a file. Raises HousekeepingError."""
     found = read_statement(path, content, _KIND, key)
     count, encoded, *files = (*found.fields, "", "")[: max(2, len(found.fields))]
@@ -153,7 +145,7 @@ def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowle
         root = base64.b64decode(encoded, validate=True)
     except ValueError:
         root = b""
-    if not _COUNT.fullmatch(count) or len(root) != HASH_BYTES:
+    if not _COUNT.fullmatch(count) or len(root) != merkle.HASH_BYTES:
         message = (
             f"{path}: invalid acknowledgement {found.fields!r:.200}: expected a count of 20"
             " digits and a root"
@@ -178,7 +170,7 @@ class LogOwnership:
     """
 
     directory: Path
-    signer: SecretKey
+    signer: signed_note.SecretKey
     epoch: int = 0
     """Epoch of the last owner until `claim`, then its own; 0 if the log is new."""
     _lock: int = -1
@@ -246,11 +238,11 @@ class CosignedCheckpoint(msgspec.Struct, frozen=True):
 
     def seconds(self) -> int:
         """Return the time of the cosignature in seconds. Raises NoteError."""
-        return witnessed(self.note, parse_witness_key(self.key))
+        return signed_note.witnessed(self.note, signed_note.parse_witness_key(self.key))
 
     def is_of(self, node: str) -> bool:
         """True if the key is in the node's own name. Raises NoteError if the key is invalid."""
-        return parse_witness_key(self.key).name == key_name(node)
+        return signed_note.parse_witness_key(self.key).name == signed_note.key_name(node)
 
 
 @dataclass(slots=True)
@@ -258,7 +250,7 @@ class CosignatureStore:
     """Cosignatures of the agents, by node. `open` it with the log."""
 
     directory: Path
-    signer: SecretKey
+    signer: signed_note.SecretKey
     nodes: dict[str, CosignedCheckpoint] = field(default_factory=dict)
     changed: bool = False
     _epoch: int = 0
@@ -299,7 +291,9 @@ class CosignatureStore:
             )
 
 
-def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, CosignedCheckpoint], int]:
+def read_witnesses(
+    directory: Path, key: signed_note.PublicKey
+) -> tuple[dict[str, CosignedCheckpoint], int]:
     """Return the unchecked cosignatures beside a log, and the epoch in which they were written.
 
     Raises HousekeepingError, OSError.

@@ -20,16 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from collector.audit import AuditLogError
-from collector.audit.housekeeping_files import (
-    ACKNOWLEDGED_FILE,
-    EPOCH_FILE,
-    Acknowledgement,
-    check_epoch,
-    read_acknowledgement,
-    read_bytes,
-)
-from collector.audit.tiles import TileError, decode_bundle, encode_bundle
+from collector.audit import AuditLogError, housekeeping_files, tiles
 from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, payload_at
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import MAX_RECORD_BYTES
@@ -126,8 +117,8 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
             message = f"{path}: damaged group at byte {position}"
             raise JournalError(message)
         try:
-            records += decode_bundle(payload)
-        except TileError as error:
+            records += tiles.decode_bundle(payload)
+        except tiles.TileError as error:
             message = f"{path}: damaged group at byte {position}: {error}"
             raise JournalError(message) from error
         position += HEAD.size + len(payload)
@@ -152,7 +143,10 @@ def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
 
 
 def check_files(
-    directory: Path, files: Sequence[JournalFile], stated: Acknowledgement, signed: int
+    directory: Path,
+    files: Sequence[JournalFile],
+    stated: housekeeping_files.Acknowledgement,
+    signed: int,
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
 
@@ -166,22 +160,26 @@ def check_files(
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
         if file.path.name not in stated.files and file.next > signed and not just_begun:
-            message = f"{file.path}: foreign file: missing in `{ACKNOWLEDGED_FILE}`"
+            message = (
+                f"{file.path}: foreign file: missing in `{housekeeping_files.ACKNOWLEDGED_FILE}`"
+            )
             raise JournalError(message)
     if files and files[-1].torn and files[-1].next < stated.count:
         return  # records are missing, which is reported with their number
     if stated.count < signed:
         message = (
-            f"{directory.parent / ACKNOWLEDGED_FILE}: states {stated.count} records:"
+            f"{directory.parent / housekeeping_files.ACKNOWLEDGED_FILE}: states {stated.count} records:"
             f" expected at least the {signed} signed ones: it is an older copy"
         )
         raise JournalError(message)
 
 
-def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> None:
+def check_root(
+    directory: Path, stated: housekeeping_files.Acknowledgement, tree: CompactRange
+) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == stated.count and tree.root != stated.root:
-        message = f"{directory}: its records do not match `{ACKNOWLEDGED_FILE}`"
+        message = f"{directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
         raise JournalError(message)
 
 
@@ -205,7 +203,7 @@ class Journal:
 
     @property
     def _path(self) -> Path:
-        return self.directory.parent / ACKNOWLEDGED_FILE
+        return self.directory.parent / housekeeping_files.ACKNOWLEDGED_FILE
 
     def open(self, signed: CompactRange, owned: int) -> list[bytes]:
         """Return the records after the signed ones; a torn group at the end is truncated.
@@ -249,20 +247,22 @@ class Journal:
             self.rotate()
         return unsigned
 
-    def _acknowledged(self, owned: int) -> Acknowledgement:
+    def _acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
-                message = f"{self.directory.parent / EPOCH_FILE} is missing"
+                message = f"{self.directory.parent / housekeeping_files.EPOCH_FILE} is missing"
                 raise JournalError(message)
-            return Acknowledgement(0, 0, CompactRange().root, ())
+            return housekeeping_files.Acknowledgement(0, 0, CompactRange().root, ())
         key = self.signer.public
-        stated = read_acknowledgement(self._path, read_bytes(self._path), key)
-        check_epoch(self._path, stated.epoch, owned)
+        stated = housekeeping_files.read_acknowledgement(
+            self._path, housekeeping_files.read_bytes(self._path), key
+        )
+        housekeeping_files.check_epoch(self._path, stated.epoch, owned)
         return stated
 
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
-        data = frame_payload(self._marker, encode_bundle(records))
+        data = frame_payload(self._marker, tiles.encode_bundle(records))
         append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
         for record in records:
@@ -281,7 +281,9 @@ class Journal:
         self._statement = statement
 
     def _current(self) -> bytes:
-        stated = Acknowledgement(self._epoch, self._tree.size, self._tree.root, tuple(self._files))
+        stated = housekeeping_files.Acknowledgement(
+            self._epoch, self._tree.size, self._tree.root, tuple(self._files)
+        )
         return stated.signed(self.signer)
 
     def _replace_statement(self) -> None:
@@ -304,7 +306,7 @@ class Journal:
         if there is None or there.st_ino != written.st_ino or written.st_size != self._offset:
             message = f"{path} was replaced or changed during a write"
             raise JournalError(message)
-        if read_bytes(self._path) != self._statement:
+        if housekeeping_files.read_bytes(self._path) != self._statement:
             message = f"{self._path} was replaced or changed during a write"
             raise JournalError(message)
 

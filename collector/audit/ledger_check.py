@@ -22,22 +22,8 @@ import msgspec
 from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
 
 from collector.audit.directory_check import VerifyError, VerifyOutcome
-from collector.ledger import head_chain
-from collector.ledger.audit_outbox import (
-    HEAD,
-    MAX_NAMED,
-    RESTORE,
-    ROW,
-    ROW_RECORD_TYPES,
-    LedgerRecords,
-    identities,
-    outbox_rows,
-    placed_rows,
-    reference,
-)
+from collector.ledger import audit_outbox, head_chain, schema
 from collector.ledger.database import Database, LedgerError, NoLedgerError
-from collector.ledger.head_chain import ADOPTED, HashedRow
-from collector.ledger.schema import covered_tables, metadata
 from railscope.audit.record import RecordData
 
 RECORDED = frozenset(
@@ -59,35 +45,37 @@ class LedgerComparison:
 
     def differ(self, what: str) -> None:
         """Add a difference."""
-        if len(self.wrong) < MAX_NAMED:
+        if len(self.wrong) < audit_outbox.MAX_NAMED:
             self.wrong.append(what)
         else:
             self.more += 1
 
 
-def outbox_records(connection: Connection) -> LedgerRecords:
+def outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
-    found = LedgerRecords()
-    known = identities(connection)
-    kinds = (HEAD, RESTORE, *ROW_RECORD_TYPES)
+    found = audit_outbox.LedgerRecords()
+    known = audit_outbox.identities(connection)
+    kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
     for row in connection.execute(
-        select(outbox_rows).where(outbox_rows.c.type.in_(kinds)).order_by(outbox_rows.c.number)
+        select(audit_outbox.outbox_rows)
+        .where(audit_outbox.outbox_rows.c.type.in_(kinds))
+        .order_by(audit_outbox.outbox_rows.c.number)
     ):
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
             found.repeated.append(f"cannot read outbox row {row.number}")
             continue
-        found.take(row.type, data, row.number, reference(row, known))
+        found.take(row.type, data, row.number, audit_outbox.reference(row, known))
     return found
 
 
 def compare_ledger(
-    connection: Connection, records: LedgerRecords, days: range | None = None
+    connection: Connection, records: audit_outbox.LedgerRecords, days: range | None = None
 ) -> LedgerComparison:
     """Compare a database with its records; `days` restricts the ledger days that are compared."""
     found = LedgerComparison()
-    missing = sorted(metadata.tables.keys() - set(inspect(connection).get_table_names()))
+    missing = sorted(schema.metadata.tables.keys() - set(inspect(connection).get_table_names()))
     if missing:
         found.differ(f"tables {', '.join(missing)} are missing")
         return found
@@ -103,12 +91,12 @@ def compare_ledger(
 
 def _heads(
     connection: Connection,
-    records: LedgerRecords,
+    records: audit_outbox.LedgerRecords,
     found: LedgerComparison,
     waiting: Mapping[str, str],
-) -> dict[str, tuple[HashedRow, bool]]:
+) -> dict[str, tuple[head_chain.HashedRow, bool]]:
     """Check the chain of heads; return every row that it commits to, by name, and if it was adopted."""
-    committed: dict[str, tuple[HashedRow, bool]] = {}
+    committed: dict[str, tuple[head_chain.HashedRow, bool]] = {}
     before: Row[Any] | None = None
     last: dict[str, int] = {}
     for row in connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
@@ -118,7 +106,7 @@ def _heads(
             found.differ(f"head {row.n}: {problem}")
         else:
             items = _items(row.rows)
-            adopted = any(one.kind == ADOPTED for one in items)
+            adopted = any(one.kind == head_chain.ADOPTED for one in items)
             for one in items:
                 if one.name in committed:
                     found.differ(f"head {row.n}: {one.name} was added by an earlier head")
@@ -134,7 +122,10 @@ def _heads(
 
 
 def _missing_heads(
-    connection: Connection, records: LedgerRecords, found: LedgerComparison, last: Mapping[str, int]
+    connection: Connection,
+    records: audit_outbox.LedgerRecords,
+    found: LedgerComparison,
+    last: Mapping[str, int],
 ) -> None:
     """Check that each recorded head exists: a database that lacks one is an older copy."""
     there = set(connection.execute(select(head_chain.databases.c.database_id)).scalars())
@@ -172,23 +163,35 @@ def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
         return f"cannot read it: {error}"
 
 
-def _items(rows: str) -> list[HashedRow]:
-    return [HashedRow(*one) for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])]
+def _items(rows: str) -> list[head_chain.HashedRow]:
+    return [
+        head_chain.HashedRow(*one)
+        for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])
+    ]
 
 
 def _waiting(connection: Connection, log: str) -> dict[str, str]:
     """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
-    joined = outbox_rows.outerjoin(placed_rows, placed_rows.c.id == outbox_rows.c.id)
-    query = select(outbox_rows.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
-    elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
-    query = query.where(elsewhere, outbox_rows.c.type.in_((HEAD, *ROW_RECORD_TYPES)))
+    joined = audit_outbox.outbox_rows.outerjoin(
+        audit_outbox.placed_rows, audit_outbox.placed_rows.c.id == audit_outbox.outbox_rows.c.id
+    )
+    query = select(
+        audit_outbox.outbox_rows.c.data,
+        audit_outbox.placed_rows.c.log,
+        audit_outbox.placed_rows.c.leaf,
+    ).select_from(joined)
+    elsewhere = or_(audit_outbox.placed_rows.c.id.is_(None), audit_outbox.placed_rows.c.log != log)
+    query = query.where(
+        elsewhere,
+        audit_outbox.outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES)),
+    )
     found: dict[str, str] = {}
     for row in connection.execute(query):
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
             continue  # its row then has no record, which is reported
-        name = str(data.get(ROW, f"head {data.get('n')}"))
+        name = str(data.get(audit_outbox.ROW, f"head {data.get('n')}"))
         found[name] = (
             "is not recorded yet"
             if row.leaf is None
@@ -198,12 +201,12 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
 
 
 def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
-    connection: Connection, records: LedgerRecords, found: LedgerComparison,
-    committed: dict[str, tuple[HashedRow, bool]], waiting: Mapping[str, str], days: range | None,
+    connection: Connection, records: audit_outbox.LedgerRecords, found: LedgerComparison,
+    committed: dict[str, tuple[head_chain.HashedRow, bool]], waiting: Mapping[str, str], days: range | None,
 ) -> None:  # fmt: skip
     """Check every row against its head and its record; then report the rows that no longer exist."""
     gone = {name for name in committed if _in_days(committed[name][0], days)}
-    for kind in covered_tables:
+    for kind in schema.covered_tables:
         for one in head_chain.read_rows(connection, kind, days):
             found.rows[kind] += 1
             gone.discard(one.name)
@@ -216,9 +219,9 @@ def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
 
 
 def _differences(
-    one: HashedRow,
-    records: LedgerRecords,
-    committed: dict[str, tuple[HashedRow, bool]],
+    one: head_chain.HashedRow,
+    records: audit_outbox.LedgerRecords,
+    committed: dict[str, tuple[head_chain.HashedRow, bool]],
     waiting: Mapping[str, str],
 ) -> Iterator[str]:
     head, adopted = committed.get(one.name, (None, False))
@@ -234,8 +237,8 @@ def _differences(
             yield f"it does not match record {known.record}"
 
 
-def _in_days(one: HashedRow, days: range | None) -> bool:
-    if one.kind == ADOPTED:
+def _in_days(one: head_chain.HashedRow, days: range | None) -> bool:
+    if one.kind == head_chain.ADOPTED:
         return False
     if days is None or one.kind != "revision":
         return True
@@ -244,7 +247,9 @@ def _in_days(one: HashedRow, days: range | None) -> bool:
 
 
 def _recorded(
-    records: LedgerRecords, found: LedgerComparison, committed: dict[str, tuple[HashedRow, bool]]
+    records: audit_outbox.LedgerRecords,
+    found: LedgerComparison,
+    committed: dict[str, tuple[head_chain.HashedRow, bool]],
 ) -> None:
     """Check that each record has its row."""
     for name, known in records.rows.items():
@@ -256,12 +261,17 @@ def _recorded(
             found.differ(f"{name} of record {known.record} is missing")
 
 
-def _sources(connection: Connection, records: LedgerRecords, found: LedgerComparison) -> None:
+def _sources(
+    connection: Connection, records: audit_outbox.LedgerRecords, found: LedgerComparison
+) -> None:
     """Check that the outbox contains the rows that records were made from."""
     if not records.sources:
         return
-    known = identities(connection)
-    there = {reference(row, known) for row in connection.execute(select(outbox_rows))}
+    known = audit_outbox.identities(connection)
+    there = {
+        audit_outbox.reference(row, known)
+        for row in connection.execute(select(audit_outbox.outbox_rows))
+    }
     for source, number in records.sources.items():
         if source in there:
             continue
@@ -277,7 +287,9 @@ def summarize_differences(found: LedgerComparison) -> str:
     return "; ".join([*found.wrong, *more])
 
 
-def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str]:
+def compare_database_url(
+    url: str, tables: MetaData, recorded: audit_outbox.LedgerRecords
+) -> list[str]:
     """Compare the database of a URL; return the findings that need an explanation. Raises VerifyError."""
     try:
         database = Database(url, tables, make=False)
@@ -296,7 +308,7 @@ def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) ->
         raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
 
 
-def compare_database(database: Database, recorded: LedgerRecords) -> list[str]:
+def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -> list[str]:
     """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
     with database.transaction() as connection:
         found = compare_ledger(connection, recorded)

@@ -26,10 +26,8 @@ import structlog
 from sqlalchemy import Connection, inspect, select
 
 from collector.audit.log_writer import AuditError, AuditLog
-from collector.ledger import head_chain
-from collector.ledger.audit_outbox import RecordDraft
+from collector.ledger import audit_outbox, head_chain
 from collector.ledger.database import Database, LedgerError, NoLedgerError
-from collector.ledger.head_chain import REMEDY, ChainHead, StoppedError
 from railscope.audit.record import RecordActor, RecordData
 from railscope.durable_files import write_durably
 
@@ -37,13 +35,13 @@ KNOWN_HEAD_FILE = "ledger.known"
 """Name of the file in the collector's state directory."""
 
 
-def read_known_head(path: Path) -> ChainHead | None:
+def read_known_head(path: Path) -> head_chain.ChainHead | None:
     """Return the head in a file; None if there is no file, or this user may not read it.
 
     Raises ValueError for a damaged file.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ChainHead)
+        return msgspec.json.decode(path.read_bytes(), type=head_chain.ChainHead)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -51,7 +49,7 @@ def read_known_head(path: Path) -> ChainHead | None:
         raise ValueError(message) from error
 
 
-def find_head_difference(connection: Connection, known: ChainHead | None) -> str:
+def find_head_difference(connection: Connection, known: head_chain.ChainHead | None) -> str:
     """Return the reason why a database is not the one of a known head; empty if it is."""
     if known is None:
         return ""
@@ -95,17 +93,17 @@ def _comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
             known = read_known_head(path)
         except ValueError as error:
             message = f"{error}; fix: restart the collector, which writes the file again"
-            raise StoppedError(message) from error
+            raise head_chain.StoppedError(message) from error
         if known is None or (not only and not _continues(connection, known)):
             return
         if problem := find_head_difference(connection, known):
-            message = f"the ledger is read-only: {problem}; {REMEDY}"
-            raise StoppedError(message)
+            message = f"the ledger is read-only: {problem}; {head_chain.REMEDY}"
+            raise head_chain.StoppedError(message)
 
     return compare
 
 
-def _continues(connection: Connection, known: ChainHead) -> bool:
+def _continues(connection: Connection, known: head_chain.ChainHead) -> bool:
     """True if the database is the one of a head, or a copy of it that was accepted."""
     table = head_chain.databases
     query = select(table.c.number).where(table.c.database_id == known.database)
@@ -131,7 +129,7 @@ class LedgerWatch:
     state: Path
     """File that stores the newest known head across restarts."""
     period_seconds: float = PERIOD_SECONDS
-    known: ChainHead | None = None
+    known: head_chain.ChainHead | None = None
     """Newest head that was recorded or read; number 0 stands for a database without one."""
     problem: str = ""
     """Reason why the database is an older copy; empty if it is not."""
@@ -141,7 +139,7 @@ class LedgerWatch:
     _reported: str = ""
     _checking: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, recorded: ChainHead | None) -> None:
+    def start(self, recorded: head_chain.ChainHead | None) -> None:
         """Initialize from the head in the audit log and the head in the state file. Raises OSError."""
         seen = None
         try:
@@ -182,7 +180,7 @@ class LedgerWatch:
                     else "the tables of a ledger are missing"
                 )
                 if not problem:
-                    newest = head_chain.newest(connection) or ChainHead(
+                    newest = head_chain.newest(connection) or head_chain.ChainHead(
                         head_chain.database_id(connection), 0, ""
                     )
             self.checked, self.problem = True, problem
@@ -195,7 +193,7 @@ class LedgerWatch:
                 message = f"the ledger {database.name} is not the recorded one: {problem}"
                 raise OlderCopyError(message)
 
-    def _remember(self, newest: ChainHead) -> None:
+    def _remember(self, newest: head_chain.ChainHead) -> None:
         self.known = newest
         try:
             write_durably(self.state, msgspec.json.encode(newest))
@@ -221,7 +219,7 @@ class LedgerWatch:
                   advice="finalizing and billing are stopped; restore the newest database")  # fmt: skip
         data: RecordData = {"what": "ledger", "problem": problem}
         actor = RecordActor("collector", self.audit.source.id)
-        draft = RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
+        draft = audit_outbox.RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
         try:
             await self.audit.append(draft)
         except (AuditError, ValueError) as error:

@@ -20,32 +20,14 @@ from pathlib import Path
 
 import structlog
 
-from collector.audit import AuditLogError
-from collector.audit.housekeeping_files import (
-    KEY_FILE,
-    CosignatureStore,
-    HousekeepingError,
-    LogLockedError,
-    LogOwnership,
-)
-from collector.audit.journal import MAX_GROUP_RECORDS, Journal, JournalError, journal_paths
+from collector.audit import AuditLogError, housekeeping_files, journal
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft, record_of, with_number
 from collector.work_limits import run_to_end
-from railscope.audit.merkle import (
-    EMPTY_ROOT,
-    CompactRange,
-    TreeHead,
-    consistency_proof,
-    consistent,
-    root_of,
-    subtrees,
-)
-from railscope.audit.record import RecordError, RecordSource, encode_audit_record
-from railscope.audit.signed_note import Checkpoint, NoteError, SecretKey, read_checkpoint, read_note
+from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import write_durably
 
-EMPTY_TREE = TreeHead(0, EMPTY_ROOT)
+EMPTY_TREE = merkle.TreeHead(0, merkle.EMPTY_ROOT)
 
 
 class AuditError(AuditLogError, RuntimeError):
@@ -61,40 +43,40 @@ class CheckpointPublisher:
     """Signs a log that this process owns."""
 
     directory: Path
-    signer: SecretKey
-    ownership: LogOwnership
-    before_signing: Callable[[TreeHead], None] | None = None
+    signer: signed_note.SecretKey
+    ownership: housekeeping_files.LogOwnership
+    before_signing: Callable[[merkle.TreeHead], None] | None = None
     """Called with the tree that is about to be signed; an exception prevents signing."""
-    signed: TreeHead = EMPTY_TREE
+    signed: merkle.TreeHead = EMPTY_TREE
     note: str = ""
     """Checkpoint over the signed tree; empty if nothing is signed."""
-    _last_attempt: tuple[TreeHead, str] = field(default=(EMPTY_TREE, ""))
+    _last_attempt: tuple[merkle.TreeHead, str] = field(default=(EMPTY_TREE, ""))
     """Counts as signed if its checkpoint is on disk: the attempt may have failed after the rename."""
 
     def open(self) -> None:
         """Load the tree that was signed last. Raises NoteError, TileError, JournalError, OSError."""
         self.signed, self.note = self._on_disk()
 
-    def _on_disk(self) -> tuple[TreeHead, str]:
+    def _on_disk(self) -> tuple[merkle.TreeHead, str]:
         path = self.directory / "checkpoint"
         if not path.exists():
             if (self.directory / "tile").exists() and self._journal_begins():
                 message = f"{path} is missing, but the log has signed records"
-                raise NoteError(message)
+                raise signed_note.NoteError(message)
             return EMPTY_TREE, ""
-        note = read_note(path)
-        tree = read_checkpoint(note, self.signer.public).tree
-        if root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
+        note = signed_note.read_note(path)
+        tree = signed_note.read_checkpoint(note, self.signer.public).tree
+        if merkle.root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
             message = f"the tiles do not match the root that {path} signs"
             raise TileError(message)
         return tree, note
 
     def _journal_begins(self) -> bool:
         """True if the journal begins after the first record: the records before it had been signed."""
-        paths = journal_paths(self.directory / "journal")
+        paths = journal.journal_paths(self.directory / "journal")
         return not paths or int(paths[0].stem.split("-")[1]) > 0
 
-    def publish(self, records: list[bytes]) -> tuple[TreeHead, str]:
+    def publish(self, records: list[bytes]) -> tuple[merkle.TreeHead, str]:
         """Write tiles and the checkpoint over `signed` and these records. Raises AuditError, OSError.
 
         The caller must put the result into `signed` and `note`.
@@ -106,19 +88,19 @@ class CheckpointPublisher:
                 raise AuditError(message)
             tiles = Tiles(self.directory, old.size)
             tiles.grow(records[old.size - self.signed.size :])
-            new = TreeHead(tiles.size, root_of(tiles.node, tiles.size))
-            proof = consistency_proof(tiles.node, old.size, new.size)
-        except (NoteError, TileError, HousekeepingError) as error:
+            new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
+            proof = merkle.consistency_proof(tiles.node, old.size, new.size)
+        except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
             message = f"{self.directory}: {error}; fix: run `railscope audit verify`"
             raise AuditError(message) from error
-        if not consistent(old, new, proof):
+        if not merkle.consistent(old, new, proof):
             message = (
                 f"{self.directory}: the first {old.size} records, which are signed, have changed"
             )
             raise AuditError(message)
         if self.before_signing:
             self.before_signing(new)
-        note = Checkpoint(self.signer.name, new).signed(self.signer)
+        note = signed_note.Checkpoint(self.signer.name, new).signed(self.signer)
         self._last_attempt = new, note
         write_durably(self.directory / "checkpoint", note.encode())
         return new, note
@@ -150,8 +132,8 @@ class AuditLog:
     """Only writer of one log. `open` it, `run` it, `append` to it, `close` it."""
 
     directory: Path
-    signer: SecretKey
-    source: RecordSource
+    signer: signed_note.SecretKey
+    source: record.RecordSource
     """The writer as a source of records; its `n` is that of the next record."""
     sign_every_seconds: float = SIGN_EVERY_SECONDS
     unsigned_because: str = ""
@@ -159,9 +141,9 @@ class AuditLog:
     groups: int = 0
     damage: list[str] = field(default_factory=list)
     """Housekeeping files that were missing or wrong when the log was opened, and are written again."""
-    witnesses: CosignatureStore = field(init=False)
+    witnesses: housekeeping_files.CosignatureStore = field(init=False)
     publisher: CheckpointPublisher = field(init=False)
-    _journal: Journal = field(init=False)
+    _journal: journal.Journal = field(init=False)
     _unsigned: list[bytes] = field(default_factory=list)
     _waiting: list[_PendingRecord] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -171,13 +153,13 @@ class AuditLog:
     _stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.directory / "journal", self.signer)
-        self.witnesses = CosignatureStore(self.directory, self.signer)
-        ownership = LogOwnership(self.directory, self.signer)
+        self._journal = journal.Journal(self.directory / "journal", self.signer)
+        self.witnesses = housekeeping_files.CosignatureStore(self.directory, self.signer)
+        ownership = housekeeping_files.LogOwnership(self.directory, self.signer)
         self.publisher = CheckpointPublisher(self.directory, self.signer, ownership)
 
     @property
-    def signed(self) -> TreeHead:
+    def signed(self) -> merkle.TreeHead:
         """Tree that was signed last."""
         return self.publisher.signed
 
@@ -195,9 +177,14 @@ class AuditLog:
         """Take the log over from its previous writer. Raises AuditError, OSError."""
         try:
             self._open()
-        except LogLockedError as error:
+        except housekeeping_files.LogLockedError as error:
             raise AuditError(str(error)) from error
-        except (NoteError, TileError, JournalError, HousekeepingError) as error:
+        except (
+            signed_note.NoteError,
+            TileError,
+            journal.JournalError,
+            housekeeping_files.HousekeepingError,
+        ) as error:
             self.close()
             raise AuditError(ALTERED_LOG_MESSAGE.format(error)) from error
 
@@ -207,7 +194,9 @@ class AuditLog:
         self.publisher.open()
         size = self.signed.size
         node = Tiles(self.directory, size).node
-        tree = CompactRange(size, [node(level, index) for level, index in subtrees(size)])
+        tree = merkle.CompactRange(
+            size, [node(level, index) for level, index in merkle.subtrees(size)]
+        )
         self._unsigned = self._journal.open(tree, ownership.epoch)
         wrong = (self.witnesses.open(ownership.epoch), self._open_key(begun=ownership.epoch > 0))
         self.damage = [problem for problem in wrong if problem]
@@ -215,7 +204,10 @@ class AuditLog:
 
     def _open_key(self, *, begun: bool) -> str:
         """Write the public key beside the log; return the defect of an existing file, if any."""
-        path, text = self.directory / KEY_FILE, f"{self.signer.public}\n".encode()
+        path, text = (
+            self.directory / housekeeping_files.KEY_FILE,
+            f"{self.signer.public}\n".encode(),
+        )
         there = path.read_bytes() if path.exists() else None
         if there == text:
             return ""
@@ -236,7 +228,7 @@ class AuditLog:
         Raises RecordError, OSError.
         """
         sequence = self.size
-        raw = encode_audit_record(record_of(draft, draft.source or self.source, sequence))
+        raw = record.encode_audit_record(record_of(draft, draft.source or self.source, sequence))
         self._journal.append([raw])
         self._unsigned.append(raw)
         if draft.source is None:
@@ -287,8 +279,8 @@ class AuditLog:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                group = self._waiting[:MAX_GROUP_RECORDS]
-                del self._waiting[:MAX_GROUP_RECORDS]
+                group = self._waiting[: journal.MAX_GROUP_RECORDS]
+                del self._waiting[: journal.MAX_GROUP_RECORDS]
                 try:
                     await run_to_end(self._write_group(group))
                 finally:
@@ -327,8 +319,10 @@ class AuditLog:
         for entry in group:
             source = entry.draft.source or with_number(self.source, own)
             try:
-                raw = encode_audit_record(record_of(entry.draft, source, self.size + len(encoded)))
-            except RecordError as error:
+                raw = record.encode_audit_record(
+                    record_of(entry.draft, source, self.size + len(encoded))
+                )
+            except record.RecordError as error:
                 _fail(entry, error)
                 continue
             own += entry.draft.source is None
@@ -352,7 +346,12 @@ class AuditLog:
     async def _sign_or_log_reason(self) -> None:
         try:
             await self.sign()
-        except (AuditError, JournalError, HousekeepingError, OSError) as error:
+        except (
+            AuditError,
+            journal.JournalError,
+            housekeeping_files.HousekeepingError,
+            OSError,
+        ) as error:
             if self.unsigned_because != str(error):
                 tell = log.info if isinstance(error, SigningPostponedError) else log.error
                 tell("audit_log_not_signed", directory=str(self.directory), problem=str(error))

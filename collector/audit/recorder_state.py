@@ -27,15 +27,7 @@ from collector.fleet.fleet import EventPosition, SeenEvent
 from collector.framelog.received_frames import SequenceRanges
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import HEAD, RecordDraft, record_of
-from railscope.audit.merkle import leaf_hash
-from railscope.audit.record import (
-    AuditRecord,
-    RecordActor,
-    RecordData,
-    RecordSource,
-    RecordSubject,
-    decode_audit_record,
-)
+from railscope.audit import merkle, record as audit_record
 from railscope.wire import Envelope, WireEvent
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
@@ -56,7 +48,7 @@ class RecordedNode(msgspec.Struct, array_like=True):
     received_ns: int = 0
     stepped_ns: int = 0
 
-    def take(self, record: AuditRecord) -> None:
+    def take(self, record: audit_record.AuditRecord) -> None:
         """Apply a record about the node."""
         received_ns = _received_ns(record)
         if record.type == STEP:
@@ -91,12 +83,12 @@ class RecordedState(msgspec.Struct):
     started: str = ""
     """Collector version of the last recorded start."""
 
-    def has(self, source: RecordSource) -> bool:
+    def has(self, source: audit_record.RecordSource) -> bool:
         """True if the record of this number is in the log."""
         recorded = self.runs.get(source.id, {}).get(source.boot)
         return recorded is not None and not recorded.numbers.missing_in(source.n, source.n)
 
-    def add(self, record: AuditRecord) -> None:
+    def add(self, record: audit_record.AuditRecord) -> None:
         """Apply the next record of the log."""
         self.size = record.seq + 1
         source = record.src
@@ -127,7 +119,7 @@ class RecordedState(msgspec.Struct):
                 del self.runs[node]
 
 
-def _received_ns(record: AuditRecord) -> int:
+def _received_ns(record: audit_record.AuditRecord) -> int:
     received = record.data.get(RECEIVED)
     return int(received) if isinstance(received, str) and received.isdecimal() else 0
 
@@ -143,7 +135,7 @@ class RecordedSnapshot(msgspec.Struct):
         """Return the events that are still to be recorded."""
         return [SeenEvent(*parts) for parts in self.events]
 
-    def follow(self, record: AuditRecord) -> None:
+    def follow(self, record: audit_record.AuditRecord) -> None:
         """Apply the next record of the log; a draft that it contains is no longer pending."""
         self.recorded.add(record)
         self.drafts = [
@@ -154,12 +146,12 @@ class RecordedSnapshot(msgspec.Struct):
 def load_recorded_state(path: Path, audit: AuditLog) -> RecordedSnapshot:
     """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
     raw = next(audit.records(0), None)
-    genesis = leaf_hash(raw).hex() if raw is not None else ""
+    genesis = merkle.leaf_hash(raw).hex() if raw is not None else ""
     found = _read(path)
     if found.recorded.genesis != genesis or found.recorded.size > audit.size:
         found = RecordedSnapshot(RecordedState(genesis), found.events, found.drafts)
     for raw in audit.records(found.recorded.size):
-        found.follow(decode_audit_record(raw))
+        found.follow(audit_record.decode_audit_record(raw))
     return found
 
 
@@ -235,7 +227,7 @@ class NodeRecorder:
         return found
 
     def _take(self, draft: RecordDraft) -> None:
-        record = record_of(draft, RecordSource("collector", "", "", 0), 0)
+        record = record_of(draft, audit_record.RecordSource("collector", "", "", 0), 0)
         self._nodes.setdefault(draft.subject.node, RecordedNode()).take(record)
 
     def _step(self, name: str, state: RecordedNode | None, record: FrameRecord) -> int:
@@ -257,12 +249,14 @@ class NodeRecorder:
 def _draft(
     kind: str, name: str, record: FrameRecord, envelope: Envelope, **more: str
 ) -> RecordDraft:
-    data: RecordData = {
+    data: audit_record.RecordData = {
         "boot_id": clean(envelope.boot_id),
         "version": clean(envelope.agent_version),
         "run": clean(envelope.run),
         RECEIVED: str(record.received_wall_ns),
         **{key: clean(text) for key, text in more.items()},
     }
-    actor = RecordActor("agent", name)
-    return RecordDraft(kind, actor, record.received_wall_ns, "seen", RecordSubject(name), data)
+    actor = audit_record.RecordActor("agent", name)
+    return RecordDraft(
+        kind, actor, record.received_wall_ns, "seen", audit_record.RecordSubject(name), data
+    )

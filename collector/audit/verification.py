@@ -23,34 +23,19 @@ from typing import Protocol
 
 import structlog
 
-from collector.audit.directory_check import (
-    HashTileCheck,
-    HousekeepingState,
-    VerifyError,
-    VerifyOutcome,
-    check_foreign,
-    check_key_file,
-    outcome_of_tile_error,
-    read_housekeeping,
+from collector.audit import (
+    directory_check,
+    housekeeping_files,
+    journal,
+    ledger_check,
+    record_checks,
+    signing_guard,
 )
-from collector.audit.housekeeping_files import EPOCH_FILE, CosignedCheckpoint
-from collector.audit.journal import JournalError, check_root
-from collector.audit.ledger_check import compare_database
-from collector.audit.record_checks import RecordChecks
-from collector.audit.signing_guard import DISPUTED_DIRECTORY
 from collector.audit.tiles import WIDTH, TileError, Tiles, widths
 from collector.ledger.audit_outbox import LedgerRecords
 from collector.ledger.database import Database, LedgerError
-from railscope.audit.merkle import CompactRange, Hash, leaf_hash
+from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
-from railscope.audit.signed_note import (
-    Checkpoint,
-    NoteError,
-    PublicKey,
-    UnsignedError,
-    read_checkpoint,
-    read_note,
-)
 from railscope.timestamps import SECOND_NS
 
 
@@ -63,13 +48,15 @@ class Cosigner:
     seconds: int
 
 
-def signed_notes(cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
+def signed_notes(
+    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint], key: signed_note.PublicKey
+) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
     for vouched in cosigned.values():
         try:
-            tree = read_checkpoint(vouched.note, key).tree
-        except NoteError:
+            tree = signed_note.read_checkpoint(vouched.note, key).tree
+        except signed_note.NoteError:
             continue  # reported by `find_cosigners`
         if tree not in sizes:
             sizes.add(tree)
@@ -78,13 +65,15 @@ def signed_notes(cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey) -> 
 
 def read_disputed_notes(directory: Path) -> Iterator[str]:
     """Yield the checkpoints of agents that contradict this log. Raises OSError."""
-    disputed = directory / DISPUTED_DIRECTORY
+    disputed = directory / signing_guard.DISPUTED_DIRECTORY
     for path in sorted(disputed.iterdir()) if disputed.exists() else ():
         yield path.read_bytes().decode(errors="replace")
 
 
 def find_cosigners(
-    cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
+    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint],
+    key: signed_note.PublicKey,
+    keys: Mapping[str, str],
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
@@ -93,9 +82,9 @@ def find_cosigners(
     found, doubts = [], []
     for node, vouched in sorted(cosigned.items()):
         try:
-            tree = read_checkpoint(vouched.note, key).tree
+            tree = signed_note.read_checkpoint(vouched.note, key).tree
             seconds = vouched.seconds()
-        except NoteError as error:
+        except signed_note.NoteError as error:
             doubts.append(f"witness {node}: {error}")
             continue
         if keys.get(node) != vouched.key:
@@ -117,7 +106,7 @@ def find_cosigners(
 class VerifiedLog:
     """Result of the verification of a valid log."""
 
-    checkpoint: Checkpoint
+    checkpoint: signed_note.Checkpoint
     unsigned: int = 0
     """Number of durable records that no checkpoint covers yet."""
     anchors: int = 0
@@ -130,16 +119,20 @@ class VerifiedLog:
     """Records of operations on the ledger's database."""
 
 
-def verify_log(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> VerifiedLog:
+def verify_log(
+    directory: Path, key: signed_note.PublicKey, anchors: Iterable[str] = ()
+) -> VerifiedLog:
     """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
     try:
         return _verified(directory, key, anchors)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
-        raise VerifyError(VerifyOutcome.UNREADABLE, message) from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.UNREADABLE, message
+        ) from error
 
 
-def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> VerifiedLog:
+def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
     kept, damage = _housekeeping(directory, key)
     checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
     stated_by_log = [
@@ -150,14 +143,15 @@ def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verifi
     held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
     if held and held[-1].tree.size > checkpoint.tree.size:
         _refuse_fork(checkpoint, held[-1], "the log is shorter than a signed checkpoint")
-    explaining = RecordChecks()
+    explaining = record_checks.RecordChecks()
     tree = _tree_of_all(directory, checkpoint, held, explaining)
     if tree.root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not match the signed root"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     if kept is None:
-        raise damage or VerifyError(
-            VerifyOutcome.ALTERED, f"{directory}: the housekeeping files are missing"
+        raise damage or directory_check.VerifyError(
+            directory_check.VerifyOutcome.ALTERED,
+            f"{directory}: the housekeeping files are missing",
         )
     unsigned = _check_journal(directory, kept, tree, explaining)
     _check_directory(directory, key, kept, unsigned, explaining)
@@ -168,26 +162,31 @@ def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verifi
 
 
 def _housekeeping(
-    directory: Path, key: PublicKey
-) -> tuple[HousekeepingState | None, VerifyError | None]:
+    directory: Path, key: signed_note.PublicKey
+) -> tuple[directory_check.HousekeepingState | None, directory_check.VerifyError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
     Damage of these files is reported after defects of signed records, and after a fork.
     """
     _own_checkpoint(directory, key)
     try:
-        return read_housekeeping(directory, key, lambda: _own_checkpoint(directory, key)), None
-    except VerifyError as error:
+        return directory_check.read_housekeeping(
+            directory, key, lambda: _own_checkpoint(directory, key)
+        ), None
+    except directory_check.VerifyError as error:
         return None, error
 
 
 def _tree_of_all(
-    directory: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: RecordChecks
-) -> CompactRange:
+    directory: Path,
+    ours: signed_note.Checkpoint,
+    anchors: Iterable[signed_note.Checkpoint],
+    explaining: record_checks.RecordChecks,
+) -> merkle.CompactRange:
     """Return the tree over all signed records, after comparing every tile and every anchor with them."""
-    tree = CompactRange()
+    tree = merkle.CompactRange()
     awaited = list(anchors)
-    levels = HashTileCheck(Tiles(directory, ours.tree.size))
+    levels = directory_check.HashTileCheck(Tiles(directory, ours.tree.size))
     _compare_anchors(ours, awaited, tree)
     for leaves, records in _signed_tiles(levels.tiles):
         for record in records:
@@ -205,34 +204,42 @@ def _tree_of_all(
     return tree
 
 
-def _own_checkpoint(directory: Path, key: PublicKey) -> Checkpoint:
+def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     path = directory / "checkpoint"
     try:
-        return read_checkpoint(read_note(path), key)
+        return signed_note.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"{path} is missing: the minimum length of the log is unknown"
-        raise VerifyError(VerifyOutcome.TAIL_MISSING, message) from error
-    except UnsignedError as error:
-        raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
-    except NoteError as error:
-        raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {error}") from error
-
-
-def _anchor(note: str, key: PublicKey) -> Checkpoint:
-    try:
-        return read_checkpoint(note, key)
-    except NoteError as error:
-        raise VerifyError(
-            VerifyOutcome.KEY_PROBLEM, f"checkpoint kept elsewhere: {error}"
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.TAIL_MISSING, message
+        ) from error
+    except signed_note.UnsignedError as error:
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.KEY_PROBLEM, f"{path}: {error}"
+        ) from error
+    except signed_note.NoteError as error:
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.ALTERED, f"{path}: {error}"
         ) from error
 
 
-def _refuse_fork(ours: Checkpoint, theirs: Checkpoint, why: str) -> None:
+def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+    try:
+        return signed_note.read_checkpoint(note, key)
+    except signed_note.NoteError as error:
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.KEY_PROBLEM, f"checkpoint kept elsewhere: {error}"
+        ) from error
+
+
+def _refuse_fork(ours: signed_note.Checkpoint, theirs: signed_note.Checkpoint, why: str) -> None:
     message = f"{why}\n--- signed, here:\n{ours.text}--- signed, kept elsewhere:\n{theirs.text}"
-    raise VerifyError(VerifyOutcome.FORKED, message)
+    raise directory_check.VerifyError(directory_check.VerifyOutcome.FORKED, message)
 
 
-def _compare_anchors(ours: Checkpoint, awaited: list[Checkpoint], tree: CompactRange) -> None:
+def _compare_anchors(
+    ours: signed_note.Checkpoint, awaited: list[signed_note.Checkpoint], tree: merkle.CompactRange
+) -> None:
     """Compare the anchors of this size, and remove them from the pending ones."""
     while awaited and awaited[0].tree.size == tree.size:
         anchor = awaited.pop(0)
@@ -241,13 +248,13 @@ def _compare_anchors(ours: Checkpoint, awaited: list[Checkpoint], tree: CompactR
             _refuse_fork(ours, anchor, why)
 
 
-def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[Hash], list[AuditRecord]]]:
+def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[merkle.Hash], list[AuditRecord]]]:
     full, partial = widths(tiles.size, 0)
     for index in range(full + (partial > 0)):
         raws = _bundle(tiles, index, WIDTH if index < full else partial)
         first = index * WIDTH
         yield (
-            [leaf_hash(raw) for raw in raws],
+            [merkle.leaf_hash(raw) for raw in raws],
             [_record(raw, sequence) for sequence, raw in enumerate(raws, first)],
         )
 
@@ -256,11 +263,17 @@ def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
     try:
         raws = tiles.records(index)
     except TileError as error:
-        raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
+        raise directory_check.VerifyError(
+            directory_check.outcome_of_tile_error(error.__cause__), str(error)
+        ) from error
     if len(raws) != expected:
         message = f"tile {index} of entries has {len(raws)} records: expected {expected}"
-        outcome = VerifyOutcome.TAIL_MISSING if len(raws) < expected else VerifyOutcome.ALTERED
-        raise VerifyError(outcome, message)
+        outcome = (
+            directory_check.VerifyOutcome.TAIL_MISSING
+            if len(raws) < expected
+            else directory_check.VerifyOutcome.ALTERED
+        )
+        raise directory_check.VerifyError(outcome, message)
     return raws
 
 
@@ -268,36 +281,43 @@ def _record(raw: bytes, sequence: int) -> AuditRecord:
     try:
         record = decode_audit_record(raw)
     except RecordError as error:
-        raise VerifyError(VerifyOutcome.ALTERED, f"record {sequence}: {error}") from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.ALTERED, f"record {sequence}: {error}"
+        ) from error
     if record.seq != sequence:
         message = f"record {sequence} has the number {record.seq}"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     return record
 
 
 def _check_journal(
-    directory: Path, kept: HousekeepingState, tree: CompactRange, explaining: RecordChecks
+    directory: Path,
+    kept: directory_check.HousekeepingState,
+    tree: merkle.CompactRange,
+    explaining: record_checks.RecordChecks,
 ) -> list[bytes]:
     """Check the records that are not signed yet and return them; they are appended to the tree."""
     files, signed, stated = kept.files, tree.size, kept.acknowledged
     if files and files[0].first > signed:
         message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
-        raise VerifyError(VerifyOutcome.TAIL_MISSING, message)
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.TAIL_MISSING, message)
     raws = [raw for file in files for raw in file.records]
     behind = signed - files[0].first if files else 0
     _compare_signed(directory, signed, raws[:behind])
     try:
         for sequence, raw in enumerate(raws[behind:], signed):
-            check_root(directory / "journal", stated, tree)
+            journal.check_root(directory / "journal", stated, tree)
             explaining.add(_record(raw, sequence))
-            tree.append(leaf_hash(raw))
-        check_root(directory / "journal", stated, tree)
-    except JournalError as error:
-        raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
+            tree.append(merkle.leaf_hash(raw))
+        journal.check_root(directory / "journal", stated, tree)
+    except journal.JournalError as error:
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.ALTERED, str(error)
+        ) from error
     if (lost := stated.count - tree.size) > 0:
         # The count is never too high: neither a crash nor a power failure explains the difference.
         message = f"the journal: {lost} acknowledged records are missing"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     return raws[behind:]
 
 
@@ -309,30 +329,32 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     ):
         if raw != there:
             message = f"the journal: record {sequence} does not match the signed one"
-            raise VerifyError(VerifyOutcome.ALTERED, message)
+            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 
 
 def _check_directory(
     directory: Path,
-    key: PublicKey,
-    kept: HousekeepingState,
+    key: signed_note.PublicKey,
+    kept: directory_check.HousekeepingState,
     unsigned: list[bytes],
-    explaining: RecordChecks,
+    explaining: record_checks.RecordChecks,
 ) -> None:
     """Check the key file, the epoch, and that the directory contains no foreign files."""
     if kept.epoch < explaining.epoch:
         message = (
-            f"{directory / EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+            f"{directory / housekeeping_files.EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
             f"{explaining.epoch}, which a record names: it is an older copy"
         )
-        raise VerifyError(VerifyOutcome.ALTERED, message)
-    check_key_file(directory, explaining.genesis_key, key)
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+    directory_check.check_key_file(directory, explaining.genesis_key, key)
     tiles = Tiles(directory, kept.checkpoint.tree.size)
     try:
         tiles.check_outgrown()
-        check_foreign(directory, key, tiles.size, unsigned)
+        directory_check.check_foreign(directory, key, tiles.size, unsigned)
     except TileError as error:
-        raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
+        raise directory_check.VerifyError(
+            directory_check.outcome_of_tile_error(error.__cause__), str(error)
+        ) from error
 
 
 log = structlog.get_logger(__name__)
@@ -354,7 +376,7 @@ class PeriodicVerification:
     """Verifies a log periodically; provides the result, and the age of the last success."""
 
     directory: Path
-    key: PublicKey
+    key: signed_note.PublicKey
     period_seconds: float
     """Zero disables verification."""
     clock_ns: BootClock
@@ -378,10 +400,10 @@ class PeriodicVerification:
         began_ns = self.clock_ns()
         try:
             await asyncio.to_thread(self._verify)
-        except VerifyError as error:
+        except directory_check.VerifyError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
-            if error.outcome is not VerifyOutcome.UNREADABLE:
+            if error.outcome is not directory_check.VerifyOutcome.UNREADABLE:
                 self.whole = False
         else:
             self.whole, self._whole_ns = True, began_ns
@@ -392,9 +414,11 @@ class PeriodicVerification:
         if self.database is None:
             return
         try:
-            compare_database(self.database(), found.ledger)
+            ledger_check.compare_database(self.database(), found.ledger)
         except LedgerError as error:
-            raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
+            raise directory_check.VerifyError(
+                directory_check.VerifyOutcome.UNREADABLE, str(error)
+            ) from error
 
     @property
     def age_seconds(self) -> float | None:

@@ -7,12 +7,7 @@ from unicodedata import normalize
 
 from sqlalchemy import Connection
 
-from collector.billing.billing_store import (
-    ISSUE,
-    BillingOpening,
-    PublishedPriceBook,
-    RecordedAdjustment,
-)
+from collector.billing import billing_store
 from collector.billing.invoices import Invoice, PeriodClosing
 from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
 from collector.ledger.head_chain import HashedRow
@@ -28,7 +23,7 @@ def operator_actor(name: str = "") -> RecordActor:
 
 def record_price_book(
     connection: Connection,
-    book: PublishedPriceBook,
+    book: billing_store.PublishedPriceBook,
     row: HashedRow,
     actor: RecordActor,
     now_ns: int,
@@ -87,7 +82,7 @@ def record_invoice(
         "manifest_root": closing.manifest_root,
     }
     draft = RecordDraft("billing.issue", actor, closing.closed_ns, "done", data=data)
-    put_record(connection, ISSUE + invoice.invoice_id, draft)
+    put_record(connection, billing_store.ISSUE + invoice.invoice_id, draft)
 
 
 def record_void(
@@ -114,7 +109,10 @@ def record_void(
 
 
 def record_adjustment(
-    connection: Connection, one: RecordedAdjustment, row: HashedRow, actor: RecordActor
+    connection: Connection,
+    one: billing_store.RecordedAdjustment,
+    row: HashedRow,
+    actor: RecordActor,
 ) -> None:
     """Record that a credit or an adjustment was recorded."""
     charge = one.charge
@@ -133,7 +131,7 @@ def record_adjustment(
 
 
 def record_opening(
-    connection: Connection, row: HashedRow, one: BillingOpening, actor: RecordActor
+    connection: Connection, row: HashedRow, one: billing_store.BillingOpening, actor: RecordActor
 ) -> None:
     """Record that an opening date was set."""
     data: RecordData = {

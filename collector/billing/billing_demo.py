@@ -16,33 +16,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.billing import administration, billing_audit_records
-from collector.billing.focus_rows import GpuRegion, PayerAccount, Seller
-from collector.billing.invoices import CLOSE_AFTER_NS, credit_charge
-from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
-from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
+from collector.billing import (
+    administration,
+    billing_audit_records,
+    focus_rows,
+    invoices,
+    period_closing,
+    reconciliation,
+)
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import (
-    ClaimRelease,
-    ClockDoubt,
-    Evidence,
-    GpuOutage,
-    MeteredClaim,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-    SlotReservation,
-    stretches,
-)
-from collector.metering.measures import (
-    CountedQuantity,
-    CounterIncrements,
-    CounterReadings,
-    increments,
-)
-from collector.metering.timeline import TimePiece
-from collector.metering.units import Period
+from collector.metering import evidence as usage_evidence, measures, timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, from_datetime
 
@@ -57,17 +41,17 @@ def _instant(month: int, day: int, hour: int = 0, minute: int = 0) -> int:
     return from_datetime(datetime(2026, month, day, hour, minute, tzinfo=UTC))
 
 
-MONTH = Period(_instant(9, 1), _instant(10, 1))
-NEXT_MONTH = Period(_instant(10, 1), _instant(11, 1))
-CLOSED_NS = MONTH.end_ns + CLOSE_AFTER_NS
-CLOSED_AGAIN_NS = NEXT_MONTH.end_ns + CLOSE_AFTER_NS
+MONTH = units.Period(_instant(9, 1), _instant(10, 1))
+NEXT_MONTH = units.Period(_instant(10, 1), _instant(11, 1))
+CLOSED_NS = MONTH.end_ns + invoices.CLOSE_AFTER_NS
+CLOSED_AGAIN_NS = NEXT_MONTH.end_ns + invoices.CLOSE_AFTER_NS
 AGENT_AWAY = (
-    Period(_instant(9, 10, 3), _instant(9, 10, 3, 40)),
-    Period(_instant(9, 14, 12), _instant(9, 14, 15)),
+    units.Period(_instant(9, 10, 3), _instant(9, 10, 3, 40)),
+    units.Period(_instant(9, 14, 12), _instant(9, 14, 15)),
 )
 FAULTY_GPU = 3
-DOWN = Period(_instant(9, 20, 8), _instant(9, 20, 10))
-LATE_RELEASE = ClaimRelease("vision-4", _instant(9, 29, 12))
+DOWN = units.Period(_instant(9, 20, 8), _instant(9, 20, 10))
+LATE_RELEASE = usage_evidence.ClaimRelease("vision-4", _instant(9, 29, 12))
 LAST_CLAIM_ENDS_NS = _instant(10, 3, 18)
 PRICES = """
 version = 1
@@ -117,11 +101,11 @@ version = 1
 class SimulatedGpuEvidence:
     """Evidence of one GPU."""
 
-    evidence: Evidence
-    counted: Mapping[CountedQuantity, CounterIncrements]
+    evidence: usage_evidence.Evidence
+    counted: Mapping[measures.CountedQuantity, measures.CounterIncrements]
     sku: str = SKU
     profiles: Mapping[str, str] = field(default_factory=dict)
-    doubts: Sequence[TimePiece[ClockDoubt]] = ()
+    doubts: Sequence[timeline.TimePiece[usage_evidence.ClockDoubt]] = ()
 
 
 @dataclass(slots=True)
@@ -148,7 +132,7 @@ def simulate_evidence() -> SimulatedEvidence:
     gpus = [_evidence(index) for index in range(GPUS)]
     return SimulatedEvidence(
         {
-            gpu.gpu: SimulatedGpuEvidence(gpu, {CountedQuantity.ENERGY: _counted(gpu)})
+            gpu.gpu: SimulatedGpuEvidence(gpu, {measures.CountedQuantity.ENERGY: _counted(gpu)})
             for gpu in gpus
         }
     )
@@ -167,27 +151,39 @@ def with_late_release(known: SimulatedEvidence) -> SimulatedEvidence:
     return SimulatedEvidence({name: of(gpu) for name, gpu in known.known.items()})
 
 
-def _evidence(index: int) -> Evidence:
+def _evidence(index: int) -> usage_evidence.Evidence:
     """Evidence of one GPU."""
     boots = _sampled(index)
-    return Evidence(
+    return usage_evidence.Evidence(
         gpu=f"GPU-{index}",
-        stays=(NodeStay(MONTH.start_ns, NODE),),
+        stays=(usage_evidence.NodeStay(MONTH.start_ns, NODE),),
         claims=_claims(index),
-        stretches=tuple(part for boot, instants in boots for part in stretches(boot, instants)),
-        outages=(GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),)
+        stretches=tuple(
+            part for boot, instants in boots for part in usage_evidence.stretches(boot, instants)
+        ),
+        outages=(
+            usage_evidence.GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),
+        )
         if index == FAULTY_GPU
         else (),
-        reservations=(SlotReservation(_instant(9, 7), "vision-6", "vision", _instant(9, 21)),)
+        reservations=(
+            usage_evidence.SlotReservation(_instant(9, 7), "vision-6", "vision", _instant(9, 21)),
+        )
         if index == GPUS - 2
         else (),
-        sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS),),
+        sightings=(
+            usage_evidence.NodeSighting(
+                usage_evidence.NodeWitness.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS
+            ),
+        ),
     )
 
 
-def _claims(index: int) -> tuple[MeteredClaim, ...]:
-    def claim(tenant: str, start_ns: int, **more: Any) -> MeteredClaim:
-        return MeteredClaim(ClaimAuthority.SCHEDULER, start_ns, f"{tenant}-{index}", tenant, **more)
+def _claims(index: int) -> tuple[usage_evidence.MeteredClaim, ...]:
+    def claim(tenant: str, start_ns: int, **more: Any) -> usage_evidence.MeteredClaim:
+        return usage_evidence.MeteredClaim(
+            ClaimAuthority.SCHEDULER, start_ns, f"{tenant}-{index}", tenant, **more
+        )
 
     if index <= FAULTY_GPU:
         ends_ns = _instant(9, 25, 18) + 123_456_789
@@ -204,7 +200,7 @@ def _claims(index: int) -> tuple[MeteredClaim, ...]:
         )
     if index == GPUS - 1:
         start_ns = _instant(9, 8, 14)
-        seen = MeteredClaim(
+        seen = usage_evidence.MeteredClaim(
             ClaimAuthority.PROCESS, start_ns, "pid-4711", "", end_ns=start_ns + 2 * HOUR_NS
         )
         return (seen,)
@@ -225,7 +221,7 @@ def _sampled(index: int) -> list[tuple[str, Any]]:
     return [("boot-1", instants[before]), ("boot-2", instants[~before])]
 
 
-def _counted(evidence: Evidence) -> CounterIncrements:
+def _counted(evidence: usage_evidence.Evidence) -> measures.CounterIncrements:
     """Increments of the energy counter, which restarts at zero with every boot."""
     index = int(evidence.gpu.removeprefix("GPU-"))
     held = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
@@ -238,30 +234,30 @@ def _counted(evidence: Evidence) -> CounterIncrements:
         elapsed_ns = np.diff(instants, prepend=instants[0])
         # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
         counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
-        runs.append(CounterReadings(boot, instants, counters))
-    return increments(runs)
+        runs.append(measures.CounterReadings(boot, instants, counters))
+    return measures.increments(runs)
 
 
 ENGINE = "demo"
-SELLER = Seller(
+SELLER = focus_rows.Seller(
     provider="Example Cluster",
     invoice_issuer="Example Cluster",
     accounts={
-        "language": PayerAccount("research", "Research", tags={"CostCenter": "4711"}),
-        "vision": PayerAccount("product", "Product", tags={"CostCenter": "0815"}),
+        "language": focus_rows.PayerAccount("research", "Research", tags={"CostCenter": "4711"}),
+        "vision": focus_rows.PayerAccount("product", "Product", tags={"CostCenter": "0815"}),
     },
-    region=GpuRegion("hall-1", "Machine hall 1"),
+    region=focus_rows.GpuRegion("hall-1", "Machine hall 1"),
 )
-CREDIT = credit_charge("vision", Fraction(50), MONTH, "three hours without an agent")
+CREDIT = invoices.credit_charge("vision", Fraction(50), MONTH, "three hours without an agent")
 
 
 @dataclass(frozen=True, slots=True)
 class BillingDemo:
     """A closed month, the next one with corrections from late evidence, and their reconciliation."""
 
-    closed: ClosedPeriod
-    later: ClosedPeriod
-    checks: tuple[ReconciliationCheck, ...]
+    closed: period_closing.ClosedPeriod
+    later: period_closing.ClosedPeriod
+    checks: tuple[reconciliation.ReconciliationCheck, ...]
 
     @property
     def balances(self) -> bool:
@@ -273,18 +269,22 @@ def run_demo(ledger: Ledger) -> BillingDemo:
     """Simulate, meter, rate, close, correct and reconcile, in an empty ledger."""
     actor = billing_audit_records.operator_actor("demo")
     known = simulate_evidence()
-    books = BillingBooks.of(ledger, known)
+    books = period_closing.BillingBooks.of(ledger, known)
     meter_days(ledger, known, range(MONTH.start_ns // DAY_NS, CLOSED_NS // DAY_NS), CLOSED_NS)
-    administration.publish(books, PRICES, "the demo's prices", BillingActor(actor, CLOSED_NS))
-    closed = books.close(MONTH, BillingActor(actor, CLOSED_NS))
+    administration.publish(
+        books, PRICES, "the demo's prices", period_closing.BillingActor(actor, CLOSED_NS)
+    )
+    closed = books.close(MONTH, period_closing.BillingActor(actor, CLOSED_NS))
     known = with_late_release(known)
-    books = BillingBooks.of(ledger, known)
+    books = period_closing.BillingBooks.of(ledger, known)
     days = range(MONTH.start_ns // DAY_NS, CLOSED_AGAIN_NS // DAY_NS)
     meter_days(ledger, known, days, CLOSED_AGAIN_NS)
-    administration.record(books, CREDIT, BillingActor(actor, CLOSED_AGAIN_NS))
-    later = books.close(NEXT_MONTH, BillingActor(actor, CLOSED_AGAIN_NS))
+    administration.record(books, CREDIT, period_closing.BillingActor(actor, CLOSED_AGAIN_NS))
+    later = books.close(NEXT_MONTH, period_closing.BillingActor(actor, CLOSED_AGAIN_NS))
     checks = [
-        check for period in (MONTH, NEXT_MONTH) for check in reconcile_period(books, period, SELLER)
+        check
+        for period in (MONTH, NEXT_MONTH)
+        for check in reconciliation.reconcile_period(books, period, SELLER)
     ]
     return BillingDemo(closed, later, tuple(checks))
 

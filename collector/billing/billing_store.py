@@ -14,17 +14,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 
-from collector.billing import tables
-from collector.billing.charges import Charge, ChargeKind, exponent_of
+from collector.billing import charges, period_rating, price_book, tables
 from collector.billing.invoices import Invoice, InvoiceStatus, PeriodClosing
-from collector.billing.period_rating import UndecidedUse
-from collector.billing.price_book import PriceBook, parse_price_book
-from collector.billing.tables import (
-    closing_from_row,
-    invoice_from_row,
-    line_from_row,
-    review_from_row,
-)
 from collector.ledger.audit_outbox import placed_rows
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_queries import chunks
@@ -63,7 +54,7 @@ class AuditPosition(NamedTuple):
 class PublishedPriceBook(NamedTuple):
     """A price book as it was published."""
 
-    book: PriceBook
+    book: price_book.PriceBook
     text: str
     content_hash: str
 
@@ -71,7 +62,7 @@ class PublishedPriceBook(NamedTuple):
 class RecordedAdjustment(NamedTuple):
     """A credit or an adjustment: its charge, currency, time of recording and actor."""
 
-    charge: Charge
+    charge: charges.Charge
     currency: str
     recorded_ns: int
     recorded_by: str
@@ -131,7 +122,7 @@ class BillingStore:
         row = connection.execute(query).first()
         if row is None:
             return None
-        book = parse_price_book(row.text, f"price book version {row.version}")
+        book = price_book.parse_price_book(row.text, f"price book version {row.version}")
         return PublishedPriceBook(book, row.text, row.content_hash)
 
     # Closings ------------------------------------------------------------------------------------
@@ -144,7 +135,7 @@ class BillingStore:
     def closings_in(self, connection: Connection) -> list[PeriodClosing]:
         """As `closings`, within a transaction."""
         rows = connection.execute(select(tables.closings).order_by(tables.closings.c.closing))
-        return [closing_from_row(row) for row in rows]
+        return [tables.closing_from_row(row) for row in rows]
 
     def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
         """The ledger revisions that a closing used, of all GPUs or of some."""
@@ -158,12 +149,12 @@ class BillingStore:
             rows = [row for each in queries for row in connection.execute(each)]
         return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
-    def reviews(self, closing: int) -> list[UndecidedUse]:
+    def reviews(self, closing: int) -> list[period_rating.UndecidedUse]:
         """Undecided use of a closing."""
         table = tables.reviews
         query = select(table).where(table.c.closing == closing).order_by(table.c.review)
         with self.database.transaction() as connection:
-            return [review_from_row(row) for row in connection.execute(query)]
+            return [tables.review_from_row(row) for row in connection.execute(query)]
 
     def undecided_closings(self, tenant: str | None = None) -> dict[int, set[str]]:
         """Tenants with undecided use, by closing; of one tenant, the closings that have it."""
@@ -268,8 +259,8 @@ class BillingStore:
                 lines[row.invoice_id].append(row)
         for row in rows:
             try:
-                invoice = invoice_from_row(
-                    row, list(map(line_from_row, lines.pop(row.invoice_id, [])))
+                invoice = tables.invoice_from_row(
+                    row, list(map(tables.line_from_row, lines.pop(row.invoice_id, [])))
                 )
             except ValueError as error:
                 message = (
@@ -294,13 +285,13 @@ class BillingStore:
         with self.database.transaction() as connection:
             return self.adjusted_in(connection)
 
-    def invoiced_in(self, connection: Connection, charge: Charge) -> Fraction:
+    def invoiced_in(self, connection: Connection, charge: charges.Charge) -> Fraction:
         """Amount on valid invoices for the dates of a credit, less earlier credits for them."""
         query = _restrict_invoices(_select_invoices(), None, charge.tenant).where(
             tables.voids.c.invoice_id.is_(None)
         )
         amounts = {
-            line.charge: Fraction(line.minor, 10 ** exponent_of(one.currency))
+            line.charge: Fraction(line.minor, 10 ** charges.exponent_of(one.currency))
             for one in self._read(connection, query)
             for line in one.lines
         }
@@ -354,9 +345,9 @@ def _restrict_invoices(
     return query if tenant is None else query.where(table.c.tenant_id == tenant)
 
 
-def _adjustment(row: Row[Any]) -> Charge:
-    return Charge(
-        row.tenant_id, ChargeKind(row.kind), row.service_t0_ns, row.service_t1_ns, Fraction(row.amount),
+def _adjustment(row: Row[Any]) -> charges.Charge:
+    return charges.Charge(
+        row.tenant_id, charges.ChargeKind(row.kind), row.service_t0_ns, row.service_t1_ns, Fraction(row.amount),
         note=row.reason,
     )  # fmt: skip
 

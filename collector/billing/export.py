@@ -23,16 +23,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from collector.billing import BillingError
-from collector.billing.charges import exponent_of
-from collector.billing.focus_files import (
-    FOCUS_VERSION,
-    FocusCsvWriter,
-    FocusParquetWriter,
-    FocusRow,
-    read_csv,
-    read_parquet,
-)
+from collector.billing import BillingError, charges, focus_files
 from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, iterate_rows
 from collector.billing.invoices import Invoice, InvoiceStatus
 from collector.metering.units import Period, period_name
@@ -173,7 +164,7 @@ class ExportManifest(msgspec.Struct, frozen=True):
 
 def format_amount(value: Fraction, currency: str) -> str:
     """An amount of whole minor units, as text without a currency: -12.50."""
-    exponent = exponent_of(currency)
+    exponent = charges.exponent_of(currency)
     whole, minor = divmod(abs(value) * 10**exponent, 10**exponent)
     text = f"{'-' if value < 0 else ''}{whole}"
     return f"{text}.{int(minor):0{exponent}}" if exponent else text
@@ -219,7 +210,7 @@ class InvoiceSequence:
 class FocusRowWriter(Protocol):
     """Writer of rows to a file in some format."""
 
-    def add(self, rows: Iterable[FocusRow]) -> None:
+    def add(self, rows: Iterable[focus_files.FocusRow]) -> None:
         """Add rows."""
         ...
 
@@ -229,13 +220,13 @@ class FocusRowWriter(Protocol):
 
 
 WRITERS: Mapping[ExportFormat, Callable[[BinaryIO], FocusRowWriter]] = {
-    ExportFormat.CSV: FocusCsvWriter,
-    ExportFormat.PARQUET: FocusParquetWriter,
+    ExportFormat.CSV: focus_files.FocusCsvWriter,
+    ExportFormat.PARQUET: focus_files.FocusParquetWriter,
 }
-_FileReader = Callable[[BinaryIO, Collection[str]], Iterator[FocusRow]]
+_FileReader = Callable[[BinaryIO, Collection[str]], Iterator[focus_files.FocusRow]]
 _READERS: Mapping[ExportFormat, _FileReader] = {
-    ExportFormat.CSV: read_csv,
-    ExportFormat.PARQUET: read_parquet,
+    ExportFormat.CSV: focus_files.read_csv,
+    ExportFormat.PARQUET: focus_files.read_parquet,
 }
 
 
@@ -257,7 +248,7 @@ class ExportOrder:
     @property
     def stem(self) -> str:
         """Common prefix of the names of its files."""
-        parts = ["focus", FOCUS_VERSION]
+        parts = ["focus", focus_files.FOCUS_VERSION]
         if self.period:
             parts.append(period_name(self.period))
         if self.tenant is not None:
@@ -380,7 +371,7 @@ def _manifest(
         billed[total.currency] = billed.get(total.currency, Fraction(0)) + Fraction(total.billed)
     period = order.period
     return ExportManifest(
-        focus=FOCUS_VERSION,
+        focus=focus_files.FOCUS_VERSION,
         exported=format_timestamp(order.exported_ns),
         period=(format_timestamp(period.start_ns), format_timestamp(period.end_ns))
         if period

@@ -16,13 +16,15 @@ from unicodedata import normalize
 
 from sqlalchemy import select
 
-from collector.billing import billing_audit_records
-from collector.billing.billing_store import BillingStore
-from collector.billing.charges import Charge, content_digest
-from collector.billing.export import ExportError, ExportManifest, ExportOrder
-from collector.billing.focus_rows import ChargeProvenance, ExportContext
-from collector.billing.invoices import Invoice
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing import (
+    billing_audit_records,
+    billing_store,
+    charges,
+    export,
+    focus_rows,
+    invoices,
+    period_closing,
+)
 from collector.ledger.ledger_queries import by_day, quantities
 from collector.ledger.row_conversion import GpuDay
 from collector.ledger.schema import entries, revisions
@@ -49,7 +51,7 @@ class InvoiceOrigins:
 
     days: Mapping[GpuDay, _SourceDay]
 
-    def of(self, charge: Charge) -> ChargeProvenance:
+    def of(self, charge: charges.Charge) -> focus_rows.ChargeProvenance:
         """Provenance of one charge; empty if the ledger has none of its days.
 
         The evidence hash is the evidence root of its day; of several days, the SHA-256 of their
@@ -57,17 +59,17 @@ class InvoiceOrigins:
         """
         found = [self.days[key] for key in gpu_days(charge) if key in self.days]
         if not found:
-            return ChargeProvenance()
+            return focus_rows.ChargeProvenance()
         quantity = sum((Fraction(day.quantity) for day in found), Fraction(0))
         roots = [day.evidence_root for day in found]
-        return ChargeProvenance(
+        return focus_rows.ChargeProvenance(
             coverage_ratio=1 - sum((Fraction(day.unseen) for day in found), Fraction(0)) / quantity,
-            evidence_hash=roots[0] if len(roots) == 1 else content_digest(roots),
+            evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
             ledger_revisions=tuple(sorted({day.revision for day in found})),
         )
 
 
-def gpu_days(charge: Charge) -> list[GpuDay]:
+def gpu_days(charge: charges.Charge) -> list[GpuDay]:
     """The days of the charge's service on its GPU, in order; empty for a charge without a GPU."""
     if not charge.resource:
         return []
@@ -75,7 +77,7 @@ def gpu_days(charge: Charge) -> list[GpuDay]:
     return [GpuDay(charge.resource, day) for day in range(first, last + 1)]
 
 
-def read_origins(store: BillingStore, invoice: Invoice) -> InvoiceOrigins:
+def read_origins(store: billing_store.BillingStore, invoice: invoices.Invoice) -> InvoiceOrigins:
     """The GPU-days that an issued invoice was computed from. Raises LedgerError."""
     found = store.invoice(invoice.invoice_id)
     if found is None:
@@ -87,14 +89,16 @@ def read_origins(store: BillingStore, invoice: Invoice) -> InvoiceOrigins:
     )
 
 
-def provenance_of_lines(store: BillingStore, invoice: Invoice) -> dict[str, ChargeProvenance]:
+def provenance_of_lines(
+    store: billing_store.BillingStore, invoice: invoices.Invoice
+) -> dict[str, focus_rows.ChargeProvenance]:
     """The provenance of each of its charges, by charge id. Raises LedgerError."""
     rests_on = read_origins(store, invoice)
     return {line.charge.charge_id: rests_on.of(line.charge) for line in invoice.lines}
 
 
 def _read_source_days(
-    store: BillingStore, numbers: Mapping[GpuDay, int]
+    store: billing_store.BillingStore, numbers: Mapping[GpuDay, int]
 ) -> dict[GpuDay, _SourceDay]:
     found: dict[GpuDay, _SourceDay] = {}
     with store.database.transaction() as connection:
@@ -121,15 +125,19 @@ def _read_source_days(
 _CHECKPOINT_LINES = 3
 
 
-def with_origins(order: ExportOrder, books: BillingBooks) -> ExportOrder:
+def with_origins(
+    order: export.ExportOrder, books: period_closing.BillingBooks
+) -> export.ExportOrder:
     """The order, with rows that name the evidence and the revisions of the ledger.
 
     Raises ExportError for an invalid checkpoint.
     """
     short = None if order.checkpoint is None else shorten_checkpoint(order.checkpoint)
 
-    def background(invoice: Invoice) -> ExportContext:
-        return ExportContext(provenance_of_lines(books.store, invoice), audit_checkpoint=short)
+    def background(invoice: invoices.Invoice) -> focus_rows.ExportContext:
+        return focus_rows.ExportContext(
+            provenance_of_lines(books.store, invoice), audit_checkpoint=short
+        )
 
     return replace(order, background=background)
 
@@ -139,11 +147,15 @@ def shorten_checkpoint(checkpoint: str) -> str:
     lines = checkpoint.partition("\n\n")[0].split("\n")
     if len(lines) != _CHECKPOINT_LINES or not all(lines):
         message = f"invalid checkpoint of an audit log: {checkpoint[:100]!r}"
-        raise ExportError(message)
+        raise export.ExportError(message)
     return " ".join(lines)
 
 
-def record_exported_files(books: BillingBooks, manifest: ExportManifest, by: BillingActor) -> None:
+def record_exported_files(
+    books: period_closing.BillingBooks,
+    manifest: export.ExportManifest,
+    by: period_closing.BillingActor,
+) -> None:
     """Record an export in the audit log. Raises LedgerError."""
     start, end = manifest.period or ("", "")
     data: RecordData = {

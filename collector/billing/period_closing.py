@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, func, or_, select
 
-from collector.billing import billing_audit_records, tables
-from collector.billing.billing_store import (
-    BillingOpening,
-    BillingRowCounts,
-    BillingStore,
-    insert_rows,
+from collector.billing import (
+    billing_audit_records,
+    billing_store,
+    period_completeness,
+    period_rating,
+    price_book,
+    rating,
+    tables,
 )
 from collector.billing.charges import Charge
 from collector.billing.invoices import (
@@ -30,38 +32,8 @@ from collector.billing.invoices import (
     issue_invoice,
     manifest_root,
 )
-from collector.billing.period_completeness import (
-    MissingDays,
-    UsageEvidence,
-    check_earlier,
-    find_missing_days,
-    newest_opening,
-)
-from collector.billing.period_rating import (
-    RatedPeriod,
-    RevisionNumbers,
-    SourceRevision,
-    UndecidedUse,
-    ledger_root,
-    merge_reviews,
-    rate_period,
-    rating_days,
-)
-from collector.billing.price_book import PriceBook, check_published
-from collector.billing.rating import UsageReview
-from collector.billing.tables import (
-    charge_row,
-    closing_from_row,
-    closing_row,
-    invoice_row,
-    review_row,
-)
 from collector.jobs import imported_lists
-from collector.ledger import head_chain
-from collector.ledger.ledger_queries import by_day
-from collector.ledger.ledger_store import Ledger
-from collector.ledger.row_conversion import GpuDay
-from collector.ledger.schema import revisions
+from collector.ledger import head_chain, ledger_queries, ledger_store, row_conversion, schema
 from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordActor
 from railscope.timestamps import format_timestamp
@@ -74,19 +46,19 @@ class Bill:
     """Bill of a period from the current ledger; not binding."""
 
     period: Period
-    book: PriceBook
-    rated: RatedPeriod
+    book: price_book.PriceBook
+    rated: period_rating.RatedPeriod
     drafts: tuple[Invoice, ...]
     corrected: tuple[Period, ...]
-    reviews: tuple[UsageReview, ...]
-    sources: Mapping[GpuDay, SourceRevision]
-    lacking: MissingDays
-    mark: BillingRowCounts
+    reviews: tuple[rating.UsageReview, ...]
+    sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision]
+    lacking: period_completeness.MissingDays
+    mark: billing_store.BillingRowCounts
 
     @property
-    def undecided(self) -> tuple[UndecidedUse, ...]:
+    def undecided(self) -> tuple[period_rating.UndecidedUse, ...]:
         """Use that is not billed, of the period and of the periods corrected with it."""
-        return merge_reviews(self.reviews)
+        return period_rating.merge_reviews(self.reviews)
 
     def rests_on(self, closings: Sequence[PeriodClosing]) -> bool:
         """True if no closing was added since it was computed; closings are never removed."""
@@ -113,13 +85,13 @@ class PendingItems(NamedTuple):
 
     currency: str
     corrections: tuple[tuple[Period, tuple[Charge, ...]], ...]
-    undecided: tuple[tuple[Period, UndecidedUse], ...]
+    undecided: tuple[tuple[Period, period_rating.UndecidedUse], ...]
 
 
 class _CorrectedPeriod(NamedTuple):
     """A closed period computed again, and the charges that correct it."""
 
-    rated: RatedPeriod
+    rated: period_rating.RatedPeriod
     charges: tuple[Charge, ...]
 
 
@@ -127,19 +99,21 @@ class _CorrectedPeriod(NamedTuple):
 class BillingBooks:
     """The ledger with its billing tables. All methods block, and raise LedgerError."""
 
-    ledger: Ledger
-    store: BillingStore
-    evidence: UsageEvidence | None = None
+    ledger: ledger_store.Ledger
+    store: billing_store.BillingStore
+    evidence: period_completeness.UsageEvidence | None = None
 
     @classmethod
-    def of(cls, ledger: Ledger, evidence: UsageEvidence | None = None) -> BillingBooks:
+    def of(
+        cls, ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence | None = None
+    ) -> BillingBooks:
         """The billing tables in the database of a ledger."""
-        return cls(ledger, BillingStore(ledger.database), evidence)
+        return cls(ledger, billing_store.BillingStore(ledger.database), evidence)
 
     @property
-    def opening(self) -> BillingOpening | None:
+    def opening(self) -> billing_store.BillingOpening | None:
         """The date before which nothing is billed; None without one."""
-        return newest_opening(self.ledger.database)
+        return period_completeness.newest_opening(self.ledger.database)
 
     # Bills ---------------------------------------------------------------------------------------
 
@@ -151,8 +125,8 @@ class BillingBooks:
         with self.ledger.database.transaction() as connection:
             mark = self.store.mark(connection)
         book = self._book()
-        numbers = RevisionNumbers(self.ledger)
-        rated = rate_period(self.ledger, book, period, numbers)
+        numbers = period_rating.RevisionNumbers(self.ledger)
+        rated = period_rating.rate_period(self.ledger, book, period, numbers)
         again = self._corrections(period.start_ns, book, numbers) if correcting else []
         charges = [*rated.charges, *self._adjustments(book.currency)]
         sources, reviews = dict(rated.sources), list(rated.reviews)
@@ -168,7 +142,7 @@ class BillingBooks:
             corrected=tuple(earlier.rated.period for earlier in again),
             reviews=tuple(reviews),
             sources=sources,
-            lacking=find_missing_days(
+            lacking=period_completeness.find_missing_days(
                 period,
                 rated.sources,
                 self.evidence,
@@ -186,18 +160,18 @@ class BillingBooks:
         if not closed:
             return PendingItems("", (), ())
         book = self._book()
-        again = self._corrections(max(closed), book, RevisionNumbers(self.ledger))
+        again = self._corrections(max(closed), book, period_rating.RevisionNumbers(self.ledger))
         return PendingItems(
             book.currency,
             tuple((one.rated.period, one.charges) for one in again),
             tuple(
                 (one.rated.period, each)
                 for one in again
-                for each in merge_reviews(one.rated.reviews)
+                for each in period_rating.merge_reviews(one.rated.reviews)
             ),
         )
 
-    def _book(self) -> PriceBook:
+    def _book(self) -> price_book.PriceBook:
         published = self.store.book()
         if published is None:
             message = "no price book is published; fix: run `railscope bill prices publish FILE`"
@@ -205,12 +179,12 @@ class BillingBooks:
         return published.book
 
     def _corrections(
-        self, open_ns: int, book: PriceBook, numbers: RevisionNumbers
+        self, open_ns: int, book: price_book.PriceBook, numbers: period_rating.RevisionNumbers
     ) -> list[_CorrectedPeriod]:
         """Closed periods before the open one that need correction, computed again."""
         found = []
         for earlier in self._to_correct(open_ns):
-            again = rate_period(self.ledger, book, earlier, numbers)
+            again = period_rating.rate_period(self.ledger, book, earlier, numbers)
             standing = self.store.standing(earlier.start_ns)
             charges = correction_charges(standing, again.charges, earlier, open_ns)
             found.append(_CorrectedPeriod(again, charges))
@@ -268,9 +242,9 @@ class BillingBooks:
             if there is not None:
                 return there
             _check(period, known, by.now_ns)
-            check_earlier(self.ledger.database, period, known, self.opening)
+            period_completeness.check_earlier(self.ledger.database, period, known, self.opening)
             bill = self.bill(period)
-            check_published(bill.book, by.now_ns)
+            price_book.check_published(bill.book, by.now_ns)
             if bill.lacking.all and not provisional:
                 message = (
                     f"cannot close {period_name(period)} yet: {bill.lacking}; fix: wait for them, or"
@@ -306,7 +280,7 @@ def closing_of_bill(
     bill: Bill, invoices: Iterable[Invoice], by: BillingActor, tenant: str = ""
 ) -> PeriodClosing:
     """The closing that issues the invoices of a bill."""
-    root = ledger_root(bill.sources)
+    root = period_rating.ledger_root(bill.sources)
     return PeriodClosing(
         number=bill.mark.closings + 1,
         period=bill.period,
@@ -327,19 +301,21 @@ def write_closing(
 ) -> None:
     """Write a closing with its invoices, and record both in the audit log."""
     closing, number = closed.closing, closed.closing.number
-    insert_rows(connection, tables.closings, [closing_row(closing)])
+    billing_store.insert_rows(connection, tables.closings, [tables.closing_row(closing)])
     pinned = (
         {"closing": number, "gpu_uuid": key.gpu, "day": key.day, "revision": source.revision}
         for key, source in sorted(bill.sources.items())
     )
-    insert_rows(connection, tables.closing_revisions, pinned)
+    billing_store.insert_rows(connection, tables.closing_revisions, pinned)
     own = [one for one in bill.undecided if closing.tenant in ("", one.tenant)]
-    found = (review_row(one, number, at) for at, one in enumerate(own))
-    insert_rows(connection, tables.reviews, found)
-    insert_rows(connection, tables.invoices, (invoice_row(one, number) for one in closed.invoices))
+    found = (tables.review_row(one, number, at) for at, one in enumerate(own))
+    billing_store.insert_rows(connection, tables.reviews, found)
+    billing_store.insert_rows(
+        connection, tables.invoices, (tables.invoice_row(one, number) for one in closed.invoices)
+    )
     for one in closed.invoices:
-        lines = (charge_row(line, one.invoice_id) for line in one.lines)
-        insert_rows(connection, tables.charges, lines)
+        lines = (tables.charge_row(line, one.invoice_id) for line in one.lines)
+        billing_store.insert_rows(connection, tables.charges, lines)
     rows = [head_chain.read_back(connection, "closing", number)]
     billing_audit_records.record_closing(connection, closing, rows[0], len(closed.invoices), actor)
     for one in closed.invoices:
@@ -382,13 +358,18 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
         .group_by(pinned.c.gpu_uuid, pinned.c.day)
         .subquery()
     )
-    first, last = rating_days(closed[0]).start, rating_days(closed[-1]).stop
+    first, last = (
+        period_rating.rating_days(closed[0]).start,
+        period_rating.rating_days(closed[-1]).stop,
+    )
     newest = (
         select(
-            revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")
+            schema.revisions.c.gpu_uuid,
+            schema.revisions.c.day,
+            func.max(schema.revisions.c.revision).label("revision"),
         )
-        .where(revisions.c.day < last)
-        .group_by(revisions.c.gpu_uuid, revisions.c.day)
+        .where(schema.revisions.c.day < last)
+        .group_by(schema.revisions.c.gpu_uuid, schema.revisions.c.day)
         .subquery()
     )
     same = and_(seen.c.gpu_uuid == newest.c.gpu_uuid, seen.c.day == newest.c.day)
@@ -397,16 +378,16 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
         seen.c.revision < newest.c.revision,
     )
     query = select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, seen, same).where(fresh)
-    keys = [GpuDay(*row) for row in connection.execute(query)]
+    keys = [row_conversion.GpuDay(*row) for row in connection.execute(query)]
     days = {key.day for key in keys}
-    found = {one for one in closed if not days.isdisjoint(rating_days(one))}
-    for day, gpus in by_day(keys):
+    found = {one for one in closed if not days.isdisjoint(period_rating.rating_days(one))}
+    for day, gpus in ledger_queries.by_day(keys):
         # A claim that continues into a period was rated with the days before it, so a change of
         # those days affects that period too.
         which = select(pinned.c.closing).distinct()
         which = which.where(pinned.c.day == day, pinned.c.gpu_uuid.in_(gpus))
         rested = tables.closings.c.closing.in_(which)
         for row in connection.execute(select(tables.closings).where(rested)):
-            closing = closing_from_row(row)
+            closing = tables.closing_from_row(row)
             found |= {closing.period, *closing.corrected}
     return found & set(closed)

@@ -13,18 +13,12 @@ from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection, func, select
 
-from collector.billing import billing_audit_records, tables
-from collector.billing.billing_store import BillingOpening
-from collector.billing.invoices import ClosingError, PeriodClosing
-from collector.billing.period_rating import SourceRevision, period_days
+from collector.billing import billing_audit_records, billing_store, invoices, period_rating, tables
 from collector.evidence.evidence_store import EvidenceStore, LoadedFacts
 from collector.evidence.gpu_evidence import AdministratorInputs, AssembledGpu
 from collector.jobs.imported_lists import ImportedList, is_listed, uncovered_days
-from collector.ledger import head_chain
+from collector.ledger import head_chain, ledger_queries, row_conversion, schema
 from collector.ledger.database import Database
-from collector.ledger.ledger_queries import entries_within
-from collector.ledger.row_conversion import GpuDay
-from collector.ledger.schema import entries
 from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.holders import stays
 from collector.metering.measures import CountedQuantity, CounterIncrements
@@ -81,8 +75,8 @@ class UsageEvidence(Protocol):
 class MissingDays(NamedTuple):
     """GPU-days that are missing in the ledger, and those computed before the day was over."""
 
-    missing: tuple[GpuDay, ...]
-    provisional: tuple[GpuDay, ...]
+    missing: tuple[row_conversion.GpuDay, ...]
+    provisional: tuple[row_conversion.GpuDay, ...]
 
     def __str__(self) -> str:
         parts = []
@@ -93,14 +87,14 @@ class MissingDays(NamedTuple):
         return "; ".join(parts)
 
     @property
-    def all(self) -> tuple[GpuDay, ...]:
+    def all(self) -> tuple[row_conversion.GpuDay, ...]:
         """Missing and provisional GPU-days, sorted."""
         return tuple(sorted({*self.missing, *self.provisional}))
 
 
 def find_missing_days(
     period: Period,
-    sources: Mapping[GpuDay, SourceRevision],
+    sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision],
     evidence: UsageEvidence | None = None,
     imported: Sequence[ImportedList] = (),
 ) -> MissingDays:
@@ -111,7 +105,7 @@ def find_missing_days(
     job lists are expected only on the days of lists that name them; each source of lists is
     expected to have a list for every day from its first one on.
     """
-    days = period_days(period)
+    days = period_rating.period_days(period)
     first: dict[str, int] = {}
     for key in sources:
         if key.day < days.stop and not is_listed(key.gpu):
@@ -121,14 +115,17 @@ def find_missing_days(
         known = evidence.gpus(period.start_ns, period.end_ns)
         first = {gpu: first.get(gpu, days.start) for gpu in known} | first
     missing = [
-        GpuDay(gpu, day)
+        row_conversion.GpuDay(gpu, day)
         for gpu, since in first.items()
         for day in range(max(since, days.start), days.stop)
-        if GpuDay(gpu, day) not in sources
+        if row_conversion.GpuDay(gpu, day) not in sources
     ]
     if evidence is not None and missing:
         missing = _present(missing, period, evidence)
-    missing += [GpuDay(f"job list {source}", day) for source, day in uncovered_days(imported, days)]
+    missing += [
+        row_conversion.GpuDay(f"job list {source}", day)
+        for source, day in uncovered_days(imported, days)
+    ]
     early = [
         key
         for key, source in sources.items()
@@ -137,7 +134,9 @@ def find_missing_days(
     return MissingDays(tuple(sorted(missing)), tuple(sorted(early)))
 
 
-def _present(missing: Iterable[GpuDay], period: Period, evidence: UsageEvidence) -> list[GpuDay]:
+def _present(
+    missing: Iterable[row_conversion.GpuDay], period: Period, evidence: UsageEvidence
+) -> list[row_conversion.GpuDay]:
     """Those GPU-days on which the GPU was in a node for some time."""
     found = []
     places: dict[str, list[tuple[int, int]]] = {}
@@ -151,7 +150,7 @@ def _present(missing: Iterable[GpuDay], period: Period, evidence: UsageEvidence)
     return found
 
 
-def format_days(days: Iterable[GpuDay]) -> str:
+def format_days(days: Iterable[row_conversion.GpuDay]) -> str:
     """Format some GPU-days, consecutive days as one range, with the number of those left out."""
     found = sorted(set(days))
     rows: list[tuple[str, int, int]] = []
@@ -179,7 +178,7 @@ NEVER_BILLED = frozenset({
 """States that never need a bill or a decision; time in any other state is billable or undecided."""
 
 
-def newest_opening(database: Database) -> BillingOpening | None:
+def newest_opening(database: Database) -> billing_store.BillingOpening | None:
     """The newest opening date; None if all time is billed."""
     table = tables.openings
     query = select(table).order_by(table.c.opening.desc()).limit(1)
@@ -187,13 +186,15 @@ def newest_opening(database: Database) -> BillingOpening | None:
         row = connection.execute(query).first()
     if row is None:
         return None
-    return BillingOpening(row.opening_ns, row.reason, row.recorded_ns, row.recorded_by)
+    return billing_store.BillingOpening(
+        row.opening_ns, row.reason, row.recorded_ns, row.recorded_by
+    )
 
 
 def set_opening(
     connection: Connection,
-    closings: Sequence[PeriodClosing],
-    found: BillingOpening,
+    closings: Sequence[invoices.PeriodClosing],
+    found: billing_store.BillingOpening,
     actor: RecordActor,
 ) -> None:
     """Exclude all time before an instant from bills. Raises ClosingError.
@@ -204,14 +205,14 @@ def set_opening(
         message = (
             f"opening date: {format_timestamp(found.opening_ns)}: expected the start of a UTC day"
         )
-        raise ClosingError(message)
+        raise invoices.ClosingError(message)
     first_ns = min((one.period.start_ns for one in closings), default=found.opening_ns)
     if found.opening_ns > first_ns:
         message = (
             f"opening date: {format_timestamp(found.opening_ns)}: expected at most {format_timestamp(first_ns)}, "
             "the start of the first closed period"
         )
-        raise ClosingError(message)
+        raise invoices.ClosingError(message)
     table = tables.openings
     count = connection.execute(select(func.count()).select_from(table)).scalar_one()
     row = {"opening": count + 1, **found._asdict()}
@@ -224,9 +225,9 @@ def set_opening(
 def find_unclosed_days(
     database: Database,
     period: Period,
-    closings: Sequence[PeriodClosing],
-    opened: BillingOpening | None,
-) -> list[GpuDay]:
+    closings: Sequence[invoices.PeriodClosing],
+    opened: billing_store.BillingOpening | None,
+) -> list[row_conversion.GpuDay]:
     """GPU-days before a period with billable or undecided time that no closing covers.
 
     Closed periods are consecutive, so these are days before the first of them.
@@ -235,19 +236,19 @@ def find_unclosed_days(
     since_ns = opened.opening_ns if opened else 0
     if since_ns >= first_ns:
         return []
-    days = select(entries.c.gpu_uuid, entries.c.day).distinct()
-    days = entries_within(days, since_ns, first_ns).where(
-        entries.c.tiling == Tiling.COMPUTE, entries.c.state.not_in(NEVER_BILLED)
+    days = select(schema.entries.c.gpu_uuid, schema.entries.c.day).distinct()
+    days = ledger_queries.entries_within(days, since_ns, first_ns).where(
+        schema.entries.c.tiling == Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
     )
     with database.transaction() as connection:
-        return sorted(GpuDay(*row) for row in connection.execute(days))
+        return sorted(row_conversion.GpuDay(*row) for row in connection.execute(days))
 
 
 def check_earlier(
     database: Database,
     period: Period,
-    closings: Sequence[PeriodClosing],
-    opened: BillingOpening | None,
+    closings: Sequence[invoices.PeriodClosing],
+    opened: billing_store.BillingOpening | None,
 ) -> None:
     """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
     name = period_name(period)
@@ -256,7 +257,7 @@ def check_earlier(
             f"cannot close {name}: it begins before the opening date: expected a period from "
             f"{format_timestamp(opened.opening_ns)[:10]} on"
         )
-        raise ClosingError(message)
+        raise invoices.ClosingError(message)
     days = find_unclosed_days(database, period, closings, opened)
     if not days:
         return
@@ -268,7 +269,7 @@ def check_earlier(
         f"{format_days(days)}; fix: {fix}exclude them with `railscope bill opening "
         f"{format_timestamp(until_ns)[:10]} --reason TEXT`"
     )
-    raise ClosingError(message)
+    raise invoices.ClosingError(message)
 
 
 @dataclass(slots=True)

@@ -25,16 +25,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from collector.billing import BillingError
+from collector.billing import BillingError, price_book
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
-from collector.billing.price_book import (
-    Price,
-    PriceBook,
-    PriceGroup,
-    PriceStretch,
-    PriceTimeline,
-    Tariff,
-)
 from collector.billing.usage import HELD, WITH_TENANT, Usage, gap_lengths, reject_double_usage
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
@@ -56,7 +48,7 @@ class _BilledStretch(NamedTuple):
     """A billed stretch, and its size as a rate of metered units."""
 
     charge: Charge
-    price: Price
+    price: price_book.Price
     size: Fraction
 
 
@@ -81,7 +73,7 @@ class ClaimMinimums:
         if _end_order(usage) > _end_order(claim.last):
             claim.last = usage
 
-    def bill(self, usage: Usage, charge: Charge, price: Price) -> None:
+    def bill(self, usage: Usage, charge: Charge, price: price_book.Price) -> None:
         """Add the charge for a stretch of a usage."""
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
         self._claims[_claim_key(usage)].billed.append(_BilledStretch(charge, price, size))
@@ -184,7 +176,7 @@ def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
         yield found
 
 
-def target_ns(billed_ns: int, price: Price) -> int:
+def target_ns(billed_ns: int, price: price_book.Price) -> int:
     """Billed time raised to the minimum, and to a whole multiple of the granularity."""
     steps = -(-max(billed_ns, price.minimum_ns) // price.granularity_ns)
     return steps * price.granularity_ns
@@ -207,7 +199,7 @@ class UsageReview:
     start_ns: int
     end_ns: int
     reason: str
-    group: PriceGroup = PriceGroup.TIME
+    group: price_book.PriceGroup = price_book.PriceGroup.TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +211,7 @@ class RatingResult:
     free: tuple[UsageReview, ...] = ()
 
 
-def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> RatingResult:
+def rate(usages: Iterable[Usage], book: price_book.PriceBook, period: Period) -> RatingResult:
     """Rate the usage of a period.
 
     Every claim that overlaps the period is expected whole, from its start to its end or to the end
@@ -251,7 +243,7 @@ class Rater:
     from `counted`.
     """
 
-    def __init__(self, book: PriceBook, period: Period) -> None:
+    def __init__(self, book: price_book.PriceBook, period: Period) -> None:
         self.period = period
         self.counted = ClaimMinimums(period)
         self._placed = ClaimMinimums(period)
@@ -288,7 +280,7 @@ class Rater:
             for start_ns, end_ns in self._spans(usage)[-1:]:
                 yield from self._inside(UsageReview(usage, start_ns, end_ns, reason))
         elif usage.state is SlotState.RESERVED:
-            for stretch, price in self._stretches(usage, PriceGroup.RESERVATION):
+            for stretch, price in self._stretches(usage, price_book.PriceGroup.RESERVATION):
                 yield from self._inside(_charge(usage, stretch, price))
         elif usage.state in HELD:
             yield from self._time(usage, gap_ns)
@@ -296,8 +288,8 @@ class Rater:
 
     def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         reason = _review_reason(usage, gap_ns)
-        for stretch, price in self._stretches(usage, PriceGroup.TIME):
-            if usage.state is SlotState.INFERRED and price.tariff is Tariff.USED:
+        for stretch, price in self._stretches(usage, price_book.PriceGroup.TIME):
+            if usage.state is SlotState.INFERRED and price.tariff is price_book.Tariff.USED:
                 yield from self._inside(
                     UsageReview(usage, stretch.start_ns, stretch.end_ns, _NOT_IN_USE)
                 )
@@ -313,20 +305,24 @@ class Rater:
 
     def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:
         energy = usage.energy_millijoules
-        for stretch, price in self._stretches(usage, PriceGroup.ENERGY):
+        for stretch, price in self._stretches(usage, price_book.PriceGroup.ENERGY):
             if isinstance(energy, int):
                 yield from self._inside(_charge(usage, stretch, price))
             elif price.nano:
                 reason = f"its energy is unknown: {energy.word}"
                 span = (stretch.start_ns, stretch.end_ns)
-                yield from self._inside(UsageReview(usage, *span, reason, PriceGroup.ENERGY))
+                yield from self._inside(
+                    UsageReview(usage, *span, reason, price_book.PriceGroup.ENERGY)
+                )
 
-    def _stretches(self, usage: Usage, group: PriceGroup) -> Iterator[tuple[PriceStretch, Price]]:
+    def _stretches(
+        self, usage: Usage, group: price_book.PriceGroup
+    ) -> Iterator[tuple[price_book.PriceStretch, price_book.Price]]:
         """The usage split at every price boundary and at the start of the period.
 
         Energy prices may begin at any time; once begun, all prices continue without a gap.
         """
-        profile = "" if group is PriceGroup.ENERGY else usage.mig_profile
+        profile = "" if group is price_book.PriceGroup.ENERGY else usage.mig_profile
         timeline = self._timeline(usage.tenant, (usage.sku, profile, group))
         for start_ns, end_ns in self._spans(usage):
             for stretch in _split(usage, timeline, start_ns, end_ns):
@@ -334,7 +330,10 @@ class Rater:
                     yield stretch, stretch.price
                 elif start_ns < self.period.start_ns:
                     continue  # missing prices of an earlier period are not an error here
-                elif group is not PriceGroup.ENERGY or stretch.start_ns >= timeline.begins_ns:
+                elif (
+                    group is not price_book.PriceGroup.ENERGY
+                    or stretch.start_ns >= timeline.begins_ns
+                ):
                     span = f"{format_timestamp(stretch.start_ns)} to {format_timestamp(stretch.end_ns)}"
                     message = f"no price of {group.value} from {span} for {usage}"
                     raise MissingPriceError(message)
@@ -355,13 +354,13 @@ class Rater:
 
 
 def _split(
-    usage: Usage, timeline: PriceTimeline, start_ns: int, end_ns: int
-) -> Iterator[PriceStretch]:
+    usage: Usage, timeline: price_book.PriceTimeline, start_ns: int, end_ns: int
+) -> Iterator[price_book.PriceStretch]:
     """One stretch per price; a single one if the claim keeps the price of its start."""
     if usage.claim:
         price, list_nano = timeline.at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
-            yield PriceStretch(start_ns, end_ns, price, list_nano)
+            yield price_book.PriceStretch(start_ns, end_ns, price, list_nano)
             return
     yield from timeline.stretches(start_ns, end_ns)
 
@@ -391,13 +390,13 @@ def _review_reason(usage: Usage, gap_ns: int) -> str:
 
 
 _KINDS = {
-    PriceGroup.TIME: ChargeKind.USAGE,
-    PriceGroup.RESERVATION: ChargeKind.RESERVATION,
-    PriceGroup.ENERGY: ChargeKind.ENERGY,
+    price_book.PriceGroup.TIME: ChargeKind.USAGE,
+    price_book.PriceGroup.RESERVATION: ChargeKind.RESERVATION,
+    price_book.PriceGroup.ENERGY: ChargeKind.ENERGY,
 }
 
 
-def _charge(usage: Usage, stretch: PriceStretch, price: Price) -> Charge:
+def _charge(usage: Usage, stretch: price_book.PriceStretch, price: price_book.Price) -> Charge:
     quantity = _quantity(usage, stretch.end_ns - stretch.start_ns, price.unit)
     return Charge(
         tenant=usage.tenant,

@@ -23,9 +23,14 @@ from fractions import Fraction
 import numpy as np
 
 from collector.audit.ledger_check import compare_ledger, outbox_records, summarize_differences
-from collector.billing import focus_files, focus_rows
+from collector.billing import (
+    focus_files,
+    focus_rows,
+    period_closing,
+    period_completeness,
+    period_rating,
+)
 from collector.billing.charges import Charge
-from collector.billing.focus_rows import Seller
 from collector.billing.invoices import (
     Invoice,
     InvoiceStatus,
@@ -34,16 +39,6 @@ from collector.billing.invoices import (
     draft_invoice,
     draft_invoices,
     manifest_root,
-)
-from collector.billing.period_closing import BillingBooks
-from collector.billing.period_completeness import GpuEvidence, UsageEvidence
-from collector.billing.period_rating import (
-    RatedPeriod,
-    RevisionNumbers,
-    ledger_root,
-    period_days,
-    rate_period,
-    rating_days,
 )
 from collector.evidence.review_rules import NOT_IN_SERVICE
 from collector.ledger.database import LedgerError
@@ -106,7 +101,9 @@ def worst_check(
     return ReconciliationCheck(rule, what, most.found, most.expected, parts, most.where)
 
 
-def check_amounts(invoices: Sequence[Invoice], seller: Seller) -> Iterator[ReconciliationCheck]:
+def check_amounts(
+    invoices: Sequence[Invoice], seller: focus_rows.Seller
+) -> Iterator[ReconciliationCheck]:
     """Compare the payable amount with rounded lines, FOCUS rows and CSV read back."""
     own = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
     payable = sum((invoice.payable for invoice in own), Fraction(0))
@@ -127,11 +124,11 @@ _Pair = tuple[str, Units, Units]
 
 
 def evidence_checks(
-    ledger: Ledger, evidence: UsageEvidence, period: Period
+    ledger: Ledger, evidence: period_completeness.UsageEvidence, period: Period
 ) -> list[ReconciliationCheck]:
     """Compare the newest ledger revisions of a period with all evidence of it."""
     found = _EvidenceComparison()
-    days = period_days(period)
+    days = period_rating.period_days(period)
     newest = ledger.newest(days.start, days.stop)
     by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
     for key, number in newest.items():
@@ -155,7 +152,9 @@ class _EvidenceComparison:
         self._counted: dict[CountedQuantity, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
 
-    def compare(self, known: GpuEvidence, written: dict[int, Revision], days: range) -> None:
+    def compare(
+        self, known: period_completeness.GpuEvidence, written: dict[int, Revision], days: range
+    ) -> None:
         """Compare all days of a GPU."""
         metered = _metered(known)
         places = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
@@ -220,7 +219,7 @@ class _EvidenceComparison:
         )
 
 
-def _metered(known: GpuEvidence) -> MeteredGpu:
+def _metered(known: period_completeness.GpuEvidence) -> MeteredGpu:
     return MeteredGpu.of(
         known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
     )
@@ -286,13 +285,13 @@ def _gpu_day_name(key: GpuDay) -> str:
 class RecomputedClosing:
     """Result of a closing, computed again."""
 
-    rated: RatedPeriod
+    rated: period_rating.RatedPeriod
     drafts: tuple[Invoice, ...]
     manifest_root: str
 
 
 def recompute_closing(
-    books: BillingBooks, closing: PeriodClosing, issued: Iterable[Invoice]
+    books: period_closing.BillingBooks, closing: PeriodClosing, issued: Iterable[Invoice]
 ) -> RecomputedClosing:
     """Rate again the revisions and prices of a closing.
 
@@ -302,8 +301,8 @@ def recompute_closing(
     if published is None:
         message = f"the ledger lacks version {closing.price_version} of the price book"
         raise LedgerError(message)
-    numbers = RevisionNumbers.given(books.store.revisions(closing.number))
-    rated = rate_period(books.ledger, published.book, closing.period, numbers)
+    numbers = period_rating.RevisionNumbers.given(books.store.revisions(closing.number))
+    rated = period_rating.rate_period(books.ledger, published.book, closing.period, numbers)
     sources = dict(rated.sources)
     decided = [line.charge for one in issued for line in one.lines if line.charge.unit is None]
     charges = [*rated.charges, *decided]
@@ -311,17 +310,22 @@ def recompute_closing(
         found = tuple(_replacement(books, closing, one, charges) for one in issued)
     else:
         for earlier in closing.corrected:
-            again = rate_period(books.ledger, published.book, earlier, numbers)
+            again = period_rating.rate_period(books.ledger, published.book, earlier, numbers)
             standing = books.store.standing(earlier.start_ns, closing)
             charges += correction_charges(standing, again.charges, earlier, closing.period.start_ns)
             sources |= again.sources
         found = draft_invoices(charges, closing.period, closing.currency)
-    root = manifest_root(closing.period, closing.price_version, ledger_root(sources), found)
+    root = manifest_root(
+        closing.period, closing.price_version, period_rating.ledger_root(sources), found
+    )
     return RecomputedClosing(rated, found, root)
 
 
 def _replacement(
-    books: BillingBooks, closing: PeriodClosing, invoice: Invoice, charges: Iterable[Charge]
+    books: period_closing.BillingBooks,
+    closing: PeriodClosing,
+    invoice: Invoice,
+    charges: Iterable[Charge],
 ) -> Invoice:
     """The invoice of one tenant, with the corrections of the invoice that it replaces."""
     replaced = books.store.invoice(invoice.replaces)
@@ -337,7 +341,7 @@ MAX_UNKNOWN = Fraction(1, 1000)
 
 
 def reconcile_period(
-    books: BillingBooks, period: Period, seller: Seller
+    books: period_closing.BillingBooks, period: Period, seller: focus_rows.Seller
 ) -> list[ReconciliationCheck]:
     """All checks of a period; R1, R2 and R4 need evidence.
 
@@ -360,10 +364,14 @@ def reconcile_period(
     )
 
 
-def check_records(books: BillingBooks, period: Period) -> Iterator[ReconciliationCheck]:
+def check_records(
+    books: period_closing.BillingBooks, period: Period
+) -> Iterator[ReconciliationCheck]:
     """R8: rows changed, added or removed by hand; of ledger days, those of the period."""
     with books.ledger.database.transaction() as connection:
-        compared = compare_ledger(connection, outbox_records(connection), rating_days(period))
+        compared = compare_ledger(
+            connection, outbox_records(connection), period_rating.rating_days(period)
+        )
     what = "rows as written, as committed by heads, as recorded"
     rows, wrong = compared.rows.total(), len(compared.wrong) + compared.more
     where = summarize_differences(compared)
@@ -371,7 +379,7 @@ def check_records(books: BillingBooks, period: Period) -> Iterator[Reconciliatio
 
 
 def closing_checks(
-    books: BillingBooks, closing: PeriodClosing, seller: Seller
+    books: period_closing.BillingBooks, closing: PeriodClosing, seller: focus_rows.Seller
 ) -> Iterator[ReconciliationCheck]:
     """R5 and R7 of a closing."""
     issued = books.store.of_closing(closing.number)
@@ -383,7 +391,7 @@ def closing_checks(
     yield from check_recomputed(closing, issued, again)
 
 
-def check_billable_time(rated: RatedPeriod) -> ReconciliationCheck:
+def check_billable_time(rated: period_rating.RatedPeriod) -> ReconciliationCheck:
     """R5: billable time in the ledger is charged, free by tariff, or undecided."""
     pairs = (
         (f"{of.tenant}, {of.sku}, {of.state}", rated.taken.get(of, 0), rated.held.get(of, 0))

@@ -14,17 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Row,
-    Table,
-    Text,
-)
+import sqlalchemy as sa
 
 from collector.billing.charges import Charge, ChargeKind, PriceUnit
 from collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus, PeriodClosing
@@ -33,30 +23,30 @@ from collector.ledger.row_conversion import GpuDay, RowValues
 from collector.ledger.schema import cover_table, integers, make_append_only, metadata, texts
 from collector.metering.units import Period
 
-price_books = Table(
+price_books = sa.Table(
     "billing_price_book",
     metadata,
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("published_ns", BigInteger, nullable=False),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("published_ns", sa.BigInteger, nullable=False),
     *texts("currency", "content_hash"),
-    Column("recorded_ns", BigInteger, nullable=False),
+    sa.Column("recorded_ns", sa.BigInteger, nullable=False),
     *texts("recorded_by", "text"),
 )
 """Price books as they were published."""
 
-closings = Table(
+closings = sa.Table(
     "billing_closing",
     metadata,
-    Column("closing", BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("closing", sa.BigInteger, primary_key=True, autoincrement=False),
     *integers("period_start_ns", "period_end_ns"),
-    Column("tenant_id", Text, nullable=False),
-    Column("closed_ns", BigInteger, nullable=False),
+    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column("closed_ns", sa.BigInteger, nullable=False),
     *texts("closed_by", "currency"),
-    Column("price_version", ForeignKey("billing_price_book.version"), nullable=False),
+    sa.Column("price_version", sa.ForeignKey("billing_price_book.version"), nullable=False),
     *texts("ledger_root", "manifest_root", "corrected", "missing"),
-    CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
+    sa.CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
-Index(
+sa.Index(
     "billing_closing_period",
     closings.c.period_start_ns,
     unique=True,
@@ -64,92 +54,92 @@ Index(
     postgresql_where=closings.c.tenant_id == "",
 )
 
-closing_revisions = Table(
+closing_revisions = sa.Table(
     "billing_closing_revision",
     metadata,
-    Column("closing", ForeignKey("billing_closing.closing"), primary_key=True),
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, nullable=False),
-    ForeignKeyConstraint(
+    sa.Column("closing", sa.ForeignKey("billing_closing.closing"), primary_key=True),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.ForeignKeyConstraint(
         ["gpu_uuid", "day", "revision"],
         ["ledger_revision.gpu_uuid", "ledger_revision.day", "ledger_revision.revision"],
     ),
-    Index("billing_closing_revision_day", "gpu_uuid", "day"),
+    sa.Index("billing_closing_revision_day", "gpu_uuid", "day"),
 )
 """The revisions of the ledger that a closing used."""
 
-adjustments = Table(
+adjustments = sa.Table(
     "billing_adjustment",
     metadata,
-    Column("charge_id", Text, primary_key=True),
+    sa.Column("charge_id", sa.Text, primary_key=True),
     *texts("tenant_id", "kind"),
     *integers("service_t0_ns", "service_t1_ns"),
     *texts("amount", "currency", "reason"),
-    Column("recorded_ns", BigInteger, nullable=False),
-    Column("recorded_by", Text, nullable=False),
+    sa.Column("recorded_ns", sa.BigInteger, nullable=False),
+    sa.Column("recorded_by", sa.Text, nullable=False),
 )
 """Credits and adjustments, billed by the next closing."""
 
-invoices = Table(
+invoices = sa.Table(
     "billing_invoice",
     metadata,
-    Column("invoice_id", Text, primary_key=True),
-    Column("closing", ForeignKey("billing_closing.closing"), nullable=False),
-    Column("tenant_id", Text, nullable=False),
+    sa.Column("invoice_id", sa.Text, primary_key=True),
+    sa.Column("closing", sa.ForeignKey("billing_closing.closing"), nullable=False),
+    sa.Column("tenant_id", sa.Text, nullable=False),
     *integers("period_start_ns", "period_end_ns"),
-    Column("currency", Text, nullable=False),
-    Column("total_minor", BigInteger, nullable=False),
-    Column("content_hash", Text, nullable=False, unique=True),
-    Column("replaces", Text, nullable=False),
-    Column("issued_ns", BigInteger, nullable=False),
-    Index("billing_invoice_tenant", "tenant_id", "period_start_ns"),
+    sa.Column("currency", sa.Text, nullable=False),
+    sa.Column("total_minor", sa.BigInteger, nullable=False),
+    sa.Column("content_hash", sa.Text, nullable=False, unique=True),
+    sa.Column("replaces", sa.Text, nullable=False),
+    sa.Column("issued_ns", sa.BigInteger, nullable=False),
+    sa.Index("billing_invoice_tenant", "tenant_id", "period_start_ns"),
 )
 
-charges = Table(
+charges = sa.Table(
     "billing_charge",
     metadata,
-    Column("invoice_id", ForeignKey("billing_invoice.invoice_id"), primary_key=True),
-    Column("charge_id", Text, primary_key=True),
+    sa.Column("invoice_id", sa.ForeignKey("billing_invoice.invoice_id"), primary_key=True),
+    sa.Column("charge_id", sa.Text, primary_key=True),
     *texts("tenant_id", "kind"),
     *integers("service_t0_ns", "service_t1_ns"),
-    Column("amount", Text, nullable=False),
-    Column("amount_minor", BigInteger, nullable=False),
+    sa.Column("amount", sa.Text, nullable=False),
+    sa.Column("amount_minor", sa.BigInteger, nullable=False),
     *texts("sku", "quantity"),
-    Column("unit", Text),
+    sa.Column("unit", sa.Text),
     *integers("price_nano", "list_nano", "price_version"),
     *texts("resource", "mig_profile", "claim_id", "state", "note", "corrects"),
-    Column("corrected_in_ns", BigInteger),
+    sa.Column("corrected_in_ns", sa.BigInteger),
 )
 """The lines of invoices; `amount` is exact, `amount_minor` its share of the rounded total."""
 
-reviews = Table(
+reviews = sa.Table(
     "billing_review",
     metadata,
-    Column("closing", ForeignKey("billing_closing.closing"), primary_key=True),
-    Column("review", BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("closing", sa.ForeignKey("billing_closing.closing"), primary_key=True),
+    sa.Column("review", sa.BigInteger, primary_key=True, autoincrement=False),
     *texts("tenant_id", "resource", "sku", "claim_id", "state"),
     *integers("units", "start_ns", "end_ns"),
-    Column("reason", Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
 )
 """Use that a closing did not bill because it needs a decision."""
 
-voids = Table(
+voids = sa.Table(
     "billing_void",
     metadata,
-    Column("invoice_id", ForeignKey("billing_invoice.invoice_id"), primary_key=True),
-    Column("voided_ns", BigInteger, nullable=False),
+    sa.Column("invoice_id", sa.ForeignKey("billing_invoice.invoice_id"), primary_key=True),
+    sa.Column("voided_ns", sa.BigInteger, nullable=False),
     *texts("voided_by", "reason"),
 )
 
-openings = Table(
+openings = sa.Table(
     "billing_opening",
     metadata,
-    Column("opening", BigInteger, primary_key=True, autoincrement=False),
-    Column("opening_ns", BigInteger, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("recorded_ns", BigInteger, nullable=False),
-    Column("recorded_by", Text, nullable=False),
+    sa.Column("opening", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("opening_ns", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("recorded_ns", sa.BigInteger, nullable=False),
+    sa.Column("recorded_by", sa.Text, nullable=False),
 )
 """Dates before which nothing is billed; the newest row applies."""
 
@@ -196,7 +186,7 @@ def closing_row(closing: PeriodClosing) -> RowValues:
     }
 
 
-def closing_from_row(row: Row[Any]) -> PeriodClosing:
+def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
     """The closing of a row."""
     corrected = msgspec.json.decode(row.corrected, type=list[tuple[int, int]])
     return PeriodClosing(
@@ -245,7 +235,7 @@ def charge_row(line: InvoiceLine, invoice_id: str) -> RowValues:
     }
 
 
-def line_from_row(row: Row[Any]) -> InvoiceLine:
+def line_from_row(row: sa.Row[Any]) -> InvoiceLine:
     """The line of a row."""
     converted = {
         "kind": ChargeKind(row.kind),
@@ -256,7 +246,7 @@ def line_from_row(row: Row[Any]) -> InvoiceLine:
     return InvoiceLine(Charge(**_values(row, Charge) | converted), row.amount_minor)
 
 
-def invoice_from_row(row: Row[Any], lines: Sequence[InvoiceLine]) -> Invoice:
+def invoice_from_row(row: sa.Row[Any], lines: Sequence[InvoiceLine]) -> Invoice:
     """The invoice of a row and its lines. Raises InvoiceError if they differ from what was issued."""
     return Invoice(
         tenant=row.tenant_id,
@@ -276,7 +266,7 @@ def review_row(one: UndecidedUse, closing: int, position: int) -> RowValues:
     return _columns(one) | {"closing": closing, "review": position, "state": str(one.state)}
 
 
-def review_from_row(row: Row[Any]) -> UndecidedUse:
+def review_from_row(row: sa.Row[Any]) -> UndecidedUse:
     """Undecided use of a closing, from its row."""
     return UndecidedUse(**_values(row, UndecidedUse))
 
@@ -291,7 +281,7 @@ def _columns(record: Charge | UndecidedUse) -> RowValues:
     return {_COLUMN_OF_FIELD.get(name, name): getattr(record, name) for name in names}
 
 
-def _values(row: Row[Any], kind: type[Charge | UndecidedUse]) -> dict[str, Any]:
+def _values(row: sa.Row[Any], kind: type[Charge | UndecidedUse]) -> dict[str, Any]:
     """The columns of a row by field."""
     names = [field.name for field in fields(kind)]
     return {name: getattr(row, _COLUMN_OF_FIELD.get(name, name)) for name in names}

@@ -14,45 +14,37 @@ from importlib.util import find_spec
 import msgspec
 from sqlalchemy import select
 
-from collector.billing import BillingError, tables
-from collector.billing.export import (
-    ExportError,
-    ExportFormat,
-    ExportOrder,
-    InvoiceSequence,
-    export_document,
+from collector.billing import (
+    BillingError,
+    export,
+    export_provenance,
+    focus_rows,
+    invoices,
+    period_closing,
+    period_rating,
+    statement_formats,
+    tables,
 )
-from collector.billing.export_provenance import with_origins
-from collector.billing.focus_rows import Seller, SellerFileError
-from collector.billing.invoices import (
-    ClosingError,
-    Invoice,
-    InvoiceError,
-    InvoiceStatus,
-    PeriodClosing,
-    draft_invoice,
-)
-from collector.billing.period_closing import Bill, BillingBooks
-from collector.billing.period_rating import undecided_of_tenant
 from collector.billing.statement import TenantStatement
-from collector.billing.statement_formats import as_csv, as_html, as_json, as_text
 from collector.ledger.database import LedgerError
 from collector.metering.units import Period, parse_period, period_name
 from railscope.settings import SettingsError
 
 STATEMENT_FORMATS: Mapping[str, Callable[[TenantStatement], bytes]] = {
-    "text": lambda statement: f"{as_text(statement)}\n".encode(),
-    "html": lambda statement: as_html(statement).encode(),
-    "csv": as_csv,
-    "json": as_json,
+    "text": lambda statement: f"{statement_formats.as_text(statement)}\n".encode(),
+    "html": lambda statement: statement_formats.as_html(statement).encode(),
+    "csv": statement_formats.as_csv,
+    "json": statement_formats.as_json,
 }
 
 
-class UnknownTenantError(ClosingError):
+class UnknownTenantError(invoices.ClosingError):
     """A tenant without an invoice or undecided time in a period."""
 
 
-def statement_periods(books: BillingBooks, tenant: str | None = None) -> list[Period]:
+def statement_periods(
+    books: period_closing.BillingBooks, tenant: str | None = None
+) -> list[Period]:
     """The closed periods; of a tenant, those with an invoice or with undecided time."""
     closings = books.store.closings()
     if tenant is None:
@@ -63,7 +55,7 @@ def statement_periods(books: BillingBooks, tenant: str | None = None) -> list[Pe
 
 
 def read_statement(
-    books: BillingBooks, tenant: str, period: Period, seller: str = ""
+    books: period_closing.BillingBooks, tenant: str, period: Period, seller: str = ""
 ) -> TenantStatement:
     """The statement of a closed period: of the valid invoice, else of the newest void one.
 
@@ -77,7 +69,7 @@ def read_statement(
         message = (
             f"{period_name(period)} is not closed: expected one of the closed periods: {known}"
         )
-        raise ClosingError(message)
+        raise invoices.ClosingError(message)
     own = [one for one in books.store.heads(period, tenant) if one.period == period]
     if not own:
         return _without_invoice(books, tenant, closings, seller)
@@ -86,11 +78,14 @@ def read_statement(
 
 
 def _without_invoice(
-    books: BillingBooks, tenant: str, closings: Sequence[PeriodClosing], seller: str
+    books: period_closing.BillingBooks,
+    tenant: str,
+    closings: Sequence[invoices.PeriodClosing],
+    seller: str,
 ) -> TenantStatement:
     """The statement of a tenant without an invoice in a closing. Raises UnknownTenantError."""
     closing = next(one for one in closings if not one.tenant)
-    reviews = undecided_of_tenant(books.store.reviews(closing.number), tenant)
+    reviews = period_rating.undecided_of_tenant(books.store.reviews(closing.number), tenant)
     if not reviews:
         tenants = {one.tenant for one in books.store.heads(closing.period)}
         message = (
@@ -99,7 +94,7 @@ def _without_invoice(
         )
         raise UnknownTenantError(message)
     return TenantStatement(
-        invoice=draft_invoice((), tenant, closing.period, closing.currency),
+        invoice=invoices.draft_invoice((), tenant, closing.period, closing.currency),
         seller=seller,
         undecided=reviews,
         roots=_roots(closing),
@@ -109,16 +104,16 @@ def _without_invoice(
 
 
 def read_invoice_statement(
-    books: BillingBooks, invoice_id: str, seller: str = ""
+    books: period_closing.BillingBooks, invoice_id: str, seller: str = ""
 ) -> TenantStatement:
     """The statement of one invoice, void or not. Raises ClosingError if there is none."""
     found = books.store.invoice(invoice_id)
     if found is None:
         message = f"unknown invoice {invoice_id}"
-        raise ClosingError(message)
+        raise invoices.ClosingError(message)
     invoice, number = found
     closing = next(one for one in books.store.closings() if one.number == number)
-    reviews = undecided_of_tenant(books.store.reviews(number), invoice.tenant)
+    reviews = period_rating.undecided_of_tenant(books.store.reviews(number), invoice.tenant)
     revisions = books.store.revisions(number, {line.charge.resource for line in invoice.lines})
     return TenantStatement(
         invoice=invoice,
@@ -132,9 +127,9 @@ def read_invoice_statement(
     )
 
 
-def preview_statement(bill: Bill, tenant: str, seller: str = "") -> TenantStatement:
+def preview_statement(bill: period_closing.Bill, tenant: str, seller: str = "") -> TenantStatement:
     """Preview of a tenant's invoice for an open period, from the current ledger."""
-    empty = draft_invoice((), tenant, bill.period, bill.book.currency)
+    empty = invoices.draft_invoice((), tenant, bill.period, bill.book.currency)
     found = next((one for one in bill.drafts if one.tenant == tenant), empty)
     marks = ["Not binding: computed from the current ledger"]
     if bill.lacking.all:
@@ -142,17 +137,19 @@ def preview_statement(bill: Bill, tenant: str, seller: str = "") -> TenantStatem
     return TenantStatement(
         invoice=found,
         seller=seller,
-        undecided=undecided_of_tenant(bill.undecided, tenant),
+        undecided=period_rating.undecided_of_tenant(bill.undecided, tenant),
         revisions={key: source.revision for key, source in bill.sources.items()},
         marks=marks,
         clock_suspect={key: source.clock_suspect for key, source in bill.sources.items()},
     )
 
 
-def _marks(books: BillingBooks, invoice: Invoice, closing: PeriodClosing) -> list[str]:
+def _marks(
+    books: period_closing.BillingBooks, invoice: invoices.Invoice, closing: invoices.PeriodClosing
+) -> list[str]:
     """Reasons why an invoice is not final."""
     found = []
-    if invoice.status is InvoiceStatus.VOID:
+    if invoice.status is invoices.InvoiceStatus.VOID:
         others = books.store.heads(invoice.period, invoice.tenant)
         by = next((one for one in others if one.replaces == invoice.invoice_id), None)
         instead = f"; replaced by {by.invoice_id}" if by else ""
@@ -161,7 +158,7 @@ def _marks(books: BillingBooks, invoice: Invoice, closing: PeriodClosing) -> lis
     return found + _provisional(closing)
 
 
-def _provisional(closing: PeriodClosing) -> list[str]:
+def _provisional(closing: invoices.PeriodClosing) -> list[str]:
     # Listing the days would disclose GPUs of other tenants.
     text = (
         "PROVISIONAL: closed before all days were final in the ledger; later changes"
@@ -170,11 +167,18 @@ def _provisional(closing: PeriodClosing) -> list[str]:
     return [text] if closing.missing else []
 
 
-def _roots(closing: PeriodClosing) -> dict[str, str]:
+def _roots(closing: invoices.PeriodClosing) -> dict[str, str]:
     return {"Ledger root": closing.ledger_root, "Closing root": closing.manifest_root}
 
 
-_FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileError, SettingsError)
+_FAILURES = (
+    export.ExportError,
+    invoices.InvoiceError,
+    LedgerError,
+    OverflowError,
+    focus_rows.SellerFileError,
+    SettingsError,
+)
 
 
 class BillingUnavailableError(BillingError, RuntimeError):
@@ -198,8 +202,8 @@ class BillingReader:
     that a changed file takes effect at once.
     """
 
-    books: BillingBooks
-    seller: Callable[[Iterable[str]], Seller]
+    books: period_closing.BillingBooks
+    seller: Callable[[Iterable[str]], focus_rows.Seller]
     wall_ns: Callable[[], int] = time.time_ns
 
     @property
@@ -212,8 +216,8 @@ class BillingReader:
         """Formats of an export; Parquet only if PyArrow is installed."""
         return [
             form
-            for form in ExportFormat
-            if form is not ExportFormat.PARQUET or find_spec("pyarrow")
+            for form in export.ExportFormat
+            if form is not export.ExportFormat.PARQUET or find_spec("pyarrow")
         ]
 
     def issued(self, tenant: str | None) -> list[IssuedInvoice]:
@@ -260,17 +264,19 @@ class BillingReader:
                 return STATEMENT_FORMATS[form](
                     read_statement(self.books, tenant, parse_period(period), seller)
                 )
-            except ClosingError:
+            except invoices.ClosingError:
                 return None
 
     def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
         """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""
         with _readable():
             span = parse_period(period)
-            found = InvoiceSequence(tuple(self.books.store.invoices(span, tenant)))
+            found = export.InvoiceSequence(tuple(self.books.store.invoices(span, tenant)))
             seller = self.seller({invoice.tenant for invoice in found.all})
-            order = ExportOrder(seller, self.wall_ns(), period=span, tenant=tenant)
-            return export_document(found, with_origins(order, self.books), ExportFormat(form))
+            order = export.ExportOrder(seller, self.wall_ns(), period=span, tenant=tenant)
+            return export.export_document(
+                found, export_provenance.with_origins(order, self.books), export.ExportFormat(form)
+            )
 
 
 @contextmanager

@@ -18,22 +18,13 @@ from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.audit.housekeeping_files import LogLockedError
 from collector.audit.housekeeping_upgrade import upgrade_housekeeping
 from collector.audit.journal import JournalError, read_journal
-from collector.audit.log_secrets import SALTS_DIRECTORY as PERSONAL
-from collector.audit.log_secrets import PersonalSalts, SaltError
+from collector.audit.log_secrets import SALTS_DIRECTORY as PERSONAL, PersonalSalts, SaltError
 from collector.audit.tiles import ProofError, TileError, Tiles, check_proof, make_proof
 from collector.audit.verification import Cosigner, verify_log
 from collector.config import CollectorSettings
 from collector.ledger.audit_outbox import LedgerRecords
+from railscope.audit import signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
-from railscope.audit.signed_note import (
-    SIZE,
-    Checkpoint,
-    NoteError,
-    PublicKey,
-    SecretKey,
-    read_checkpoint,
-    read_note,
-)
 from railscope.timestamps import format_timestamp
 
 
@@ -41,8 +32,8 @@ def note_of(directory: Path) -> str:
     """The checkpoint file of a log, unverified."""
     path = directory / "checkpoint"
     try:
-        return read_note(path)
-    except NoteError as error:
+        return signed_note.read_note(path)
+    except signed_note.NoteError as error:
         message = f"{path}: {error}"
         raise click.ClickException(message) from error
     except OSError as error:
@@ -50,11 +41,11 @@ def note_of(directory: Path) -> str:
         raise click.ClickException(message) from error
 
 
-def checkpoint_of(note: str, key: PublicKey, directory: Path) -> Checkpoint:
+def checkpoint_of(note: str, key: signed_note.PublicKey, directory: Path) -> signed_note.Checkpoint:
     """The checkpoint in a note, after verification of its signature."""
     try:
-        return read_checkpoint(note, key)
-    except NoteError as error:
+        return signed_note.read_checkpoint(note, key)
+    except signed_note.NoteError as error:
         message = f"{directory / 'checkpoint'}: {error}"
         raise click.ClickException(message) from error
 
@@ -65,7 +56,7 @@ def _claimed_size(directory: Path) -> int:
     if not path.exists():
         return 0
     lines = note_of(directory).split("\n")
-    if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
+    if len(lines) < len(("origin", "size")) or not signed_note.SIZE.fullmatch(lines[1]):
         message = f"{path}: missing checkpoint; fix: run `railscope audit verify`"
         raise click.ClickException(message)
     return int(lines[1])
@@ -236,7 +227,7 @@ def upgrade_command(directory: Path, secret_key: Path) -> None:
     with the version that wrote it.
     """
     try:
-        size = upgrade_housekeeping(directory, SecretKey.parse(secret_key.read_text()))
+        size = upgrade_housekeeping(directory, signed_note.SecretKey.parse(secret_key.read_text()))
     except (ValueError, LogLockedError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"upgraded: {size} records, housekeeping files signed")
@@ -274,7 +265,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
     """Check a proof printed by `prove`; needs only the public key."""
     try:
         record = check_proof(file.read().decode(), _key(key))
-    except (ProofError, NoteError, UnicodeDecodeError) as error:
+    except (ProofError, signed_note.NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
         sys.exit(VerifyOutcome.ALTERED)
     click.echo(record.decode())
@@ -352,17 +343,17 @@ def tail(directory: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - 
 def _read_anchor(path: Path) -> str:
     """Read an anchor checkpoint. Raises VerifyError if the file contains none."""
     try:
-        return read_note(path)
-    except NoteError as error:
+        return signed_note.read_note(path)
+    except signed_note.NoteError as error:
         raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
     except OSError as error:
         raise VerifyError(VerifyOutcome.UNREADABLE, f"{path}: {error.strerror}") from error
 
 
-def _key(text: str) -> PublicKey:
+def _key(text: str) -> signed_note.PublicKey:
     """Parse a key, given as text or as the name of a file. Exits with status 3 if it is invalid."""
     try:
-        return PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
-    except (NoteError, OSError, UnicodeDecodeError) as error:
+        return signed_note.PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
+    except (signed_note.NoteError, OSError, UnicodeDecodeError) as error:
         click.echo(f"key problem: {error}", err=True)
         sys.exit(VerifyOutcome.KEY_PROBLEM)

@@ -16,45 +16,19 @@ from typing import Any
 
 import click
 
-from collector.billing import billing_demo as simulated
-from collector.billing import focus_rows
-from collector.billing.billing_demo import CLOSED_AGAIN_NS
-from collector.billing.export import (
-    ExportError,
-    ExportFormat,
-    ExportManifest,
-    ExportOrder,
-    InvoiceSequence,
-    InvoiceSource,
-    export_invoices,
+from collector.billing import (
+    billing_demo,
+    billing_demo as simulated,
+    export,
+    export_provenance,
+    focus_files,
+    focus_rows,
+    period_closing,
+    statement_formats,
+    tenant_statements,
 )
-from collector.billing.export_provenance import record_exported_files, with_origins
-from collector.billing.focus_files import FOCUS_VERSION, NoParquetError
 from collector.billing.invoices import InvoiceError
-from collector.billing.period_closing import BillingBooks
-from collector.billing.statement_formats import as_text
-from collector.billing.tenant_statements import read_invoice_statement
-from collector.commands.bill_decisions import (
-    accept_command,
-    accept_copy_command,
-    adjust_command,
-    credit_command,
-    opening_command,
-    prices,
-    reject_command,
-    review_command,
-    void_command,
-)
-from collector.commands.bill_periods import (
-    check_lines,
-    close_command,
-    closed_lines,
-    list_command,
-    overlaps_command,
-    preview_command,
-    reconcile_command,
-    statement_command,
-)
+from collector.commands import bill_decisions, bill_periods
 from collector.commands.command_options import CommandContext, deciding_command
 from collector.commands.import_jobs import import_jobs
 from collector.ledger.database import LedgerError
@@ -66,20 +40,18 @@ from railscope.audit.signed_note import NoteError, read_note
 
 def _forms(
     _context: click.Context, _parameter: click.Parameter, text: str
-) -> tuple[ExportFormat, ...]:
+) -> tuple[export.ExportFormat, ...]:
     try:
         # Each once, in the order of the enumeration.
-        formats = {ExportFormat(name.strip()) for name in text.split(",")}
+        formats = {export.ExportFormat(name.strip()) for name in text.split(",")}
     except ValueError as error:
-        message = (
-            f"{text!r}: expected one or more of {', '.join(ExportFormat)}, separated by commas"
-        )
+        message = f"{text!r}: expected one or more of {', '.join(export.ExportFormat)}, separated by commas"
         raise click.BadParameter(message) from error
-    return tuple(form for form in ExportFormat if form in formats)
+    return tuple(form for form in export.ExportFormat if form in formats)
 
 
 forms_option = click.option(
-    "--format", "forms", default=",".join(ExportFormat), show_default=True, callback=_forms,
+    "--format", "forms", default=",".join(export.ExportFormat), show_default=True, callback=_forms,
     metavar="FORMAT,…", help="csv, parquet (needs the extra parquet) or both.",
 )  # fmt: skip
 
@@ -94,7 +66,7 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 @click.command("export")
 @click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--focus", type=click.Choice([FOCUS_VERSION]), default=FOCUS_VERSION, show_default=True,
+    "--focus", type=click.Choice([focus_files.FOCUS_VERSION]), default=focus_files.FOCUS_VERSION, show_default=True,
     expose_value=False, help="FOCUS version.",
 )  # fmt: skip
 @forms_option
@@ -130,7 +102,7 @@ def export_command(place: CommandContext, directory: Path, **options: Any) -> No
 class _ExportOptions:
     """Options of the command."""
 
-    forms: tuple[ExportFormat, ...]
+    forms: tuple[export.ExportFormat, ...]
     period: Period | None
     tenant: str | None
     sellers: Path | None
@@ -141,12 +113,12 @@ class _ExportOptions:
 def _export(place: CommandContext, directory: Path, options: _ExportOptions) -> None:
     by = place.by
     with place.books() as books:
-        found = InvoiceSequence(tuple(books.store.invoices(options.period, options.tenant)))
+        found = export.InvoiceSequence(tuple(books.store.invoices(options.period, options.tenant)))
         if options.sellers is None:
             seller = place.seller({invoice.tenant for invoice in found.all})
         else:
             seller = focus_rows.read_seller(options.sellers)
-        order = ExportOrder(
+        order = export.ExportOrder(
             seller=seller,
             exported_ns=by.now_ns,
             forms=options.forms,
@@ -159,14 +131,16 @@ def _export(place: CommandContext, directory: Path, options: _ExportOptions) -> 
             _with_origins(order, books),
             directory,
             replace=options.force,
-            recorder=lambda manifest: record_exported_files(books, manifest, by),
+            recorder=lambda manifest: export_provenance.record_exported_files(books, manifest, by),
         )
 
 
-def _with_origins(order: ExportOrder, books: BillingBooks) -> ExportOrder:
+def _with_origins(
+    order: export.ExportOrder, books: period_closing.BillingBooks
+) -> export.ExportOrder:
     try:
-        return with_origins(order, books)
-    except ExportError as error:
+        return export_provenance.with_origins(order, books)
+    except export.ExportError as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -181,20 +155,22 @@ def _checkpoint(log: Path | None) -> str | None:
 
 
 def write_export(
-    invoices: InvoiceSource,
-    order: ExportOrder,
+    invoices: export.InvoiceSource,
+    order: export.ExportOrder,
     directory: Path,
     *,
     replace: bool,
-    recorder: Callable[[ExportManifest], None] = lambda _: None,
+    recorder: Callable[[export.ExportManifest], None] = lambda _: None,
 ) -> None:
     """Write an export and print its summary. Raises ClickException for any error."""
     try:
-        manifest = export_invoices(invoices, order, directory, replace=replace, record=recorder)
-    except NoParquetError as error:
+        manifest = export.export_invoices(
+            invoices, order, directory, replace=replace, record=recorder
+        )
+    except focus_files.NoParquetError as error:
         message = f"{error}; or export without it: --format csv"
         raise click.ClickException(message) from error
-    except (ExportError, InvoiceError, OverflowError) as error:
+    except (export.ExportError, InvoiceError, OverflowError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
@@ -203,7 +179,7 @@ def write_export(
         click.echo(line)
 
 
-def summary(manifest: ExportManifest) -> list[str]:
+def summary(manifest: export.ExportManifest) -> list[str]:
     """Summary of an export: a line for every invoice, every currency and every file."""
     width = max((len(one.tenant) for one in manifest.invoices), default=0)
     lines = [] if manifest.invoices else ["no invoice is issued"]
@@ -231,7 +207,7 @@ _NO_DAY = 1 << 40
     help="Write the invoices as FOCUS 1.2 to this directory.",
 )
 @forms_option
-def demo(url: str | None, directory: Path | None, forms: tuple[ExportFormat, ...]) -> None:
+def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportFormat, ...]) -> None:
     """Bill two simulated months of two tenants, with faults, a stale agent and late evidence.
 
     Metered into a ledger, closed, corrected and reconciled by the production code. Exit status 1 if
@@ -254,28 +230,30 @@ def demo(url: str | None, directory: Path | None, forms: tuple[ExportFormat, ...
     sys.exit(0 if passed else 1)
 
 
-def _run(ledger: Ledger, directory: Path | None, forms: tuple[ExportFormat, ...]) -> bool:
+def _run(ledger: Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]) -> bool:
     found = simulated.run_demo(ledger)
-    books = BillingBooks.of(ledger)
+    books = period_closing.BillingBooks.of(ledger)
     for closed in (found.closed, found.later):
         click.echo(f"CLOSING {period_name(closed.closing.period)}")
-        for line in closed_lines(closed):
+        for line in bill_periods.closed_lines(closed):
             click.echo(f"  {line}")
         for invoice in closed.invoices:
-            issued = read_invoice_statement(
+            issued = tenant_statements.read_invoice_statement(
                 books, invoice.invoice_id, simulated.SELLER.invoice_issuer
             )
-            click.echo(f"\n{as_text(issued)}")
+            click.echo(f"\n{statement_formats.as_text(issued)}")
         for one in books.store.reviews(closed.closing.number):
             if not one.tenant:
                 click.echo(f"\nnot billed until decided, no tenant: {one}")
         click.echo()
     click.echo("RECONCILIATION of both")
-    for line in check_lines(found.checks):
+    for line in bill_periods.check_lines(found.checks):
         click.echo(line)
     if directory is not None:
-        order = ExportOrder(simulated.SELLER, CLOSED_AGAIN_NS, forms)
-        write_export(books.store, with_origins(order, books), directory, replace=True)
+        order = export.ExportOrder(simulated.SELLER, billing_demo.CLOSED_AGAIN_NS, forms)
+        write_export(
+            books.store, export_provenance.with_origins(order, books), directory, replace=True
+        )
     return found.balances
 
 
@@ -285,9 +263,9 @@ def bill() -> None:
 
 
 for command in (
-    accept_command, accept_copy_command, adjust_command, close_command, credit_command, demo,
-    export_command, import_jobs, list_command, opening_command, overlaps_command, prices,
-    preview_command, reconcile_command, reject_command, review_command, statement_command,
-    void_command,
+    bill_decisions.accept_command, bill_decisions.accept_copy_command, bill_decisions.adjust_command, bill_periods.close_command, bill_decisions.credit_command, demo,
+    export_command, import_jobs, bill_periods.list_command, bill_decisions.opening_command, bill_periods.overlaps_command, bill_decisions.prices,
+    bill_periods.preview_command, bill_periods.reconcile_command, bill_decisions.reject_command, bill_decisions.review_command, bill_periods.statement_command,
+    bill_decisions.void_command,
 ):  # fmt: skip
     bill.add_command(command)

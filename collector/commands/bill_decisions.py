@@ -18,25 +18,10 @@ from pathlib import Path
 
 import click
 
-from collector.billing import administration
-from collector.billing.charges import Charge, exponent_of, format_decimal
-from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
-from collector.billing.period_closing import BillingBooks
-from collector.billing.price_book import PriceBook, PriceBookError, check_appended, parse_price_book
+from collector.billing import administration, charges, invoices, period_closing, price_book
+from collector.commands import command_options
 from collector.commands.bill_periods import closed_lines
-from collector.commands.command_options import (
-    CommandContext,
-    deciding_command,
-    ledger_command,
-    period_argument,
-)
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.review_decisions import (
-    PendingEvidence,
-    ReviewDecision,
-    find_pending_evidence,
-    record_decision,
-)
+from collector.evidence import evidence_store, review_decisions
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
 from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
@@ -67,8 +52,8 @@ _FORCE = click.option(
 @click.command("opening")
 @click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
 @_DECISION_REASON
-@deciding_command
-def opening_command(place: CommandContext, day: datetime, reason: str) -> None:
+@command_options.deciding_command
+def opening_command(place: command_options.CommandContext, day: datetime, reason: str) -> None:
     """Bill nothing before DAY (such as 2026-10-01, UTC): earlier time is on no invoice.
 
     Without an opening date no period can be closed while earlier days have billable or undecided
@@ -84,8 +69,10 @@ def opening_command(place: CommandContext, day: datetime, reason: str) -> None:
 @click.argument("invoice")
 @_DECISION_REASON
 @click.option("--replace", is_flag=True, help="Issue a replacement invoice now.")
-@deciding_command
-def void_command(place: CommandContext, invoice: str, reason: str, *, replace: bool) -> None:
+@command_options.deciding_command
+def void_command(
+    place: command_options.CommandContext, invoice: str, reason: str, *, replace: bool
+) -> None:
     """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
     with place.books() as books:
         if replace:
@@ -98,13 +85,13 @@ def void_command(place: CommandContext, invoice: str, reason: str, *, replace: b
 
 @click.command("adjust", context_settings=_ARBITRARY)
 @click.argument("tenant")
-@period_argument()
+@command_options.period_argument()
 @click.argument("amount", callback=_amount)
 @_DECISION_REASON
 @_FORCE
-@deciding_command
+@command_options.deciding_command
 def adjust_command(  # noqa: PLR0913 - each is an option
-    place: CommandContext,
+    place: command_options.CommandContext,
     tenant: str,
     period: Period,
     amount: Fraction,
@@ -115,19 +102,23 @@ def adjust_command(  # noqa: PLR0913 - each is an option
     """Bill TENANT an AMOUNT of either sign for PERIOD, by decision, with the next closing."""
     with place.books() as books:
         _record(
-            books, adjustment_charge(tenant, amount, period, reason), period, place, force=force
+            books,
+            invoices.adjustment_charge(tenant, amount, period, reason),
+            period,
+            place,
+            force=force,
         )
 
 
 @click.command("credit", context_settings=_ARBITRARY)
 @click.argument("tenant")
-@period_argument()
+@command_options.period_argument()
 @click.argument("amount", callback=_amount)
 @_DECISION_REASON
 @_FORCE
-@deciding_command
+@command_options.deciding_command
 def credit_command(  # noqa: PLR0913 - each is an option
-    place: CommandContext,
+    place: command_options.CommandContext,
     tenant: str,
     period: Period,
     amount: Fraction,
@@ -143,14 +134,25 @@ def credit_command(  # noqa: PLR0913 - each is an option
         )
         raise click.ClickException(message)
     with place.books() as books:
-        _record(books, credit_charge(tenant, amount, period, reason), period, place, force=force)
+        _record(
+            books,
+            invoices.credit_charge(tenant, amount, period, reason),
+            period,
+            place,
+            force=force,
+        )
 
 
 def _record(
-    books: BillingBooks, charge: Charge, period: Period, place: CommandContext, *, force: bool
+    books: period_closing.BillingBooks,
+    charge: charges.Charge,
+    period: Period,
+    place: command_options.CommandContext,
+    *,
+    force: bool,
 ) -> None:
     added, currency = administration.record(books, charge, place.by, force=force)
-    shown = format_decimal(charge.amount, exponent_of(currency))
+    shown = charges.format_decimal(charge.amount, charges.exponent_of(currency))
     done = "recorded, for the next closing" if added else "already recorded"
     what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
     click.echo(f"{what}: {done}")
@@ -161,8 +163,8 @@ def _record(
 @click.confirmation_option(
     prompt="Data that only the newest database contained is lost, and recorded as lost. Continue?"
 )
-@deciding_command
-def accept_copy_command(place: CommandContext, reason: str) -> None:
+@command_options.deciding_command
+def accept_copy_command(place: command_options.CommandContext, reason: str) -> None:
     """Accept an older copy of the ledger's database, because the newest is lost.
 
     The copy gets a new identity, which is recorded permanently. `railscope audit verify --ledger`
@@ -173,17 +175,19 @@ def accept_copy_command(place: CommandContext, reason: str) -> None:
     click.echo(f"accepted: the ledger continues as {identity}")
 
 
-def _waiting(database: Database, now_ns: int) -> list[PendingEvidence]:
-    return find_pending_evidence(EvidenceStore(database), database, now_ns)
+def _waiting(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
+    return review_decisions.find_pending_evidence(
+        evidence_store.EvidenceStore(database), database, now_ns
+    )
 
 
-def _hours(one: PendingEvidence) -> str:
+def _hours(one: review_decisions.PendingEvidence) -> str:
     """GPU-hours, rounded down to six decimals."""
     micro = one.gpu_ns * 1_000_000 / HOUR_NS
     return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
 
 
-def _row(one: PendingEvidence) -> dict[str, object]:
+def _row(one: review_decisions.PendingEvidence) -> dict[str, object]:
     return {
         "id": one.subject.id,
         "what": one.subject.what.value,
@@ -200,8 +204,8 @@ def _row(one: PendingEvidence) -> dict[str, object]:
 
 @click.command("review")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
-@ledger_command
-def review_command(place: CommandContext, form: str) -> None:
+@command_options.ledger_command
+def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence that waits for a decision: late claims and ends, unexpected GPUs."""
     with place.books() as books:
         found = _waiting(books.ledger.database, place.by.now_ns)
@@ -220,7 +224,12 @@ def review_command(place: CommandContext, form: str) -> None:
 
 
 def _decide(
-    place: CommandContext, names: Sequence[str], node: str, reason: str, *, accepted: bool
+    place: command_options.CommandContext,
+    names: Sequence[str],
+    node: str,
+    reason: str,
+    *,
+    accepted: bool,
 ) -> None:
     by = place.by
     with place.books() as books:
@@ -239,7 +248,9 @@ def _decide(
         if not chosen:
             message = "no evidence selected: expected IDs, or --node with evidence under review"
             raise click.ClickException(message)
-        record_decision(database, chosen, ReviewDecision(accepted, by.actor, by.now_ns, reason))
+        review_decisions.record_decision(
+            database, chosen, review_decisions.ReviewDecision(accepted, by.actor, by.now_ns, reason)
+        )
     verdict = "accepted" if accepted else "rejected"
     for one in chosen:
         what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
@@ -258,8 +269,10 @@ _REVIEW_REASON = click.option("--reason", default="", help="Reason; recorded.")
 @_IDS
 @_NODE
 @_REVIEW_REASON
-@deciding_command
-def accept_command(place: CommandContext, names: tuple[str, ...], node: str, reason: str) -> None:
+@command_options.deciding_command
+def accept_command(
+    place: command_options.CommandContext, names: tuple[str, ...], node: str, reason: str
+) -> None:
     """Accept evidence under review, so that it counts as reported."""
     _decide(place, names, node, reason, accepted=True)
 
@@ -268,8 +281,10 @@ def accept_command(place: CommandContext, names: tuple[str, ...], node: str, rea
 @_IDS
 @_NODE
 @_REVIEW_REASON
-@deciding_command
-def reject_command(place: CommandContext, names: tuple[str, ...], node: str, reason: str) -> None:
+@command_options.deciding_command
+def reject_command(
+    place: command_options.CommandContext, names: tuple[str, ...], node: str, reason: str
+) -> None:
     """Reject evidence under review: it holds no time."""
     _decide(place, names, node, reason, accepted=False)
 
@@ -302,8 +317,8 @@ def check(file: Path, before: Path | None) -> None:
     book = parse_file(file)
     if before is not None:
         try:
-            check_appended(parse_file(before), book)
-        except PriceBookError as error:
+            price_book.check_appended(parse_file(before), book)
+        except price_book.PriceBookError as error:
             message = f"{file}: {error}"
             raise click.ClickException(message) from error
     _print(book)
@@ -311,8 +326,8 @@ def check(file: Path, before: Path | None) -> None:
 
 @prices.command("publish")
 @click.argument("file", type=_FILE)
-@deciding_command
-def publish(place: CommandContext, file: Path) -> None:
+@command_options.deciding_command
+def publish(place: command_options.CommandContext, file: Path) -> None:
     """Publish the price book in FILE, used from now on. Versions are consecutive and never removed."""
     text = _text(file)
     with place.books() as books:
@@ -328,26 +343,26 @@ def publish(place: CommandContext, file: Path) -> None:
     "--format", "form", type=click.Choice(["toml", "text"]), default="toml", show_default=True,
     help="toml: the file as published, to edit and publish again; text: one line per price.",
 )  # fmt: skip
-@ledger_command
-def show(place: CommandContext, version: int | None, form: str) -> None:
+@command_options.ledger_command
+def show(place: command_options.CommandContext, version: int | None, form: str) -> None:
     """Print the current price book, or an earlier version, as a file that can be published again."""
     with place.books() as books:
         published = books.store.book(version)
     if published is None:
         which = f"version {version}" if version else "a price book"
         message = f"{which} is not published; fix: run `railscope bill prices publish FILE`"
-        raise ClosingError(message)
+        raise invoices.ClosingError(message)
     if form == "text":
         _print(published.book)
     else:
         click.echo(published.text, nl=not published.text.endswith("\n"))
 
 
-def parse_file(file: Path) -> PriceBook:
+def parse_file(file: Path) -> price_book.PriceBook:
     """Parse the price book in a file. Raises ClickException."""
     try:
-        return parse_price_book(_text(file), str(file))
-    except PriceBookError as error:
+        return price_book.parse_price_book(_text(file), str(file))
+    except price_book.PriceBookError as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -359,7 +374,7 @@ def _text(file: Path) -> str:
         raise click.ClickException(message) from error
 
 
-def _print(book: PriceBook) -> None:
+def _print(book: price_book.PriceBook) -> None:
     click.echo(
         f"version {book.version}, published {format_timestamp(book.published_ns)}, {book.currency}"
     )

@@ -19,30 +19,19 @@ from typing import Any, NamedTuple
 import click
 from sqlalchemy import select
 
-from collector.billing.billing_listing import listing_document, listing_text, read_listing
-from collector.billing.charges import exponent_of, format_decimal
+from collector.billing import (
+    billing_listing,
+    charges,
+    period_closing,
+    period_completeness,
+    period_rating,
+    reconciliation,
+    statement_formats,
+    tenant_statements,
+)
 from collector.billing.invoices import Invoice
-from collector.billing.period_closing import BillingBooks, ClosedPeriod
-from collector.billing.period_completeness import find_unclosed_days, format_days
-from collector.billing.period_rating import UndecidedUse
-from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
 from collector.billing.statement import TenantStatement
-from collector.billing.statement_formats import format_table
-from collector.billing.tenant_statements import (
-    STATEMENT_FORMATS,
-    preview_statement,
-    read_invoice_statement,
-    read_statement,
-    statement_periods,
-)
-from collector.commands.command_options import (
-    CommandContext,
-    SchedulerBooksOptions,
-    books_options,
-    deciding_command,
-    ledger_command,
-    period_argument,
-)
+from collector.commands import command_options
 from collector.jobs import imported_lists
 from collector.jobs.job_metering import format_count
 from collector.ledger.database import Database
@@ -66,7 +55,7 @@ class _StatementOutput:
 
     def write(self, statement: TenantStatement) -> None:
         """Print the statement, or write it to its file. Raises ClickException."""
-        content = STATEMENT_FORMATS[self.form](statement)
+        content = tenant_statements.STATEMENT_FORMATS[self.form](statement)
         if self.file is None:
             click.echo(content.decode(), nl=False)
             return
@@ -79,7 +68,7 @@ class _StatementOutput:
 
 
 def _output(command: Callable[..., None]) -> Callable[..., None]:
-    @click.option("--format", "form", type=click.Choice(list(STATEMENT_FORMATS)), default="text",
+    @click.option("--format", "form", type=click.Choice(list(tenant_statements.STATEMENT_FORMATS)), default="text",
                   show_default=True)  # fmt: skip
     @click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path),
                   help="Write to this file. Default: standard output.")  # fmt: skip
@@ -93,9 +82,9 @@ def _output(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("preview")
 @click.argument("periods", nargs=-1, required=True, metavar="[TENANT] PERIOD")
 @_output
-@ledger_command
+@command_options.ledger_command
 def preview_command(
-    place: CommandContext, periods: tuple[str, ...], output: _StatementOutput
+    place: command_options.CommandContext, periods: tuple[str, ...], output: _StatementOutput
 ) -> None:
     """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
     *tenants, last = periods
@@ -106,11 +95,11 @@ def preview_command(
     with place.books() as books:
         bill = books.bill(period)
         incomplete = _incomplete(books, period)
-        earlier = find_unclosed_days(
+        earlier = period_completeness.find_unclosed_days(
             books.ledger.database, period, books.store.closings(), books.opening
         )
     if tenant is not None:
-        output.write(preview_statement(bill, tenant, place.seller_name))
+        output.write(tenant_statements.preview_statement(bill, tenant, place.seller_name))
         return
     click.echo(f"PREVIEW of {period_name(period)}, not binding")
     if bill.lacking.all:
@@ -118,17 +107,19 @@ def preview_command(
     for line in incomplete:
         click.echo(line)
     if earlier:
-        click.echo(f"earlier days are not closed: {format_days(earlier)}")
+        click.echo(f"earlier days are not closed: {period_completeness.format_days(earlier)}")
     for line in _invoices(bill.drafts):
         click.echo(line)
     _unassigned_use(bill.undecided)
 
 
 @click.command("close")
-@period_argument()
+@command_options.period_argument()
 @click.option("--provisional", is_flag=True, help="Close even if days are not in the ledger yet.")
-@deciding_command
-def close_command(place: CommandContext, period: Period, *, provisional: bool) -> None:
+@command_options.deciding_command
+def close_command(
+    place: command_options.CommandContext, period: Period, *, provisional: bool
+) -> None:
     """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
     place.refuse_suspect_clock()
     with place.books() as books:
@@ -142,12 +133,12 @@ def close_command(place: CommandContext, period: Period, *, provisional: bool) -
 
 @click.command("statement")
 @click.argument("tenant")
-@period_argument()
+@command_options.period_argument()
 @_output
 @click.option("--invoice", help="Print this invoice, even if it is void.")
-@ledger_command
+@command_options.ledger_command
 def statement_command(
-    place: CommandContext,
+    place: command_options.CommandContext,
     tenant: str,
     period: Period,
     output: _StatementOutput,
@@ -156,18 +147,20 @@ def statement_command(
     """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
     with place.books() as books:
         if invoice is None:
-            found = read_statement(books, tenant, period, place.seller_name)
+            found = tenant_statements.read_statement(books, tenant, period, place.seller_name)
         else:
-            found = read_invoice_statement(books, invoice, place.seller_name)
+            found = tenant_statements.read_invoice_statement(books, invoice, place.seller_name)
     output.write(found)
 
 
 @click.command("reconcile")
-@period_argument(required=False)
-@books_options
-@ledger_command
+@command_options.period_argument(required=False)
+@command_options.books_options
+@command_options.ledger_command
 def reconcile_command(
-    place: CommandContext, period: Period | None, given: SchedulerBooksOptions | None
+    place: command_options.CommandContext,
+    period: Period | None,
+    given: command_options.SchedulerBooksOptions | None,
 ) -> None:
     """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
 
@@ -176,13 +169,13 @@ def reconcile_command(
     """
     passed = True
     with place.books() as books:
-        chosen = [period] if period is not None else statement_periods(books)
+        chosen = [period] if period is not None else tenant_statements.statement_periods(books)
         if not chosen:
             click.echo(
                 "no period is closed; fix: name a period to compare what the ledger contains"
             )
         for one in chosen:
-            checks = reconcile_period(books, one, place.seller(_tenants(books, one)))
+            checks = reconciliation.reconcile_period(books, one, place.seller(_tenants(books, one)))
             click.echo(f"RECONCILIATION of {period_name(one)}")
             for line in check_lines(checks):
                 click.echo(line)
@@ -201,19 +194,19 @@ def reconcile_command(
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@ledger_command
-def list_command(place: CommandContext, form: str) -> None:
+@command_options.ledger_command
+def list_command(place: command_options.CommandContext, form: str) -> None:
     """List closed periods, invoices, credits, pending corrections and undecided use."""
     with place.books() as books:
-        found = read_listing(books)
+        found = billing_listing.read_listing(books)
     if form == "json":
-        click.echo(json.dumps(listing_document(found), indent=2))
+        click.echo(json.dumps(billing_listing.listing_document(found), indent=2))
         return
-    for line in listing_text(found):
+    for line in billing_listing.listing_text(found):
         click.echo(line)
 
 
-def closed_lines(closed: ClosedPeriod) -> list[str]:
+def closed_lines(closed: period_closing.ClosedPeriod) -> list[str]:
     """Lines that describe a closing with its invoices."""
     closing = closed.closing
     done = "closed" if closed.added else "is already closed, since"
@@ -228,21 +221,21 @@ def closed_lines(closed: ClosedPeriod) -> list[str]:
     return [*lines, *_invoices(closed.invoices), f"root {closing.manifest_root}"]
 
 
-def check_lines(checks: Sequence[ReconciliationCheck]) -> list[str]:
+def check_lines(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[str]:
     """Comparisons in aligned columns."""
     rows = [("rule", "what", "compared", "difference", "")]
     rows += [
         (check.rule, check.what, f"{check.parts:,}", _difference(check), _remark(check))
         for check in checks
     ]
-    return format_table(rows, {2, 3})
+    return statement_formats.format_table(rows, {2, 3})
 
 
-def _difference(check: ReconciliationCheck) -> str:
+def _difference(check: reconciliation.ReconciliationCheck) -> str:
     return "" if check.bound is not None else str(check.difference)
 
 
-def _remark(check: ReconciliationCheck) -> str:
+def _remark(check: reconciliation.ReconciliationCheck) -> str:
     if check.bound is not None:
         found, bound = _percent(check.found), _percent(check.bound)
         return f"{found}, {'within' if check.within else 'ABOVE'} {bound}"
@@ -250,10 +243,10 @@ def _remark(check: ReconciliationCheck) -> str:
 
 
 def _percent(share: Fraction) -> str:
-    return f"{format_decimal(100 * share, 3)} %"
+    return f"{charges.format_decimal(100 * share, 3)} %"
 
 
-def _tenants(books: BillingBooks, period: Period) -> list[str]:
+def _tenants(books: period_closing.BillingBooks, period: Period) -> list[str]:
     return sorted({head.tenant for head in books.store.heads(period)})
 
 
@@ -264,14 +257,14 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     rows += [
         (
             one.tenant, one.invoice_id, one.status.value, f"{len(one.lines):,}",
-            format_decimal(one.payable, exponent_of(one.currency)), one.currency,
+            charges.format_decimal(one.payable, charges.exponent_of(one.currency)), one.currency,
         )
         for one in invoices
     ]  # fmt: skip
-    return format_table(rows, {3, 4})
+    return statement_formats.format_table(rows, {3, 4})
 
 
-def _incomplete(books: BillingBooks, period: Period) -> list[str]:
+def _incomplete(books: period_closing.BillingBooks, period: Period) -> list[str]:
     """Job lists of a period with lines that could not be imported."""
     found = []
     for one in imported_lists.newest_lists(books.ledger.database):
@@ -284,7 +277,7 @@ def _incomplete(books: BillingBooks, period: Period) -> list[str]:
     return found
 
 
-def _unassigned_use(reviews: Iterable[UndecidedUse]) -> None:
+def _unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:
     for one in reviews:
         prefix = f"{one.tenant}: " if one.tenant else "no tenant: "
         click.echo(f"not billed until decided, {prefix}{one}")
@@ -318,13 +311,13 @@ def read_overlaps(database: Database, period: Period) -> Iterator[GpuOverlap]:
 
 
 @click.command("overlaps")
-@period_argument()
+@command_options.period_argument()
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Output format.",
 )  # fmt: skip
-@ledger_command
-def overlaps_command(place: CommandContext, period: Period, form: str) -> None:
+@command_options.ledger_command
+def overlaps_command(place: command_options.CommandContext, period: Period, form: str) -> None:
     """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
     with place.books() as books:
         found = list(read_overlaps(books.store.database, period))
@@ -335,11 +328,11 @@ def overlaps_command(place: CommandContext, period: Period, form: str) -> None:
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
     rows += (_row(one) for one in found)
-    for line in format_table(rows, {6}) if found else ():
+    for line in statement_formats.format_table(rows, {6}) if found else ():
         click.echo(line)
     total = sum((one.gpu_seconds for one in found), Fraction(0))
     click.echo(
-        f"{format_count(len(found), 'overlap')}, {format_decimal(total, _PLACES)} GPU-seconds moved"
+        f"{format_count(len(found), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
     )
 
 
@@ -348,7 +341,7 @@ def _row(one: GpuOverlap) -> tuple[str, ...]:
     return (
         one.gpu, format_timestamp(moved.start_ns), format_timestamp(moved.end_ns), moved.kind.value,
         f"{moved.claim} ({moved.tenant})", f"{moved.other} ({moved.other_tenant})",
-        format_decimal(one.gpu_seconds, _PLACES),
+        charges.format_decimal(one.gpu_seconds, _PLACES),
     )  # fmt: skip
 
 

@@ -20,24 +20,21 @@ import click
 
 from collector import clock
 from collector.audit import ledger_watch
-from collector.billing import focus_rows
-from collector.billing.billing_audit_records import operator_actor
-from collector.billing.focus_rows import PayerAccount, Seller, SellerFileError
-from collector.billing.invoices import ClosingError, InvoiceError
-from collector.billing.period_closing import BillingActor, BillingBooks
-from collector.billing.period_completeness import DatabaseEvidence, UsageEvidence
-from collector.billing.price_book import PriceBookError
-from collector.billing.rating import MissingPriceError
+from collector.billing import (
+    billing_audit_records,
+    focus_rows,
+    invoices,
+    period_closing,
+    period_completeness,
+    price_book,
+    rating,
+)
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import evidence_store
 from collector.files import tenancy_files
 from collector.files.tenancy_files import TenantMappings
 from collector.files.watched_file import FileError
-from collector.jobs.scheduler_records import (
-    SchedulerRecords,
-    SchedulerRecordsError,
-    comparison_text,
-)
+from collector.jobs import scheduler_records
 from collector.ledger.database import Database, LedgerError, ledger_url
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period, PeriodError, parse_period
@@ -48,13 +45,13 @@ from railscope.timestamps import SECOND_NS
 
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
 _FAILURES = (
-    ClosingError,
-    InvoiceError,
+    invoices.ClosingError,
+    invoices.InvoiceError,
     LedgerError,
-    MissingPriceError,
+    rating.MissingPriceError,
     PeriodError,
-    PriceBookError,
-    SellerFileError,
+    price_book.PriceBookError,
+    focus_rows.SellerFileError,
     SettingsError,
 )
 
@@ -68,12 +65,16 @@ class CommandContext:
     name: str | None = None
 
     @property
-    def by(self) -> BillingActor:
+    def by(self) -> period_closing.BillingActor:
         """The actor of the command and the current time."""
-        return BillingActor(operator_actor(self.name or ""), time.time_ns())
+        return period_closing.BillingActor(
+            billing_audit_records.operator_actor(self.name or ""), time.time_ns()
+        )
 
     @contextmanager
-    def books(self, *, make: bool = False, any_copy: bool = False) -> Iterator[BillingBooks]:
+    def books(
+        self, *, make: bool = False, any_copy: bool = False
+    ) -> Iterator[period_closing.BillingBooks]:
         """The billing tables of the selected ledger. Raises LedgerError, SettingsError.
 
         Writing transactions fail on an older copy of the database, unless `any_copy`.
@@ -82,19 +83,21 @@ class CommandContext:
         try:
             if not any_copy:
                 ledger_watch.compare_writes(ledger.database, self._configured_directory())
-            yield BillingBooks.of(ledger, evidence_in(ledger.database))
+            yield period_closing.BillingBooks.of(ledger, evidence_in(ledger.database))
         finally:
             ledger.close()
 
-    def seller(self, tenants: Iterable[str]) -> Seller:
+    def seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
         """The seller; without a seller file, each of the tenants pays for itself.
 
         Raises SettingsError, SellerFileError.
         """
         file = self._settings.billing.seller_file
         if not file:
-            return Seller(
-                "GPU cluster", "GPU cluster", {name: PayerAccount(name) for name in tenants}
+            return focus_rows.Seller(
+                "GPU cluster",
+                "GPU cluster",
+                {name: focus_rows.PayerAccount(name) for name in tenants},
             )
         try:
             text = Path(file).read_text(encoding="utf-8")
@@ -136,13 +139,13 @@ class CommandContext:
             message = (
                 f"{file}: {error}; fix: restore the file, or run `railscope collector accept-loss`"
             )
-            raise ClosingError(message) from error
+            raise invoices.ClosingError(message) from error
         if state is not None and state.hold:
             message = (
                 f"the collector's clock is suspect: {state.hold}; fix: correct the clock, or run"
                 " `railscope collector accept-clock`"
             )
-            raise ClosingError(message)
+            raise invoices.ClosingError(message)
 
     def _configured_directory(self) -> Path | None:
         """State directory of the collector that the ledger belongs to; None for another ledger."""
@@ -155,9 +158,9 @@ class CommandContext:
         return service.state_directory(current, CollectorSettings().state_directory)
 
 
-def evidence_in(database: Database) -> UsageEvidence | None:
+def evidence_in(database: Database) -> period_completeness.UsageEvidence | None:
     """The evidence in the same database; None if it never contained any."""
-    kept = DatabaseEvidence(evidence_store.EvidenceStore(database))
+    kept = period_completeness.DatabaseEvidence(evidence_store.EvidenceStore(database))
     return None if kept.empty else kept
 
 
@@ -224,13 +227,13 @@ timezone_option = click.option(
 class SchedulerBooksOptions:
     """The scheduler records that a command was given, if any, and the tolerance of their times."""
 
-    books: SchedulerRecords
+    books: scheduler_records.SchedulerRecords
     tolerance_ns: int
 
     def compare(self, ledger: Ledger, period: Period) -> tuple[bool, Iterator[str]]:
         """Compare with the ledger: true if a period agrees, and the report. Raises LedgerError."""
         found = self.books.against(ledger, period, self.tolerance_ns)
-        return found.agrees, comparison_text(found)
+        return found.agrees, scheduler_records.comparison_text(found)
 
 
 def books_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -263,8 +266,10 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
         if slurm or kubernetes:
             files = {"slurm": slurm, "kubernetes": kubernetes}
             try:
-                books = SchedulerRecords.read(files, zone_of(timezone), tenants_in(tenants_path))
-            except SchedulerRecordsError as error:
+                books = scheduler_records.SchedulerRecords.read(
+                    files, zone_of(timezone), tenants_in(tenants_path)
+                )
+            except scheduler_records.SchedulerRecordsError as error:
                 raise click.ClickException(str(error)) from error
             given = SchedulerBooksOptions(books, round(tolerance * SECOND_NS))
         command(given=given, **rest)

@@ -15,26 +15,8 @@ from collector.audit.ledger_watch import compare_writes
 from collector.billing.billing_audit_records import operator_actor
 from collector.commands.command_options import tenants_in, tenants_option, timezone_option, zone_of
 from collector.files.watched_file import FileError
+from collector.jobs import job_list, job_list_import
 from collector.jobs.imported_lists import ImportActor, JobLedgerError, NewList
-from collector.jobs.job_list import (
-    TENANT_SOURCES,
-    GpuModels,
-    JobList,
-    JobListError,
-    clip_jobs,
-    end_running_jobs,
-    jobs_within,
-    listed_with_tenants,
-    parse_models,
-)
-from collector.jobs.job_list_import import (
-    ImportCounts,
-    StandInGpus,
-    check_same_list,
-    import_list,
-    number_stand_ins,
-    place_jobs,
-)
 from collector.jobs.job_list_reader import FORMATS, format_of, read_jobs
 from collector.jobs.job_metering import format_count, meter_jobs, report_document, report_text
 from collector.ledger.database import LedgerError
@@ -70,7 +52,7 @@ class _ImportOptions:
     source: str | None
     period: Period | None
     as_of_ns: int | None
-    models: GpuModels
+    models: job_list.GpuModels
     stand_ins: bool
     as_observed: bool
     replace: bool
@@ -164,7 +146,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         file, form, zone_of(timezone), now_ns, strict=strict, shards_per_gpu=shards_per_gpu or 0
     )
     if tenants_path is not None:
-        jobs = listed_with_tenants(jobs, TENANT_SOURCES[form], tenants_in(tenants_path))
+        jobs = job_list.listed_with_tenants(
+            jobs, job_list.TENANT_SOURCES[form], tenants_in(tenants_path)
+        )
     by = ImportActor(operator_actor(name or ""), now_ns)
     try:
         shown, imported = _import(jobs, form, order, by)
@@ -191,8 +175,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 
 
 def _import(
-    jobs: JobList, form: str, order: _ImportOptions, by: ImportActor
-) -> tuple[JobList, ImportCounts | None]:
+    jobs: job_list.JobList, form: str, order: _ImportOptions, by: ImportActor
+) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
     """The jobs to print, and the result of the import. Raises JobLedgerError, LedgerError."""
     period, source = order.period, order.source or _source(form, jobs)
     if period is None and order.url is not None:
@@ -200,13 +184,15 @@ def _import(
     as_of_ns = order.as_of_ns or by.now_ns
     if period is not None:
         as_of_ns = min(period.end_ns, order.as_of_ns or by.now_ns)
-        jobs = jobs_within(end_running_jobs(jobs, as_of_ns), period.start_ns, period.end_ns)
+        jobs = job_list.jobs_within(
+            job_list.end_running_jobs(jobs, as_of_ns), period.start_ns, period.end_ns
+        )
     elif order.as_of_ns is not None:
-        jobs = end_running_jobs(jobs, order.as_of_ns)
+        jobs = job_list.end_running_jobs(jobs, order.as_of_ns)
     found = (
-        number_stand_ins(jobs.jobs, source, order.models)
+        job_list_import.number_stand_ins(jobs.jobs, source, order.models)
         if order.stand_ins
-        else StandInGpus([], {})
+        else job_list_import.StandInGpus([], {})
     )
     if order.stand_ins:
         jobs = msgspec.structs.replace(jobs, jobs=tuple(found.jobs))
@@ -215,22 +201,22 @@ def _import(
         rejected = [str(one) for one in jobs.rejected]
         listed = NewList(
             source, period, as_of_ns, order.as_observed,
-            place_jobs(jobs, order.models, found.models), rejected,
+            job_list_import.place_jobs(jobs, order.models, found.models), rejected,
         )  # fmt: skip
         ledger = Ledger.open(order.url, metadata)
         try:
             compare_writes(ledger.database, None)
             if order.period is None and not order.replace:
-                check_same_list(ledger, listed)
-            imported = import_list(ledger, listed, by)
+                job_list_import.check_same_list(ledger, listed)
+            imported = job_list_import.import_list(ledger, listed, by)
         finally:
             ledger.close()
     if order.period is not None:
-        jobs = clip_jobs(jobs, order.period.start_ns, order.period.end_ns)
+        jobs = job_list.clip_jobs(jobs, order.period.start_ns, order.period.end_ns)
     return jobs, imported
 
 
-def _days_of(jobs: JobList, as_of_ns: int | None) -> Period | None:
+def _days_of(jobs: job_list.JobList, as_of_ns: int | None) -> Period | None:
     """The whole days from the first job of a list to its last; None without jobs."""
     every = (*jobs.jobs, *jobs.unended)
     if not every:
@@ -241,16 +227,20 @@ def _days_of(jobs: JobList, as_of_ns: int | None) -> Period | None:
     return Period(start_day * DAY_NS, max(-(-last_ns // DAY_NS), start_day + 1) * DAY_NS)
 
 
-def _source(form: str, jobs: JobList) -> str:
-    return f"{TENANT_SOURCES[form]}:{jobs.cluster}" if jobs.cluster else TENANT_SOURCES[form]
+def _source(form: str, jobs: job_list.JobList) -> str:
+    return (
+        f"{job_list.TENANT_SOURCES[form]}:{jobs.cluster}"
+        if jobs.cluster
+        else job_list.TENANT_SOURCES[form]
+    )
 
 
-def _models(path: Path | None, sku: str) -> GpuModels:
+def _models(path: Path | None, sku: str) -> job_list.GpuModels:
     """Models of GPUs from a file. Raises ClickException."""
     if path is None:
-        return GpuModels(default=sku)
+        return job_list.GpuModels(default=sku)
     try:
-        return parse_models(path.read_text(encoding="utf-8"), sku)
+        return job_list.parse_models(path.read_text(encoding="utf-8"), sku)
     except (FileError, OSError, UnicodeDecodeError) as error:
         message = f"{path}: {error}"
         raise click.ClickException(message) from error
@@ -264,7 +254,7 @@ def _read(  # noqa: PLR0913 - each is an option
     *,
     strict: bool,
     shards_per_gpu: int,
-) -> tuple[str, JobList]:
+) -> tuple[str, job_list.JobList]:
     """The format of the list, and its jobs."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -272,6 +262,6 @@ def _read(  # noqa: PLR0913 - each is an option
         return form, read_jobs(
             text, form, zone, strict=strict, shards_per_gpu=shards_per_gpu, now_ns=now_ns
         )
-    except (JobListError, OSError, UnicodeDecodeError) as error:
+    except (job_list.JobListError, OSError, UnicodeDecodeError) as error:
         message = f"{file}: {error}"
         raise click.ClickException(message) from error

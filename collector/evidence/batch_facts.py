@@ -23,18 +23,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from collector.evidence.claim_events import MAX_CHARACTERS, ReportedClaim, ReportedEnd, is_gpu
-from collector.evidence.gpu_places import GpuPresence
-from collector.evidence.node_chunks import (
-    CHUNK_NS,
-    GRID_NS,
-    CounterReading,
-    CounterSeries,
-    EvidenceChunk,
-    SampleSpan,
-    SightedGpu,
-    add_spans,
-)
+from collector.evidence import claim_events, gpu_places, node_chunks
 from collector.fleet import sheets
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema, SchemaGpu
@@ -51,16 +40,18 @@ _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 class FactReceiver(Protocol):
     """Receiver of a batch's facts about GPUs."""
 
-    def see(self, uuid: str, presence: GpuPresence, pci: str) -> int | None:
+    def see(self, uuid: str, presence: gpu_places.GpuPresence, pci: str) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
         """
 
-    def list_silent(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
+    def list_silent(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected."""
 
-    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+    def cut(
+        self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
+    ) -> None:
         """Record the MIG layout of a GPU in a span."""
 
 
@@ -80,14 +71,14 @@ class BatchFacts:
     """Earlier facts are reported late."""
     added_bytes: int = 0
 
-    def take(self, chunk: EvidenceChunk, rows: Sequence[int]) -> int:
+    def take(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> int:
         """Record the rows of one chunk; return the approximate number of bytes added."""
         self.added_bytes = 0
         if self.known.gpus:
             self._sight(chunk, rows)
         else:
             before = len(chunk.reports)
-            add_spans(chunk.reports, self.spans(rows))
+            node_chunks.add_spans(chunk.reports, self.spans(rows))
             self.added_bytes += _SPAN_BYTES * (len(chunk.reports) - before)
         if self.known.metered.layouts:
             self._cut(chunk, rows)
@@ -95,27 +86,31 @@ class BatchFacts:
             self._count(chunk, rows)
         return self.added_bytes
 
-    def spans(self, rows: Sequence[int]) -> list[SampleSpan]:
+    def spans(self, rows: Sequence[int]) -> list[node_chunks.SampleSpan]:
         """Join rows that are at most a gap apart into spans."""
         boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
         first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
         if last_ns - first_ns <= GAP_NS:
-            return [SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
-        found: list[SampleSpan] = []
+            return [node_chunks.SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
+        found: list[node_chunks.SampleSpan] = []
         for row in rows:
             instant_ns = since_boot_ns + boot_ns[row]
             if found and instant_ns - found[-1].last_ns <= GAP_NS:
                 found[-1].last_ns = instant_ns
             else:
-                found.append(SampleSpan(instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns))
+                found.append(
+                    node_chunks.SampleSpan(
+                        instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns
+                    )
+                )
         return found
 
-    def _sight(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
+    def _sight(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
         """Record the GPUs that reported any value in these rows."""
         everywhere = self._presence(chunk, rows)
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
-            if len(gpu.uuid) > MAX_CHARACTERS or not is_gpu(gpu.uuid):
+            if len(gpu.uuid) > claim_events.MAX_CHARACTERS or not claim_events.is_gpu(gpu.uuid):
                 continue
             presence = everywhere
             if self.batch.reasons:
@@ -135,14 +130,20 @@ class BatchFacts:
             found = chunk.gpus.get(gpu.uuid)
             before = len(found.spans) if found else -_SPANS_OF_A_GPU
             sku = skus.get(gpu.uuid, "")
-            seen = SightedGpu(first_ns, gpu.rail, sku, presence.spans, presence.believed_ns)
+            seen = node_chunks.SightedGpu(
+                first_ns, gpu.rail, sku, presence.spans, presence.believed_ns
+            )
             chunk.sight(gpu.uuid, seen)
             self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
 
-    def _presence(self, chunk: EvidenceChunk, rows: Sequence[int]) -> GpuPresence:
+    def _presence(
+        self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]
+    ) -> gpu_places.GpuPresence:
         spans = self.spans(rows)
         late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
-        return GpuPresence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
+        return gpu_places.GpuPresence(
+            chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns
+        )
 
     def _spoke(self, gpu: SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
@@ -155,25 +156,27 @@ class BatchFacts:
         has_values = (codes == PRESENT).any(axis=1)[chosen]
         return rows if has_values.all() else chosen[has_values].tolist()
 
-    def _cut(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
+    def _cut(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""
-        bare = [SampleSpan(span.first_ns, span.last_ns) for span in self.spans(rows)]
+        bare = [node_chunks.SampleSpan(span.first_ns, span.last_ns) for span in self.spans(rows)]
         for gpu, parts in self.known.metered.layouts:
             for span in bare:
                 chunk.cut(gpu, parts, span)
                 self.book.cut(gpu, parts, span)
 
-    def _count(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
+    def _count(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
         """Store the first reading of each cell of the grid."""
         batch, metered = self.batch, self.known.metered
         name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
         series = chunk.series.get(name)
         if series is None:
-            series = chunk.series[name] = CounterSeries(self.envelope.run, metered.counters, {})
+            series = chunk.series[name] = node_chunks.CounterSeries(
+                self.envelope.run, metered.counters, {}
+            )
         wanted: list[tuple[int, int]] = []
         last = -1
         for row in rows:
-            number = batch.boot_ns[row] // GRID_NS
+            number = batch.boot_ns[row] // node_chunks.GRID_NS
             if number != last:
                 kept = series.cells.get(number)
                 if kept is None or batch.boot_ns[row] <= kept.boot_ns:
@@ -188,7 +191,9 @@ class BatchFacts:
             codes = sheets.reasons_of(batch, row, width).take(metered.columns)
             values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
             instant_ns = self.since_boot_ns + batch.boot_ns[row]
-            series.offer(number, CounterReading(batch.boot_ns[row], instant_ns, values.tobytes()))
+            series.offer(
+                number, node_chunks.CounterReading(batch.boot_ns[row], instant_ns, values.tobytes())
+            )
         cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(metered.columns)
         self.added_bytes += cell_bytes * (len(series.cells) - before)
 
@@ -199,13 +204,16 @@ def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int,
         return
     if sorted(boot_ns) != list(boot_ns):
         rows = sorted(rows, key=boot_ns.__getitem__)
-    first, last = boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS
+    first, last = (
+        boot_ns[rows[0]] // node_chunks.CHUNK_NS,
+        boot_ns[rows[-1]] // node_chunks.CHUNK_NS,
+    )
     if first == last:
         yield first, rows
         return
     grouped: dict[int, list[int]] = {}
     for row in rows:
-        grouped.setdefault(boot_ns[row] // CHUNK_NS, []).append(row)
+        grouped.setdefault(boot_ns[row] // node_chunks.CHUNK_NS, []).append(row)
     yield from grouped.items()
 
 
@@ -221,15 +229,15 @@ ClaimIdentity: TypeAlias = tuple[str, str, str]
 """GPU, node and id."""
 
 
-def claim_of(fact: ReportedClaim | ReportedEnd) -> ClaimIdentity:
+def claim_of(fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> ClaimIdentity:
     """Return the key of the claim of a fact."""
     return fact.gpu, fact.node, fact.id
 
 
 @dataclass(slots=True)
 class _ClaimReports:
-    starts: list[ReportedClaim] = field(default_factory=list)
-    ends: list[ReportedEnd] = field(default_factory=list)
+    starts: list[claim_events.ReportedClaim] = field(default_factory=list)
+    ends: list[claim_events.ReportedEnd] = field(default_factory=list)
 
     @property
     def in_force(self) -> bool:
@@ -257,31 +265,37 @@ class ClaimIndex:
     _claims: dict[ClaimIdentity, _ClaimReports] = field(default_factory=dict)
     _nodes: dict[str, _NodeClaims] = field(default_factory=dict)
 
-    def starts(self, fact: ReportedClaim) -> list[ReportedClaim]:
+    def starts(self, fact: claim_events.ReportedClaim) -> list[claim_events.ReportedClaim]:
         """Return the earlier reports of the claim."""
         found = self._claims.get(claim_of(fact))
         return found.starts if found else []
 
-    def ends(self, fact: ReportedEnd) -> list[ReportedEnd]:
+    def ends(self, fact: claim_events.ReportedEnd) -> list[claim_events.ReportedEnd]:
         """Return the earlier reports of the claim's end."""
         found = self._claims.get(claim_of(fact))
         return found.ends if found else []
 
-    def beyond(self, fact: ReportedClaim | ReportedEnd) -> str:
+    def beyond(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> str:
         """Return the reason for which a node's fact is rejected; empty if it is accepted."""
         found, node = self._claims.get(claim_of(fact)), self._nodes.get(fact.node, _NodeClaims())
         if found is None:
             if node.in_force >= MAX_IN_FORCE:
                 return f"the node has {MAX_IN_FORCE} claims in force"
-            if is_gpu(fact.gpu) and node.in_force_on_gpu[fact.gpu] >= MAX_IN_FORCE_ON_GPU:
+            if (
+                claim_events.is_gpu(fact.gpu)
+                and node.in_force_on_gpu[fact.gpu] >= MAX_IN_FORCE_ON_GPU
+            ):
                 return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
             if node.claims >= MAX_REMEMBERED:
                 return f"the node has {MAX_REMEMBERED} claims that are not yet in the ledger"
-        elif len(found.starts if isinstance(fact, ReportedClaim) else found.ends) >= MAX_REPORTS:
+        elif (
+            len(found.starts if isinstance(fact, claim_events.ReportedClaim) else found.ends)
+            >= MAX_REPORTS
+        ):
             return f"the claim has {MAX_REPORTS} different reports"
         return ""
 
-    def add(self, fact: ReportedClaim | ReportedEnd) -> None:
+    def add(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> None:
         """Add a new fact."""
         node = self._nodes.setdefault(fact.node, _NodeClaims())
         found = self._claims.get(claim_of(fact))
@@ -290,7 +304,7 @@ class ClaimIndex:
             node.claims += 1
         else:
             node.count(claim_of(fact), -found.in_force)
-        if isinstance(fact, ReportedClaim):
+        if isinstance(fact, claim_events.ReportedClaim):
             found.starts.append(fact)
         else:
             found.ends.append(fact)
@@ -308,7 +322,9 @@ class ClaimIndex:
             if not node.claims:
                 del self._nodes[claim[1]]
 
-    def restart(self, facts: Iterable[ReportedClaim | ReportedEnd]) -> None:
+    def restart(
+        self, facts: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd]
+    ) -> None:
         """Replace the content by these facts."""
         self._claims.clear()
         self._nodes.clear()
@@ -322,7 +338,9 @@ MAX_OF_A_NODE = 65_536
 """About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
 
 
-def new_spans(known: Sequence[SampleSpan], more: Sequence[SampleSpan]) -> int:
+def new_spans(
+    known: Sequence[node_chunks.SampleSpan], more: Sequence[node_chunks.SampleSpan]
+) -> int:
     """Return the maximum number of spans that the samples of a boot add."""
     last = known[-1] if known else None
     goes_on = (
@@ -357,7 +375,10 @@ class SpanCounts:
         self.by_node[node] += more
 
     def count(
-        self, gpu: str, presences: Iterable[GpuPresence], silent: Mapping[str, Sequence[SampleSpan]]
+        self,
+        gpu: str,
+        presences: Iterable[gpu_places.GpuPresence],
+        silent: Mapping[str, Sequence[node_chunks.SampleSpan]],
     ) -> None:
         """Count all spans of a GPU again; `silent` has its spans without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))

@@ -16,33 +16,19 @@ from typing import NamedTuple
 import msgspec
 
 from collector.evidence.gpu_places import GpuPresence
-from railscope.catalog.tenancy import (
-    CLAIM_END_EVENT,
-    CLAIM_START_EVENT,
-    UNCLAIMED_END_EVENT,
-    UNCLAIMED_START_EVENT,
-)
-from railscope.claim_terms import (
-    GPU_CAPACITY,
-    MAX_COUNT,
-    ClaimAuthority,
-    ShareError,
-    SlotsError,
-    parse_share,
-    parse_slots,
-    share_text,
-)
+from railscope import claim_terms
+from railscope.catalog import tenancy
 from railscope.timestamps import FOREVER_NS
 from railscope.wire import WireEvent
 
-STARTS = frozenset({CLAIM_START_EVENT.name, UNCLAIMED_START_EVENT.name})
-ENDS = frozenset({CLAIM_END_EVENT.name, UNCLAIMED_END_EVENT.name})
+STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
+ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
 _LEVELS = {
     one.word: one
-    for one in ClaimAuthority
-    if one not in {ClaimAuthority.REVIEW, ClaimAuthority.SCHEDULER_LIST}
+    for one in claim_terms.ClaimAuthority
+    if one not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
 }
-_WHOLE = (0, GPU_CAPACITY)
+_WHOLE = (0, claim_terms.GPU_CAPACITY)
 _TIMESTAMP = re.compile(r"\d{1,19}", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
@@ -85,7 +71,7 @@ class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc
     gpu: str
     node: str
     id: str
-    level: ClaimAuthority
+    level: claim_terms.ClaimAuthority
     source: str = ""
     owner: str = ""
     tenant: str = ""
@@ -147,14 +133,14 @@ def parse_claim_event(teller: ReportingBoot, event: WireEvent) -> ReportedClaim 
         expected = ", ".join(_LEVELS)
         message = f"claim {claim!r}: invalid level {facts.get('level')!r}: expected {expected}"
         raise ClaimEventError(message)
-    unclaimed = event.name == UNCLAIMED_START_EVENT.name
+    unclaimed = event.name == tenancy.UNCLAIMED_START_EVENT.name
     compute, share = _slots(facts, "compute"), _share(facts)
     return ReportedClaim(
         start_ns=_placed(teller, facts, "start", event.wall_ns),
         gpu=gpu,
         node=teller.node,
         id=claim,
-        level=ClaimAuthority.PROCESS if unclaimed else _LEVELS[facts["level"]],
+        level=claim_terms.ClaimAuthority.PROCESS if unclaimed else _LEVELS[facts["level"]],
         source=facts.get("source", ""),
         owner=facts.get("owner", ""),
         tenant=facts.get("tenant", ""),
@@ -268,10 +254,8 @@ def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
     text = facts.get("count", "")
     if gpu and not text:
         return 0
-    if gpu or not _COUNT.fullmatch(text) or int(text) > MAX_COUNT:
-        message = (
-            f"claim {claim!r}: invalid count {text!r}: expected 1 to {MAX_COUNT} without a GPU"
-        )
+    if gpu or not _COUNT.fullmatch(text) or int(text) > claim_terms.MAX_COUNT:
+        message = f"claim {claim!r}: invalid count {text!r}: expected 1 to {claim_terms.MAX_COUNT} without a GPU"
         raise ClaimEventError(message)
     return int(text)
 
@@ -289,15 +273,15 @@ def _share(facts: dict[str, str]) -> str:
     """Return the fraction in lowest terms; empty for none. Raises ToldError."""
     text = facts.get("share", "")
     try:
-        return share_text(parse_share(text)) if text else ""
-    except ShareError as error:
+        return claim_terms.share_text(claim_terms.parse_share(text)) if text else ""
+    except claim_terms.ShareError as error:
         raise ClaimEventError(*error.args) from error
 
 
 def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
     try:
-        return parse_slots(facts[name]) if facts.get(name) else _WHOLE
-    except SlotsError as error:
+        return claim_terms.parse_slots(facts[name]) if facts.get(name) else _WHOLE
+    except claim_terms.SlotsError as error:
         message = f"invalid {name} {error}"
         raise ClaimEventError(message) from error
 

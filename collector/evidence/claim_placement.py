@@ -12,18 +12,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from collector.evidence.claim_events import ends_of, unplaced_in
-from collector.evidence.gpu_evidence import (
-    AdministratorInputs,
-    GpuFacts,
-    deviceless_claims_of,
-    evidence_of,
-    first_node_of,
+from collector.evidence import (
+    claim_events,
+    gpu_evidence,
+    gpu_places,
+    node_chunks,
+    node_claims,
+    review_rules,
 )
-from collector.evidence.gpu_places import GpuPlaces, subtract_periods
-from collector.evidence.node_chunks import node_floor_ns
-from collector.evidence.node_claims import ClaimNames
-from collector.evidence.review_rules import ReviewKind
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, place
@@ -40,7 +36,7 @@ class NodeFacts(Protocol):
         """A number that changes with every change."""
         ...
 
-    def facts(self, gpu: str) -> GpuFacts:
+    def facts(self, gpu: str) -> gpu_evidence.GpuFacts:
         """Return the facts about a GPU, or under a key from `unplaced_in`."""
         ...
 
@@ -58,12 +54,12 @@ class ClaimPlacer:
     """Evidence with the placed claims of nodes; each node is placed once for all of its GPUs."""
 
     source: NodeFacts
-    files: AdministratorInputs
+    files: gpu_evidence.AdministratorInputs
     _version: int = -1
     _placed: dict[str, Placement] = field(default_factory=dict)
-    _evidence: dict[str, tuple[Evidence, GpuPlaces]] = field(default_factory=dict)
+    _evidence: dict[str, tuple[Evidence, gpu_places.GpuPlaces]] = field(default_factory=dict)
 
-    def evidence(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
+    def evidence(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
         """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
         if self._version != self.source.version:
             self._version = self.source.version
@@ -92,14 +88,16 @@ class ClaimPlacer:
             held = replace(held, stays=self.files.retired.in_service(gpu, known))
         return held, where
 
-    def _early(self, own: Evidence, where: GpuPlaces, node: str) -> list[tuple[int, int]]:
+    def _early(
+        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
+    ) -> list[tuple[int, int]]:
         """Return the time before first contact in which the node had this GPU if a person accepts that."""
         facts = self.source.facts(own.gpu)
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
         served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in own.stays)
-        if not served or first_node_of(facts, where) != node:
+        if not served or gpu_evidence.first_node_of(facts, where) != node:
             return []
-        until_ns = min(first_ns, node_floor_ns(facts.contacts, node))
+        until_ns = min(first_ns, node_chunks.node_floor_ns(facts.contacts, node))
         held = [(stay.start_ns, stay.end_ns) for stay in own.stays]
         return [(a, b) for a, b, _ in without(TimePiece(-FOREVER_NS, until_ns, node), held)]
 
@@ -107,9 +105,9 @@ class ClaimPlacer:
         """Return the node's claims that exceed its GPUs."""
         return self._placement(node).excess if self.source.has_unplaced(node) else ()
 
-    def _own(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
+    def _own(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
         if gpu not in self._evidence:
-            self._evidence[gpu] = evidence_of(self.source.facts(gpu), self.files)
+            self._evidence[gpu] = gpu_evidence.evidence_of(self.source.facts(gpu), self.files)
         return self._evidence[gpu]
 
     def _placement(self, node: str) -> Placement:
@@ -120,9 +118,11 @@ class ClaimPlacer:
             presences = [
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]
-            facts = replace(self.source.facts(unplaced_in(node)), presences=presences)
-            ends = ends_of(facts.told, facts.ended, facts.presences)
-            counts = deviceless_claims_of(facts, ends, self.files.tenants, self.files.decisions)
+            facts = replace(self.source.facts(claim_events.unplaced_in(node)), presences=presences)
+            ends = claim_events.ends_of(facts.told, facts.ended, facts.presences)
+            counts = gpu_evidence.deviceless_claims_of(
+                facts, ends, self.files.tenants, self.files.decisions
+            )
             found = place(
                 [
                     PlacementGpu(
@@ -137,13 +137,15 @@ class ClaimPlacer:
             self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
 
-    def _spans(self, own: Evidence, where: GpuPlaces, node: str) -> Iterator[tuple[int, int]]:
+    def _spans(
+        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
+    ) -> Iterator[tuple[int, int]]:
         """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
         A claim on a GPU under review is metered there, but leaves no room for another.
         """
         expected = self.files.expected
-        if expected.decisions.of(ReviewKind.GPU, node, own.gpu) is False:
+        if expected.decisions.of(review_rules.ReviewKind.GPU, node, own.gpu) is False:
             return
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
         waits = [
@@ -153,10 +155,10 @@ class ClaimPlacer:
         ]
         for stay in stays(own):
             if stay.value.node == node:
-                there = subtract_periods(
+                there = gpu_places.subtract_periods(
                     [(stay.start_ns, stay.end_ns)], where.disputed.get(node, [])
                 )
-                yield from subtract_periods(there, waits)
+                yield from gpu_places.subtract_periods(there, waits)
 
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
         """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
@@ -169,7 +171,7 @@ _ADDRESS_LENGTH = len("00000000:00:00.0")
 
 
 def _after_contact(
-    found: Sequence[ClaimExcess], there: Sequence[tuple[Evidence, GpuPlaces]]
+    found: Sequence[ClaimExcess], there: Sequence[tuple[Evidence, gpu_places.GpuPlaces]]
 ) -> list[ClaimExcess]:
     """Return the excess after the first GPU of the node, without claims under review."""
     first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
@@ -182,7 +184,7 @@ def _with_unique_names(
     extra: Iterable[MeteredClaim], own: Iterable[MeteredClaim]
 ) -> list[MeteredClaim]:
     """Rename placed claims so that no claim on the GPU itself has the same name."""
-    names, given = ClaimNames(claim.id for claim in own), dict[tuple[str, str], str]()
+    names, given = node_claims.ClaimNames(claim.id for claim in own), dict[tuple[str, str], str]()
     found = []
     for claim in extra:
         key = claim.node, claim.id

@@ -11,33 +11,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from collector.evidence.batch_facts import BatchFacts, ClaimIndex, SpanCounts, by_chunk, new_spans
-from collector.evidence.claim_events import (
-    ENDS,
-    STARTS,
-    ClaimEventError,
-    ReportedClaim,
-    ReportedEnd,
-    ReportingBoot,
-    dated,
-    is_gpu,
-    parse_claim_event,
-    repeats,
-    unplaced_in,
-)
-from collector.evidence.evidence_memory import ChunkInMemory, ChunkMemory, GpuMemory, ProblemReports
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.gpu_evidence import GpuFacts
-from collector.evidence.gpu_places import GpuPresence
-from collector.evidence.node_chunks import (
-    MAX_AGE_NS,
-    MAX_GPUS,
-    Contacts,
-    FirstContact,
-    NodeReceipts,
-    SampleSpan,
-    add_spans,
-    believed_from,
+from collector.evidence import (
+    batch_facts,
+    claim_events,
+    evidence_memory,
+    evidence_records,
+    gpu_evidence,
+    gpu_places,
+    node_chunks,
 )
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema
@@ -60,28 +41,30 @@ class EvidenceBook:
     `changed` has the GPUs with changes other than the continuation of their last samples.
     """
 
-    gpus: dict[str, GpuMemory] = field(default_factory=dict)
-    chunks: ChunkMemory = field(default_factory=ChunkMemory)
-    unwritten: dict[ReportedClaim | ReportedEnd, None] = field(default_factory=dict)
+    gpus: dict[str, evidence_memory.GpuMemory] = field(default_factory=dict)
+    chunks: evidence_memory.ChunkMemory = field(default_factory=evidence_memory.ChunkMemory)
+    unwritten: dict[claim_events.ReportedClaim | claim_events.ReportedEnd, None] = field(
+        default_factory=dict
+    )
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     """GPUs with new facts from before the end of their open amounts."""
-    tails: dict[str, SampleSpan] = field(default_factory=dict)
+    tails: dict[str, node_chunks.SampleSpan] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts them."""
-    problems: ProblemReports = field(default_factory=ProblemReports)
-    receipts: dict[str, NodeReceipts] = field(default_factory=dict)
+    problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
+    receipts: dict[str, node_chunks.NodeReceipts] = field(default_factory=dict)
     """By node."""
     refused: int = 0
     version: int = 0
     """Incremented by each claim and each new presence of a GPU."""
-    claims: ClaimIndex = field(default_factory=ClaimIndex)
+    claims: batch_facts.ClaimIndex = field(default_factory=batch_facts.ClaimIndex)
     aged_rows: int = 0
     """Rows that were too old at their receipt to be evidence."""
     excess_gpus: int = 0
     """Sightings of GPUs beyond the maximum of a node."""
     excess_spans: int = 0
     """Spans of samples beyond the maximum of a GPU or a node."""
-    spans: SpanCounts = field(default_factory=SpanCounts)
+    spans: batch_facts.SpanCounts = field(default_factory=batch_facts.SpanCounts)
 
     # Frames ------------------------------------------------------------------------------------
 
@@ -90,18 +73,18 @@ class EvidenceBook:
     ) -> Iterator[None]:
         """Record the facts of a batch, one chunk per step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
-        oldest_ns = record.received_wall_ns - MAX_AGE_NS - since_boot_ns
+        oldest_ns = record.received_wall_ns - node_chunks.MAX_AGE_NS - since_boot_ns
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MAX_SNAPPED_NS)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
-        taking = BatchFacts(
+        taking = batch_facts.BatchFacts(
             self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns, horizon_ns
         )
         recent: Sequence[int] = range(batch.rows)
         if min(batch.boot_ns) < oldest_ns:
             recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
             self.aged_rows += batch.rows - len(recent)
-        for number, rows in by_chunk(batch.boot_ns, recent):
+        for number, rows in batch_facts.by_chunk(batch.boot_ns, recent):
             self.chunks.take(taking, number, rows)
             self.node(envelope.node).attend(taking.spans(rows))
             yield
@@ -120,20 +103,20 @@ class EvidenceBook:
             return FLAGGED_NS + 1
         facts = {"skew_ns": str(record.sent.wall_ns - record.received_wall_ns)}
         self.problems.report(
-            EvidenceProblem("quarantine", "", node, record.received_wall_ns, facts)
+            evidence_records.EvidenceProblem("quarantine", "", node, record.received_wall_ns, facts)
         )
         return QUARANTINE_NS + 1
 
-    def gpu(self, uuid: str) -> GpuMemory:
+    def gpu(self, uuid: str) -> evidence_memory.GpuMemory:
         """Return the facts about a GPU, created if absent."""
         memory = self.gpus.get(uuid)
         if memory is None:
-            memory = self.gpus[uuid] = GpuMemory()
+            memory = self.gpus[uuid] = evidence_memory.GpuMemory()
         return memory
 
-    def node(self, name: str) -> NodeReceipts:
+    def node(self, name: str) -> node_chunks.NodeReceipts:
         """Return the receipts of a node."""
-        return self.receipts.setdefault(name, NodeReceipts(0, {}))
+        return self.receipts.setdefault(name, node_chunks.NodeReceipts(0, {}))
 
     def receive(self, record: FrameRecord, envelope: Envelope) -> None:
         """Record an envelope, after its content was recorded."""
@@ -143,7 +126,7 @@ class EvidenceBook:
         shared = [gpu for gpu in node.gpus if gpu in self.gpus and self.is_shared(gpu)]
         self.changed.update(shared)
 
-    def meet(self, contacts: Contacts) -> None:
+    def meet(self, contacts: node_chunks.Contacts) -> None:
         """Merge first contacts from the database, perhaps of another collector."""
         for node, gpus in contacts.items():
             receipts = self.node(node)
@@ -152,13 +135,13 @@ class EvidenceBook:
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
 
-    def contacts_of(self, node: str) -> Contacts:
+    def contacts_of(self, node: str) -> node_chunks.Contacts:
         """Return the first receipts of the GPUs of a node."""
         return {node: self.node(node).gpus}
 
-    def contacts_beyond(self, known: Contacts) -> Contacts:
+    def contacts_beyond(self, known: node_chunks.Contacts) -> node_chunks.Contacts:
         """Return the first receipts that are not in `known`, or are earlier."""
-        found: dict[str, dict[str, FirstContact]] = {}
+        found: dict[str, dict[str, node_chunks.FirstContact]] = {}
         for node, receipts in self.receipts.items():
             there = known.get(node, {})
             new = {g: c for g, c in receipts.gpus.items() if c < there.get(g, _NEVER)}
@@ -166,7 +149,7 @@ class EvidenceBook:
                 found[node] = new
         return found
 
-    def see(self, uuid: str, presence: GpuPresence, pci: str) -> int | None:
+    def see(self, uuid: str, presence: gpu_places.GpuPresence, pci: str) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many GPUs or spans. `presence` may be shared:
@@ -175,23 +158,27 @@ class EvidenceBook:
         receipts = self.node(presence.node)
         if not receipts.accepts(uuid):
             self.excess_gpus += 1
-            facts = {"max": str(MAX_GPUS)}
+            facts = {"max": str(node_chunks.MAX_GPUS)}
             self.problems.report(
-                EvidenceProblem("too_many_gpus", "", presence.node, presence.heard_ns, facts)
+                evidence_records.EvidenceProblem(
+                    "too_many_gpus", "", presence.node, presence.heard_ns, facts
+                )
             )
             return None
-        if receipts.meet(uuid, FirstContact(presence.heard_ns, pci)):
+        if receipts.meet(uuid, node_chunks.FirstContact(presence.heard_ns, pci)):
             self.changed |= receipts.gpus.keys() & self.gpus.keys()
             self.version += 1
         presences = self.gpu(uuid).presences
         key = f"{presence.node}\n{presence.boot}"
         found = presences.get(key)
-        new = new_spans(found.spans if found else (), presence.spans)
+        new = batch_facts.new_spans(found.spans if found else (), presence.spans)
         if problem := self.spans.beyond(presence.node, uuid, new):
             self.excess_spans += new
             facts = {"problem": problem}
             self.problems.report(
-                EvidenceProblem("too_many_spans", "", presence.node, presence.heard_ns, facts)
+                evidence_records.EvidenceProblem(
+                    "too_many_spans", "", presence.node, presence.heard_ns, facts
+                )
             )
             return None
         before = len(found.spans) if found else 0
@@ -199,7 +186,7 @@ class EvidenceBook:
         self.spans.add(presence.node, uuid, len(presences[key].spans) - before)
         return heard_ns
 
-    def _take(self, uuid: str, presence: GpuPresence, key: str) -> int:
+    def _take(self, uuid: str, presence: gpu_places.GpuPresence, key: str) -> int:
         """Add a presence to those of a GPU; return its first receipt."""
         presences = self.gpu(uuid).presences
         found = presences.get(key)
@@ -213,14 +200,16 @@ class EvidenceBook:
         only_grew = presence.heard_ns >= found.heard_ns
         first_ns = presence.spans[0].first_ns
         believed_ns = presence.believed_ns or first_ns
-        found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
+        found.believed_ns = node_chunks.believed_from(
+            found.spans, found.believed_ns, believed_ns, first_ns
+        )
         found.heard_ns = min(found.heard_ns, presence.heard_ns)
-        only_grew &= add_spans(found.spans, presence.spans)
+        only_grew &= node_chunks.add_spans(found.spans, presence.spans)
         if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
         return found.heard_ns
 
-    def list_silent(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
+    def list_silent(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected.
 
         A GPU that the node never reported with a value is rejected.
@@ -228,12 +217,14 @@ class EvidenceBook:
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
         kept = self.gpus[uuid].silent.setdefault(node, [])
-        new = new_spans(kept, spans)
+        new = batch_facts.new_spans(kept, spans)
         if self.spans.beyond(node, uuid, new):
             self.excess_spans += new
             return False
         before = len(kept)
-        add_spans(kept, [SampleSpan(span.first_ns, span.last_ns) for span in spans])
+        node_chunks.add_spans(
+            kept, [node_chunks.SampleSpan(span.first_ns, span.last_ns) for span in spans]
+        )
         self.spans.add(node, uuid, len(kept) - before)
         if self.is_shared(uuid):
             self.changed.add(uuid)
@@ -243,7 +234,9 @@ class EvidenceBook:
         """True if more than one node reported a GPU."""
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
-    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+    def cut(
+        self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
+    ) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         if self.gpu(uuid).add_layout(parts, span):
             self.changed.add(uuid)
@@ -252,28 +245,30 @@ class EvidenceBook:
 
     def hear(self, record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[None]:
         """Record the claims of a batch, `_CLAIMS_A_STEP` per step."""
-        events = [e for e in batch.events if e.name in STARTS or e.name in ENDS]
+        events = [
+            e for e in batch.events if e.name in claim_events.STARTS or e.name in claim_events.ENDS
+        ]
         if not events:
             return
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
-        teller = ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
+        teller = claim_events.ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
         for number, event in enumerate(events):
             if number % _CLAIMS_A_STEP == 0:
                 yield
             try:
                 # No event is later than its frame.
                 boot_ns = min(event.boot_ns, batch.boot_ns[event.row])
-                fact = parse_claim_event(teller, replace(event, boot_ns=boot_ns))
-            except ClaimEventError as error:
+                fact = claim_events.parse_claim_event(teller, replace(event, boot_ns=boot_ns))
+            except claim_events.ClaimEventError as error:
                 self._refuse(record, str(error))
                 continue
             if problem := self.claims.beyond(fact):
                 self._refuse(record, problem)
                 continue
-            if isinstance(fact, ReportedClaim):
+            if isinstance(fact, claim_events.ReportedClaim):
                 fact = self._limited(record, fact)
-            fact = dated(fact, horizon_ns, record.received_wall_ns)
+            fact = claim_events.dated(fact, horizon_ns, record.received_wall_ns)
             if self._keep(fact):
                 self.unwritten[fact] = None
                 self._touch(fact)
@@ -286,10 +281,14 @@ class EvidenceBook:
         self.refused += 1
         facts = {"problem": problem}
         self.problems.report(
-            EvidenceProblem("rejected_claim", "", record.node, record.received_wall_ns, facts)
+            evidence_records.EvidenceProblem(
+                "rejected_claim", "", record.node, record.received_wall_ns, facts
+            )
         )
 
-    def _limited(self, record: FrameRecord, claim: ReportedClaim) -> ReportedClaim:
+    def _limited(
+        self, record: FrameRecord, claim: claim_events.ReportedClaim
+    ) -> claim_events.ReportedClaim:
         """Return the claim with its authority limited to the maximum of the node's token."""
         if claim.level <= record.max_rank:
             return claim
@@ -298,18 +297,20 @@ class EvidenceBook:
         levels = {"source": source, "reported": claim.level.name, "accepted": limit.name}
         facts = {name: value.lower() for name, value in levels.items()}
         self.problems.report(
-            EvidenceProblem("rank_lowered", "", record.node, record.received_wall_ns, facts)
+            evidence_records.EvidenceProblem(
+                "rank_lowered", "", record.node, record.received_wall_ns, facts
+            )
         )
         return replace(claim, level=limit)
 
-    def learn(self, facts: Iterable[ReportedClaim | ReportedEnd]) -> None:
+    def learn(self, facts: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd]) -> None:
         """Add claims from the database, perhaps of another collector."""
         for fact in facts:
-            known = fact.gpu in self.gpus or not is_gpu(fact.gpu)
+            known = fact.gpu in self.gpus or not claim_events.is_gpu(fact.gpu)
             if known and self._keep(fact):
                 self._touch(fact)
 
-    def _touch(self, fact: ReportedClaim | ReportedEnd) -> None:
+    def _touch(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> None:
         """Mark the GPU of a claim as changed; all GPUs of its node if that has claims without a device."""
         concerned = {fact.gpu}
         if self.has_unplaced(fact.node):
@@ -318,11 +319,11 @@ class EvidenceBook:
         self.late |= concerned
         self.version += 1
 
-    def _keep(self, fact: ReportedClaim | ReportedEnd) -> bool:
+    def _keep(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> bool:
         """Add a claim or its end; true if it is new."""
         memory = self.gpu(fact.gpu)
-        if isinstance(fact, ReportedClaim):
-            new = not any(repeats(one, fact) for one in self.claims.starts(fact))
+        if isinstance(fact, claim_events.ReportedClaim):
+            new = not any(claim_events.repeats(one, fact) for one in self.claims.starts(fact))
             if new:
                 memory.told.append(fact)
         else:
@@ -349,19 +350,19 @@ class EvidenceBook:
 
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
-        memory = self.gpus.get(unplaced_in(node))
+        memory = self.gpus.get(claim_events.unplaced_in(node))
         return memory is not None and bool(memory.told)
 
     # Facts ---------------------------------------------------------------------------------------
 
-    def facts(self, uuid: str) -> GpuFacts:
+    def facts(self, uuid: str) -> gpu_evidence.GpuFacts:
         """Return the facts about a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.told}
         contacts = {node: self.node(node).gpus for node in nodes}
         attended = {node: self.node(node).reports for node in nodes}
-        return GpuFacts(
+        return gpu_evidence.GpuFacts(
             uuid, presences, memory.told, memory.ended, memory.cuts, contacts=contacts,
             silent=memory.silent, attended=attended,
         )  # fmt: skip
@@ -378,9 +379,9 @@ class EvidenceBook:
 
     def resume(
         self,
-        gpus: dict[str, GpuMemory],
-        chunks: Iterable[ChunkInMemory],
-        unwritten: Iterable[ReportedClaim | ReportedEnd],
+        gpus: dict[str, evidence_memory.GpuMemory],
+        chunks: Iterable[evidence_memory.ChunkInMemory],
+        unwritten: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd],
     ) -> None:
         """Restore from a checkpoint."""
         self.gpus = gpus
@@ -388,7 +389,7 @@ class EvidenceBook:
         for uuid, memory in gpus.items():
             self.spans.count(uuid, memory.presences.values(), memory.silent)
         self.unwritten = dict.fromkeys(unwritten)
-        facts: list[ReportedClaim | ReportedEnd] = []
+        facts: list[claim_events.ReportedClaim | claim_events.ReportedEnd] = []
         for memory in self.gpus.values():
             facts += [*memory.told, *memory.ended]
         self.claims.restart(facts)
@@ -402,5 +403,5 @@ def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
-_NEVER = FirstContact(FOREVER_NS)
+_NEVER = node_chunks.FirstContact(FOREVER_NS)
 _CLAIMS_A_STEP = 256

@@ -10,18 +10,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from collector.evidence.batch_facts import BatchFacts
-from collector.evidence.claim_events import ReportedClaim, ReportedEnd, ends_of, is_gpu
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.gpu_places import GpuPresence
-from collector.evidence.node_chunks import (
-    CHUNK_NS,
-    EvidenceChunk,
-    LayoutSpans,
-    SampleSpan,
-    SuspectPeriod,
-    add_span,
-)
+from collector.evidence import batch_facts, claim_events, evidence_records, gpu_places, node_chunks
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.framelog.segment_files import FrameRecord
 from railscope.wire import Envelope
@@ -37,12 +26,12 @@ _MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
 class GpuMemory(msgspec.Struct):
     """Facts about a GPU in memory, since the first day that is not in the ledger."""
 
-    presences: dict[str, GpuPresence] = {}
+    presences: dict[str, gpu_places.GpuPresence] = {}
     """By node and boot."""
-    told: list[ReportedClaim] = []
-    ended: list[ReportedEnd] = []
-    cuts: list[LayoutSpans] = []
-    silent: dict[str, list[SampleSpan]] = {}
+    told: list[claim_events.ReportedClaim] = []
+    ended: list[claim_events.ReportedEnd] = []
+    cuts: list[node_chunks.LayoutSpans] = []
+    silent: dict[str, list[node_chunks.SampleSpan]] = {}
     """By node, when it listed the GPU in frames of which some have no value of it."""
 
     @property
@@ -50,12 +39,14 @@ class GpuMemory(msgspec.Struct):
         """Return the nodes in which the GPU was seen."""
         return {presence.node for presence in self.presences.values()}
 
-    def add_layout(self, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> bool:
+    def add_layout(
+        self, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
+    ) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
         for cut in self.cuts:
             if cut.parts == parts:
-                return not add_span(cut.spans, span)
-        self.cuts.append(LayoutSpans(parts, [replace(span)]))
+                return not node_chunks.add_span(cut.spans, span)
+        self.cuts.append(node_chunks.LayoutSpans(parts, [replace(span)]))
         return True
 
     def forget(
@@ -65,7 +56,7 @@ class GpuMemory(msgspec.Struct):
 
         Claims that are unwritten stay. Return the node and id of each removed claim.
         """
-        ends = ends_of(self.told, self.ended, self.presences.values())
+        ends = claim_events.ends_of(self.told, self.ended, self.presences.values())
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)
@@ -91,7 +82,7 @@ class GpuMemory(msgspec.Struct):
             self.silent[node] = [s for s in silent if s.last_ns >= last_ns]
 
 
-def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
+def _last_before(spans: Iterable[Sequence[node_chunks.SampleSpan]], before_ns: int) -> int:
     """Return the end of the last span that began before a timestamp."""
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
@@ -99,7 +90,7 @@ def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
 class ChunkInMemory(msgspec.Struct):
     """A chunk in memory, with its last change; `stored` if the database has it or is writing it."""
 
-    chunk: EvidenceChunk
+    chunk: node_chunks.EvidenceChunk
     touched_ns: int = 0
     stored: bool = False
     size_bytes: int = 0
@@ -124,7 +115,7 @@ class ChunkMemory:
     parts: Counter[str] = field(default_factory=Counter)
     """Parts of evidence that are in memory, by node."""
 
-    def take(self, taking: BatchFacts, number: int, rows: Sequence[int]) -> None:
+    def take(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
         """Record the rows of a batch that belong in one chunk."""
         envelope, batch, record = taking.envelope, taking.batch, taking.record
         first_ns = taking.since_boot_ns + batch.boot_ns[rows[0]]
@@ -133,7 +124,7 @@ class ChunkMemory:
         one = self._extended(key, record, (first_ns, last_ns))
         if record.is_marked:
             doubt = (record.doubted_since_ns, record.corrected_ns)
-            one.chunk.doubt(SuspectPeriod(*doubt, "", first_ns, last_ns))
+            one.chunk.doubt(node_chunks.SuspectPeriod(*doubt, "", first_ns, last_ns))
         before = one.parts
         one.size_bytes += taking.take(one.chunk, rows)
         self.parts[envelope.node] += one.parts - before
@@ -142,7 +133,7 @@ class ChunkMemory:
         self,
         record: FrameRecord,
         envelope: Envelope,
-        fact: ReportedClaim | ReportedEnd,
+        fact: claim_events.ReportedClaim | claim_events.ReportedEnd,
         frame: tuple[int, int],
     ) -> None:
         """Mark the time that a claim or its end affects, up to its frame.
@@ -150,13 +141,15 @@ class ChunkMemory:
         `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
         """
         boot_ns, timestamp_ns = frame
-        begin_ns = fact.start_ns if isinstance(fact, ReportedClaim) else fact.instant_ns
+        begin_ns = (
+            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.instant_ns
+        )
         first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
-        key = (envelope.node, envelope.boot_id, boot_ns // CHUNK_NS)
-        gpu = fact.gpu if is_gpu(fact.gpu) else ""
+        key = (envelope.node, envelope.boot_id, boot_ns // node_chunks.CHUNK_NS)
+        gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
         doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
         one = self._extended(key, record, (first_ns, timestamp_ns))
-        one.chunk.doubt(SuspectPeriod(*doubt, first_ns, timestamp_ns))
+        one.chunk.doubt(node_chunks.SuspectPeriod(*doubt, first_ns, timestamp_ns))
 
     def _extended(
         self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
@@ -164,7 +157,7 @@ class ChunkMemory:
         """Return the chunk of a node's 15 minutes, extended by a span."""
         one = self.by_key.get(key)
         if one is None:
-            one = self.by_key[key] = ChunkInMemory(EvidenceChunk(*key, *span))
+            one = self.by_key[key] = ChunkInMemory(node_chunks.EvidenceChunk(*key, *span))
             self.parts[key[0]] += one.parts
         one.chunk.cover(*span)
         one.touched_ns = max(one.touched_ns, record.received_wall_ns)
@@ -191,13 +184,15 @@ class ChunkMemory:
 class ProblemReports:
     """Problems of the evidence, each reported once: logged and passed to the listeners."""
 
-    listeners: list[Callable[[EvidenceProblem], None]] = field(default_factory=list)
+    listeners: list[Callable[[evidence_records.EvidenceProblem], None]] = field(
+        default_factory=list
+    )
     suppressed: int = 0
     """Problems of one kind and node beyond those that are reported individually."""
     _reported: set[tuple[str, ...]] = field(default_factory=set)
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def report(self, problem: EvidenceProblem) -> None:
+    def report(self, problem: evidence_records.EvidenceProblem) -> None:
         """Log a new problem once, and pass it to the listeners."""
         kind, gpu, node, facts = problem.kind, problem.gpu, problem.node, problem.facts
         key = (kind, gpu, node, *sorted(facts.values()))

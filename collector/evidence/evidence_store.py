@@ -10,32 +10,15 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import Connection, func, select
 
-from collector.evidence import evidence_tables
-from collector.evidence.claim_events import ReportedClaim, ReportedEnd, unplaced_in
-from collector.evidence.claim_placement import ClaimPlacer
-from collector.evidence.evidence_records import EvidenceProblem, EvidenceQuarantine, FileVersion
-from collector.evidence.evidence_tables import (
-    EvidenceChange,
-    LateCondition,
-    claim_end_trust,
-    claim_ends,
-    evidence_parts,
-    file_versions,
-    find_facts_recorded_after,
-    find_late_facts,
-    first_contacts,
-    gpu_nodes,
-    reported_claims,
+from collector.evidence import (
+    claim_events,
+    claim_placement,
+    evidence_records,
+    evidence_tables,
+    gpu_evidence,
+    gpu_places,
+    node_chunks,
 )
-from collector.evidence.gpu_evidence import (
-    AdministratorInputs,
-    AssembledGpu,
-    GpuFacts,
-    assemble_gpu,
-    facts_of,
-)
-from collector.evidence.gpu_places import is_undecided
-from collector.evidence.node_chunks import NO_CONTACTS, Contacts, EvidenceChunk, floor_ns
 from collector.files import device_files, tenancy_files
 from collector.files.device_files import DeviceInventory
 from collector.ledger import audit_outbox
@@ -71,26 +54,26 @@ class EncodedChunk(NamedTuple):
 class LoadedFacts(NamedTuple):
     """All facts about the GPUs of some nodes in a window."""
 
-    chunks: dict[str, list[EvidenceChunk]]
-    told: dict[str, list[ReportedClaim]]
-    ended: dict[str, list[ReportedEnd]]
+    chunks: dict[str, list[node_chunks.EvidenceChunk]]
+    told: dict[str, list[claim_events.ReportedClaim]]
+    ended: dict[str, list[claim_events.ReportedEnd]]
     homes: dict[str, set[str]]
-    quarantine: EvidenceQuarantine
+    quarantine: evidence_records.EvidenceQuarantine
     version: int = 0
-    contacts: Contacts = NO_CONTACTS
+    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS
 
-    def known(self, gpu: str, files: AdministratorInputs) -> AssembledGpu:
+    def known(self, gpu: str, files: gpu_evidence.AdministratorInputs) -> gpu_evidence.AssembledGpu:
         """Return everything about one of the GPUs."""
         chunks = self._chunks(gpu)
         placed = None
         if any(self.has_unplaced(node) for node in self.homes.get(gpu, ())):
-            placed = ClaimPlacer(self, files).evidence(gpu)
-        return assemble_gpu(self.facts(gpu), chunks, files, placed)
+            placed = claim_placement.ClaimPlacer(self, files).evidence(gpu)
+        return gpu_evidence.assemble_gpu(self.facts(gpu), chunks, files, placed)
 
-    def facts(self, gpu: str) -> GpuFacts:
+    def facts(self, gpu: str) -> gpu_evidence.GpuFacts:
         """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
         told, ended = self.told.get(gpu, ()), self.ended.get(gpu, ())
-        return facts_of(gpu, self._chunks(gpu), told, ended, self.contacts)
+        return gpu_evidence.facts_of(gpu, self._chunks(gpu), told, ended, self.contacts)
 
     def gpus_in(self, node: str) -> set[str]:
         """Return the GPUs that were seen in a node."""
@@ -98,7 +81,7 @@ class LoadedFacts(NamedTuple):
 
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
-        return bool(self.told.get(unplaced_in(node)))
+        return bool(self.told.get(claim_events.unplaced_in(node)))
 
     def read_claims(
         self, connection: Connection, gpus: Sequence[str], span: tuple[int, int]
@@ -112,20 +95,22 @@ class LoadedFacts(NamedTuple):
             for few in evidence_tables.groups_of(pairs):
                 for row in connection.execute(evidence_tables.releases_of(few)):
                     key = (row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
-                    end = ReportedEnd(*key, row.trusted_from_ns)
+                    end = claim_events.ReportedEnd(*key, row.trusted_from_ns)
                     self.ended.setdefault(end.gpu, []).append(end)
 
-    def _chunks(self, gpu: str) -> list[EvidenceChunk]:
+    def _chunks(self, gpu: str) -> list[node_chunks.EvidenceChunk]:
         return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
 
 
 def compress_chunk(
-    chunk: EvidenceChunk, content: bytes, contacts: Contacts = NO_CONTACTS
+    chunk: node_chunks.EvidenceChunk,
+    content: bytes,
+    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS,
 ) -> EncodedChunk:
     """Return a chunk ready to be written; `content` is its encoding."""
     name = sha256(content).hexdigest()
     gpus = {
-        gpu: max(s.spans[0].first_ns, floor_ns(contacts, gpu, chunk.node, [s.heard_ns]))
+        gpu: max(s.spans[0].first_ns, node_chunks.floor_ns(contacts, gpu, chunk.node, [s.heard_ns]))
         for gpu, s in chunk.gpus.items()
         if s.spans
     }
@@ -137,16 +122,18 @@ def compress_chunk(
 class EvidenceStore:
     """Facts of all collectors that write this database."""
 
-    def __init__(self, database: Database, quarantine: EvidenceQuarantine | None = None) -> None:
+    def __init__(
+        self, database: Database, quarantine: evidence_records.EvidenceQuarantine | None = None
+    ) -> None:
         self._database = database
-        self.quarantine = quarantine or EvidenceQuarantine()
+        self.quarantine = quarantine or evidence_records.EvidenceQuarantine()
 
     # Writing -----------------------------------------------------------------------------------
 
     def write(
         self,
         chunks: Sequence[EncodedChunk],
-        told: Sequence[ReportedClaim | ReportedEnd],
+        told: Sequence[claim_events.ReportedClaim | claim_events.ReportedEnd],
         recorded_ns: int,
         early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
@@ -158,9 +145,9 @@ class EvidenceStore:
         starts = [
             evidence_tables.claim_row(one, recorded_ns)
             for one in told
-            if isinstance(one, ReportedClaim)
+            if isinstance(one, claim_events.ReportedClaim)
         ]
-        late = [one for one in told if isinstance(one, ReportedEnd)]
+        late = [one for one in told if isinstance(one, claim_events.ReportedEnd)]
         ends = [evidence_tables.release_row(one, recorded_ns) for one in late]
         rows = [
             {
@@ -179,27 +166,27 @@ class EvidenceStore:
                 key = (gpu, one.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
-            evidence_tables.insert_new_rows(connection, evidence_parts, rows)
-            evidence_tables.insert_new_rows(connection, reported_claims, starts)
-            evidence_tables.insert_new_rows(connection, claim_ends, ends)
+            evidence_tables.insert_new_rows(connection, evidence_tables.evidence_parts, rows)
+            evidence_tables.insert_new_rows(connection, evidence_tables.reported_claims, starts)
+            evidence_tables.insert_new_rows(connection, evidence_tables.claim_ends, ends)
             evidence_tables.insert_new_rows(
-                connection, claim_end_trust, evidence_tables.trust_rows(late)
+                connection, evidence_tables.claim_end_trust, evidence_tables.trust_rows(late)
             )
             doubted = [
                 {"fact": one.name, "trusted_from_ns": one.believed_ns}
                 for one in chunks
                 if one.believed_ns
             ]
-            evidence_tables.insert_new_rows(connection, claim_end_trust, doubted)
+            evidence_tables.insert_new_rows(connection, evidence_tables.claim_end_trust, doubted)
             evidence_tables.insert_new_rows(
-                connection, gpu_nodes, evidence_tables.new_homes(connection, since)
+                connection, evidence_tables.gpu_nodes, evidence_tables.new_homes(connection, since)
             )
 
-    def write_contacts(self, found: Contacts) -> None:
+    def write_contacts(self, found: node_chunks.Contacts) -> None:
         """Add first receipts of GPUs."""
         with self._database.transaction(writes=True) as connection:
             evidence_tables.insert_new_rows(
-                connection, first_contacts, evidence_tables.contact_rows(found)
+                connection, evidence_tables.first_contacts, evidence_tables.contact_rows(found)
             )
 
     def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
@@ -213,20 +200,20 @@ class EvidenceStore:
         }
         with self._database.transaction(writes=True) as connection:
             newest = connection.execute(
-                evidence_tables.newest_file(file_versions.c.kind == kind)
+                evidence_tables.newest_file(evidence_tables.file_versions.c.kind == kind)
             ).first()
             if newest and newest.digest == digest:
                 return False
             if newest:
                 row["recorded_ns"] = max(recorded_ns, newest.recorded_ns + 1)
-            evidence_tables.insert_new_rows(connection, file_versions, [row])
+            evidence_tables.insert_new_rows(connection, evidence_tables.file_versions, [row])
             before = newest.content if newest else ""
-            version = FileVersion(kind, text, before, digest, row["recorded_ns"])
+            version = evidence_records.FileVersion(kind, text, before, digest, row["recorded_ns"])
             for name, draft in version.drafts():
                 audit_outbox.put_record(connection, name, draft)
         return True
 
-    def tell_auditors(self, troubles: Sequence[EvidenceProblem]) -> None:
+    def tell_auditors(self, troubles: Sequence[evidence_records.EvidenceProblem]) -> None:
         """Put troubles into the outbox of the audit log, each once."""
         if not troubles:
             return
@@ -240,18 +227,18 @@ class EvidenceStore:
 
     # Reading -----------------------------------------------------------------------------------
 
-    def files(self) -> AdministratorInputs:
+    def files(self) -> gpu_evidence.AdministratorInputs:
         """Return administrators' files by the newest version of each, and decisions."""
         with self._database.transaction() as connection:
             texts = {
                 kind: connection.execute(
-                    evidence_tables.newest_file(file_versions.c.kind == kind)
+                    evidence_tables.newest_file(evidence_tables.file_versions.c.kind == kind)
                 ).first()
                 for kind in evidence_tables.PARSERS
             }
             decided = evidence_tables.decisions_of(connection)
         texts_by_kind = {kind: row.content for kind, row in texts.items() if row}
-        return AdministratorInputs(
+        return gpu_evidence.AdministratorInputs(
             tenancy_files.parse_claims(texts_by_kind["claims"])
             if "claims" in texts_by_kind
             else tenancy_files.FileClaims(),
@@ -274,34 +261,42 @@ class EvidenceStore:
         """Return the newest version of one file; None if none was ever stored."""
         with self._database.transaction() as connection:
             row = connection.execute(
-                evidence_tables.newest_file(file_versions.c.kind == kind)
+                evidence_tables.newest_file(evidence_tables.file_versions.c.kind == kind)
             ).first()
         return row.content if row else None
 
     def gpus(self, end_ns: int = FOREVER_NS) -> list[str]:
         """Return all GPUs that were seen before a timestamp, in order."""
-        query = select(gpu_nodes.c.gpu_uuid).where(gpu_nodes.c.since_ns < end_ns).distinct()
+        query = (
+            select(evidence_tables.gpu_nodes.c.gpu_uuid)
+            .where(evidence_tables.gpu_nodes.c.since_ns < end_ns)
+            .distinct()
+        )
         with self._database.transaction() as connection:
             return sorted(connection.execute(query).scalars())
 
     def homes(self) -> dict[str, dict[str, int]]:
         """Return for every GPU the nodes it was seen in, and since when."""
         query = select(
-            gpu_nodes.c.gpu_uuid, gpu_nodes.c.node, func.min(gpu_nodes.c.since_ns).label("since")
+            evidence_tables.gpu_nodes.c.gpu_uuid,
+            evidence_tables.gpu_nodes.c.node,
+            func.min(evidence_tables.gpu_nodes.c.since_ns).label("since"),
         )
-        query = query.group_by(gpu_nodes.c.gpu_uuid, gpu_nodes.c.node)
+        query = query.group_by(
+            evidence_tables.gpu_nodes.c.gpu_uuid, evidence_tables.gpu_nodes.c.node
+        )
         found: dict[str, dict[str, int]] = {}
         with self._database.transaction() as connection:
             for row in connection.execute(query):
                 found.setdefault(row.gpu_uuid, {})[row.node] = row.since
         return found
 
-    def contacts(self) -> Contacts:
+    def contacts(self) -> node_chunks.Contacts:
         """Return first receipts of all GPUs, by node."""
         with self._database.transaction() as connection:
             return evidence_tables.contacts_of(connection)
 
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
         """Return everything about a GPU in a window, with the facts around it that affect it."""
         found = self.homes().get(gpu, {})
         loaded = self.load([gpu], {gpu: set(found)}, start_ns, end_ns)
@@ -312,7 +307,7 @@ class EvidenceStore:
     ) -> LoadedFacts:
         """Return the facts about some GPUs in a window, with the facts around it that affect it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
-        chunks: dict[str, list[EvidenceChunk]] = {}
+        chunks: dict[str, list[node_chunks.EvidenceChunk]] = {}
         shared: dict[str, set[str]] = {}
         for gpu in gpus:
             if len(homes_of.get(gpu, ())) > 1:
@@ -333,7 +328,7 @@ class EvidenceStore:
             wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
             known_contacts = evidence_tables.contacts_of(connection, nodes)
             loaded = LoadedFacts(chunks, {}, {}, wanted, self.quarantine, contacts=known_contacts)
-            loaded.read_claims(connection, [*gpus, *map(unplaced_in, nodes)], span)
+            loaded.read_claims(connection, [*gpus, *map(claim_events.unplaced_in, nodes)], span)
             # A claim without a device is placed considering all claims in its node.
             for node in filter(loaded.has_unplaced, nodes):
                 others = sorted(loaded.gpus_in(node) - wanted.keys())
@@ -343,8 +338,12 @@ class EvidenceStore:
         return loaded
 
     def _earlier(
-        self, connection: Connection, known: Sequence[EvidenceChunk], gpus: set[str], start_ns: int
-    ) -> list[EvidenceChunk]:
+        self,
+        connection: Connection,
+        known: Sequence[node_chunks.EvidenceChunk],
+        gpus: set[str],
+        start_ns: int,
+    ) -> list[node_chunks.EvidenceChunk]:
         """Return earlier chunks of a node, until they show if it had each GPU at a timestamp.
 
         They reach no further back than a node's reports of two weeks.
@@ -354,9 +353,9 @@ class EvidenceStore:
             return []
         node = found[0].node
         end_ns = min(chunk.end_ns for chunk in found)
-        older: list[EvidenceChunk] = []
+        older: list[node_chunks.EvidenceChunk] = []
         for _ in range(MAX_EARLIER_PARTS):
-            if not any(is_undecided(gpu, [*older, *found]) for gpu in gpus):
+            if not any(gpu_places.is_undecided(gpu, [*older, *found]) for gpu in gpus):
                 break
             rows = evidence_tables.parts_before(connection, node, end_ns)
             if not rows:
@@ -366,14 +365,17 @@ class EvidenceStore:
             end_ns = min(row[2] for row in rows)
         return older
 
-    def late_boots(self) -> dict[str, list[EvidenceChunk]]:
+    def late_boots(self) -> dict[str, list[node_chunks.EvidenceChunk]]:
         """Return the chunks with boots that were reported late, by GPU."""
-        found: dict[str, list[EvidenceChunk]] = {}
-        query = select(evidence_parts.c.part, evidence_parts.c.content).join(
-            claim_end_trust, claim_end_trust.c.fact == evidence_parts.c.part
+        found: dict[str, list[node_chunks.EvidenceChunk]] = {}
+        query = select(
+            evidence_tables.evidence_parts.c.part, evidence_tables.evidence_parts.c.content
+        ).join(
+            evidence_tables.claim_end_trust,
+            evidence_tables.claim_end_trust.c.fact == evidence_tables.evidence_parts.c.part,
         )
         with self._database.transaction() as connection:
-            rows = connection.execute(query.order_by(evidence_parts.c.part)).all()
+            rows = connection.execute(query.order_by(evidence_tables.evidence_parts.c.part)).all()
         for row in rows:
             chunk = self.quarantine.chunk(row.part, row.content)
             if chunk is None:
@@ -383,32 +385,36 @@ class EvidenceStore:
                     found.setdefault(gpu, []).append(chunk)
         return found
 
-    def told(self, gpus: Sequence[str], start_ns: int) -> list[ReportedClaim | ReportedEnd]:
+    def told(
+        self, gpus: Sequence[str], start_ns: int
+    ) -> list[claim_events.ReportedClaim | claim_events.ReportedEnd]:
         """Return the claims of GPUs that may have been in force after a timestamp, and their ends."""
         loaded = self.load(gpus, {}, start_ns, FOREVER_NS - evidence_tables.CONTEXT_NS)
-        found: list[ReportedClaim | ReportedEnd] = []
+        found: list[claim_events.ReportedClaim | claim_events.ReportedEnd] = []
         for gpu in gpus:
             found += loaded.told.get(gpu, ())
             found += loaded.ended.get(gpu, ())
         return found
 
-    def changes(self, recorded_after_ns: int) -> list[EvidenceChange]:
+    def changes(self, recorded_after_ns: int) -> list[evidence_tables.EvidenceChange]:
         """Return the facts that were recorded after a timestamp."""
         with self._database.transaction() as connection:
-            return list(find_facts_recorded_after(connection, recorded_after_ns))
+            return list(evidence_tables.find_facts_recorded_after(connection, recorded_after_ns))
 
     def late(
-        self, homes_of: Mapping[str, Iterable[str]], which: LateCondition
-    ) -> list[EvidenceChange]:
+        self, homes_of: Mapping[str, Iterable[str]], which: evidence_tables.LateCondition
+    ) -> list[evidence_tables.EvidenceChange]:
         """Return the late facts about some GPUs and the nodes that they were in."""
         nodes = sorted({node for nodes in homes_of.values() for node in nodes})
         with self._database.transaction() as connection:
-            keys = [*sorted(homes_of), *map(unplaced_in, nodes)]
-            return list(find_late_facts(connection, keys, nodes, which))
+            keys = [*sorted(homes_of), *map(claim_events.unplaced_in, nodes)]
+            return list(evidence_tables.find_late_facts(connection, keys, nodes, which))
 
     def spread(
-        self, changes: Iterable[EvidenceChange], homes_of: Mapping[str, Iterable[str]]
-    ) -> set[EvidenceChange]:
+        self,
+        changes: Iterable[evidence_tables.EvidenceChange],
+        homes_of: Mapping[str, Iterable[str]],
+    ) -> set[evidence_tables.EvidenceChange]:
         """Return the changes, extended to nodes that have claims without a device.
 
         A change of a GPU's claims there affects the placement on all GPUs of the node.
@@ -417,23 +423,27 @@ class EvidenceStore:
         nodes = sorted({node for one in found for node in homes_of.get(one.gpu, ())})
         there: set[str] = set()
         with self._database.transaction() as connection:
-            for some in evidence_tables.groups_of([unplaced_in(node) for node in nodes]):
+            for some in evidence_tables.groups_of(
+                [claim_events.unplaced_in(node) for node in nodes]
+            ):
                 query = (
-                    select(reported_claims.c.gpu_uuid)
-                    .where(reported_claims.c.gpu_uuid.in_(some))
+                    select(evidence_tables.reported_claims.c.gpu_uuid)
+                    .where(evidence_tables.reported_claims.c.gpu_uuid.in_(some))
                     .distinct()
                 )
                 there.update(connection.execute(query).scalars())
         return found | {
-            one._replace(gpu=unplaced_in(node))
+            one._replace(gpu=claim_events.unplaced_in(node))
             for one in found
             for node in homes_of.get(one.gpu, ())
-            if unplaced_in(node) in there
+            if claim_events.unplaced_in(node) in there
         }
 
     def newest_end_ns(self, node: str) -> int | None:
         """Return the end of the newest evidence of a node; None without evidence."""
-        query = select(func.max(evidence_parts.c.end_ns)).where(evidence_parts.c.node == node)
+        query = select(func.max(evidence_tables.evidence_parts.c.end_ns)).where(
+            evidence_tables.evidence_parts.c.node == node
+        )
         with self._database.transaction() as connection:
             found: int | None = connection.execute(query).scalar()
         return found

@@ -14,21 +14,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Index,
-    LargeBinary,
-    Table,
-    Text,
-    and_,
-    exists,
-    func,
-    or_,
-    select,
-    tuple_,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.evidence.claim_events import ReportedClaim, ReportedEnd
@@ -38,88 +24,88 @@ from collector.files import device_files, tenancy_files
 from collector.ledger.schema import integers, make_append_only, metadata, texts
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
-evidence_parts = Table(
+evidence_parts = sa.Table(
     "evidence_part",
     metadata,
-    Column("part", Text, primary_key=True),
-    Column("node", Text, nullable=False),
+    sa.Column("part", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, nullable=False),
     *integers("start_ns", "end_ns", "recorded_ns"),
-    Column("content", LargeBinary, nullable=False),
-    Index("evidence_part_ends", "node", "end_ns"),
-    Index("evidence_part_starts", "node", "start_ns"),
-    Index("evidence_part_recorded", "recorded_ns"),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Index("evidence_part_ends", "node", "end_ns"),
+    sa.Index("evidence_part_starts", "node", "start_ns"),
+    sa.Index("evidence_part_recorded", "recorded_ns"),
 )
 """Facts from a node's frames of 15 minutes (`chunk`); the key is the SHA-256 of the content."""
 
-gpu_nodes = Table(
+gpu_nodes = sa.Table(
     "evidence_gpu",
     metadata,
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("node", Text, primary_key=True),
-    Column("since_ns", BigInteger, primary_key=True),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("since_ns", sa.BigInteger, primary_key=True),
 )
 """The nodes a GPU was seen in, and since when: the lowest value counts."""
 
-first_contacts = Table(
+first_contacts = sa.Table(
     "evidence_contact",
     metadata,
-    Column("node", Text, primary_key=True),
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("heard_ns", BigInteger, primary_key=True),
-    Column("pci", Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("heard_ns", sa.BigInteger, primary_key=True),
+    sa.Column("pci", sa.Text, primary_key=True),
 )
 """First receipts of GPUs from nodes (`first_contacts`): the lowest value counts."""
 
-reported_claims = Table(
+reported_claims = sa.Table(
     "evidence_claim",
     metadata,
-    Column("fact", Text, primary_key=True),
+    sa.Column("fact", sa.Text, primary_key=True),
     *texts("gpu_uuid", "node", "claim_id"),
     *integers("start_ns", "recorded_ns"),
-    Column("content", LargeBinary, nullable=False),
-    Index("evidence_claim_gpu", "gpu_uuid", "start_ns"),
-    Index("evidence_claim_recorded", "recorded_ns"),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Index("evidence_claim_gpu", "gpu_uuid", "start_ns"),
+    sa.Index("evidence_claim_recorded", "recorded_ns"),
 )
-claim_ends = Table(
+claim_ends = sa.Table(
     "evidence_release",
     metadata,
-    Column("fact", Text, primary_key=True),
+    sa.Column("fact", sa.Text, primary_key=True),
     *texts("gpu_uuid", "node", "claim_id"),
     *integers("instant_ns", "recorded_ns"),
-    Index("evidence_release_gpu", "gpu_uuid", "instant_ns"),
-    Index("evidence_release_recorded", "recorded_ns"),
+    sa.Index("evidence_release_gpu", "gpu_uuid", "instant_ns"),
+    sa.Index("evidence_release_recorded", "recorded_ns"),
 )
 """Claims and their ends as reported; the key is the SHA-256 of the content."""
 
-claim_end_trust = Table(
+claim_end_trust = sa.Table(
     "evidence_release_trust",
     metadata,
-    Column("fact", Text, primary_key=True),
-    Column("trusted_from_ns", BigInteger, nullable=False),
+    sa.Column("fact", sa.Text, primary_key=True),
+    sa.Column("trusted_from_ns", sa.BigInteger, nullable=False),
 )
 """Ends, and parts with starts of boots, that were reported late, by name.
 
 The time before `trusted_from_ns` is pending review.
 """
 
-review_decisions = Table(
+review_decisions = sa.Table(
     "evidence_decision",
     metadata,
-    Column("id", Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
     *texts("what", "node", "name"),
     *integers("accepted", "start_ns", "end_ns", "recorded_ns"),
-    Column("content", Text, nullable=False),
-    Index("evidence_decision_recorded", "recorded_ns"),
+    sa.Column("content", sa.Text, nullable=False),
+    sa.Index("evidence_decision_recorded", "recorded_ns"),
 )
 """Decisions of people about evidence under review, as events (CloudEvents): the newest counts."""
 
-file_versions = Table(
+file_versions = sa.Table(
     "evidence_file",
     metadata,
-    Column("kind", Text, primary_key=True),
-    Column("recorded_ns", BigInteger, primary_key=True),
-    Column("digest", Text, primary_key=True),
-    Column("content", Text, nullable=False),
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("recorded_ns", sa.BigInteger, primary_key=True),
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("content", sa.Text, nullable=False),
 )
 """Versions of administrators' files: the newest of each kind counts."""
 
@@ -150,36 +136,38 @@ PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
 
 
 def parts_of(
-    connection: Connection, node: str, start_ns: int, end_ns: int
+    connection: sa.Connection, node: str, start_ns: int, end_ns: int
 ) -> list[tuple[str, bytes]]:
     """Return parts in and around a window, and the nearest beyond on both sides."""
     mine = evidence_parts.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
     before = connection.execute(
-        select(func.max(evidence_parts.c.end_ns)).where(mine, evidence_parts.c.end_ns < low)
+        sa.select(sa.func.max(evidence_parts.c.end_ns)).where(mine, evidence_parts.c.end_ns < low)
     ).scalar()
     after = connection.execute(
-        select(func.min(evidence_parts.c.start_ns)).where(mine, evidence_parts.c.start_ns > high)
+        sa.select(sa.func.min(evidence_parts.c.start_ns)).where(
+            mine, evidence_parts.c.start_ns > high
+        )
     ).scalar()
-    within = and_(evidence_parts.c.end_ns >= low, evidence_parts.c.start_ns <= high)
-    wanted = or_(within, evidence_parts.c.end_ns == before, evidence_parts.c.start_ns == after)
+    within = sa.and_(evidence_parts.c.end_ns >= low, evidence_parts.c.start_ns <= high)
+    wanted = sa.or_(within, evidence_parts.c.end_ns == before, evidence_parts.c.start_ns == after)
     query = (
-        select(evidence_parts.c.part, evidence_parts.c.content)
+        sa.select(evidence_parts.c.part, evidence_parts.c.content)
         .where(mine, wanted)
         .order_by(evidence_parts.c.part)
     )
     return [(row.part, row.content) for row in connection.execute(query)]
 
 
-def parts_before(connection: Connection, node: str, end_ns: int) -> list[tuple[str, bytes, int]]:
+def parts_before(connection: sa.Connection, node: str, end_ns: int) -> list[tuple[str, bytes, int]]:
     """Return the last parts of a node that end before a timestamp, with their ends."""
     mine = evidence_parts.c.node == node
     last = (
-        select(func.max(evidence_parts.c.end_ns))
+        sa.select(sa.func.max(evidence_parts.c.end_ns))
         .where(mine, evidence_parts.c.end_ns < end_ns)
         .scalar_subquery()
     )
-    query = select(evidence_parts.c.part, evidence_parts.c.content, evidence_parts.c.end_ns)
+    query = sa.select(evidence_parts.c.part, evidence_parts.c.content, evidence_parts.c.end_ns)
     rows = connection.execute(
         query.where(mine, evidence_parts.c.end_ns == last).order_by(evidence_parts.c.part)
     )
@@ -188,18 +176,18 @@ def parts_before(connection: Connection, node: str, end_ns: int) -> list[tuple[s
 
 def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
     """Return a query for claims of GPUs that may have been in force in or around a window."""
-    late = exists().where(
+    late = sa.exists().where(
         claim_end_trust.c.fact == claim_ends.c.fact,
         claim_end_trust.c.trusted_from_ns >= start_ns - CONTEXT_NS,
     )
-    over = exists().where(
+    over = sa.exists().where(
         ~late,
         claim_ends.c.gpu_uuid == reported_claims.c.gpu_uuid,
         claim_ends.c.node == reported_claims.c.node,
         claim_ends.c.claim_id == reported_claims.c.claim_id,
         claim_ends.c.instant_ns < start_ns - CONTEXT_NS,
     )
-    return select(reported_claims.c.fact, reported_claims.c.content).where(
+    return sa.select(reported_claims.c.fact, reported_claims.c.content).where(
         reported_claims.c.gpu_uuid.in_(gpus),
         reported_claims.c.start_ns < end_ns + CONTEXT_NS,
         ~over,
@@ -208,15 +196,17 @@ def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
 
 def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
     """Return a query for the ends of claims, by GPU, node and id."""
-    key = tuple_(claim_ends.c.gpu_uuid, claim_ends.c.node, claim_ends.c.claim_id)
-    trusted = func.coalesce(claim_end_trust.c.trusted_from_ns, 0).label("trusted_from_ns")
+    key = sa.tuple_(claim_ends.c.gpu_uuid, claim_ends.c.node, claim_ends.c.claim_id)
+    trusted = sa.func.coalesce(claim_end_trust.c.trusted_from_ns, 0).label("trusted_from_ns")
     joined = claim_ends.outerjoin(claim_end_trust, claim_end_trust.c.fact == claim_ends.c.fact)
-    return select(claim_ends, trusted).select_from(joined).where(key.in_(pairs))
+    return sa.select(claim_ends, trusted).select_from(joined).where(key.in_(pairs))
 
 
 def newest_file(which: Any) -> Any:
     """Return a query for the newest version of a file."""
-    return select(file_versions).where(which).order_by(file_versions.c.recorded_ns.desc()).limit(1)
+    return (
+        sa.select(file_versions).where(which).order_by(file_versions.c.recorded_ns.desc()).limit(1)
+    )
 
 
 def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
@@ -235,11 +225,11 @@ def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int,
     return [("", "", start_ns, end_ns)]
 
 
-def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+def new_homes(connection: sa.Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
     """Return rows for the GPUs that were not recorded in their nodes as early as in `since`."""
     least: dict[tuple[str, str], int] = {}
     for some in groups_of(sorted({gpu for gpu, _ in since})):
-        query = select(gpu_nodes).where(gpu_nodes.c.gpu_uuid.in_(some))
+        query = sa.select(gpu_nodes).where(gpu_nodes.c.gpu_uuid.in_(some))
         for row in connection.execute(query):
             key = (row.gpu_uuid, row.node)
             least[key] = min(row.since_ns, least.get(key, row.since_ns))
@@ -251,11 +241,11 @@ def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list
 
 
 def contacts_of(
-    connection: Connection, nodes: Sequence[str] | None = None
+    connection: sa.Connection, nodes: Sequence[str] | None = None
 ) -> dict[str, dict[str, FirstContact]]:
     """Return the first receipts of the GPUs of some nodes, or of all."""
     found: dict[str, dict[str, FirstContact]] = {}
-    query = select(first_contacts)
+    query = sa.select(first_contacts)
     wanted = (
         [query]
         if nodes is None
@@ -313,9 +303,11 @@ def trust_rows(ends: Iterable[ReportedEnd]) -> list[dict[str, Any]]:
     ]
 
 
-def decisions_of(connection: Connection) -> ReviewDecisions:
+def decisions_of(connection: sa.Connection) -> ReviewDecisions:
     """Return the decisions of people; of two decisions the later one counts."""
-    query = select(review_decisions).order_by(review_decisions.c.recorded_ns, review_decisions.c.id)
+    query = sa.select(review_decisions).order_by(
+        review_decisions.c.recorded_ns, review_decisions.c.id
+    )
     return ReviewDecisions(
         {
             ReviewSubject(ReviewKind(row.what), row.node, row.name): bool(row.accepted)
@@ -324,7 +316,9 @@ def decisions_of(connection: Connection) -> ReviewDecisions:
     )
 
 
-def insert_new_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+def insert_new_rows(
+    connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]
+) -> None:
     """Insert rows that do not exist yet."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     for some in groups_of(rows):
@@ -361,14 +355,16 @@ class LateCondition(NamedTuple):
         return recorded_ns > (start_ns // DAY_NS + 1) * DAY_NS + self.delay_ns
 
 
-def find_facts_recorded_after(connection: Connection, instant_ns: int) -> Iterator[EvidenceChange]:
+def find_facts_recorded_after(
+    connection: sa.Connection, instant_ns: int
+) -> Iterator[EvidenceChange]:
     """Yield the facts that were recorded after a timestamp, with their node or GPU and time."""
     yield from _parts(connection, evidence_parts.c.recorded_ns > instant_ns)
     yield from _claims(connection, reported_claims.c.recorded_ns > instant_ns)
     yield from _releases(connection, claim_ends.c.recorded_ns > instant_ns)
-    new_files = select(file_versions).where(file_versions.c.recorded_ns > instant_ns)
+    new_files = sa.select(file_versions).where(file_versions.c.recorded_ns > instant_ns)
     for version in connection.execute(new_files).all():
-        older = and_(
+        older = sa.and_(
             file_versions.c.kind == version.kind, file_versions.c.recorded_ns < version.recorded_ns
         )
         last_one = connection.execute(newest_file(older)).first()
@@ -376,32 +372,32 @@ def find_facts_recorded_after(connection: Connection, instant_ns: int) -> Iterat
         name = f"{version.kind} {version.recorded_ns} {version.digest}"
         for about in differences(version.kind, before_it, version.content):
             yield EvidenceChange(name, *about)
-    new_decisions = select(review_decisions).where(review_decisions.c.recorded_ns > instant_ns)
+    new_decisions = sa.select(review_decisions).where(review_decisions.c.recorded_ns > instant_ns)
     for row in connection.execute(new_decisions):
         yield EvidenceChange(row.id, row.node, "", row.start_ns, row.end_ns)
 
 
 def find_late_facts(
-    connection: Connection, gpus: Sequence[str], nodes: Sequence[str], which: LateCondition
+    connection: sa.Connection, gpus: Sequence[str], nodes: Sequence[str], which: LateCondition
 ) -> Iterator[EvidenceChange]:
     """Yield the late facts about some GPUs and the nodes that they were in."""
     for some in groups_of(nodes):
-        mine = and_(evidence_parts.c.node.in_(some), evidence_parts.c.end_ns >= which.since_ns)
+        mine = sa.and_(evidence_parts.c.node.in_(some), evidence_parts.c.end_ns >= which.since_ns)
         yield from _parts(
             connection,
-            and_(mine, which.of(evidence_parts.c.start_ns, evidence_parts.c.recorded_ns)),
+            sa.and_(mine, which.of(evidence_parts.c.start_ns, evidence_parts.c.recorded_ns)),
         )
     for some in groups_of(gpus):
         is_late = which.of(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
-        yield from _claims(connection, and_(reported_claims.c.gpu_uuid.in_(some), is_late))
+        yield from _claims(connection, sa.and_(reported_claims.c.gpu_uuid.in_(some), is_late))
         is_late = which.of(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
-        yield from _releases(connection, and_(claim_ends.c.gpu_uuid.in_(some), is_late))
+        yield from _releases(connection, sa.and_(claim_ends.c.gpu_uuid.in_(some), is_late))
 
 
-def _parts(connection: Connection, where: Any) -> Iterator[EvidenceChange]:
+def _parts(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
     """Yield changes by chunks; one that ends a gap in the reports concerns all of the gap."""
     earlier = evidence_parts.alias()
-    before = select(func.max(earlier.c.end_ns)).where(
+    before = sa.select(sa.func.max(earlier.c.end_ns)).where(
         earlier.c.node == evidence_parts.c.node, earlier.c.end_ns < evidence_parts.c.start_ns
     )
     last = before.scalar_subquery().label("last")
@@ -411,18 +407,20 @@ def _parts(connection: Connection, where: Any) -> Iterator[EvidenceChange]:
         evidence_parts.c.start_ns,
         evidence_parts.c.end_ns,
     )
-    for row in connection.execute(select(*columns, last).where(where)):
+    for row in connection.execute(sa.select(*columns, last).where(where)):
         start_ns = row.start_ns if row.last is None else row.last
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 
 
-def _claims(connection: Connection, where: Any) -> Iterable[EvidenceChange]:
-    query = select(reported_claims.c.fact, reported_claims.c.gpu_uuid, reported_claims.c.start_ns)
+def _claims(connection: sa.Connection, where: Any) -> Iterable[EvidenceChange]:
+    query = sa.select(
+        reported_claims.c.fact, reported_claims.c.gpu_uuid, reported_claims.c.start_ns
+    )
     return _of_gpus(connection.execute(query.where(where)))
 
 
-def _releases(connection: Connection, where: Any) -> Iterable[EvidenceChange]:
-    query = select(claim_ends.c.fact, claim_ends.c.gpu_uuid, claim_ends.c.instant_ns)
+def _releases(connection: sa.Connection, where: Any) -> Iterable[EvidenceChange]:
+    query = sa.select(claim_ends.c.fact, claim_ends.c.gpu_uuid, claim_ends.c.instant_ns)
     return _of_gpus(connection.execute(query.where(where)))
 
 

@@ -10,25 +10,7 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from collector.evidence.claim_events import (
-    Ends,
-    ReportedClaim,
-    ReportedEnd,
-    ends_of,
-    first_report,
-    first_reports,
-    gaps_of,
-    is_gpu,
-)
-from collector.evidence.gpu_places import GpuPlaces, GpuPresence
-from collector.evidence.node_chunks import (
-    GRID_NS,
-    Contacts,
-    EvidenceChunk,
-    LayoutSpans,
-    SampleSpan,
-    add_span,
-)
+from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
 from collector.evidence.node_claims import (
     ClaimPart,
     ReportedFacts,
@@ -42,28 +24,10 @@ from collector.evidence.node_claims import (
     outside_of,
     reported_id,
 )
-from collector.evidence.review_rules import ExpectedGpus, ReviewDecisions
 from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
 from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
-from collector.metering.evidence import (
-    ClockDoubt,
-    Evidence,
-    MigInstanceSlots,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-    PartitionLayout,
-)
-from collector.metering.measures import (
-    CountedQuantity,
-    CounterIncrements,
-    CounterReadings,
-    increments,
-)
-from collector.metering.placement import UnplacedClaim
-from collector.metering.timeline import TimePiece, without
-from collector.metering.units import CapacityRange
+from collector.metering import evidence as usage_evidence, measures, placement, timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.frame import NO_RAIL
 from railscope.timestamps import FOREVER_NS
@@ -79,64 +43,64 @@ class AdministratorInputs:
     retired: RetiredGpus = field(default_factory=RetiredGpus)
     inventory: DeviceInventory = field(default_factory=DeviceInventory)
     """Without a row there is no inventory."""
-    decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
+    decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
 
     @property
-    def expected(self) -> ExpectedGpus:
+    def expected(self) -> review_rules.ExpectedGpus:
         """Return the expected GPUs."""
-        return ExpectedGpus(self.inventory, self.retired, self.decisions)
+        return review_rules.ExpectedGpus(self.inventory, self.retired, self.decisions)
 
 
 class GpuFacts(msgspec.Struct, frozen=True):
     """Facts about one GPU from frames and events."""
 
     gpu: str
-    presences: Sequence[GpuPresence]
-    told: Sequence[ReportedClaim] = ()
-    ended: Sequence[ReportedEnd] = ()
-    cuts: Sequence[LayoutSpans] = ()
-    reports: Mapping[str, Sequence[SampleSpan]] = {}
+    presences: Sequence[gpu_places.GpuPresence]
+    told: Sequence[claim_events.ReportedClaim] = ()
+    ended: Sequence[claim_events.ReportedEnd] = ()
+    cuts: Sequence[node_chunks.LayoutSpans] = ()
+    reports: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it reported anything but GPUs."""
-    contacts: Contacts = {}
+    contacts: node_chunks.Contacts = {}
     """Contacts of all GPUs of the nodes that reported this one."""
-    silent: Mapping[str, Sequence[SampleSpan]] = {}
+    silent: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it listed the GPU without a value."""
-    attended: Mapping[str, Sequence[SampleSpan]] = {}
+    attended: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it reported anything."""
 
 
 class AssembledGpu(msgspec.Struct, frozen=True):
     """Evidence of a GPU, increments of its counters, and its model."""
 
-    evidence: Evidence
-    counted: dict[CountedQuantity, CounterIncrements]
+    evidence: usage_evidence.Evidence
+    counted: dict[measures.CountedQuantity, measures.CounterIncrements]
     sku: str
     profiles: dict[str, str] = {}
     """The MIG profiles of claims that have one."""
-    places: GpuPlaces = GpuPlaces((), ())
-    doubts: tuple[TimePiece[ClockDoubt], ...] = ()
+    places: gpu_places.GpuPlaces = gpu_places.GpuPlaces((), ())
+    doubts: tuple[timeline.TimePiece[usage_evidence.ClockDoubt], ...] = ()
     """Evidence that was received while the collector's clock was suspect."""
 
 
 def facts_of(
     gpu: str,
-    chunks: Iterable[EvidenceChunk],
-    told: Iterable[ReportedClaim],
-    ended: Iterable[ReportedEnd],
-    contacts: Contacts | None = None,
+    chunks: Iterable[node_chunks.EvidenceChunk],
+    told: Iterable[claim_events.ReportedClaim],
+    ended: Iterable[claim_events.ReportedEnd],
+    contacts: node_chunks.Contacts | None = None,
 ) -> GpuFacts:
     """Collect the facts about a GPU from chunks and claims."""
-    presences: list[GpuPresence] = []
-    cuts: list[LayoutSpans] = []
-    reports: dict[str, list[SampleSpan]] = {}
-    silent: dict[str, list[SampleSpan]] = {}
-    attended: dict[str, list[SampleSpan]] = {}
+    presences: list[gpu_places.GpuPresence] = []
+    cuts: list[node_chunks.LayoutSpans] = []
+    reports: dict[str, list[node_chunks.SampleSpan]] = {}
+    silent: dict[str, list[node_chunks.SampleSpan]] = {}
+    attended: dict[str, list[node_chunks.SampleSpan]] = {}
     some = list(chunks)
     is_shared = len({chunk.node for chunk in some if gpu in chunk.gpus}) > 1
     for chunk in some:
         if sighted := chunk.gpus.get(gpu):
             one = (sighted.heard_ns, sighted.spans, sighted.believed_ns)
-            presences.append(GpuPresence(chunk.node, chunk.boot, *one))
+            presences.append(gpu_places.GpuPresence(chunk.node, chunk.boot, *one))
         cuts += chunk.cuts.get(gpu, ())
         reports.setdefault(chunk.node, []).extend(chunk.reports)
         if is_shared:
@@ -146,11 +110,13 @@ def facts_of(
     return GpuFacts(gpu, presences, tuple(told), tuple(ended), cuts, reports, *who)
 
 
-def evidence_of(facts: GpuFacts, files: AdministratorInputs) -> tuple[Evidence, GpuPlaces]:
+def evidence_of(
+    facts: GpuFacts, files: AdministratorInputs
+) -> tuple[usage_evidence.Evidence, gpu_places.GpuPlaces]:
     """Return the evidence of a GPU for metering, and its places."""
     placed = _placed(facts, files)
     where = placed.where
-    ends = ends_of(facts.told, facts.ended, facts.presences)
+    ends = claim_events.ends_of(facts.told, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
     active_claims = list(files.claims.claims(facts.gpu, nodes))
     home = first_node_of(facts, where)
@@ -165,7 +131,7 @@ def evidence_of(facts: GpuFacts, files: AdministratorInputs) -> tuple[Evidence, 
     claims = [part.claim for part in parts]
     claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
-    evidence = Evidence(
+    evidence = usage_evidence.Evidence(
         gpu=facts.gpu,
         stays=files.retired.in_service(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
@@ -178,7 +144,7 @@ def evidence_of(facts: GpuFacts, files: AdministratorInputs) -> tuple[Evidence, 
     return evidence, where
 
 
-def first_node_of(facts: GpuFacts, where: GpuPlaces) -> str:
+def first_node_of(facts: GpuFacts, where: gpu_places.GpuPlaces) -> str:
     """Return the node that reported a GPU first."""
     heard = (
         (gpus[facts.gpu].heard_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
@@ -206,9 +172,9 @@ def _reported(
 
 def claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
     """Return the parts of claims on a GPU that are pending review."""
-    ends = ends_of(facts.told, facts.ended, facts.presences)
+    ends = claim_events.ends_of(facts.told, facts.ended, facts.presences)
     reported = _reported(facts)
-    if is_gpu(facts.gpu):
+    if claim_events.is_gpu(facts.gpu):
         placed = _placed(facts, files)
         nodes = {stay.node for stay in placed.where.stays} | placed.where.waiting.keys()
         reported = _reported(facts, nodes | {first_node_of(facts, placed.where)}, placed)
@@ -224,15 +190,18 @@ def nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int)
 
 def assemble_gpu(
     facts: GpuFacts,
-    chunks: Sequence[EvidenceChunk],
+    chunks: Sequence[node_chunks.EvidenceChunk],
     files: AdministratorInputs,
-    placed: tuple[Evidence, GpuPlaces] | None = None,
+    placed: tuple[usage_evidence.Evidence, gpu_places.GpuPlaces] | None = None,
 ) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
     evidence, where = placed or evidence_of(facts, files)
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
     sku = max((one.sku for one in sighted), default="")
-    profiles = {one.id: one.profile for one in sorted(facts.told, key=first_report, reverse=True)}
+    profiles = {
+        one.id: one.profile
+        for one in sorted(facts.told, key=claim_events.first_report, reverse=True)
+    }
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
     named = (
         {claim.id: reported_id(claim.id, known_profiles) for claim in evidence.claims}
@@ -247,28 +216,35 @@ def assemble_gpu(
 
 
 def _doubts(
-    gpu: str, chunks: Iterable[EvidenceChunk], stays: Sequence[NodeStay]
-) -> Iterator[TimePiece[ClockDoubt]]:
+    gpu: str, chunks: Iterable[node_chunks.EvidenceChunk], stays: Sequence[usage_evidence.NodeStay]
+) -> Iterator[timeline.TimePiece[usage_evidence.ClockDoubt]]:
     """Yield evidence of a GPU that was received while the collector's clock was suspect."""
     for chunk in chunks:
         for one in chunk.doubts:
             for stay in stays:
                 first_ns, last_ns = max(one.first_ns, stay.start_ns), min(one.last_ns, stay.end_ns)
                 if one.gpu in {"", gpu} and stay.node == chunk.node and first_ns <= last_ns:
-                    yield TimePiece(first_ns, last_ns, ClockDoubt(one.since_ns, one.delta_ns))
+                    yield timeline.TimePiece(
+                        first_ns, last_ns, usage_evidence.ClockDoubt(one.since_ns, one.delta_ns)
+                    )
 
 
 # Claims -----------------------------------------------------------------------------------------
 
 
 def deviceless_claims_of(
-    facts: GpuFacts, ends: Ends, tenants: TenantMappings, decisions: ReviewDecisions
-) -> list[UnplacedClaim]:
+    facts: GpuFacts,
+    ends: claim_events.Ends,
+    tenants: TenantMappings,
+    decisions: review_rules.ReviewDecisions,
+) -> list[placement.UnplacedClaim]:
     """Return a node's claims without a device, from the facts stored under the node's key."""
-    found = node_claims(_reported(facts), ends, tenants, ExpectedGpus(decisions=decisions))
-    firsts = first_reports(facts.told)
+    found = node_claims(
+        _reported(facts), ends, tenants, review_rules.ExpectedGpus(decisions=decisions)
+    )
+    firsts = claim_events.first_reports(facts.told)
     return [
-        UnplacedClaim(
+        placement.UnplacedClaim(
             piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
             piece.node, firsts[subject.node, subject.name].count, piece.share or Fraction(1),
             piece.system, piece.source, piece.review, piece.from_ns, subject.name,
@@ -280,17 +256,19 @@ def deviceless_claims_of(
 # Layouts, witnesses -----------------------------------------------------------------------------
 
 
-def _layouts(cuts: Iterable[LayoutSpans]) -> Iterator[PartitionLayout]:
+def _layouts(cuts: Iterable[node_chunks.LayoutSpans]) -> Iterator[usage_evidence.PartitionLayout]:
     """Yield each layout, from the first frame that shows it."""
     seen = sorted((span.first_ns, cut.parts) for cut in cuts for span in cut.spans)
     last: tuple[ReportedMigInstance, ...] | None = None
     for start_ns, parts in seen:
         if parts != last:
             instances = tuple(
-                MigInstanceSlots(CapacityRange(*part.compute), CapacityRange(*part.memory))
+                usage_evidence.MigInstanceSlots(
+                    units.CapacityRange(*part.compute), units.CapacityRange(*part.memory)
+                )
                 for part in parts
             )
-            yield PartitionLayout(start_ns, layout_id(parts), instances)
+            yield usage_evidence.PartitionLayout(start_ns, layout_id(parts), instances)
         last = parts
 
 
@@ -299,7 +277,9 @@ def layout_id(parts: Sequence[ReportedMigInstance]) -> str:
     return sha256(msgspec.json.encode(parts)).hexdigest()[:12] if parts else ""
 
 
-def _sightings(facts: GpuFacts, ends: Ends, where: GpuPlaces) -> Iterator[NodeSighting]:
+def _sightings(
+    facts: GpuFacts, ends: claim_events.Ends, where: gpu_places.GpuPlaces
+) -> Iterator[usage_evidence.NodeSighting]:
     """Yield independent evidence that the node was running.
 
     The sources are other streams of the node, and the scheduler: its claim counts for as long as it
@@ -307,9 +287,9 @@ def _sightings(facts: GpuFacts, ends: Ends, where: GpuPlaces) -> Iterator[NodeSi
     """
     heard: dict[str, int] = {}
     for node, spans in facts.reports.items():
-        joined: list[SampleSpan] = []
+        joined: list[node_chunks.SampleSpan] = []
         for span in spans:
-            add_span(joined, SampleSpan(span.first_ns, span.last_ns))
+            node_chunks.add_span(joined, node_chunks.SampleSpan(span.first_ns, span.last_ns))
         heard[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
         for stay in where.stays:
             if stay.node == node:
@@ -317,7 +297,7 @@ def _sightings(facts: GpuFacts, ends: Ends, where: GpuPlaces) -> Iterator[NodeSi
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
-    gaps = gaps_of(facts.told, facts.presences)
+    gaps = claim_events.gaps_of(facts.told, facts.presences)
     for one in facts.told:
         # A late report is no evidence for the time before it.
         start_ns = max(one.start_ns, one.trusted_from_ns)
@@ -325,23 +305,31 @@ def _sightings(facts: GpuFacts, ends: Ends, where: GpuPlaces) -> Iterator[NodeSi
             until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
             free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
-                for start, end, _ in without(TimePiece(start_ns, until, one), free):
-                    yield NodeSighting(NodeWitness.SCHEDULER, start, end)
+                for start, end, _ in timeline.without(
+                    timeline.TimePiece(start_ns, until, one), free
+                ):
+                    yield usage_evidence.NodeSighting(
+                        usage_evidence.NodeWitness.SCHEDULER, start, end
+                    )
 
 
-def _within(stay: NodeStay, spans: Iterable[SampleSpan]) -> Iterator[NodeSighting]:
+def _within(
+    stay: usage_evidence.NodeStay, spans: Iterable[node_chunks.SampleSpan]
+) -> Iterator[usage_evidence.NodeSighting]:
     for span in spans:
         start, end = max(stay.start_ns, span.first_ns), min(stay.end_ns, span.last_ns)
         if start < end:
-            yield NodeSighting(NodeWitness.NODE_READY, start, end)
+            yield usage_evidence.NodeSighting(usage_evidence.NodeWitness.NODE_READY, start, end)
 
 
 # Counters ---------------------------------------------------------------------------------------
 
 
 def counter_increments(
-    gpu: str, chunks: Sequence[EvidenceChunk], stays: Sequence[NodeStay] = ()
-) -> dict[CountedQuantity, CounterIncrements]:
+    gpu: str,
+    chunks: Sequence[node_chunks.EvidenceChunk],
+    stays: Sequence[usage_evidence.NodeStay] = (),
+) -> dict[measures.CountedQuantity, measures.CounterIncrements]:
     """Return the increments of a GPU's counters and of the counters of the ports on its rail.
 
     A node's readings count while the GPU is in that node.
@@ -368,38 +356,38 @@ def counter_increments(
                     here = cell.instant_ns >= since_ns
                     here &= not moved or _is_in(chunk.node, stays, cell.instant_ns)
                     if value >= 0 and here:
-                        number = cell.boot_ns // GRID_NS
+                        number = cell.boot_ns // node_chunks.GRID_NS
                         new = (cell.boot_ns, cell.instant_ns, value)
                         cells[number] = min(new, cells.get(number, new))
     rdma = {counter.measure for counter in readings if counter.rdma}
-    found: dict[CountedQuantity, list[CounterIncrements]] = {}
+    found: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
     for counter, runs in sorted(readings.items()):
         if counter.gpu or counter.rdma or counter.measure not in rdma:
-            found.setdefault(counter.measure, []).append(increments(_readings(runs)))
+            found.setdefault(counter.measure, []).append(measures.increments(_readings(runs)))
     return {measure: _merged_increments(parts) for measure, parts in found.items()}
 
 
-def _is_in(node: str, stays: Iterable[NodeStay], instant_ns: int) -> bool:
+def _is_in(node: str, stays: Iterable[usage_evidence.NodeStay], instant_ns: int) -> bool:
     return any(s.node == node and s.start_ns <= instant_ns < s.end_ns for s in stays)
 
 
 def _readings(
     runs: Mapping[tuple[str, str], Mapping[int, tuple[int, int, int]]],
-) -> Iterator[CounterReadings]:
+) -> Iterator[measures.CounterReadings]:
     for (boot, run), cells in runs.items():
         table = np.array(sorted(cells.values()), np.int64).reshape(-1, 3)
         # The boot clock gives the order; transport delays may make wall timestamps go backwards.
         instants = np.maximum.accumulate(table[:, 1])
-        yield CounterReadings(boot, instants, table[:, 2].copy(), run)
+        yield measures.CounterReadings(boot, instants, table[:, 2].copy(), run)
 
 
-def _merged_increments(parts: Sequence[CounterIncrements]) -> CounterIncrements:
+def _merged_increments(parts: Sequence[measures.CounterIncrements]) -> measures.CounterIncrements:
     """Merge the increments of several ports into one series."""
     if len(parts) == 1:
         return parts[0]
     ends = np.concatenate([part.ends_ns for part in parts])
     order = np.argsort(ends, kind="stable")
-    return CounterIncrements(
+    return measures.CounterIncrements(
         np.concatenate([part.starts_ns for part in parts])[order],
         ends[order],
         np.concatenate([part.amounts for part in parts])[order],

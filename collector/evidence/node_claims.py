@@ -16,47 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collector.evidence.claim_events import (
-    ClaimGap,
-    Ends,
-    ReportedClaim,
-    ReportedEnd,
-    ends_of,
-    first_reports,
-    freed_of,
-    gaps_of,
-    is_gpu,
-)
-from collector.evidence.gpu_places import (
-    GpuPlaces,
-    GpuPresence,
-    NodeAttendance,
-    Periods,
-    find_places,
-    intersect_periods,
-    subtract_periods,
-    unite_periods,
-)
-from collector.evidence.node_chunks import (
-    TOLERANCE_NS,
-    Contacts,
-    NodeReceipts,
-    SampleSpan,
-    floor_ns,
-    node_floor_ns,
-)
-from collector.evidence.review_rules import (
-    CONTESTED,
-    KEEPS_RANK,
-    LATE_END,
-    MOVED,
-    ExpectedGpus,
-    ReviewedPart,
-    ReviewKind,
-    ReviewSubject,
-    divide_at_reviews,
-    divide_claim,
-)
+from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
 from collector.files.tenancy_files import TenantMappings
 from collector.metering.evidence import MeteredClaim, NodeStay
 from collector.metering.timeline import TimePiece, without
@@ -72,10 +32,10 @@ class ReportedFacts(NamedTuple):
     """The facts about one GPU that claims depend on."""
 
     gpu: str
-    told: Sequence[ReportedClaim]
-    ended: Sequence[ReportedEnd]
-    presences: Sequence[GpuPresence]
-    contacts: Contacts
+    told: Sequence[claim_events.ReportedClaim]
+    ended: Sequence[claim_events.ReportedEnd]
+    presences: Sequence[gpu_places.GpuPresence]
+    contacts: node_chunks.Contacts
     disputed: Mapping[str, Sequence[TimePiece[str]]] = {}
     """By node, when claims are under review because several nodes report the GPU."""
 
@@ -84,16 +44,16 @@ class ClaimPart(NamedTuple):
     """A part of a claim for metering; `subject` is what a person decides about, if it is under review."""
 
     claim: MeteredClaim
-    subject: ReviewSubject
+    subject: review_rules.ReviewSubject
     contact_ns: int
     """Before it, the part is metered although the GPU is not in service."""
 
 
 def node_claims(
     facts: ReportedFacts,
-    ends: Ends,
+    ends: claim_events.Ends,
     tenants: TenantMappings,
-    expected: ExpectedGpus,
+    expected: review_rules.ExpectedGpus,
     reserved: Iterable[str] = (),
 ) -> list[ClaimPart]:
     """Return claims with their ends and tenants, divided at each change of the owner's tenant.
@@ -101,20 +61,22 @@ def node_claims(
     Each part has a unique name, which is none of `reserved`: equal names are one claim with one
     end, and a node must not be able to end the claim of another node by its choice of an id.
     """
-    gaps = gaps_of(facts.told, facts.presences)
-    freed = freed_of(facts.told, facts.ended, facts.presences, ends)
+    gaps = claim_events.gaps_of(facts.told, facts.presences)
+    freed = claim_events.freed_of(facts.told, facts.ended, facts.presences, ends)
     excess: dict[str, list[TimePiece[str]]] = {}
     names = ClaimNames(reserved)
     found: list[ClaimPart] = []
-    firsts = sorted((one, key) for key, one in first_reports(facts.told).items())
+    firsts = sorted((one, key) for key, one in claim_events.first_reports(facts.told).items())
     for one, key in firsts:
         if one.node not in excess:
             more = expected.excess(facts.gpu, one.node, facts.contacts)
             excess[one.node] = _with_disputed(more, facts.disputed.get(one.node, ()))
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
         cut = _interrupted(_cut(facts, one, end, expected), one, gaps.get(key, ()), expected)
-        waits = ReviewSubject(ReviewKind.GPU, one.node, facts.gpu)
-        pieces = _pieces(one, names, list(divide_at_reviews(cut, excess[one.node], waits)), tenants)
+        waits = review_rules.ReviewSubject(review_rules.ReviewKind.GPU, one.node, facts.gpu)
+        pieces = _pieces(
+            one, names, list(review_rules.divide_at_reviews(cut, excess[one.node], waits)), tenants
+        )
         contact_ns = _contact_ns(facts, one.node)
         found += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
     return found
@@ -143,28 +105,35 @@ class ClaimNames:
 
 
 def _contact_ns(facts: ReportedFacts, node: str) -> int:
-    if not is_gpu(facts.gpu):  # a claim without a device: that of the first GPU of the node
-        return node_floor_ns(facts.contacts, node)
+    if not claim_events.is_gpu(
+        facts.gpu
+    ):  # a claim without a device: that of the first GPU of the node
+        return node_chunks.node_floor_ns(facts.contacts, node)
     heard = [p.heard_ns for p in facts.presences if p.node == node]
-    return floor_ns(facts.contacts, facts.gpu, node, heard)
+    return node_chunks.floor_ns(facts.contacts, facts.gpu, node, heard)
 
 
 def _cut(
-    facts: ReportedFacts, one: ReportedClaim, end: tuple[int, int], expected: ExpectedGpus
-) -> Iterator[ReviewedPart]:
+    facts: ReportedFacts,
+    one: claim_events.ReportedClaim,
+    end: tuple[int, int],
+    expected: review_rules.ExpectedGpus,
+) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts of one claim that remain after people's decisions."""
     end_ns, freed_ns = end
-    decided = expected.decisions.of(ReviewKind.END, one.node, one.id)
+    decided = expected.decisions.of(review_rules.ReviewKind.END, one.node, one.id)
     if decided is not None:
         end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
     if one.level <= ClaimAuthority.PROCESS:
         freed_ns = FOREVER_NS  # it is never billed: no decision is needed, the horizon applies
     contact_ns = _contact_ns(facts, one.node)
     trusted_ns = max(one.start_ns, one.trusted_from_ns)
-    subject = ReviewSubject(ReviewKind.CLAIM, one.node, one.id)
+    subject = review_rules.ReviewSubject(review_rules.ReviewKind.CLAIM, one.node, one.id)
     start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-    for part in divide_claim(subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns):
-        verdict = expected.decisions.of(ReviewKind.CLAIM, one.node, one.id)
+    for part in review_rules.divide_claim(
+        subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns
+    ):
+        verdict = expected.decisions.of(review_rules.ReviewKind.CLAIM, one.node, one.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part
         elif verdict:
@@ -172,19 +141,19 @@ def _cut(
 
 
 def _interrupted(
-    found: Iterable[ReviewedPart],
-    one: ReportedClaim,
-    gaps: Iterable[ClaimGap],
-    expected: ExpectedGpus,
-) -> Iterator[ReviewedPart]:
+    found: Iterable[review_rules.ReviewedPart],
+    one: claim_events.ReportedClaim,
+    gaps: Iterable[claim_events.ClaimGap],
+    expected: review_rules.ExpectedGpus,
+) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts without the gaps; time that a boot reported late would free is under review too."""
-    waits = ReviewSubject(ReviewKind.END, one.node, one.id)
+    waits = review_rules.ReviewSubject(review_rules.ReviewKind.END, one.node, one.id)
     is_billed = one.level > ClaimAuthority.PROCESS
     verdict = expected.decisions.of(*waits) if is_billed else False
     for gap in gaps:
-        late = TimePiece(gap.first_ns, min(gap.believed_ns, gap.until_ns), LATE_END)
+        late = TimePiece(gap.first_ns, min(gap.believed_ns, gap.until_ns), review_rules.LATE_END)
         if verdict is None and late.start_ns < late.end_ns:
-            found = list(divide_at_reviews(found, [late], waits))
+            found = list(review_rules.divide_at_reviews(found, [late], waits))
         start_ns = gap.first_ns if verdict else gap.believed_ns
         if start_ns < gap.until_ns:
             free = [(start_ns, gap.until_ns)]
@@ -197,10 +166,13 @@ def _interrupted(
 
 
 def _pieces(
-    one: ReportedClaim, names: ClaimNames, cut: Sequence[ReviewedPart], tenants: TenantMappings
-) -> Iterator[tuple[MeteredClaim, ReviewSubject]]:
+    one: claim_events.ReportedClaim,
+    names: ClaimNames,
+    cut: Sequence[review_rules.ReviewedPart],
+    tenants: TenantMappings,
+) -> Iterator[tuple[MeteredClaim, review_rules.ReviewSubject]]:
     """Yield the parts by tenant; consecutive parts without a review are joined."""
-    joined: list[ReviewedPart] = []
+    joined: list[review_rules.ReviewedPart] = []
     for part in cut:
         if joined and not (joined[-1].reason or part.reason) and joined[-1].end_ns == part.start_ns:
             joined[-1] = joined[-1]._replace(end_ns=part.end_ns)
@@ -234,10 +206,10 @@ def reported_id(name: str, known: Container[str]) -> str:
     return name
 
 
-def _claim(one: ReportedClaim, name: str, tenant: str, review: str) -> MeteredClaim:
+def _claim(one: claim_events.ReportedClaim, name: str, tenant: str, review: str) -> MeteredClaim:
     return MeteredClaim(
         level=ClaimAuthority.REVIEW
-        if review not in KEEPS_RANK
+        if review not in review_rules.KEEPS_RANK
         else min(one.level, MAX_NODE_AUTHORITY),
         start_ns=one.start_ns,
         id=name,
@@ -258,12 +230,12 @@ def in_service(
     gpu: str,
     stays: Iterable[NodeStay],
     excess: Mapping[str, Sequence[TimePiece[str]]],
-    expected: ExpectedGpus,
+    expected: review_rules.ExpectedGpus,
 ) -> tuple[NodeStay, ...]:
     """Return the stays of a GPU without the time that it was under review or rejected."""
     found: list[NodeStay] = []
     for stay in stays:
-        if expected.decisions.of(ReviewKind.GPU, stay.node, gpu) is False:
+        if expected.decisions.of(review_rules.ReviewKind.GPU, stay.node, gpu) is False:
             continue
         waits = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
         for start, end, _ in without(TimePiece(stay.start_ns, stay.end_ns, stay), waits):
@@ -309,7 +281,8 @@ def cut_to(claim: MeteredClaim, served: Iterable[NodeStay]) -> Iterator[MeteredC
 
 
 def early_claims(
-    facts: Iterable[ReportedClaim | ReportedEnd], receipts: Mapping[str, NodeReceipts]
+    facts: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd],
+    receipts: Mapping[str, node_chunks.NodeReceipts],
 ) -> dict[tuple[str, str], int]:
     """Return the start of claims that began before first contact with their GPU, by GPU and node."""
     found: dict[tuple[str, str], int] = {}
@@ -317,13 +290,13 @@ def early_claims(
         node = receipts.get(one.node)
         if (
             node is None
-            or not isinstance(one, ReportedClaim)
+            or not isinstance(one, claim_events.ReportedClaim)
             or one.level <= ClaimAuthority.PROCESS
         ):
             continue
-        for gpu in (one.gpu,) if is_gpu(one.gpu) else node.gpus:
+        for gpu in (one.gpu,) if claim_events.is_gpu(one.gpu) else node.gpus:
             contact = node.gpus.get(gpu)
-            contact_ns = contact.heard_ns - TOLERANCE_NS if contact else one.start_ns
+            contact_ns = contact.heard_ns - node_chunks.TOLERANCE_NS if contact else one.start_ns
             if one.start_ns < contact_ns:
                 start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
                 found[gpu, one.node] = min(start_ns, found.get((gpu, one.node), start_ns))
@@ -333,7 +306,7 @@ def early_claims(
 class ReviewedPlaces(NamedTuple):
     """Places of a GPU, and by node the periods of review of the GPU or its claims, with reasons."""
 
-    where: GpuPlaces
+    where: gpu_places.GpuPlaces
     excess: Mapping[str, Sequence[TimePiece[str]]]
     """The GPU exceeds the number expected of the node."""
     disputed: Mapping[str, Sequence[TimePiece[str]]]
@@ -342,75 +315,87 @@ class ReviewedPlaces(NamedTuple):
 
 def find_reviewed_places(
     reported: ReportedFacts,
-    silent: Mapping[str, Sequence[SampleSpan]],
-    attended: Mapping[str, Sequence[SampleSpan]],
-    expected: ExpectedGpus,
+    silent: Mapping[str, Sequence[node_chunks.SampleSpan]],
+    attended: Mapping[str, Sequence[node_chunks.SampleSpan]],
+    expected: review_rules.ExpectedGpus,
 ) -> ReviewedPlaces:
     """Return the places of a GPU from reports of nodes, expectations and decisions."""
     gpu, contacts = reported.gpu, reported.contacts
     nodes = sorted({one.node for one in reported.presences})
     excess = {node: expected.excess(gpu, node, contacts) for node in nodes}
-    verdicts = {node: expected.decisions.of(ReviewKind.GPU, node, gpu) for node in nodes}
-    attendance = NodeAttendance(silent, attended, verdicts, excess)
-    where = find_places(reported.presences, gpu, contacts, attendance)
+    verdicts = {
+        node: expected.decisions.of(review_rules.ReviewKind.GPU, node, gpu) for node in nodes
+    }
+    attendance = gpu_places.NodeAttendance(silent, attended, verdicts, excess)
+    where = gpu_places.find_places(reported.presences, gpu, contacts, attendance)
     if not where.waiting:
         return ReviewedPlaces(where, excess, {})
     claimed = {
-        node: subtract_periods(periods, _times(excess[node]))
+        node: gpu_places.subtract_periods(periods, _times(excess[node]))
         for node, periods in _claimed_while_waiting(reported, where).items()
     }
     disputed: dict[str, list[TimePiece[str]]] = {}
     for node in nodes:
         waits = where.waiting.get(node, [])
-        others = unite_periods(p for other, some in claimed.items() if other != node for p in some)
-        contested = [] if verdicts[node] else subtract_periods(others, waits)
-        found = [TimePiece(*period, MOVED) for period in waits]
-        disputed[node] = sorted([*found, *(TimePiece(*period, CONTESTED) for period in contested)])
+        others = gpu_places.unite_periods(
+            p for other, some in claimed.items() if other != node for p in some
+        )
+        contested = [] if verdicts[node] else gpu_places.subtract_periods(others, waits)
+        found = [TimePiece(*period, review_rules.MOVED) for period in waits]
+        disputed[node] = sorted(
+            [*found, *(TimePiece(*period, review_rules.CONTESTED) for period in contested)]
+        )
     times = {node: _times(pieces) for node, pieces in disputed.items()}
     return ReviewedPlaces(replace(where, disputed=times), excess, disputed)
 
 
 def claimed_time_under_review(
-    parts: Sequence[ClaimPart], where: GpuPlaces, administered: Iterable[MeteredClaim]
+    parts: Sequence[ClaimPart], where: gpu_places.GpuPlaces, administered: Iterable[MeteredClaim]
 ) -> tuple[NodeStay, ...]:
     """Return the time held only by claims of a node under review: metered there, in state `review`."""
     found: list[NodeStay] = []
-    taken: Periods = []
+    taken: gpu_places.Periods = []
     for node, periods in sorted(where.waiting.items()):
-        held = (p.claim for p in parts if p.claim.node == node and p.claim.review == MOVED)
+        held = (
+            p.claim for p in parts if p.claim.node == node and p.claim.review == review_rules.MOVED
+        )
         others = [p.claim for p in parts if p.claim.node != node]
         others += (claim for claim in administered if claim.node != node)
-        busy = unite_periods([*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)])
-        own = unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
-        free = subtract_periods(intersect_periods(periods, own), busy)
-        taken = unite_periods([*taken, *free])
+        busy = gpu_places.unite_periods(
+            [*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)]
+        )
+        own = gpu_places.unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
+        free = gpu_places.subtract_periods(gpu_places.intersect_periods(periods, own), busy)
+        taken = gpu_places.unite_periods([*taken, *free])
         found += (NodeStay(start, node, end) for start, end in free)
     return tuple(found)
 
 
 def outside_of(stays: Iterable[NodeStay], shown: Iterable[NodeStay]) -> tuple[NodeStay, ...]:
     """Return stays without the time of others."""
-    gone = unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
+    gone = gpu_places.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
     return tuple(
         NodeStay(start, stay.node, end)
         for stay in stays
-        for start, end in subtract_periods([(stay.start_ns, stay.end_ns)], gone)
+        for start, end in gpu_places.subtract_periods([(stay.start_ns, stay.end_ns)], gone)
     )
 
 
-def _claimed_while_waiting(reported: ReportedFacts, where: GpuPlaces) -> dict[str, Periods]:
+def _claimed_while_waiting(
+    reported: ReportedFacts, where: gpu_places.GpuPlaces
+) -> dict[str, gpu_places.Periods]:
     """By node under review, return the time of its claims that would be billed."""
-    ends = ends_of(reported.told, reported.ended, reported.presences)
-    found: dict[str, Periods] = {}
-    for key, one in first_reports(reported.told).items():
+    ends = claim_events.ends_of(reported.told, reported.ended, reported.presences)
+    found: dict[str, gpu_places.Periods] = {}
+    for key, one in claim_events.first_reports(reported.told).items():
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
             found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
     return {
-        node: intersect_periods(where.waiting[node], unite_periods(periods))
+        node: gpu_places.intersect_periods(where.waiting[node], gpu_places.unite_periods(periods))
         for node, periods in found.items()
     }
 
 
-def _times(pieces: Iterable[TimePiece[str]]) -> Periods:
-    return unite_periods((start, end) for start, end, _ in pieces)
+def _times(pieces: Iterable[TimePiece[str]]) -> gpu_places.Periods:
+    return gpu_places.unite_periods((start, end) for start, end, _ in pieces)

@@ -11,26 +11,16 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from collector.audit.event_records import clean
-from collector.evidence import evidence_tables
-from collector.evidence.claim_events import is_gpu
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.evidence_tables import (
-    claim_end_trust,
-    claim_ends,
-    reported_claims,
-    review_decisions,
+from collector.evidence import (
+    claim_events,
+    evidence_store,
+    evidence_tables,
+    gpu_evidence,
+    node_chunks,
+    node_claims,
+    review_rules,
 )
-from collector.evidence.gpu_evidence import (
-    AdministratorInputs,
-    claims_under_review,
-    facts_of,
-    nodes_under_review,
-)
-from collector.evidence.node_chunks import LATE_NS, TOLERANCE_NS, Contacts, EvidenceChunk
-from collector.evidence.node_claims import ClaimPart
-from collector.evidence.review_rules import ReviewKind, ReviewSubject
 from collector.ledger import audit_outbox
-from collector.ledger.audit_outbox import RecordDraft
 from collector.ledger.database import Database
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.claim_terms import GPU_CAPACITY
@@ -43,7 +33,7 @@ RECORD_TYPE = "evidence.decide"
 class PendingEvidence(NamedTuple):
     """Evidence that is pending review: its subject, GPUs, tenants and reasons."""
 
-    subject: ReviewSubject
+    subject: review_rules.ReviewSubject
     gpus: tuple[str, ...]
     tenants: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -63,15 +53,15 @@ class ReviewDecision(NamedTuple):
 
 
 def find_pending_evidence(
-    store: EvidenceStore, database: Database, now_ns: int
+    store: evidence_store.EvidenceStore, database: Database, now_ns: int
 ) -> list[PendingEvidence]:
     """Return all evidence that is pending review, in order. Blocking; raises LedgerError."""
     files, contacts = store.files(), store.contacts()
     late_boots = store.late_boots()
     with database.transaction() as connection:
         candidates = _candidates(connection, files, contacts) | late_boots.keys()
-    parts: dict[ReviewSubject, list[tuple[str, ClaimPart, int]]] = {
-        ReviewSubject(ReviewKind.GPU, node, gpu): []
+    parts: dict[review_rules.ReviewSubject, list[tuple[str, node_claims.ClaimPart, int]]] = {
+        review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu): []
         for node, gpus in contacts.items()
         for gpu, contact in gpus.items()
         if any(
@@ -87,18 +77,22 @@ def find_pending_evidence(
             chunks = late_boots.get(gpu, ())
             if gpu in several:
                 chunks = _chunks_since_second(store, gpu, contacts, several[gpu])
-                facts = facts_of(gpu, chunks, told, ended, contacts)
-                for node in nodes_under_review(facts, files, now_ns):
-                    parts.setdefault(ReviewSubject(ReviewKind.GPU, node, gpu), [])
+                facts = gpu_evidence.facts_of(gpu, chunks, told, ended, contacts)
+                for node in gpu_evidence.nodes_under_review(facts, files, now_ns):
+                    parts.setdefault(
+                        review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), []
+                    )
             counts = {(one.node, one.id): one.count for one in told}
-            for part in claims_under_review(facts_of(gpu, chunks, told, ended, contacts), files):
+            for part in gpu_evidence.claims_under_review(
+                gpu_evidence.facts_of(gpu, chunks, told, ended, contacts), files
+            ):
                 if part.claim.begins_ns < now_ns:
                     count = counts.get((part.subject.node, part.subject.name), 0) or 1
                     parts.setdefault(part.subject, []).append((gpu, part, count))
     return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
 
 
-def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
+def _nodes_of(contacts: node_chunks.Contacts) -> dict[str, list[str]]:
     """Return the nodes that ever reported each GPU."""
     found: dict[str, list[str]] = {}
     for node, gpus in contacts.items():
@@ -108,25 +102,36 @@ def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
 
 
 def _chunks_since_second(
-    store: EvidenceStore, gpu: str, contacts: Contacts, nodes: Sequence[str]
-) -> list[EvidenceChunk]:
+    store: evidence_store.EvidenceStore,
+    gpu: str,
+    contacts: node_chunks.Contacts,
+    nodes: Sequence[str],
+) -> list[node_chunks.EvidenceChunk]:
     """Return the chunks since a second node reported a GPU: no dispute is possible before."""
     _, since_ns, *_ = sorted(contacts[node][gpu].heard_ns for node in nodes)
     until_ns = FOREVER_NS - evidence_tables.CONTEXT_NS
-    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - TOLERANCE_NS, until_ns)
+    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - node_chunks.TOLERANCE_NS, until_ns)
     return [chunk for node in nodes for chunk in loaded.chunks[node]]
 
 
-def _candidates(connection: Connection, files: AdministratorInputs, contacts: Contacts) -> set[str]:
+def _candidates(
+    connection: Connection, files: gpu_evidence.AdministratorInputs, contacts: node_chunks.Contacts
+) -> set[str]:
     """Return GPUs with claims reported late or before the GPU, in excess, or in several nodes."""
-    late = select(reported_claims.c.gpu_uuid).where(
-        reported_claims.c.recorded_ns - reported_claims.c.start_ns > LATE_NS // 60
+    late = select(evidence_tables.reported_claims.c.gpu_uuid).where(
+        evidence_tables.reported_claims.c.recorded_ns - evidence_tables.reported_claims.c.start_ns
+        > node_chunks.LATE_NS // 60
     )
     found = set(connection.execute(late.distinct()).scalars())
-    is_late = claim_end_trust.c.trusted_from_ns > claim_ends.c.instant_ns
+    is_late = (
+        evidence_tables.claim_end_trust.c.trusted_from_ns > evidence_tables.claim_ends.c.instant_ns
+    )
     ends = (
-        select(claim_ends.c.gpu_uuid)
-        .join(claim_end_trust, claim_end_trust.c.fact == claim_ends.c.fact)
+        select(evidence_tables.claim_ends.c.gpu_uuid)
+        .join(
+            evidence_tables.claim_end_trust,
+            evidence_tables.claim_end_trust.c.fact == evidence_tables.claim_ends.c.fact,
+        )
         .where(is_late)
     )
     found |= set(connection.execute(ends.distinct()).scalars())
@@ -141,10 +146,12 @@ def _candidates(connection: Connection, files: AdministratorInputs, contacts: Co
 
 
 def _summed(
-    subject: ReviewSubject, found: Sequence[tuple[str, ClaimPart, int]], now_ns: int
+    subject: review_rules.ReviewSubject,
+    found: Sequence[tuple[str, node_claims.ClaimPart, int]],
+    now_ns: int,
 ) -> PendingEvidence:
-    gpus = {gpu for gpu, _, _ in found if is_gpu(gpu)} | (
-        {subject.name} if subject.what is ReviewKind.GPU else set()
+    gpus = {gpu for gpu, _, _ in found if claim_events.is_gpu(gpu)} | (
+        {subject.name} if subject.what is review_rules.ReviewKind.GPU else set()
     )
     claims_ = [part.claim for _, part, _ in found]
     total = Fraction(0)
@@ -185,7 +192,7 @@ def record_decision(
                 "recorded_ns": decision.now_ns,
                 "content": content,
             }
-            evidence_tables.insert_new_rows(connection, review_decisions, [row])
+            evidence_tables.insert_new_rows(connection, evidence_tables.review_decisions, [row])
             audit_outbox.put_record(
                 connection, f"evidence_decision/{name}", _draft(one, decision, name)
             )
@@ -210,7 +217,7 @@ def _event(one: PendingEvidence, decision: ReviewDecision) -> str:
     return json.dumps(event, sort_keys=True)
 
 
-def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> RecordDraft:
+def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> audit_outbox.RecordDraft:
     data: RecordData = {
         "what": one.subject.what.value,
         "verdict": "accept" if decision.accepted else "reject",
@@ -223,4 +230,6 @@ def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> RecordD
     }
     gpu = clean(one.gpus[0]) if len(one.gpus) == 1 else ""
     about = RecordSubject(node=clean(one.subject.node), gpu=gpu)
-    return RecordDraft(RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data)
+    return audit_outbox.RecordDraft(
+        RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data
+    )

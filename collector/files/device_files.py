@@ -28,13 +28,7 @@ from typing import Any
 
 import msgspec
 
-from collector.files.watched_file import (
-    FileError,
-    WatchedFile,
-    parse_columns_span,
-    parse_time,
-    read_rows,
-)
+from collector.files import watched_file
 from collector.metering.evidence import GpuOutage, MeteredClaim, NodeStay, SlotReservation
 from collector.metering.timeline import TimePiece, without
 from railscope.timestamps import FOREVER_NS
@@ -95,20 +89,22 @@ class DeviceInventory:
 def parse_inventory(text: str) -> DeviceInventory:
     """Parse the inventory from the text of a file. Raises FileError that names line and column."""
     found: dict[tuple[str, int], ExpectedDevices] = {}
-    for number, (node, gpus, rdma_ports, start, end) in read_rows(text, INVENTORY_HEADER):
+    for number, (node, gpus, rdma_ports, start, end) in watched_file.read_rows(
+        text, INVENTORY_HEADER
+    ):
         line = f"line {number}"
         if not node:
             message = f"{line}: empty node: expected a name"
-            raise FileError(message)
+            raise watched_file.FileError(message)
         row = ExpectedDevices(
-            *parse_columns_span(start, end, line),
+            *watched_file.parse_columns_span(start, end, line),
             node,
             _count(gpus, f"{line}, gpus"),
             _count(rdma_ports, f"{line}, rdma_ports"),
         )
         if (node, row.start_ns) in found:
             message = f"{line}: duplicate row of {node}: expected one per start time"
-            raise FileError(message)
+            raise watched_file.FileError(message)
         found[node, row.start_ns] = row
     return DeviceInventory.of(found.values())
 
@@ -120,12 +116,12 @@ def _count(text: str, where: str) -> int | None:
         return parse_whole(text, MAX_DEVICES + 1)
     except NumberError as error:
         message = f"{where}: {error}"
-        raise FileError(message) from error
+        raise watched_file.FileError(message) from error
 
 
-def inventory_file(path: Path | None) -> WatchedFile[DeviceInventory]:
+def inventory_file(path: Path | None) -> watched_file.WatchedFile[DeviceInventory]:
     """The watched inventory file of a path."""
-    return WatchedFile("inventory", path, parse_inventory, DeviceInventory())
+    return watched_file.WatchedFile("inventory", path, parse_inventory, DeviceInventory())
 
 
 RETIREMENTS_HEADER = ("gpu", "from", "to", "why")
@@ -189,22 +185,22 @@ class RetiredGpus:
 def parse_retirements(text: str) -> RetiredGpus:
     """Parse retirements from the text of a file. Raises FileError that names line and column."""
     found: set[Retirement] = set()
-    for number, (gpu, start, end, why) in read_rows(text, RETIREMENTS_HEADER):
+    for number, (gpu, start, end, why) in watched_file.read_rows(text, RETIREMENTS_HEADER):
         line = f"line {number}"
         for column, word in (("gpu", gpu), ("why", why)):
             if len(word) > MAX_CHARACTERS:
                 message = f"{line}: invalid {column}: expected at most {MAX_CHARACTERS} characters"
-                raise FileError(message)
+                raise watched_file.FileError(message)
         if not gpu:
             message = f"{line}: empty gpu: expected a UUID"
-            raise FileError(message)
-        found.add(Retirement(*parse_columns_span(start, end, line), gpu, why))
+            raise watched_file.FileError(message)
+        found.add(Retirement(*watched_file.parse_columns_span(start, end, line), gpu, why))
     return RetiredGpus.of(found)
 
 
-def retired_file(path: Path | None) -> WatchedFile[RetiredGpus]:
+def retired_file(path: Path | None) -> watched_file.WatchedFile[RetiredGpus]:
     """The watched file of retired GPUs of a path."""
-    return WatchedFile("retired", path, parse_retirements, RetiredGpus())
+    return watched_file.WatchedFile("retired", path, parse_retirements, RetiredGpus())
 
 
 ALL_DEVICES = "*"
@@ -272,18 +268,18 @@ def parse_calendar(text: str) -> Calendar:
     try:
         document = parse_toml(text)
     except TomlError as error:
-        raise FileError(str(error)) from error
+        raise watched_file.FileError(str(error)) from error
     if unknown := sorted(document.keys() - _WORDS.keys()):
         message = (
             f"unknown section [[{unknown[0]}]]: expected one of "
             f"{', '.join(f'[[{word}]]' for word in _WORDS)}"
         )
-        raise FileError(message)
+        raise watched_file.FileError(message)
     found = []
     for kind, tables in document.items():
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             message = f"invalid {kind}: expected tables: [[{kind}]]"
-            raise FileError(message)
+            raise watched_file.FileError(message)
         found += [_entry(kind, table, f"{kind} {n}") for n, table in enumerate(tables, 1)]
     return Calendar(tuple(sorted(found)))
 
@@ -293,23 +289,23 @@ def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
         message = (
             f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_WORDS[kind]))}"
         )
-        raise FileError(message)
+        raise watched_file.FileError(message)
     if missing := sorted(_WORDS[kind] - table.keys() - {"to"}):
         message = f"{where}: {missing[0]} is missing"
-        raise FileError(message)
+        raise watched_file.FileError(message)
     words = {name: table[name] for name in _WORDS[kind] & table.keys() - {"from", "to"}}
     for name, word in words.items():
         if not isinstance(word, str) or not word or "\0" in word:
             message = f"{where}: invalid {name}: expected a string that is not empty"
-            raise FileError(message)
-    start_ns = parse_time(table["from"], where)
-    end_ns = parse_time(table["to"], where) if "to" in table else FOREVER_NS
+            raise watched_file.FileError(message)
+    start_ns = watched_file.parse_time(table["from"], where)
+    end_ns = watched_file.parse_time(table["to"], where) if "to" in table else FOREVER_NS
     if end_ns <= start_ns:
         message = f"{where}: invalid span: expected an end after the start"
-        raise FileError(message)
+        raise watched_file.FileError(message)
     return CalendarEntry(start_ns, end_ns, kind=kind, **words)
 
 
-def calendar_file(path: Path | None) -> WatchedFile[Calendar]:
+def calendar_file(path: Path | None) -> watched_file.WatchedFile[Calendar]:
     """The watched calendar file of a path."""
-    return WatchedFile("calendar", path, parse_calendar, Calendar())
+    return watched_file.WatchedFile("calendar", path, parse_calendar, Calendar())

@@ -29,13 +29,7 @@ import structlog
 from collector.files.watched_file import MAX_QUOTED, FileError, WatchedFile, parse_span, read_rows
 from collector.metering.evidence import MeteredClaim
 from collector.metering.timeline import TimePiece, aligned, extend, prevailing
-from railscope.claim_terms import (
-    ClaimAuthority,
-    ShareError,
-    parse_share,
-    parse_written_share,
-    share_text,
-)
+from railscope import claim_terms
 
 log = structlog.get_logger(__name__)
 
@@ -65,9 +59,9 @@ class FileClaim:
     def on(self, node: str) -> MeteredClaim:
         """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
         return MeteredClaim(
-            ClaimAuthority.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
+            claim_terms.ClaimAuthority.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
             exclusive=not self.share, source=SOURCE,
-            share=parse_share(self.share) if self.share else None,
+            share=claim_terms.parse_share(self.share) if self.share else None,
         )  # fmt: skip
 
 
@@ -140,8 +134,8 @@ def parse_claims(text: str) -> FileClaims:
             message = f"line {number}: expected {','.join(CLAIMS_HEADER)}: {quoted}"
             raise FileError(message)
         try:
-            share = share_text(parse_written_share(part)) if part else ""
-        except ShareError as error:
+            share = claim_terms.share_text(claim_terms.parse_written_share(part)) if part else ""
+        except claim_terms.ShareError as error:
             message = f"line {number}: {error}"
             raise FileError(message) from error
         found.append(FileClaim(*parse_span(start, end, f"line {number}"), tenant, holds, share))

@@ -17,8 +17,7 @@ of many nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -37,18 +36,11 @@ from collector.fleet.schema_columns import (
     job_columns,
     metered,
 )
+from railscope import wire as wire_format
 from railscope.catalog import KINDS, METRICS
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.device_names import DeviceKey, Names, names_in
 from railscope.durable_files import delete_partial_files, write_durably
-from railscope.wire import (
-    WireError,
-    WireSchema,
-    layout_hash,
-    part_of_key,
-    rails_of_entities,
-    schema_hash,
-)
 
 MAX_GPUS = 256
 GPU_KIND = "gpu"
@@ -82,34 +74,34 @@ class SchemaLayout:
         return int(self.cell_rails.max(initial=-1)) + 1
 
 
-def check_schema(schema: WireSchema, most: int) -> None:
+def check_schema(schema: wire_format.WireSchema, most: int) -> None:
     """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
     columns = sum(len(group.entities) for group in schema.groups)
     if columns > most or len(schema.entities) > most or len(schema.groups) > most:
         message = (
             f"schema of stream {schema.stream!r}: expected at most {most} columns and entities"
         )
-        raise WireError(message)
+        raise wire_format.WireError(message)
     if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
         message = f"schema of stream {schema.stream!r}: expected at most {MAX_GPUS} GPUs"
-        raise WireError(message)
+        raise wire_format.WireError(message)
     count = len(schema.entities)
     for group in schema.groups:
         if not all(0 <= member < count for member in group.entities):
             message = f"schema of stream {schema.stream!r}: column without an entity"
-            raise WireError(message)
+            raise wire_format.WireError(message)
         metric = METRICS.get(group.metric)
         if group.scale[1] <= 0:
             message = (
                 f"metric {group.metric}: invalid scale {group.scale}: expected positive integers"
             )
-            raise WireError(message)
+            raise wire_format.WireError(message)
         if metric and metric.scale.as_integer_ratio() != tuple(group.scale):
             message = (
                 f"metric {group.metric}: the sender declares another scale; fix: run the same"
                 " version of agent and collector"
             )
-            raise WireError(message)
+            raise wire_format.WireError(message)
     for entity in schema.entities:
         kind = KINDS.get(entity.kind)
         if kind and len(entity.key) != len(kind.labels):
@@ -117,12 +109,12 @@ def check_schema(schema: WireSchema, most: int) -> None:
                 f"schema of stream {schema.stream!r}: entity {entity.kind} with {len(entity.key)} labels:"
                 f" expected {', '.join(kind.labels)}"
             )
-            raise WireError(message)
+            raise wire_format.WireError(message)
 
 
-def make_layout(schema: WireSchema) -> SchemaLayout:
+def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
     """Return the layout of a schema. Metrics that are not in the catalog are stored, but not rolled up."""
-    entity_rails = rails_of_entities(schema)
+    entity_rails = wire_format.rails_of_entities(schema)
     cells: list[tuple[int, KeyPart, int, int]] = []
     metrics: list[Metric] = []
     counters, narrow = [], []
@@ -136,7 +128,7 @@ def make_layout(schema: WireSchema) -> SchemaLayout:
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             if metric and metric.rollups and entity.kind == metric.about.name:
-                part = part_of_key(entity)
+                part = wire_format.part_of_key(entity)
                 cells.append((len(metrics), part, entity_rails[member], column))
         if metric:
             metrics.append(metric)
@@ -230,7 +222,7 @@ class StoredSchemas:
         damaged = 0
         for path in self._directory.glob("*" + _SUFFIX):
             try:
-                wire = msgspec.msgpack.decode(path.read_bytes(), type=WireSchema)
+                wire = msgspec.msgpack.decode(path.read_bytes(), type=wire_format.WireSchema)
                 self._learn(self._understand(wire))
             except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
@@ -249,7 +241,7 @@ class StoredSchemas:
         """Return the number of schemas."""
         return len(self._known)
 
-    def put(self, wire: WireSchema) -> KnownSchema:
+    def put(self, wire: wire_format.WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
         known = self._understand(wire)
         with self._lock:
@@ -306,17 +298,17 @@ class StoredSchemas:
                 if digest not in self._known:
                     self._path(digest).unlink(missing_ok=True)
 
-    def _read(self, digest: bytes) -> WireSchema:
-        return msgspec.msgpack.decode(self._path(digest).read_bytes(), type=WireSchema)
+    def _read(self, digest: bytes) -> wire_format.WireSchema:
+        return msgspec.msgpack.decode(self._path(digest).read_bytes(), type=wire_format.WireSchema)
 
     def _path(self, digest: bytes) -> Path:
         return self._directory / (digest.hex() + _SUFFIX)
 
-    def _understand(self, wire: WireSchema) -> KnownSchema:
-        shape = layout_hash(wire)
+    def _understand(self, wire: wire_format.WireSchema) -> KnownSchema:
+        shape = wire_format.layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
         return KnownSchema(
-            schema_hash(wire), shape, layout, _gpus(wire), metered(wire), find_device_columns(wire),
+            wire_format.schema_hash(wire), shape, layout, _gpus(wire), metered(wire), find_device_columns(wire),
             names_in(wire.entities), job_columns(wire), size_of(wire),
         )  # fmt: skip
 
@@ -326,12 +318,12 @@ class StoredSchemas:
         self._known[known.digest] = replace(known, layout=layout)
 
 
-def size_of(wire: WireSchema) -> int:
+def size_of(wire: wire_format.WireSchema) -> int:
     """Return the bytes of a schema as stored."""
     return len(msgspec.msgpack.encode(wire))
 
 
-def _gpus(wire: WireSchema) -> tuple[SchemaGpu, ...]:
+def _gpus(wire: wire_format.WireSchema) -> tuple[SchemaGpu, ...]:
     if wire.stream != GPU_STREAM:
         return ()
     columns: dict[int, list[int]] = {}
@@ -347,7 +339,7 @@ def _gpus(wire: WireSchema) -> tuple[SchemaGpu, ...]:
             entity.facts.get("pci_address", ""),
         )
         for position, (entity, rail) in enumerate(
-            zip(wire.entities, rails_of_entities(wire), strict=True)
+            zip(wire.entities, wire_format.rails_of_entities(wire), strict=True)
         )
         if entity.kind == GPU_STREAM
     )

@@ -17,18 +17,7 @@ from typing import TypeAlias
 
 import structlog
 
-from collector.framelog.segment_files import (
-    FrameLogStats,
-    FrameRecord,
-    StateFiles,
-    encode_record,
-    frame_payload,
-    marker_of,
-    read_segment,
-    segment_path,
-    segments,
-    start_segment,
-)
+from collector.framelog import segment_files
 from railscope.durable_files import append_durably, sync_directory
 
 MAX_WAITING_BYTES = 64 << 20
@@ -74,9 +63,9 @@ class FrameLog:
     directory: Path
     segment_bytes: int
     max_bytes: int
-    stats: FrameLogStats = field(default_factory=FrameLogStats)
+    stats: segment_files.FrameLogStats = field(default_factory=segment_files.FrameLogStats)
     on_rotate: Callable[[int], None] | None = None
-    files: StateFiles | None = None
+    files: segment_files.StateFiles | None = None
     """Records the segments, to detect later losses."""
     _waiting: list[_PendingAppend] = field(default_factory=list)
     _waiting_bytes: int = 0
@@ -92,21 +81,24 @@ class FrameLog:
     def open(self) -> None:
         """Open the newest segment after its last whole record. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        numbers = segments(self.directory)
+        numbers = segment_files.segments(self.directory)
         fresh = self.files.fresh_segment if self.files else 0
         self._number = fresh or (numbers[-1] if numbers else 1)
         if numbers and not fresh:
-            path = segment_path(self.directory, self._number)
-            for end, _ in read_segment(path, FrameLogStats()):
+            path = segment_files.segment_path(self.directory, self._number)
+            for end, _ in segment_files.read_segment(path, segment_files.FrameLogStats()):
                 self._offset = end
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._descriptor, self._offset)
-            self._marker = marker_of(path)
+            self._marker = segment_files.marker_of(path)
         else:
-            self._descriptor, self._marker = start_segment(self.directory, self._number)
+            self._descriptor, self._marker = segment_files.start_segment(
+                self.directory, self._number
+            )
         sync_directory(self.directory)
         self._bytes_written = sum(
-            segment_path(self.directory, n).stat().st_size for n in segments(self.directory)
+            segment_files.segment_path(self.directory, n).stat().st_size
+            for n in segment_files.segments(self.directory)
         )
 
     def go_on_at(self, number: int) -> None:
@@ -129,7 +121,7 @@ class FrameLog:
         """The number of the current segment."""
         return self._number
 
-    async def append(self, record: FrameRecord, then: AfterWrite) -> None:
+    async def append(self, record: segment_files.FrameRecord, then: AfterWrite) -> None:
         """Store a record; call `then` once it is durable, and return after that.
 
         `then` applies the record to the state. It runs before the segment can be closed, so that
@@ -139,7 +131,7 @@ class FrameLog:
         if self._stopped:
             message = "the collector is stopping"
             raise FrameLogError(message)
-        payload = encode_record(record)
+        payload = segment_files.encode_record(record)
         if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
             message = (
                 "the frame log is overloaded: the disk does not keep up with the waiting envelopes"
@@ -230,7 +222,7 @@ class FrameLog:
     def _write(self, pieces: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
         started = time.perf_counter_ns()
-        data = b"".join(frame_payload(self._marker, piece) for piece in pieces)
+        data = b"".join(segment_files.frame_payload(self._marker, piece) for piece in pieces)
         append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
         self._bytes_written += len(data)
@@ -253,7 +245,7 @@ class FrameLog:
             log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
 
     def _begin(self, number: int) -> None:
-        descriptor, marker = start_segment(self.directory, number)
+        descriptor, marker = segment_files.start_segment(self.directory, number)
         sync_directory(self.directory)
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
@@ -261,10 +253,10 @@ class FrameLog:
 
     def delete_before(self, number: int) -> None:
         """Delete the oldest segments above the size bound, but none from `number` on."""
-        for candidate in segments(self.directory):
+        for candidate in segment_files.segments(self.directory):
             if self.size <= self.max_bytes or candidate >= number:
                 return
-            path = segment_path(self.directory, candidate)
+            path = segment_files.segment_path(self.directory, candidate)
             size = path.stat().st_size
             if self.files:
                 self.files.forget(candidate)

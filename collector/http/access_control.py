@@ -34,16 +34,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_urldispatcher import AbstractRoute
 
-from collector.access import credentials as certificate
-from collector.access.credentials import (
-    ANYONE,
-    Credential,
-    CredentialEntry,
-    CredentialKey,
-    Credentials,
-    Role,
-    digest,
-)
+from collector.access import credentials as certificate, credentials as credential_types
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
 from railscope.server_connections import source_of
@@ -62,10 +53,10 @@ EXPIRED, REVOKED = "expired", "revoked"
 class AuthenticationResult:
     """Credential and key of a request; or the reason why it has none."""
 
-    credential: Credential | None
+    credential: credential_types.Credential | None
     reason: str = ""
-    key: CredentialKey | None = None
-    holder: Credential | None = None
+    key: credential_types.CredentialKey | None = None
+    holder: credential_types.Credential | None = None
     """Former holder of a key that is expired or revoked."""
 
     @property
@@ -80,7 +71,7 @@ _NOBODY = AuthenticationResult(None, NOTHING)
 
 
 def authenticate(
-    credentials: Credentials, authorization: Sequence[str], der: bytes, now_ns: int
+    credentials: credential_types.Credentials, authorization: Sequence[str], der: bytes, now_ns: int
 ) -> AuthenticationResult:
     """Authenticate a request by its Authorization headers and certificate (empty for none).
 
@@ -93,26 +84,30 @@ def authenticate(
 
 
 def _by_token(
-    credentials: Credentials, authorization: Sequence[str], now_ns: int
+    credentials: credential_types.Credentials, authorization: Sequence[str], now_ns: int
 ) -> AuthenticationResult:
     shown = authorization[0]
     if len(authorization) > 1 or shown[: len(_SCHEME)].lower() != _SCHEME:
         return AuthenticationResult(None, UNKNOWN_TOKEN)
-    key = CredentialKey("token", digest(shown[len(_SCHEME) :]))
+    key = credential_types.CredentialKey("token", credential_types.digest(shown[len(_SCHEME) :]))
     entry = credentials.entries.get(key)
     return (
         _result_of_entry(entry, key, now_ns) if entry else AuthenticationResult(None, UNKNOWN_TOKEN)
     )
 
 
-def _by_certificate(credentials: Credentials, der: bytes, now_ns: int) -> AuthenticationResult:
+def _by_certificate(
+    credentials: credential_types.Credentials, der: bytes, now_ns: int
+) -> AuthenticationResult:
     shown = certificate.read_certificate(der)
-    key = CredentialKey("certificate", shown.fingerprint)
+    key = credential_types.CredentialKey("certificate", shown.fingerprint)
     entry = credentials.entries.get(key)
     if entry is None and shown.named:
-        entry = CredentialEntry(shown.named)
+        entry = credential_types.CredentialEntry(shown.named)
     if entry is None and shown.common_name:
-        entry = credentials.entries.get(CredentialKey("common_name", shown.common_name))
+        entry = credentials.entries.get(
+            credential_types.CredentialKey("common_name", shown.common_name)
+        )
     if shown.fingerprint in credentials.revoked:
         return AuthenticationResult(None, REVOKED, key, entry.credential if entry else None)
     if entry is None:
@@ -123,7 +118,7 @@ def _by_certificate(credentials: Credentials, der: bytes, now_ns: int) -> Authen
 
 
 def _result_of_entry(
-    entry: CredentialEntry, key: CredentialKey, now_ns: int
+    entry: credential_types.CredentialEntry, key: credential_types.CredentialKey, now_ns: int
 ) -> AuthenticationResult:
     if entry.expired(now_ns):
         return AuthenticationResult(None, EXPIRED, key, entry.credential)
@@ -152,17 +147,19 @@ class Route:
     name: str
     """Name of the handler."""
     path: str
-    roles: frozenset[Role]
+    roles: frozenset[credential_types.Role]
     """Permitted roles, in addition to tenants with access."""
     tenants: TenantScope = TenantScope.NOTHING
     method: str = "GET"
     open: bool = False
     """True if unauthenticated requests are served."""
 
-    def admits(self, role: Role) -> bool:
+    def admits(self, role: credential_types.Role) -> bool:
         """True if a role may use the route."""
         return (
-            self.tenants is not TenantScope.NOTHING if role is Role.TENANT else role in self.roles
+            self.tenants is not TenantScope.NOTHING
+            if role is credential_types.Role.TENANT
+            else role in self.roles
         )
 
     @property
@@ -171,11 +168,11 @@ class Route:
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-_NOT_A_TENANT = frozenset(set(Role) - {Role.TENANT})
-_RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
-_BILLING = frozenset({Role.FINANCE, Role.AUDITOR})
-_AUDIT = frozenset({Role.AUDITOR})
-_NODE = frozenset({Role.NODE})
+_NOT_A_TENANT = frozenset(set(credential_types.Role) - {credential_types.Role.TENANT})
+_RUNNING = frozenset({credential_types.Role.OPERATOR, credential_types.Role.AUDITOR})
+_BILLING = frozenset({credential_types.Role.FINANCE, credential_types.Role.AUDITOR})
+_AUDIT = frozenset({credential_types.Role.AUDITOR})
+_NODE = frozenset({credential_types.Role.NODE})
 
 
 def _open(name: str, path: str) -> Route:
@@ -252,17 +249,29 @@ class AccessObserver(Protocol):
     def denied(self, denial: DeniedRequest) -> None:
         """A request was denied."""
 
-    def used(self, credential: Credential, key: CredentialKey, address: str) -> None:
+    def used(
+        self,
+        credential: credential_types.Credential,
+        key: credential_types.CredentialKey,
+        address: str,
+    ) -> None:
         """A credential was accepted."""
 
-    def expired(self, credential: Credential, key: CredentialKey, address: str) -> None:
+    def expired(
+        self,
+        credential: credential_types.Credential,
+        key: credential_types.CredentialKey,
+        address: str,
+    ) -> None:
         """An expired credential was presented."""
 
-    def crossed(self, credential: Credential, path: str, address: str) -> None:
+    def crossed(self, credential: credential_types.Credential, path: str, address: str) -> None:
         """A tenant requested the data of another."""
 
 
-RouteHandler: TypeAlias = Callable[[web.Request, Credential], Awaitable[web.StreamResponse]]
+RouteHandler: TypeAlias = Callable[
+    [web.Request, credential_types.Credential], Awaitable[web.StreamResponse]
+]
 """Handler of an authorized request; an open route is called with `ANYONE`."""
 RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
 """Handlers by route name."""
@@ -272,7 +281,7 @@ RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
 class RequestAuthorizer:
     """Authorizes requests; `credentials` is called for each request."""
 
-    credentials: Callable[[], Credentials]
+    credentials: Callable[[], credential_types.Credentials]
     witness: AccessObserver
     allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
@@ -289,7 +298,7 @@ class RequestAuthorizer:
         """Serve a request, or deny it with a reason."""
         route, answer = self.declared.get(request.match_info.route, (None, None))
         if route and answer and route.open:
-            return await answer(request, ANYONE)
+            return await answer(request, credential_types.ANYONE)
         admitted = self._admitted(request, route)
         if isinstance(admitted, web.Response):
             return admitted
@@ -302,7 +311,9 @@ class RequestAuthorizer:
         response.headers.update(_PRIVATE)
         return response
 
-    def _admitted(self, request: web.Request, route: Route | None) -> Credential | web.Response:
+    def _admitted(
+        self, request: web.Request, route: Route | None
+    ) -> credential_types.Credential | web.Response:
         """Return the credential of an authorized request, or the response that denies it."""
         found = self._outcome(request)
         credential = found.credential
@@ -313,11 +324,11 @@ class RequestAuthorizer:
         if route is None:
             return credential
         if not route.admits(credential.role):
-            if credential is ANYONE:
+            if credential is credential_types.ANYONE:
                 return self._unknown(request, route, AuthenticationResult(None, NOTHING))
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, found, (ROLE, text))
-        if credential.role is Role.TENANT and not _own(request, credential.tenant):
+        if credential.role is credential_types.Role.TENANT and not _own(request, credential.tenant):
             self.witness.crossed(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
             return self._forbidden(request, route, found, (CROSS_TENANT, text))
@@ -329,7 +340,7 @@ class RequestAuthorizer:
             self.credentials(), authorization, _certificate(request), self.wall_ns()
         )
         if self.allow_anonymous_read and found.reason == NOTHING:
-            return AuthenticationResult(ANYONE)
+            return AuthenticationResult(credential_types.ANYONE)
         return found
 
     def _unknown(

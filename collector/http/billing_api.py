@@ -16,10 +16,7 @@ from aiohttp import web
 
 from collector.access.access_trail import DeliveredExport
 from collector.access.credentials import Credential, Role
-from collector.billing import focus_rows
-from collector.billing.focus_rows import PayerAccount, Seller
-from collector.billing.period_closing import BillingBooks
-from collector.billing.tenant_statements import BillingReader, BillingUnavailableError
+from collector.billing import focus_rows, period_closing, tenant_statements
 from collector.http.access_control import RouteHandlers, json_answer
 from collector.http.web_server import ReadPool
 from collector.ledger.database import Database, LedgerError
@@ -44,7 +41,7 @@ _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-
 class BillingApi:
     """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingUnavailableError."""
 
-    billing: Callable[[], BillingReader]
+    billing: Callable[[], tenant_statements.BillingReader]
     reading: ReadPool
     exported: Callable[[DeliveredExport], None] = lambda _exported: None
 
@@ -87,7 +84,7 @@ class BillingApi:
     async def _made(self, credential: Credential, making: Callable[[], Made]) -> Made:
         try:
             return await self.reading.read(credential, making)
-        except BillingUnavailableError as error:
+        except tenant_statements.BillingUnavailableError as error:
             text = "the ledger is unavailable\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
@@ -134,14 +131,18 @@ class LedgerBooks:
     sellers: str = ""
     """File with the sellers and paying accounts; without one, each tenant pays for itself."""
 
-    def open(self) -> BillingReader:
+    def open(self) -> tenant_statements.BillingReader:
         """Open the books. Blocking; raises BillingUnavailableError if they are unavailable."""
         try:
-            return BillingReader(BillingBooks.of(Ledger(self.database())), self._seller)
+            return tenant_statements.BillingReader(
+                period_closing.BillingBooks.of(Ledger(self.database())), self._seller
+            )
         except LedgerError as error:
-            raise BillingUnavailableError(str(error)) from error
+            raise tenant_statements.BillingUnavailableError(str(error)) from error
 
-    def _seller(self, tenants: Iterable[str]) -> Seller:
+    def _seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
         if not self.sellers:
-            return Seller(_NOBODY, _NOBODY, {name: PayerAccount(name) for name in tenants})
+            return focus_rows.Seller(
+                _NOBODY, _NOBODY, {name: focus_rows.PayerAccount(name) for name in tenants}
+            )
         return focus_rows.read_seller(Path(self.sellers))

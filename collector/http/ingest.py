@@ -32,18 +32,10 @@ from collector.http import HttpApiError
 from collector.http.access_control import json_answer
 from collector.state.collector_state import CollectorState, EnvelopeCost, cost_of, exceeded_bounds
 from collector.work_limits import LogRateLimit
+from railscope import wire
 from railscope.envelopes import unpack, unpacked_bytes
 from railscope.http_responses import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
 from railscope.timestamps import DAY_NS, HOUR_NS
-from railscope.wire import (
-    SENT_HEADER,
-    VERSION,
-    Envelope,
-    SentAt,
-    WireError,
-    WireVersionError,
-    schema_hash,
-)
 
 log = structlog.get_logger(__name__)
 
@@ -219,22 +211,22 @@ class Ingest:
 
     async def _decode(
         self, request: web.Request, node: str, body: bytes
-    ) -> tuple[Envelope, SentAt]:
+    ) -> tuple[wire.Envelope, wire.SentAt]:
         most = self.limits.decompressed_bytes
         try:
-            sent = SentAt.from_header(request.headers.get(SENT_HEADER, ""))
+            sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
             size = unpacked_bytes(body)
             if size is None or max(size, len(body)) > OFF_LOOP_BYTES:
                 async with self._large:
                     envelope = await asyncio.to_thread(unpack, body, most)
             else:
                 envelope = unpack(body, min(most, OFF_LOOP_BYTES))
-        except WireVersionError as error:
+        except wire.WireVersionError as error:
             status = HTTPStatus.UPGRADE_REQUIRED
             raise EnvelopeNotAcknowledgedError(
-                status, "version", str(error), version=VERSION
+                status, "version", str(error), version=wire.VERSION
             ) from error
-        except WireError as error:
+        except wire.WireError as error:
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.BAD_REQUEST, "format", str(error)
             ) from error
@@ -243,8 +235,8 @@ class Ingest:
             raise EnvelopeNotAcknowledgedError(HTTPStatus.FORBIDDEN, "node", text)
         return envelope, sent
 
-    async def _keep_schemas(self, envelope: Envelope, sender: NodeSender) -> None:
-        new = [s for s in envelope.schemas if self.core.schemas.get(schema_hash(s)) is None]
+    async def _keep_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
+        new = [s for s in envelope.schemas if self.core.schemas.get(wire.schema_hash(s)) is None]
         if not new:
             return
         most = self.limits.schemas_per_node_hour
@@ -269,7 +261,7 @@ class Ingest:
                 HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)
             ) from error
 
-    def _audited(self, envelope: Envelope, sender: NodeSender) -> int:
+    def _audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
         """Return the number of its events that are recorded permanently, within the limit per hour.
 
         The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
@@ -281,7 +273,7 @@ class Ingest:
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
         return count
 
-    def _check_start(self, envelope: Envelope, sender: NodeSender) -> None:
+    def _check_start(self, envelope: wire.Envelope, sender: NodeSender) -> None:
         """Limit the rate of agent starts: each run, boot and version is stored and recorded."""
         start = envelope.run, envelope.boot_id, envelope.agent_version
         if start not in sender.known:
@@ -307,7 +299,7 @@ class Ingest:
             )
             raise EnvelopeNotAcknowledgedError(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
-    def _check_bounds(self, envelope: Envelope) -> EnvelopeCost:
+    def _check_bounds(self, envelope: wire.Envelope) -> EnvelopeCost:
         cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
         found = [
             *exceeded_bounds(cost, self.limits),
@@ -319,7 +311,7 @@ class Ingest:
             )
         return cost
 
-    def _check_batches(self, envelope: Envelope) -> None:
+    def _check_batches(self, envelope: wire.Envelope) -> None:
         unknown = []
         for batch in envelope.batches:
             known = self.core.schemas.get(batch.schema)
@@ -329,7 +321,7 @@ class Ingest:
             self.core.schemas.use(envelope.node, batch.schema)
             try:
                 sheets.check_batch(batch, known.layout.columns, self.limits.frames_per_batch)
-            except WireError as error:
+            except wire.WireError as error:
                 raise EnvelopeNotAcknowledgedError(
                     HTTPStatus.BAD_REQUEST, "format", str(error)
                 ) from error
@@ -346,7 +338,7 @@ class Ingest:
                 HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted
             )
 
-    def _check_times(self, record: FrameRecord, envelope: Envelope) -> None:
+    def _check_times(self, record: FrameRecord, envelope: wire.Envelope) -> None:
         for batch in envelope.batches:
             # As in the evidence: the newest by the wall clock, the others by their age relative to it.
             newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])

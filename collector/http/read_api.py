@@ -35,9 +35,7 @@ from collector.work_limits import LogRateLimit
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope import __version__, service
-from railscope.catalog import METRICS
-from railscope.catalog import collector as catalog
-from railscope.catalog.declare import MetricKind
+from railscope.catalog import METRICS, collector as catalog, declare
 from railscope.catalog.rollup import part_labels
 from railscope.exposition import TextFormat, page, sample_prefix
 from railscope.reading import PRESENT, REASONS, Absent, from_stored
@@ -343,7 +341,7 @@ class ViewApi:
             for member in group.entities:
                 entity = schema.entities[member]
                 numerator, denominator = group.scale
-                if metric and metric.kind is MetricKind.HISTOGRAM:
+                if metric and metric.kind is declare.MetricKind.HISTOGRAM:
                     numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
                 entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
                 if devices[member]:
@@ -353,7 +351,7 @@ class ViewApi:
                 elif not denominator:
                     entry["absent"] = Absent.ERROR.word
                 else:
-                    counter = metric is not None and metric.kind is MetricKind.COUNTER
+                    counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
                     value = from_stored(values[column], counter=counter) * numerator
                     entry["value"] = value if denominator == 1 else value / denominator
                 readings.append(entry)
@@ -409,7 +407,7 @@ def _rollups(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
         {
             "metric": metric.name,
             "rollup": str(rollup),
-            "rate_per_second": metric.kind is MetricKind.COUNTER,
+            "rate_per_second": metric.kind is declare.MetricKind.COUNTER,
             "labels": dict(zip(part_labels(metric.about), part, strict=True)),
             "value": value,
         }

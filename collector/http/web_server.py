@@ -34,14 +34,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from collector.access.credentials import Credential
+from railscope import server_connections
 from railscope.durable_files import PARTIAL
-from railscope.server_connections import (
-    ConnectionAcceptor,
-    ServerConnection,
-    ServerConnections,
-    listening_sockets,
-    split_address,
-)
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -85,19 +79,21 @@ def _request_logger() -> logging.Logger:
 class WebServer:
     """An application on an address, with a limit on connections and a timeout for request bodies."""
 
-    def __init__(self, application: web.Application, connections: ServerConnections) -> None:
+    def __init__(
+        self, application: web.Application, connections: server_connections.ServerConnections
+    ) -> None:
         self.connections = connections
         application.middlewares.insert(0, self._watched)
         application.on_response_prepare.append(_name_no_software)
         self._runner = runner(application)
-        self._acceptor = ConnectionAcceptor(connections, self._protocol)
+        self._acceptor = server_connections.ConnectionAcceptor(connections, self._protocol)
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and return the address. Raises SettingsError if it is unavailable."""
-        host, port = split_address(listen)
+        host, port = server_connections.split_address(listen)
         await self._runner.setup()
         try:
-            sockets = await listening_sockets(host, port)
+            sockets = await server_connections.listening_sockets(host, port)
         except OSError as error:
             message = f"cannot listen on {listen}: {error.strerror or error}"
             raise SettingsError(message) from error
@@ -112,7 +108,7 @@ class WebServer:
         await self._runner.cleanup()
         await self._acceptor.close()
 
-    def _protocol(self, _: ServerConnection) -> asyncio.Protocol:
+    def _protocol(self, _: server_connections.ServerConnection) -> asyncio.Protocol:
         made = self._runner.server
         if made is None:
             message = "the server is stopping"

@@ -20,26 +20,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement
+from collector.fleet import schema_columns
 from collector.fleet.fleet import FleetNode, StreamRow
-from collector.fleet.schema_columns import (
-    AGENT_STREAM,
-    GPU,
-    RDMA_PORT,
-    STREAMS,
-    UNSUPPORTED,
-    ShownDevices,
-)
 from collector.fleet.sheets import SheetBlock
 from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
-from railscope.catalog import collector as catalog
-from railscope.catalog.declare import Metric
+from railscope.catalog import collector as catalog, declare
 from railscope.device_names import Names
 from railscope.reading import PRESENT
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.wire import WireEntity
 
-KINDS = (GPU, RDMA_PORT)
+KINDS = (schema_columns.GPU, schema_columns.RDMA_PORT)
 
 
 class NodeInventoryState(StrEnum):
@@ -57,7 +49,7 @@ class ReportedDevices:
 
     reporting: bool
     instant_ns: int
-    devices: Mapping[str, ShownDevices | str]
+    devices: Mapping[str, schema_columns.ShownDevices | str]
 
 
 class DeviceCounts(NamedTuple):
@@ -100,7 +92,7 @@ def compare_node(
     """Compare one node."""
     if expected is None:
         return NodeComparison(node, NodeInventoryState.UNEXPECTED, {}, {}, reported)
-    wanted = {GPU: expected.gpus, RDMA_PORT: expected.rdma_ports}
+    wanted = {schema_columns.GPU: expected.gpus, schema_columns.RDMA_PORT: expected.rdma_ports}
     numbers = {kind: number for kind, number in wanted.items() if number is not None}
     if reported is None:
         nothing = {kind: DeviceCounts(0, number, 0, 0) for kind, number in numbers.items()}
@@ -118,7 +110,7 @@ def compare_node(
     return NodeComparison(node, state, counts, reasons, reported)
 
 
-def count_devices(expected: int, shown: ShownDevices) -> DeviceCounts:
+def count_devices(expected: int, shown: schema_columns.ShownDevices) -> DeviceCounts:
     """Compare the shown devices with a number.
 
     Devices that may be there or not count as unknown up to the number in the inventory: only
@@ -214,7 +206,12 @@ class InventoryWatch:
         """Yield a GPU that no node shows, if its last node reports that it is not there."""
         seen = self._seen(gpu)
         node = reported.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
-        if seen and node and node.reporting and isinstance(node.devices[GPU], ShownDevices):
+        if (
+            seen
+            and node
+            and node.reporting
+            and isinstance(node.devices[schema_columns.GPU], schema_columns.ShownDevices)
+        ):
             yield GoneGpu(seen[1], gpu, seen[0])
 
     def _report_retired_gpu(self, one: Retirement, node: str) -> None:
@@ -227,8 +224,8 @@ class InventoryWatch:
 
 def _add_shown(shown: dict[str, str], name: str, node: ReportedDevices) -> None:
     """Add the GPUs in a node by name; those that may be there get an empty node name."""
-    devices = node.devices.get(GPU)
-    if isinstance(devices, ShownDevices):
+    devices = node.devices.get(schema_columns.GPU)
+    if isinstance(devices, schema_columns.ShownDevices):
         for gpu in devices.unknown:
             shown.setdefault(gpu, "")
         for gpu in devices.present:
@@ -247,17 +244,19 @@ class _FreshDevices:
         if node.instant_ns < self._from_ns:
             reason = "the node is stale" if node.instant_ns else "no frame of the node was received"
             return ReportedDevices(False, node.instant_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
-        agent = self._row(node, AGENT_STREAM)
-        devices = {kind: self._devices(node, agent, STREAMS[kind]) for kind in KINDS}
+        agent = self._row(node, schema_columns.AGENT_STREAM)
+        devices = {kind: self._devices(node, agent, schema_columns.STREAMS[kind]) for kind in KINDS}
         return ReportedDevices(True, node.instant_ns, devices)  # noqa: FBT003 - it reports
 
-    def _devices(self, node: FleetNode, agent: StreamRow | None, stream: str) -> ShownDevices | str:
+    def _devices(
+        self, node: FleetNode, agent: StreamRow | None, stream: str
+    ) -> schema_columns.ShownDevices | str:
         row = self._row(node, stream)
         known = self._core.schemas.get(row.schema) if row else None
         if row and known:
             return known.showing.devices.look(row.block.reasons[row.index])
         if agent and self._found_nothing(agent, stream):
-            return ShownDevices()
+            return schema_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"
 
     def _found_nothing(self, agent: StreamRow, source: str) -> bool:
@@ -266,7 +265,7 @@ class _FreshDevices:
         column = known.showing.states.get(source) if known else None
         if column is None or agent.block.reasons[agent.index, column] != PRESENT:
             return False
-        return int(agent.block.values[agent.index, column]) == UNSUPPORTED
+        return int(agent.block.values[agent.index, column]) == schema_columns.UNSUPPORTED
 
     def _row(self, node: FleetNode, stream: str) -> StreamRow | None:
         row = node.rows.get(stream)
@@ -282,11 +281,11 @@ class _FreshDevices:
 
 NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
 """Names of the device of an entity of a node."""
-_DEVICES: Mapping[str, Metric] = {
-    GPU: catalog.INVENTORY_GPUS,
-    RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
+_DEVICES: Mapping[str, declare.Metric] = {
+    schema_columns.GPU: catalog.INVENTORY_GPUS,
+    schema_columns.RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
 }
-_NAMES = {GPU: "gpus", RDMA_PORT: "rdma_ports"}
+_NAMES = {schema_columns.GPU: "gpus", schema_columns.RDMA_PORT: "rdma_ports"}
 
 
 def inventory_cells(found: InventoryComparison) -> Iterator[ViewCell]:
@@ -315,7 +314,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
     """Return the same with names and reasons. `nodes` is null without an inventory."""
 
     def names(node: str | None, gpu: str) -> dict[str, str]:
-        known = names_of(node or "", WireEntity(GPU, (gpu,))) or {}
+        known = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
         return {name: known.get(name, "") for name in ("index", "pci_address")}
 
     standings = found.standings
@@ -369,7 +368,7 @@ def _node(standing: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
 
 
 def _devices(
-    node: str, kind: str, shown: ShownDevices | str | None, names_of: NamesOf
+    node: str, kind: str, shown: schema_columns.ShownDevices | str | None, names_of: NamesOf
 ) -> dict[str, list[Names]] | None:
     """Return all names of the devices that `names` lists, in its order."""
     listed = _names(shown)
@@ -384,9 +383,9 @@ def _devices(
     }
 
 
-def _names(shown: ShownDevices | str | None) -> dict[str, list[str]] | None:
+def _names(shown: schema_columns.ShownDevices | str | None) -> dict[str, list[str]] | None:
     """Return the devices that a node shows; null if they are unknown."""
-    if not isinstance(shown, ShownDevices):
+    if not isinstance(shown, schema_columns.ShownDevices):
         return None
     return {
         "present": sorted(shown.present),

@@ -14,22 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from collector.jobs.job_list import (
-    LATEST_SECONDS,
-    RAISE_BAD_LINES,
-    BadLines,
-    JobList,
-    JobListError,
-    ListedGpu,
-    ListedJob,
-    UnnamedGpus,
-    build_job_list,
-    excess_reason,
-    future_reason,
-    json_documents,
-    pci_address,
-    without_repetitions,
-)
+from collector.jobs import job_list
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 
 _WAITING = frozenset({"pending"})
@@ -51,7 +36,7 @@ class _JobObject:
     def __init__(self, number: int, values: object, what: str) -> None:
         self.number, self._what = number, what
         if not isinstance(values, dict):
-            raise JobListError(
+            raise job_list.JobListError(
                 number, "", f"{_display_value(values)}: expected a JSON object", what
             )
         self._values: dict[str, Any] = values
@@ -62,7 +47,7 @@ class _JobObject:
 
     def refuse(self, field: str, reason: str) -> NoReturn:
         """Raise JobListError about a field."""
-        raise JobListError(self.number, self._named(field), reason, self._what)
+        raise job_list.JobListError(self.number, self._named(field), reason, self._what)
 
     def _named(self, field: str) -> str:
         return _DATABASE.get(field, field) if self._is_database else field
@@ -80,7 +65,7 @@ class _JobObject:
     def integer(self, field: str, low: int) -> int:
         """A field that must be a whole number, at least `low`."""
         value = self._present(field)
-        if type(value) is not int or not low <= value < LATEST_SECONDS:
+        if type(value) is not int or not low <= value < job_list.LATEST_SECONDS:
             self.refuse(
                 field, f"{_display_value(value)}: expected a whole number of at least {low}"
             )
@@ -99,9 +84,11 @@ class _JobObject:
         return self._values[self._named(field)]
 
 
-def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -> JobList:
+def read_clustercockpit(
+    lines: Iterable[str], bad: job_list.BadLines = job_list.RAISE_BAD_LINES
+) -> job_list.JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
-    listed: list[tuple[int, ListedJob]] = []
+    listed: list[tuple[int, job_list.ListedJob]] = []
     clusters: set[str] = set()
     without_gpus = never_started = 0
     what = "line"
@@ -111,7 +98,7 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -
             state = line.text("jobState") if "jobState" in line else ""
             job = _job(line, state, bad.now_ns)
             clusters.add(line.text("cluster") if "cluster" in line else "")
-        except JobListError as error:
+        except job_list.JobListError as error:
             bad.add(error)
             continue
         if not job.gpus and not job.unplaced:
@@ -120,12 +107,14 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -
             never_started += 1
         else:
             listed.append((number, job))
-    found = build_job_list(without_repetitions(listed, what, bad), without_gpus, never_started)
+    found = job_list.build_job_list(
+        job_list.without_repetitions(listed, what, bad), without_gpus, never_started
+    )
     cluster = clusters.pop() if len(clusters) == 1 else ""
     return msgspec.structs.replace(found, rejected=tuple(bad.found), cluster=cluster)
 
 
-def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
+def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, object]]:
     """The objects of a text, each with its number and the unit that is counted."""
     start = text.lstrip()
     whole: object = None
@@ -139,7 +128,9 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
     if isinstance(whole, list):
         yield from ((number, "job", value) for number, value in enumerate(whole, 1))
     elif start.partition("\n")[0].strip() in ("{", "["):
-        yield from ((number, "document", value) for number, value in json_documents(text, bad))
+        yield from (
+            (number, "document", value) for number, value in job_list.json_documents(text, bad)
+        )
     else:
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
@@ -147,28 +138,34 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
             try:
                 yield number, "line", msgspec.json.decode(line)
             except (msgspec.DecodeError, RecursionError) as error:
-                bad.add(JobListError(number, "", f"invalid JSON: {error}: {_display_value(line)}"))
+                bad.add(
+                    job_list.JobListError(
+                        number, "", f"invalid JSON: {error}: {_display_value(line)}"
+                    )
+                )
 
 
-def _job(line: _JobObject, state: str, now_ns: int) -> ListedJob:
+def _job(line: _JobObject, state: str, now_ns: int) -> job_list.ListedJob:
     start_ns = line.integer("startTime", 0) * SECOND_NS
-    if state not in _WAITING and (reason := future_reason(start_ns, now_ns)):
+    if state not in _WAITING and (reason := job_list.future_reason(start_ns, now_ns)):
         line.refuse("startTime", reason)
     gpus, unplaced = _accelerators(line)
     end_ns = FOREVER_NS
     if state not in _RUNNING and (state not in _WAITING or "duration" in line):
         end_ns = start_ns + line.integer("duration", 0) * SECOND_NS
-        if state not in _WAITING and (reason := future_reason(end_ns, now_ns)):
+        if state not in _WAITING and (reason := job_list.future_reason(end_ns, now_ns)):
             line.refuse("duration", f"end: {reason}")
     number = str(line.integer("jobId", 1))
     project, user = line.text("project"), line.text("user")
-    return ListedJob(start_ns, number, project, user, end_ns, gpus, unplaced)
+    return job_list.ListedJob(start_ns, number, project, user, end_ns, gpus, unplaced)
 
 
-def _accelerators(line: _JobObject) -> tuple[tuple[ListedGpu, ...], tuple[UnnamedGpus, ...]]:
+def _accelerators(
+    line: _JobObject,
+) -> tuple[tuple[job_list.ListedGpu, ...], tuple[job_list.UnnamedGpus, ...]]:
     """The GPUs of a job by name, and those without a usable name."""
-    gpus: set[ListedGpu] = set()
-    unplaced: list[UnnamedGpus] = []
+    gpus: set[job_list.ListedGpu] = set()
+    unplaced: list[job_list.UnnamedGpus] = []
     hosts: set[str] = set()
     for index, resource in enumerate(line.items("resources")):
         field = f"resources[{index}]"
@@ -182,22 +179,22 @@ def _accelerators(line: _JobObject) -> tuple[tuple[ListedGpu, ...], tuple[Unname
         for name in named:
             if not isinstance(name, str):
                 line.refuse(f"{field}.accelerators", f"{_display_value(name)}: expected a string")
-            address = pci_address(name)
+            address = job_list.pci_address(name)
             if address is None:
                 unplaced.append(
-                    UnnamedGpus(node, 1, f"{_display_value(name)}: expected a PCI address")
+                    job_list.UnnamedGpus(node, 1, f"{_display_value(name)}: expected a PCI address")
                 )
-            elif (gpu := ListedGpu(node, address)) in gpus:
+            elif (gpu := job_list.ListedGpu(node, address)) in gpus:
                 line.refuse(f"{field}.accelerators", f"duplicate {address}: expected it once")
             else:
                 gpus.add(gpu)
-    if reason := excess_reason(len(gpus) + len(unplaced), len(hosts)):
+    if reason := job_list.excess_reason(len(gpus) + len(unplaced), len(hosts)):
         line.refuse("resources", reason)
     unplaced += _unnamed_gpus(line, len(gpus) + len(unplaced), sorted(hosts))
     return tuple(sorted(gpus)), tuple(sorted(unplaced))
 
 
-def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[UnnamedGpus]:
+def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[job_list.UnnamedGpus]:
     """GPUs in `num_acc`, if the list has it, beyond the named accelerators.
 
     They are on the host of a single-host job; for several hosts the list does not specify which.
@@ -207,10 +204,10 @@ def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[Un
     counted = line.integer("numAcc", 0)
     if counted < named:
         line.refuse("numAcc", f"{counted}: expected {named}, the number of named accelerators")
-    if reason := excess_reason(counted, len(hosts)):
+    if reason := job_list.excess_reason(counted, len(hosts)):
         line.refuse("numAcc", reason)
     where = hosts[0] if len(hosts) == 1 else ""
-    return [UnnamedGpus(where, counted - named, "is not named")] if counted > named else []
+    return [job_list.UnnamedGpus(where, counted - named, "is not named")] if counted > named else []
 
 
 def _display_value(value: object) -> str:

@@ -13,60 +13,44 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    Index,
-    Row,
-    Table,
-    Text,
-    func,
-    select,
-)
+import sqlalchemy as sa
 
 from collector.jobs import JobsError
 from collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
-from collector.ledger import head_chain
-from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
+from collector.ledger import audit_outbox, head_chain, ledger_queries, schema
 from collector.ledger.database import Database
-from collector.ledger.head_chain import HashedRow
-from collector.ledger.ledger_queries import chunks
-from collector.ledger.schema import cover_table, integers, make_append_only, metadata, texts
 from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordActor, RecordData
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 
-job_lists = Table(
+job_lists = sa.Table(
     "job_list",
-    metadata,
-    Column("list", BigInteger, primary_key=True, autoincrement=False),
-    Column("source", Text, nullable=False),
-    *integers("period_start_ns", "period_end_ns", "as_of_ns", "as_observed", "imported_ns"),
-    *texts("imported_by", "content_hash", "rejected"),
-    CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
+    schema.metadata,
+    sa.Column("list", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("source", sa.Text, nullable=False),
+    *schema.integers("period_start_ns", "period_end_ns", "as_of_ns", "as_observed", "imported_ns"),
+    *schema.texts("imported_by", "content_hash", "rejected"),
+    sa.CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
 """Imported lists; the highest number of each source and period is valid; `rejected` is JSON."""
 
-listed_jobs = Table(
+listed_jobs = sa.Table(
     "job_list_job",
-    metadata,
-    Column("list", ForeignKey("job_list.list"), primary_key=True),
-    Column("position", BigInteger, primary_key=True, autoincrement=False),
-    *texts("gpu_uuid", "node", "model"),
-    *integers("start_ns", "end_ns"),
-    *texts("job_id", "tenant_id", "share"),
-    Column("unfinished", BigInteger, nullable=False),
-    Index("job_list_job_gpu", "gpu_uuid", "list"),
+    schema.metadata,
+    sa.Column("list", sa.ForeignKey("job_list.list"), primary_key=True),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    *schema.texts("gpu_uuid", "node", "model"),
+    *schema.integers("start_ns", "end_ns"),
+    *schema.texts("job_id", "tenant_id", "share"),
+    sa.Column("unfinished", sa.BigInteger, nullable=False),
+    sa.Index("job_list_job_gpu", "gpu_uuid", "list"),
 )
 """GPUs of the jobs of a list; `share` is the fraction of the GPU."""
 
 JOB_TABLES = (job_lists, listed_jobs)
 for _table in JOB_TABLES:
-    make_append_only(_table)
-cover_table("job list", job_lists, listed_jobs)
+    schema.make_append_only(_table)
+schema.cover_table("job list", job_lists, listed_jobs)
 
 
 MAX_REJECTED = 1000
@@ -147,10 +131,10 @@ class NewList(NamedTuple):
         return sha256(msgspec.json.encode(content)).hexdigest()
 
 
-def lock_imports(connection: Connection) -> None:
+def lock_imports(connection: sa.Connection) -> None:
     """Wait until no other list is imported. Not needed in SQLite, which has a single writer."""
     if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
 
 def newest_lists(database: Database) -> list[ImportedList]:
@@ -159,15 +143,15 @@ def newest_lists(database: Database) -> list[ImportedList]:
         return newest_lists_in(connection)
 
 
-def newest_lists_in(connection: Connection) -> list[ImportedList]:
+def newest_lists_in(connection: sa.Connection) -> list[ImportedList]:
     """As `newest_lists`, within a transaction."""
     table = job_lists
-    rows = connection.execute(select(table).order_by(table.c.list))
+    rows = connection.execute(sa.select(table).order_by(table.c.list))
     found = {(one.source, one.period): one for one in map(_imported_list, rows)}
     return [found[key] for key in sorted(found)]
 
 
-def add_list(connection: Connection, one: NewList, actor: RecordActor, now_ns: int) -> bool:
+def add_list(connection: sa.Connection, one: NewList, actor: RecordActor, now_ns: int) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
     Raises JobLedgerError for a period that overlaps another one of the source.
@@ -186,7 +170,7 @@ def add_list(connection: Connection, one: NewList, actor: RecordActor, now_ns: i
             )
             raise JobLedgerError(message)
     table = job_lists
-    number = 1 + (connection.execute(select(func.max(table.c.list))).scalar_one() or 0)
+    number = 1 + (connection.execute(sa.select(sa.func.max(table.c.list))).scalar_one() or 0)
     kept = {"count": len(one.rejected), "lines": list(one.rejected[:MAX_REJECTED])}
     row = {
         "list": number,
@@ -202,7 +186,7 @@ def add_list(connection: Connection, one: NewList, actor: RecordActor, now_ns: i
     }
     connection.execute(table.insert(), [row])
     rows = [_job_row(number, at, job) for at, job in enumerate(sorted(one.jobs))]
-    for some in chunks(rows):
+    for some in ledger_queries.chunks(rows):
         connection.execute(listed_jobs.insert(), some)
     stored = head_chain.read_back(connection, "job list", number)
     _record_import(connection, stored, one, actor, now_ns)
@@ -210,24 +194,24 @@ def add_list(connection: Connection, one: NewList, actor: RecordActor, now_ns: i
     return True
 
 
-def gpus_of(connection: Connection, source: str, period: Period) -> set[str]:
+def gpus_of(connection: sa.Connection, source: str, period: Period) -> set[str]:
     """The GPUs that any list of a source and period names, superseded lists included."""
     table = job_lists
-    which = select(table.c.list).where(
+    which = sa.select(table.c.list).where(
         table.c.source == source, table.c.period_start_ns == period.start_ns
     )
-    query = select(listed_jobs.c.gpu_uuid).distinct().where(listed_jobs.c.list.in_(which))
+    query = sa.select(listed_jobs.c.gpu_uuid).distinct().where(listed_jobs.c.list.in_(which))
     return set(connection.execute(query).scalars())
 
 
 def jobs_on(
-    connection: Connection, gpus: Collection[str], numbers: Iterable[int]
+    connection: sa.Connection, gpus: Collection[str], numbers: Iterable[int]
 ) -> Mapping[str, Mapping[int, Sequence[PlacedJob]]]:
     """Jobs of some lists on some GPUs, by GPU and list."""
     found: dict[str, dict[int, list[PlacedJob]]] = {gpu: {} for gpu in gpus}
     table, wanted = listed_jobs, set(numbers)
-    for some in chunks(sorted(gpus)):
-        for row in connection.execute(select(table).where(table.c.gpu_uuid.in_(some))):
+    for some in ledger_queries.chunks(sorted(gpus)):
+        for row in connection.execute(sa.select(table).where(table.c.gpu_uuid.in_(some))):
             if row.list in wanted:
                 found[row.gpu_uuid].setdefault(row.list, []).append(_placed_job(row))
     return found
@@ -252,7 +236,7 @@ def uncovered_days(found: Sequence[ImportedList], days: range) -> list[tuple[str
     ]
 
 
-def _imported_list(row: Row[Any]) -> ImportedList:
+def _imported_list(row: sa.Row[Any]) -> ImportedList:
     rejected = msgspec.json.decode(row.rejected)
     return ImportedList(
         row.list,
@@ -282,7 +266,7 @@ def _job_row(number: int, position: int, job: PlacedJob) -> dict[str, object]:
     }
 
 
-def _placed_job(row: Row[Any]) -> PlacedJob:
+def _placed_job(row: sa.Row[Any]) -> PlacedJob:
     return PlacedJob(
         row.gpu_uuid, row.start_ns, row.job_id, row.tenant_id, row.end_ns, row.node, row.model,
         row.share, bool(row.unfinished),
@@ -290,12 +274,16 @@ def _placed_job(row: Row[Any]) -> PlacedJob:
 
 
 def _record_import(
-    connection: Connection, row: HashedRow, one: NewList, actor: RecordActor, now_ns: int
+    connection: sa.Connection,
+    row: head_chain.HashedRow,
+    one: NewList,
+    actor: RecordActor,
+    now_ns: int,
 ) -> None:
     """Record an import in the audit log."""
     data: RecordData = {
-        ROW: row.name,
-        ROW_HASH: row.hash,
+        audit_outbox.ROW: row.name,
+        audit_outbox.ROW_HASH: row.hash,
         "event": "jobs.import.v1",
         "list": int(row.key),
         "source": one.source,
@@ -307,8 +295,8 @@ def _record_import(
         "rejected_lines": len(one.rejected),
         "content_hash": one.content_hash,
     }
-    put_record(
+    audit_outbox.put_record(
         connection,
         f"billing.import/{row.key}",
-        RecordDraft("billing.import", actor, now_ns, "done", data=data),
+        audit_outbox.RecordDraft("billing.import", actor, now_ns, "done", data=data),
     )

@@ -27,38 +27,14 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from collector.jobs import imported_lists
-from collector.jobs.imported_lists import (
-    ImportActor,
-    ImportedList,
-    JobLedgerError,
-    NewList,
-    PlacedJob,
-)
-from collector.jobs.job_list import (
-    WHOLE_GPU_PART,
-    GpuModels,
-    JobList,
-    ListedGpu,
-    ListedGpuPart,
-    ListedJob,
-    UnnamedGpus,
-)
+from collector.jobs import imported_lists, job_list
 from collector.jobs.job_metering import job_evidence, slots_of
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.day_tiling import DayTiling, evidence_root
 from collector.ledger.ledger_queries import newest_numbers
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
-from collector.metering.evidence import (
-    Evidence,
-    MeteredClaim,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-    SampleStretch,
-)
-from collector.metering.units import Period
+from collector.metering import evidence, units
 from railscope import __version__
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
@@ -94,18 +70,20 @@ class ImportTerms(NamedTuple):
 class StandInGpus(NamedTuple):
     """Jobs in order, with a numbered GPU in place of each GPU that is only counted."""
 
-    jobs: list[ListedJob]
-    models: dict[ListedGpu, str]
+    jobs: list[job_list.ListedJob]
+    models: dict[job_list.ListedGpu, str]
     """Model of each numbered GPU, empty if unknown."""
 
 
-def number_stand_ins(jobs: Iterable[ListedJob], source: str, models: GpuModels) -> StandInGpus:
+def number_stand_ins(
+    jobs: Iterable[job_list.ListedJob], source: str, models: job_list.GpuModels
+) -> StandInGpus:
     """Number the GPUs that jobs of a source only count, by node and model."""
     pools: dict[tuple[str, str], _StandInPool] = defaultdict(_StandInPool)
     found = StandInGpus([], {})
     for job in sorted(jobs):
         gpus = [(gpu, job.part_of(gpu)) for gpu in job.gpus]
-        rest: list[UnnamedGpus] = []
+        rest: list[job_list.UnnamedGpus] = []
         for one in job.unplaced:
             if not one.gpus:
                 rest.append(one)
@@ -114,7 +92,7 @@ def number_stand_ins(jobs: Iterable[ListedJob], source: str, models: GpuModels) 
             model = models.on(node, one.model or job.model)
             name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
             for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
-                gpus.append((gpu := ListedGpu(node, f"{name}{number:06}"), part))
+                gpus.append((gpu := job_list.ListedGpu(node, f"{name}{number:06}"), part))
                 found.models[gpu] = model
         gpus.sort()
         parts = tuple(part for _, part in gpus)
@@ -122,16 +100,16 @@ def number_stand_ins(jobs: Iterable[ListedJob], source: str, models: GpuModels) 
             msgspec.structs.replace(
                 job,
                 gpus=tuple(gpu for gpu, _ in gpus),
-                parts=() if all(part == WHOLE_GPU_PART for part in parts) else parts,
+                parts=() if all(part == job_list.WHOLE_GPU_PART for part in parts) else parts,
                 unplaced=tuple(rest),
             )
         )
     return found
 
 
-def with_stand_ins(jobs: Iterable[ListedJob]) -> list[ListedJob]:
+def with_stand_ins(jobs: Iterable[job_list.ListedJob]) -> list[job_list.ListedJob]:
     """Jobs with stand-ins, without source and models."""
-    return number_stand_ins(jobs, "", GpuModels()).jobs
+    return number_stand_ins(jobs, "", job_list.GpuModels()).jobs
 
 
 def is_stand_in(gpu: str) -> bool:
@@ -145,12 +123,12 @@ class _StandInPool:
     def __init__(self) -> None:
         self._made = 0
         self._free: list[int] = []
-        self._ends: list[tuple[int, int, ListedGpuPart]] = []
-        self._held: dict[int, list[ListedGpuPart]] = {}
+        self._ends: list[tuple[int, int, job_list.ListedGpuPart]] = []
+        self._held: dict[int, list[job_list.ListedGpuPart]] = {}
 
     def take(
-        self, wanted: UnnamedGpus, start_ns: int, end_ns: int
-    ) -> list[tuple[int, ListedGpuPart]]:
+        self, wanted: job_list.UnnamedGpus, start_ns: int, end_ns: int
+    ) -> list[tuple[int, job_list.ListedGpuPart]]:
         """Assign GPUs with enough free capacity from a start on, each with the assigned part.
 
         Parts are placed on GPUs that are partly held and have enough room; lowest numbers first.
@@ -168,7 +146,7 @@ class _StandInPool:
                 heappush(self._free, self._made)
             found[heappop(self._free)] = Fraction(0)
         taken = [
-            (number, ListedGpuPart(low, low + wanted.share))
+            (number, job_list.ListedGpuPart(low, low + wanted.share))
             for number, low in sorted(found.items())
         ]
         for number, part in taken:
@@ -176,7 +154,7 @@ class _StandInPool:
             heappush(self._ends, (end_ns, number, part))
         return taken
 
-    def _gaps(self, wanted: UnnamedGpus) -> dict[int, Fraction]:
+    def _gaps(self, wanted: job_list.UnnamedGpus) -> dict[int, Fraction]:
         """GPUs that are partly held and have enough room, with the start of the gap."""
         found: dict[int, Fraction] = {}
         for number in sorted(self._held):
@@ -188,7 +166,7 @@ class _StandInPool:
         return found
 
 
-def _lowest_gap(held: Sequence[ListedGpuPart], share: Fraction) -> Fraction | None:
+def _lowest_gap(held: Sequence[job_list.ListedGpuPart], share: Fraction) -> Fraction | None:
     """Start of the first gap of a size; None if there is none."""
     low = Fraction(0)
     for part in sorted(held):
@@ -203,7 +181,7 @@ def _node(where: str) -> str:
     return where if where and not set(where) & set("[,") else STAND_IN
 
 
-def job_days(jobs: Iterable[ListedJob], terms: ImportTerms) -> Iterator[DayTiling]:
+def job_days(jobs: Iterable[job_list.ListedJob], terms: ImportTerms) -> Iterator[DayTiling]:
     """The days of every GPU that the jobs name, by GPU and day."""
     for known in job_evidence(jobs).values():
         (stay,) = known.stays
@@ -229,8 +207,10 @@ def write_days(ledger: Ledger, tilings: Iterable[DayTiling]) -> ImportCounts:
 
 
 def place_jobs(
-    jobs: JobList, models: GpuModels, numbered: Mapping[ListedGpu, str] | None = None
-) -> list[PlacedJob]:
+    jobs: job_list.JobList,
+    models: job_list.GpuModels,
+    numbered: Mapping[job_list.ListedGpu, str] | None = None,
+) -> list[imported_lists.PlacedJob]:
     """The jobs of a list by GPU, with models. Raises JobLedgerError for a GPU with two models.
 
     `numbered` contains the models of stand-ins.
@@ -246,9 +226,11 @@ def place_jobs(
             if models.default in (model, before):
                 found[gpu] = before if model == models.default else model
             elif before != model:
-                raise JobLedgerError(_conflicting_models(str(gpu), {before, model}, [job.id]))
+                raise imported_lists.JobLedgerError(
+                    _conflicting_models(str(gpu), {before, model}, [job.id])
+                )
     return [
-        PlacedJob(
+        imported_lists.PlacedJob(
             str(gpu), job.start_ns, job.id, job.tenant, job.end_ns, gpu.node, found[gpu],
             _text_of(job.part_of(gpu)), job.claim in unfinished,
         )
@@ -257,11 +239,11 @@ def place_jobs(
     ]  # fmt: skip
 
 
-def _text_of(part: ListedGpuPart) -> str:
-    return "1" if part == WHOLE_GPU_PART else f"{part.low}-{part.high}"
+def _text_of(part: job_list.ListedGpuPart) -> str:
+    return "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}"
 
 
-def check_same_list(ledger: Ledger, one: NewList) -> None:
+def check_same_list(ledger: Ledger, one: imported_lists.NewList) -> None:
     """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
     for other in imported_lists.newest_lists(ledger.database):
         if (other.source, other.period) == (one.source, one.period) and (
@@ -271,10 +253,12 @@ def check_same_list(ledger: Ledger, one: NewList) -> None:
                 f"the ledger has another list of {other}: expected the same one; fix: import all"
                 " jobs of the period at once with --period, or use --replace"
             )
-            raise JobLedgerError(message)
+            raise imported_lists.JobLedgerError(message)
 
 
-def import_list(ledger: Ledger, one: NewList, by: ImportActor) -> ImportCounts:
+def import_list(
+    ledger: Ledger, one: imported_lists.NewList, by: imported_lists.ImportActor
+) -> ImportCounts:
     """Record a list and write the days that it changes, all or nothing.
 
     Every GPU that a list of this source and period has ever named is computed again, from the
@@ -297,12 +281,12 @@ def import_list(ledger: Ledger, one: NewList, by: ImportActor) -> ImportCounts:
 class _NewestLists:
     """The newest lists that have days of a period, by number."""
 
-    heads: Mapping[int, ImportedList]
-    period: Period
+    heads: Mapping[int, imported_lists.ImportedList]
+    period: units.Period
     now_ns: int
 
     @classmethod
-    def of(cls, connection: Connection, period: Period, now_ns: int) -> _NewestLists:
+    def of(cls, connection: Connection, period: units.Period, now_ns: int) -> _NewestLists:
         """Read the lists of a database."""
         found = [
             one for one in imported_lists.newest_lists_in(connection) if one.period.overlaps(period)
@@ -334,23 +318,25 @@ class _NewestLists:
             yield range(start_ns // DAY_NS, end_ns // DAY_NS)
 
     def _has(self, number: int, part: range) -> bool:
-        return self.heads[number].period.overlaps(Period(part.start * DAY_NS, part.stop * DAY_NS))
+        return self.heads[number].period.overlaps(
+            units.Period(part.start * DAY_NS, part.stop * DAY_NS)
+        )
 
     def _nothing(self, gpu: str, part: range, present: Mapping[GpuDay, int]) -> Iterator[DayTiling]:
         """Empty days: no list names the GPU any more, or the day has not begun."""
-        root = evidence_root(Evidence(gpu, stays=()))
+        root = evidence_root(evidence.Evidence(gpu, stays=()))
         for day in part:
             if GpuDay(gpu, day) in present:
                 yield DayTiling(gpu, day, (), root, *ImportTerms("", self.now_ns).computed)
 
     def _stated(
-        self, gpu: str, part: range, own: Mapping[int, Sequence[PlacedJob]]
+        self, gpu: str, part: range, own: Mapping[int, Sequence[imported_lists.PlacedJob]]
     ) -> Iterator[DayTiling]:
         """Days of a GPU that the same lists cover. Raises JobLedgerError."""
         known = {job.model for jobs in own.values() for job in jobs if job.model}
         if len(known) > 1:
             named = [str(self.heads[number]) for number in own]
-            raise JobLedgerError(_conflicting_models(gpu, known, named))
+            raise imported_lists.JobLedgerError(_conflicting_models(gpu, known, named))
         as_observed = all(self.heads[number].as_observed for number in own)
         terms = ImportTerms(known.pop() if known else "", self.now_ns, as_observed)
         by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
@@ -367,7 +353,9 @@ class _NewestLists:
             yield metered.day(day, terms.computed)
 
 
-def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> Evidence:
+def _evidence(
+    gpu: str, span: range, own: Mapping[str, Sequence[imported_lists.PlacedJob]]
+) -> evidence.Evidence:
     """Evidence of a GPU on some days, from the lists of some sources.
 
     The stay has no end, as the last day ends no claim.
@@ -380,11 +368,11 @@ def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> 
         for job in jobs
         if job.start_ns < end_ns and start_ns < job.end_ns
     ]
-    return Evidence(
+    return evidence.Evidence(
         gpu,
-        stays=(NodeStay(start_ns, min(nodes)),),
+        stays=(evidence.NodeStay(start_ns, min(nodes)),),
         claims=tuple(
-            MeteredClaim(
+            evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER_LIST,
                 job.start_ns,
                 claim,
@@ -402,7 +390,10 @@ def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> 
         ),
         sightings=tuple(
             sorted(
-                {NodeSighting(NodeWitness.SCHEDULER, job.start_ns, job.end_ns) for _, job in found}
+                {
+                    evidence.NodeSighting(evidence.NodeWitness.SCHEDULER, job.start_ns, job.end_ns)
+                    for _, job in found
+                }
             )
         ),
     )
@@ -415,7 +406,7 @@ def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) ->
     )
 
 
-def _as_observed(known: Evidence) -> Evidence:
+def _as_observed(known: evidence.Evidence) -> evidence.Evidence:
     """Evidence with the scheduler's sightings as samples."""
     merged: list[tuple[int, int]] = []
     for one in sorted(known.sightings, key=lambda sighting: sighting.start_ns):
@@ -423,5 +414,7 @@ def _as_observed(known: Evidence) -> Evidence:
             merged[-1] = merged[-1][0], max(merged[-1][1], one.end_ns)
         else:
             merged.append((one.start_ns, one.end_ns))
-    stretches = tuple(SampleStretch(f"jobs from {start}", start, end) for start, end in merged)
+    stretches = tuple(
+        evidence.SampleStretch(f"jobs from {start}", start, end) for start, end in merged
+    )
     return msgspec.structs.replace(known, stretches=stretches)

@@ -25,21 +25,8 @@ from typing import Any
 
 import msgspec
 
+from collector.jobs import job_list
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job_list import (
-    LATEST_SECONDS,
-    MAX_GPUS_OF_NODE,
-    RAISE_BAD_LINES,
-    BadLines,
-    JobList,
-    JobListError,
-    ListedJob,
-    UnnamedGpus,
-    build_job_list,
-    excess_reason,
-    future_reason,
-    without_repetitions,
-)
 from collector.jobs.kubernetes import read_kubernetes
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
@@ -59,8 +46,11 @@ _SHARES = (_SHARD, "mps")
 
 
 def read_sacct(
-    text: str, zone: tzinfo | None = None, bad: BadLines = RAISE_BAD_LINES, shards_per_gpu: int = 0
-) -> JobList:
+    text: str,
+    zone: tzinfo | None = None,
+    bad: job_list.BadLines = job_list.RAISE_BAD_LINES,
+    shards_per_gpu: int = 0,
+) -> job_list.JobList:
     """The jobs of a list; steps are left out, as their resources are included in their job.
 
     `zone` is that of the node on which sacct ran, for times without a zone. Shards are shares of a
@@ -70,7 +60,7 @@ def read_sacct(
     what = "job" if is_json else "line"
 
     def rejected(error: AccountingError) -> None:
-        bad.add(JobListError(error.place, error.field, error.reason, what))
+        bad.add(job_list.JobListError(error.place, error.field, error.reason, what))
 
     try:
         if is_json:
@@ -78,8 +68,8 @@ def read_sacct(
         else:
             records = parse_sacct(text, zone, rejected=rejected)
     except AccountingError as error:
-        raise JobListError(error.place, error.field, error.reason, what) from error
-    listed: list[tuple[int, ListedJob]] = []
+        raise job_list.JobListError(error.place, error.field, error.reason, what) from error
+    listed: list[tuple[int, job_list.ListedJob]] = []
     without_gpus = never_started = 0
     for record in records:
         try:
@@ -92,11 +82,15 @@ def read_sacct(
                 listed.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
         except AccountingError as error:
             rejected(error)
-    found = build_job_list(without_repetitions(listed, what, bad), without_gpus, never_started)
+    found = job_list.build_job_list(
+        job_list.without_repetitions(listed, what, bad), without_gpus, never_started
+    )
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
-def _sacct_job(record: AccountedJob, unplaced: tuple[UnnamedGpus, ...], now_ns: int) -> ListedJob:
+def _sacct_job(
+    record: AccountedJob, unplaced: tuple[job_list.UnnamedGpus, ...], now_ns: int
+) -> job_list.ListedJob:
     place, job = record.place, record.job
     start_ns = _instant_ns(place, "Start", job.start_seconds, now_ns)
     end_ns = FOREVER_NS
@@ -115,19 +109,21 @@ def _sacct_job(record: AccountedJob, unplaced: tuple[UnnamedGpus, ...], now_ns: 
                 field,
                 f"{value!r}: expected printable characters" if value else "expected a value",
             )
-    return ListedJob(start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced)
+    return job_list.ListedJob(
+        start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced
+    )
 
 
 def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int:
-    if seconds is None or not 0 <= seconds < LATEST_SECONDS:
+    if seconds is None or not 0 <= seconds < job_list.LATEST_SECONDS:
         raise AccountingError(place, field, f"{seconds}: expected a time from 1970 to 2105")
     instant_ns = seconds * SECOND_NS
-    if reason := future_reason(instant_ns, now_ns):
+    if reason := job_list.future_reason(instant_ns, now_ns):
         raise AccountingError(place, field, reason)
     return instant_ns
 
 
-def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[UnnamedGpus, ...]:
+def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.UnnamedGpus, ...]:
     """GPUs of a job by model, with their nodes. Parts of unknown size are reported with count 0."""
     tres = record.job.gres_counts
     typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
@@ -140,28 +136,30 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[UnnamedGpu
     models = {
         name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
     }
-    found: list[UnnamedGpus] = []
+    found: list[job_list.UnnamedGpus] = []
     for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
         if count:
-            found.append(UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
+            found.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
     if shards_per_gpu:
         found += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
-    if reason := excess_reason(sum(one.gpus for one in found), len(record.job.nodes)):
+    if reason := job_list.excess_reason(sum(one.gpus for one in found), len(record.job.nodes)):
         raise AccountingError(record.place, "AllocTRES", reason)
     found += [
-        UnnamedGpus(record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size")
+        job_list.UnnamedGpus(
+            record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size"
+        )
         for name, count in sorted((instances | shares).items())
         if count
     ]
     return tuple(found)
 
 
-def _shards(where: str, count: int, per_gpu: int) -> list[UnnamedGpus]:
+def _shards(where: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
     """Shards as whole GPUs and a share of one more."""
     whole, rest = divmod(count, per_gpu)
-    found = [UnnamedGpus(where, whole, SACCT_UNNAMED)] if whole else []
+    found = [job_list.UnnamedGpus(where, whole, SACCT_UNNAMED)] if whole else []
     if rest:
-        found.append(UnnamedGpus(where, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
+        found.append(job_list.UnnamedGpus(where, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
     return found
 
 
@@ -171,20 +169,20 @@ _MILLI = 1000
 _FINAL = frozenset({"Succeeded", "Failed"})
 
 
-def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
+def read_alibaba(text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES) -> job_list.JobList:
     """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    listed: list[tuple[int, ListedJob]] = []
+    listed: list[tuple[int, job_list.ListedJob]] = []
     without_gpus = never_started = 0
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
         if missing:
-            raise JobListError(1, missing[0], "missing in the header")
+            raise job_list.JobListError(1, missing[0], "missing in the header")
         for row in reader:
             number = reader.line_num
             try:
                 job = _alibaba_job(number, row, bad.now_ns)
-            except JobListError as error:
+            except job_list.JobListError as error:
                 bad.add(error)
                 continue
             if not job.unplaced:
@@ -194,44 +192,52 @@ def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             else:
                 listed.append((number, job))
     except csv.Error as error:
-        raise JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
-    found = build_job_list(without_repetitions(listed, bad=bad), without_gpus, never_started)
+        raise job_list.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
+    found = job_list.build_job_list(
+        job_list.without_repetitions(listed, bad=bad), without_gpus, never_started
+    )
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
-def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> ListedJob:
+def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> job_list.ListedJob:
     name = row["name"] or ""
     if not name or not name.isprintable():
-        raise JobListError(number, "name", f"{name!r}: expected a printable name")
-    gpus = _whole(number, row, "num_gpu", MAX_GPUS_OF_NODE + 1)
+        raise job_list.JobListError(number, "name", f"{name!r}: expected a printable name")
+    gpus = _whole(number, row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
     milli = _whole(number, row, "gpu_milli", _MILLI + 1) if gpus else 0
     if gpus and not milli:
-        raise JobListError(number, "gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
-    start = _whole(number, row, "scheduled_time", LATEST_SECONDS) if row["scheduled_time"] else 0
-    if reason := future_reason(start * SECOND_NS, now_ns):
-        raise JobListError(number, "scheduled_time", reason)
+        raise job_list.JobListError(
+            number, "gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}"
+        )
+    start = (
+        _whole(number, row, "scheduled_time", job_list.LATEST_SECONDS)
+        if row["scheduled_time"]
+        else 0
+    )
+    if reason := job_list.future_reason(start * SECOND_NS, now_ns):
+        raise job_list.JobListError(number, "scheduled_time", reason)
     end_ns = FOREVER_NS
     if row["deletion_time"]:
-        end = _whole(number, row, "deletion_time", LATEST_SECONDS)
+        end = _whole(number, row, "deletion_time", job_list.LATEST_SECONDS)
         if end < start:
             reason = f"{end}: expected at least scheduled_time, {start}"
-            raise JobListError(number, "deletion_time", reason)
+            raise job_list.JobListError(number, "deletion_time", reason)
         end_ns = end * SECOND_NS
-        if reason := future_reason(end_ns, now_ns):
-            raise JobListError(number, "deletion_time", reason)
+        if reason := job_list.future_reason(end_ns, now_ns):
+            raise job_list.JobListError(number, "deletion_time", reason)
     elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
-        raise JobListError(
+        raise job_list.JobListError(
             number, "deletion_time", f"expected a time, as pod_phase is {row['pod_phase']}"
         )
     model = row.get("gpu_spec") or ""
-    part = UnnamedGpus(
+    part = job_list.UnnamedGpus(
         "",
         gpus,
         ALIBABA_UNNAMED,
         "" if "|" in model else model,
         Fraction(milli, _MILLI) if gpus else Fraction(1),
     )
-    return ListedJob(
+    return job_list.ListedJob(
         start * SECOND_NS, name, row.get("qos") or "none", "", end_ns,
         unplaced=(part,) if gpus else (),
     )  # fmt: skip
@@ -243,10 +249,10 @@ def _whole(number: int, row: Mapping[str, str | None], field: str, limit: int) -
     try:
         return parse_whole(text, limit)
     except NumberError as error:
-        raise JobListError(number, field, str(error)) from error
+        raise job_list.JobListError(number, field, str(error)) from error
 
 
-FORMATS: Mapping[str, Callable[[str, tzinfo | None, BadLines, int], JobList]] = {
+FORMATS: Mapping[str, Callable[[str, tzinfo | None, job_list.BadLines, int], job_list.JobList]] = {
     "clustercockpit": lambda text, _zone, bad, _shards: read_clustercockpit(text.split("\n"), bad),
     "sacct": read_sacct,
     "kubernetes": lambda text, _zone, bad, _shards: read_kubernetes(text, bad),
@@ -276,7 +282,7 @@ def format_of(text: str) -> str:
         return "kubernetes"
     if "job_id" in listed:
         return "clustercockpit"
-    raise JobListError(
+    raise job_list.JobListError(
         1,
         "",
         f"unknown format: expected one of {', '.join(FORMATS)}; fix: specify it with --format",
@@ -290,11 +296,11 @@ def _first_document(text: str) -> Any:
     except (ValueError, RecursionError) as error:
         following = text.find("\n{")
         if following < 0:
-            raise JobListError(1, "", f"invalid JSON: {error}") from error
+            raise job_list.JobListError(1, "", f"invalid JSON: {error}") from error
         try:
             return json.JSONDecoder().raw_decode(text, following + 1)[0]
         except (ValueError, RecursionError):
-            raise JobListError(1, "", f"invalid JSON: {error}") from error
+            raise job_list.JobListError(1, "", f"invalid JSON: {error}") from error
 
 
 def read_jobs(  # noqa: PLR0913 - each is an option of the import
@@ -305,16 +311,16 @@ def read_jobs(  # noqa: PLR0913 - each is an option of the import
     strict: bool = True,
     shards_per_gpu: int = 0,
     now_ns: int = FOREVER_NS,
-) -> JobList:
+) -> job_list.JobList:
     """The jobs of a list; without a format, it is detected. Raises JobListError.
 
     A line with a start or end after `now_ns` is bad. Unless `strict`, bad lines are skipped and
     returned in the list, but at least one line must be valid.
     """
     if not text.strip():
-        raise JobListError(1, "", "the file is empty")
+        raise job_list.JobListError(1, "", "the file is empty")
     found = FORMATS[form or format_of(text)](
-        text, zone, BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
+        text, zone, job_list.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
     )
     read = len(found.jobs) + len(found.unended) + found.without_gpus + found.never_started
     if found.rejected and not read:

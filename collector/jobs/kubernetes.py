@@ -26,29 +26,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.jobs.job_list import (
-    LATEST_SECONDS,
-    RAISE_BAD_LINES,
-    BadLines,
-    JobList,
-    JobListError,
-    ListedJob,
-    UnnamedGpus,
-    build_job_list,
-    excess_reason,
-    future_reason,
-    json_documents,
-    without_repetitions,
-)
+from collector.jobs import job_list
+from railscope import untrusted_text
 from railscope.device_shares import PodEntry, pod_entry, requests_of
 from railscope.timestamps import FOREVER_NS, SECOND_NS, TimestampError, parse_timestamp
-from railscope.untrusted_text import (
-    NumberError,
-    ShapeError,
-    check_shape,
-    format_json_value,
-    parse_whole,
-)
 
 KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
@@ -108,7 +89,9 @@ class _JobPod(msgspec.Struct):
     status: _JobPodStatus | None = None
 
 
-def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
+def read_kubernetes(
+    text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES
+) -> job_list.JobList:
     """The pods of lists and changes, each in its last version. Raises JobListError."""
     pods: dict[str, tuple[int, Any, bool]] = {}
     nodes: dict[str, NodeGpuLabels] = {}
@@ -121,60 +104,64 @@ def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
                 continue
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _SHAPE_ERRORS:
-            bad.add(JobListError(place, "metadata.uid", "missing field", "pod"))
-    listed: list[tuple[int, ListedJob]] = []
+            bad.add(job_list.JobListError(place, "metadata.uid", "missing field", "pod"))
+    listed: list[tuple[int, job_list.ListedJob]] = []
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
-            check_shape(pod, _JobPod)
+            untrusted_text.check_shape(pod, _JobPod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             problem = _problem(unplaced, span, bad.now_ns)
             tenant = _name(pod, "namespace")
             name = f"{tenant}/{_name(pod, 'name')}"
-        except ShapeError as error:
-            bad.add(JobListError(place, error.field, error.reason, "pod"))
+        except untrusted_text.ShapeError as error:
+            bad.add(job_list.JobListError(place, error.field, error.reason, "pod"))
             continue
         except _SHAPE_ERRORS as error:
-            bad.add(JobListError(place, "", f"invalid pod: {error}", "pod"))
+            bad.add(job_list.JobListError(place, "", f"invalid pod: {error}", "pod"))
             continue
         if problem:
-            bad.add(JobListError(place, *problem, "pod"))
+            bad.add(job_list.JobListError(place, *problem, "pod"))
         elif not unplaced:
             without_gpus += 1
         elif span is None:
             never_started += 1
         else:
             start_ns, end_ns = span
-            listed.append((place, ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
-    found = build_job_list(without_repetitions(listed, "pod", bad), without_gpus, never_started)
+            listed.append(
+                (place, job_list.ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced))
+            )
+    found = job_list.build_job_list(
+        job_list.without_repetitions(listed, "pod", bad), without_gpus, never_started
+    )
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
 def _problem(
-    unplaced: Sequence[UnnamedGpus], span: tuple[int, int] | None, now_ns: int
+    unplaced: Sequence[job_list.UnnamedGpus], span: tuple[int, int] | None, now_ns: int
 ) -> tuple[str, str] | None:
     """Field with a value that is invalid for a pod, and the reason."""
-    if reason := excess_reason(sum(one.gpus for one in unplaced), 1):
+    if reason := job_list.excess_reason(sum(one.gpus for one in unplaced), 1):
         return "spec.containers", reason
     if span is None:
         return None
-    if reason := future_reason(span[0], now_ns):
+    if reason := job_list.future_reason(span[0], now_ns):
         return "status.startTime", reason
-    if span[1] < FOREVER_NS and (reason := future_reason(span[1], now_ns)):
+    if span[1] < FOREVER_NS and (reason := job_list.future_reason(span[1], now_ns)):
         return "status", f"end: {reason}"
     return None
 
 
-def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
+def _pods(text: str, bad: job_list.BadLines) -> Iterator[tuple[Any, bool]]:
     """Every pod in the text, and true if it was reported as deleted."""
-    for number, document in json_documents(text, bad):
+    for number, document in job_list.json_documents(text, bad):
         if not isinstance(document, dict):
-            bad.add(JobListError(number, "", "expected a JSON object", "document"))
+            bad.add(job_list.JobListError(number, "", "expected a JSON object", "document"))
         elif "items" in document:
             if isinstance(document["items"], list):
                 yield from ((pod, False) for pod in document["items"])
             else:
-                bad.add(JobListError(number, "items", "expected a list", "document"))
+                bad.add(job_list.JobListError(number, "items", "expected a list", "document"))
         elif "object" in document:
             yield document["object"], document.get("type") == "DELETED"
         else:
@@ -185,7 +172,9 @@ def _name(pod: Any, field: str) -> str:
     value = pod["metadata"][field]
     if not isinstance(value, str) or not value or not value.isprintable():
         where = f"metadata.{field}"
-        raise ShapeError(where, f"{format_json_value(value)}: expected a printable {field}")
+        raise untrusted_text.ShapeError(
+            where, f"{untrusted_text.format_json_value(value)}: expected a printable {field}"
+        )
     return value
 
 
@@ -220,7 +209,7 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
     if not ends:
         state = "deleted" if is_gone else status["phase"]
         field, reason = "status", f"{state}: expected a time at which its containers ended"
-        raise ShapeError(field, reason)
+        raise untrusted_text.ShapeError(field, reason)
     return start_ns, max(start_ns, *ends)
 
 
@@ -229,9 +218,10 @@ def _instant_ns(field: str, text: str) -> int:
         seconds = parse_timestamp(text) // SECOND_NS
     except TimestampError:
         seconds = -1
-    if not 0 <= seconds < LATEST_SECONDS:
-        raise ShapeError(
-            field, f"{format_json_value(text)}: expected a time from 1970 to 2105 with its zone"
+    if not 0 <= seconds < job_list.LATEST_SECONDS:
+        raise untrusted_text.ShapeError(
+            field,
+            f"{untrusted_text.format_json_value(text)}: expected a time from 1970 to 2105 with its zone",
         )
     return seconds * SECOND_NS
 
@@ -239,14 +229,14 @@ def _instant_ns(field: str, text: str) -> int:
 # Devices -------------------------------------------------------------------------------------------
 
 
-def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[UnnamedGpus, ...]:
+def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[job_list.UnnamedGpus, ...]:
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
     where = pod["spec"].get("nodeName") or ""
     node = nodes.get(where, NodeGpuLabels())
     shared = requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
         found = [
-            UnnamedGpus(
+            job_list.UnnamedGpus(
                 where,
                 part.count,
                 KUBERNETES_UNNAMED,
@@ -255,20 +245,20 @@ def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[Unnamed
             )
             for part in shared.parts
         ]
-        return (*found, *(UnnamedGpus(where, 0, problem) for problem in shared.problems))
+        return (*found, *(job_list.UnnamedGpus(where, 0, problem) for problem in shared.problems))
     requested = _requested_devices(pod["spec"])
     if node.replicas:
         share = Fraction(1, node.replicas)
         replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
         if replicas:
-            return (UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
+            return (job_list.UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
     found = (
-        [UnnamedGpus(where, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
+        [job_list.UnnamedGpus(where, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
         if requested[_GPU]
         else []
     )
     found += [
-        UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
+        job_list.UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted(requested.items())
         if count and name.startswith(_PARTS)
     ]
@@ -314,8 +304,8 @@ class NodeGpuLabels(NamedTuple):
 def _label_number(text: str) -> int | None:
     """The number in a node's label; None for anything else."""
     try:
-        return parse_whole(text, _MAX_LABEL_NUMBER)
-    except NumberError:
+        return untrusted_text.parse_whole(text, _MAX_LABEL_NUMBER)
+    except untrusted_text.NumberError:
         return None
 
 
@@ -342,6 +332,8 @@ def _devices(container: Mapping[str, Any]) -> Counter[str]:
         if name.startswith(_VENDOR):
             if not _COUNT.fullmatch(str(count)):
                 field = f"spec.containers.resources.limits.{name}"
-                raise ShapeError(field, f"{format_json_value(count)}: expected a count of devices")
+                raise untrusted_text.ShapeError(
+                    field, f"{untrusted_text.format_json_value(count)}: expected a count of devices"
+                )
             found[name] = int(count)
     return found

@@ -22,35 +22,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    ForeignKey,
-    Integer,
-    Row,
-    Select,
-    Table,
-    Text,
-    exists,
-    func,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.ledger.schema import make_append_only, metadata, texts
-from railscope.audit.record import (
-    MAX_RECORD_BYTES,
-    VERSION,
-    AuditRecord,
-    RecordActor,
-    RecordData,
-    RecordError,
-    RecordSource,
-    RecordSubject,
-)
+from railscope.audit import record as audit_record
 from railscope.audit.record import encode_audit_record as encode_record
 
 
@@ -59,23 +35,25 @@ class RecordDraft:
     """Content of a record; the log adds sequence number, source and identity."""
 
     type: str
-    actor: RecordActor
+    actor: audit_record.RecordActor
     time_ns: int
     outcome: str
-    subject: RecordSubject = field(default_factory=RecordSubject)
-    data: RecordData = field(default_factory=dict)
+    subject: audit_record.RecordSubject = field(default_factory=audit_record.RecordSubject)
+    data: audit_record.RecordData = field(default_factory=dict)
     references: tuple[str, ...] = ()
     uncertainty_milliseconds: int = 0
-    source: RecordSource | None = None
+    source: audit_record.RecordSource | None = None
     """Source of the record; None stands for the log's own writer."""
     commitments: dict[str, str] = field(default_factory=dict)
     """Commitments to personal data that is stored elsewhere, by field."""
 
 
-def record_of(draft: RecordDraft, source: RecordSource, sequence: int) -> AuditRecord:
+def record_of(
+    draft: RecordDraft, source: audit_record.RecordSource, sequence: int
+) -> audit_record.AuditRecord:
     """Return the record of a draft at its position in the log."""
-    return AuditRecord(
-        v=VERSION,
+    return audit_record.AuditRecord(
+        v=audit_record.VERSION,
         type=draft.type,
         id=f"{source.id}/{source.boot}/{source.n}",
         seq=sequence,
@@ -91,9 +69,9 @@ def record_of(draft: RecordDraft, source: RecordSource, sequence: int) -> AuditR
     )
 
 
-def with_number(source: RecordSource, number: int) -> RecordSource:
+def with_number(source: audit_record.RecordSource, number: int) -> audit_record.RecordSource:
     """Return the source with the number of a record."""
-    return RecordSource(source.kind, source.id, source.boot, number)
+    return audit_record.RecordSource(source.kind, source.id, source.boot, number)
 
 
 HEAD, RESTORE = "billing.head", "admin.restore"
@@ -130,11 +108,11 @@ class LedgerRecords:
     heads: dict[tuple[str, int], RecordedRow] = field(default_factory=dict)
     sources: dict[str, int] = field(default_factory=dict)
     """References to rows of the outbox, with their records."""
-    restores: dict[str, RecordData] = field(default_factory=dict)
+    restores: dict[str, audit_record.RecordData] = field(default_factory=dict)
     """Data of the records about accepted older copies, by the identity that each replaced."""
     repeated: list[str] = field(default_factory=list)
 
-    def add(self, record: AuditRecord) -> None:
+    def add(self, record: audit_record.AuditRecord) -> None:
         """Process the next record of the log."""
         source = record.ref[-1] if record.ref else ""
         if source.startswith(OUTBOX_ROW):
@@ -149,7 +127,7 @@ class LedgerRecords:
                 f"record {record.seq}: {record.type} without a source row in a database"
             )
 
-    def take(self, kind: str, data: RecordData, number: int, source: str) -> None:
+    def take(self, kind: str, data: audit_record.RecordData, number: int, source: str) -> None:
         """Add the data of a record."""
         if kind == HEAD:
             database, n = str(data.get("database")), data.get("n")
@@ -187,34 +165,34 @@ _ID = re.compile(r"[!-~]{1,200}")
 _PLACE_BYTES = 1024
 """Part of a record's size that is reserved for its source, number and identity."""
 
-outbox_rows = Table(
+outbox_rows = sa.Table(
     "audit_outbox",
     metadata,
-    Column(
+    sa.Column(
         "number",
-        BigInteger().with_variant(Integer, "sqlite"),
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
         primary_key=True,
         autoincrement=True,
     ),
-    Column("id", Text, nullable=False, unique=True),
-    Column("recorded_ns", BigInteger, nullable=False),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("recorded_ns", sa.BigInteger, nullable=False),
     *texts("type", "outcome"),
-    Column("uncertainty_ms", BigInteger, nullable=False),
+    sa.Column("uncertainty_ms", sa.BigInteger, nullable=False),
     *texts("actor", "subject", "data", "refs", "commitments"),
 )
-taken_rows = Table(
+taken_rows = sa.Table(
     "audit_taken",
     metadata,
-    Column("id", Text, ForeignKey("audit_outbox.id"), primary_key=True),
-    Column("log", Text, nullable=False),
+    sa.Column("id", sa.Text, sa.ForeignKey("audit_outbox.id"), primary_key=True),
+    sa.Column("log", sa.Text, nullable=False),
 )
-placed_rows = Table(
+placed_rows = sa.Table(
     "audit_placed",
     metadata,
-    Column("id", Text, ForeignKey("audit_outbox.id"), primary_key=True),
-    Column("log", Text, nullable=False),
-    Column("leaf", BigInteger, nullable=False),
-    Column("checkpoint_size", BigInteger),
+    sa.Column("id", sa.Text, sa.ForeignKey("audit_outbox.id"), primary_key=True),
+    sa.Column("log", sa.Text, nullable=False),
+    sa.Column("leaf", sa.BigInteger, nullable=False),
+    sa.Column("checkpoint_size", sa.BigInteger),
 )
 for _table in (outbox_rows, taken_rows, placed_rows):
     make_append_only(_table)
@@ -251,7 +229,7 @@ class LogPosition(NamedTuple):
     checkpoint_size: int | None
 
 
-def put_record(connection: Connection, id_: str, draft: RecordDraft) -> None:
+def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
     """Record a draft if, and only if, this transaction is committed.
 
     Repeating it with the same id and content changes nothing. Raises OutboxError for a draft that the log
@@ -262,33 +240,33 @@ def put_record(connection: Connection, id_: str, draft: RecordDraft) -> None:
         _insert(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
     )
     if added.first() is None:
-        there = connection.execute(select(outbox_rows).where(outbox_rows.c.id == id_)).one()
+        there = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
         if any(there._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
             message = f"{id_!r}: the outbox already has a different record of this ID"
             raise OutboxError(message)
 
 
-def record_number(connection: Connection, id_: str) -> int | None:
+def record_number(connection: sa.Connection, id_: str) -> int | None:
     """Return the number of the record in the audit log; None if it is not recorded yet."""
-    query = select(placed_rows.c.leaf).where(placed_rows.c.id == id_)
+    query = sa.select(placed_rows.c.leaf).where(placed_rows.c.id == id_)
     return connection.execute(query).scalar_one_or_none()
 
 
-def count_unrecorded(connection: Connection) -> int:
+def count_unrecorded(connection: sa.Connection) -> int:
     """Return the number of rows that are in no log yet."""
     put_, recorded = (
-        connection.execute(select(func.count()).select_from(table)).scalar_one()
+        connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
         for table in (outbox_rows, placed_rows)
     )
     return put_ - recorded
 
 
-def newest_number(connection: Connection) -> int:
+def newest_number(connection: sa.Connection) -> int:
     """Return the number of the latest row; 0 if there is none."""
-    return connection.execute(select(func.max(outbox_rows.c.number))).scalar_one() or 0
+    return connection.execute(sa.select(sa.func.max(outbox_rows.c.number))).scalar_one() or 0
 
 
-def take_rows(connection: Connection, log: str, most: int) -> list[TakenRow]:
+def take_rows(connection: sa.Connection, log: str, most: int) -> list[TakenRow]:
     """Return the rows that this log records next, in order; rows that it has taken before come first.
 
     A row that is taken belongs to this log permanently.
@@ -304,52 +282,52 @@ def take_rows(connection: Connection, log: str, most: int) -> list[TakenRow]:
     return [TakenRow(row.id, _referring(row, reference(row, known))) for row in mine]
 
 
-def identities(connection: Connection) -> list[tuple[int, str]]:
+def identities(connection: sa.Connection) -> list[tuple[int, str]]:
     """Return the identities of the database, newest first, each with the last row before it."""
     # Not through its table: `heads` declares it, and imports this module.
     query = "SELECT outbox, database_id FROM ledger_database ORDER BY number DESC"
-    return [(row.outbox, row.database_id) for row in connection.execute(text(query))]
+    return [(row.outbox, row.database_id) for row in connection.execute(sa.text(query))]
 
 
-def reference(row: Row[Any], known: Sequence[tuple[int, str]]) -> str:
+def reference(row: sa.Row[Any], known: Sequence[tuple[int, str]]) -> str:
     """Return the reference of a record to its row: an older copy has another row, or none."""
     identity = next((name for before, name in known if before < row.number), "")
     content = {name: getattr(row, name) for name in _HASHED}
     return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
 
 
-def reference_of(connection: Connection, id_: str) -> str:
+def reference_of(connection: sa.Connection, id_: str) -> str:
     """Return the reference to the row of this id; empty if there is none."""
-    row = connection.execute(select(outbox_rows).where(outbox_rows.c.id == id_)).first()
+    row = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).first()
     return reference(row, identities(connection)) if row else ""
 
 
-def store_positions(connection: Connection, log: str, places: list[LogPosition]) -> None:
+def store_positions(connection: sa.Connection, log: str, places: list[LogPosition]) -> None:
     """Store the positions of recorded rows."""
     rows = [{**one._asdict(), "log": log} for one in places]
     if rows:
         connection.execute(_insert(connection, placed_rows), rows)
 
 
-def last_recorded(connection: Connection, log: str) -> LogPosition | None:
+def last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
     """Return the last row that is noted for this log; None if there is none."""
-    known = select(placed_rows).where(placed_rows.c.log == log)
+    known = sa.select(placed_rows).where(placed_rows.c.log == log)
     found = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
     return LogPosition(found.id, found.leaf, found.checkpoint_size) if found else None
 
 
-def _unrecorded(condition: ColumnElement[bool]) -> Select[Any]:
-    recorded = exists().where(placed_rows.c.id == outbox_rows.c.id)
+def _unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    recorded = sa.exists().where(placed_rows.c.id == outbox_rows.c.id)
     joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
     return (
-        select(outbox_rows)
+        sa.select(outbox_rows)
         .select_from(joined)
         .where(~recorded, condition)
         .order_by(outbox_rows.c.number)
     )
 
 
-def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """Return an insert that does not change existing rows."""
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
@@ -380,7 +358,7 @@ def _row(id_: str, draft: RecordDraft) -> dict[str, object]:
     }
 
 
-def _referring(row: Row[Any], of_row: str) -> RecordDraft:
+def _referring(row: sa.Row[Any], of_row: str) -> RecordDraft:
     """Return the draft as recorded: its first reference is the row's id, its last one the row itself."""
     draft = _draft(row)
     references = (REFERENCE + row.id, *draft.references, of_row)
@@ -390,25 +368,27 @@ def _referring(row: Row[Any], of_row: str) -> RecordDraft:
 def _check(draft: RecordDraft) -> None:
     """Check that the log accepts a draft at any position. Raises OutboxError."""
     try:
-        size = len(encode_record(record_of(draft, RecordSource("collector", "", "", 0), 0)))
-    except RecordError as error:
+        size = len(
+            encode_record(record_of(draft, audit_record.RecordSource("collector", "", "", 0), 0))
+        )
+    except audit_record.RecordError as error:
         raise OutboxError(str(error)) from error
-    if size > MAX_RECORD_BYTES - _PLACE_BYTES:
+    if size > audit_record.MAX_RECORD_BYTES - _PLACE_BYTES:
         message = (
             f"{draft.type}: record of {size} bytes: expected at most "
-            f"{MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
+            f"{audit_record.MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
         )
         raise OutboxError(message)
 
 
-def _draft(row: Row[Any]) -> RecordDraft:
+def _draft(row: sa.Row[Any]) -> RecordDraft:
     return RecordDraft(
         row.type,
-        msgspec.json.decode(row.actor, type=RecordActor),
+        msgspec.json.decode(row.actor, type=audit_record.RecordActor),
         row.recorded_ns,
         row.outcome,
-        msgspec.json.decode(row.subject, type=RecordSubject),
-        msgspec.json.decode(row.data, type=RecordData),
+        msgspec.json.decode(row.subject, type=audit_record.RecordSubject),
+        msgspec.json.decode(row.data, type=audit_record.RecordData),
         tuple(msgspec.json.decode(row.refs, type=list[str])),
         row.uncertainty_ms,
         commitments=msgspec.json.decode(row.commitments, type=dict[str, str]),

@@ -17,30 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 import structlog
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    create_engine,
-    event,
-    func,
-    insert,
-    inspect,
-    select,
-    update,
-)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from collector.config import LedgerSettings
-from collector.ledger import head_chain
-from collector.ledger.head_chain import StoppedError
-from collector.ledger.schema import VERSION, migrate, schema_version
+from collector.ledger import head_chain, schema
 from railscope.server_connections import MAX_PORT
 from railscope.settings import SettingsError
 
@@ -80,7 +63,7 @@ class Database:
     def __init__(
         self,
         url: str,
-        tables: MetaData,
+        tables: sa.MetaData,
         *,
         make: bool = True,
         wall_ns: Callable[[], int] = time.time_ns,
@@ -97,7 +80,7 @@ class Database:
         self._inode: tuple[int, int] | None = None
         if file and not make and not Path(file).exists():
             raise NoLedgerError(self._nothing())
-        self.before_writing: Callable[[Connection], None] | None = None
+        self.before_writing: Callable[[sa.Connection], None] | None = None
         """Called at the beginning of each transaction that writes; StoppedError aborts it."""
         self.engine = self._engine()
         try:
@@ -133,7 +116,7 @@ class Database:
         self._inode = now.st_dev, now.st_ino
 
     @contextmanager
-    def transaction(self, *, writes: bool = False) -> Iterator[Connection]:
+    def transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
         """Context manager of an atomic transaction."""
         try:
             with self.engine.connect() as plain:
@@ -142,32 +125,32 @@ class Database:
                     if writes and self.before_writing is not None:
                         self.before_writing(connection)
                     yield connection
-        except StoppedError as error:
+        except head_chain.StoppedError as error:
             message = f"the ledger {self.name} is an older copy: {error}"
             raise LedgerError(message) from error
         except DBAPIError as error:
             message = f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice()}"
             raise LedgerError(message) from error
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> sa.Engine:
         if self._url.get_backend_name() == "sqlite":
-            engine = create_engine(self._url, connect_args={"timeout": _BUSY_SECONDS})
-            event.listen(engine, "connect", _plain_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
+            engine = sa.create_engine(self._url, connect_args={"timeout": _BUSY_SECONDS})
+            sa.event.listen(engine, "connect", _plain_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
             return engine
-        return create_engine(
+        return sa.create_engine(
             self._url,
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
             connect_args={"client_encoding": "utf8", "connect_timeout": _BUSY_SECONDS},
         )
 
-    def _prepare(self, connection: Connection) -> None:
+    def _prepare(self, connection: sa.Connection) -> None:
         """Create the tables, or check that they are those of this version."""
         if self._url.get_backend_name() == "postgresql":
-            connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-        present = set(inspect(connection).get_table_names())
-        if schema_version.name not in present:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+        present = set(sa.inspect(connection).get_table_names())
+        if schema.schema_version.name not in present:
             if strangers := sorted(present & set(self._tables.tables)):
                 message = (
                     f"{self.name} has foreign tables: {', '.join(strangers)}: expected an empty"
@@ -177,16 +160,18 @@ class Database:
             if not self._make:
                 raise NoLedgerError(self._nothing())
             self._tables.create_all(connection, checkfirst=False)
-            connection.execute(schema_version.insert().values(version=VERSION))
+            connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
             head_chain.begin_chain(connection, self._wall_ns())
             return
         for table in self._tables.sorted_tables:
             if table.name not in present:  # created by an earlier release
                 table.create(connection)
-        version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
-        if not migrate(connection, version):
+        version = connection.execute(
+            sa.select(sa.func.max(schema.schema_version.c.version))
+        ).scalar_one()
+        if not schema.migrate(connection, version):
             message = (
-                f"the ledger {self.name} has schema version {version}: expected {VERSION}; fix:"
+                f"the ledger {self.name} has schema version {version}: expected {schema.VERSION}; fix:"
                 " run the version of Railscope that wrote it, or use another database"
             )
             raise LedgerError(message)
@@ -243,7 +228,7 @@ def _plain_sqlite(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_sqlite(connection: sa.Connection) -> None:
     """Take a writer's lock at once, because upgrading a read lock may fail."""
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -254,7 +239,7 @@ class SharedDatabase:
     """The database of a URL. Any thread may open it; each call fails while it is unavailable."""
 
     url: str
-    tables: MetaData
+    tables: sa.MetaData
     _opened: Database | None = None
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
@@ -329,11 +314,11 @@ log = structlog.get_logger(__name__)
 REUSE_SECONDS = 5.0
 _UNWRITABLE = "cannot write the ledger; the collector's log has the reason"
 
-_probe_table = Table(
+_probe_table = sa.Table(
     "write_probe",
-    MetaData(),
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("writes", BigInteger, nullable=False),
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("writes", sa.BigInteger, nullable=False),
 )
 """One row that counts its own writes. It is outside the ledger's schema and its audit."""
 
@@ -345,11 +330,13 @@ def commit_probe(database: Database) -> None:
     opening the database and reading from it succeed with all of these.
     """
     with database.transaction(writes=True) as connection:
-        if not inspect(connection).has_table(_probe_table.name):
+        if not sa.inspect(connection).has_table(_probe_table.name):
             _probe_table.create(connection)
-        changed = connection.execute(update(_probe_table).values(writes=_probe_table.c.writes + 1))
+        changed = connection.execute(
+            sa.update(_probe_table).values(writes=_probe_table.c.writes + 1)
+        )
         if not changed.rowcount:
-            connection.execute(insert(_probe_table).values(id=1, writes=1))
+            connection.execute(sa.insert(_probe_table).values(id=1, writes=1))
 
 
 @dataclass(slots=True)

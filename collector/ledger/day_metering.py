@@ -10,19 +10,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collector.ledger.day_tiling import DayTiling, HeldClaim, MeasuredShare, evidence_root
+from collector.metering import holders, measures, timeline, units
 from collector.metering.evidence import ClockDoubt, Evidence, MeteredClaim
-from collector.metering.holders import claims_in_force, stays
-from collector.metering.measures import (
-    CountedQuantity,
-    CounterIncrements,
-    SlotOwners,
-    owners,
-    shares,
-)
 from collector.metering.overlaps import Overlap, overlaps, requested
 from collector.metering.tiling import GpuTimeline
-from collector.metering.timeline import TimePiece
-from collector.metering.units import WHOLE, Tiling
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
@@ -42,22 +33,22 @@ class MeteredGpu:
     sku: str
     _root: str
     _timeline: GpuTimeline
-    _owners: SlotOwners
-    _counted: Mapping[CountedQuantity, CounterIncrements]
+    _owners: measures.SlotOwners
+    _counted: Mapping[measures.CountedQuantity, measures.CounterIncrements]
     _claims: Mapping[str, HeldClaim]
-    _in_force: Sequence[TimePiece[MeteredClaim]]
+    _in_force: Sequence[timeline.TimePiece[MeteredClaim]]
     _overlaps: Sequence[Overlap]
-    _doubts: Sequence[TimePiece[ClockDoubt]] = ()
+    _doubts: Sequence[timeline.TimePiece[ClockDoubt]] = ()
 
     @classmethod
     def of(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
         cls,
         evidence: Evidence,
-        counted: Mapping[CountedQuantity, CounterIncrements],
+        counted: Mapping[measures.CountedQuantity, measures.CounterIncrements],
         sku: str = "",
         profiles: Mapping[str, str] | None = None,
         open_claims: Collection[str] = (),
-        doubts: Sequence[TimePiece[ClockDoubt]] = (),
+        doubts: Sequence[timeline.TimePiece[ClockDoubt]] = (),
     ) -> MeteredGpu:
         """Compute the state from evidence and counters; `profiles` are the MIG profiles of claims.
 
@@ -65,7 +56,7 @@ class MeteredGpu:
         ended: their end in the evidence is the latest time at which they were observed. `doubts` is the
         time of evidence that was received while the collector's clock was suspect.
         """
-        in_force = claims_in_force(evidence)
+        in_force = holders.claims_in_force(evidence)
         known: dict[str, HeldClaim] = {}
         for claim in evidence.claims:
             before = known.get(claim.id)
@@ -82,7 +73,7 @@ class MeteredGpu:
             if end_ns < FOREVER_NS and claim.id not in open_claims:
                 known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
         return cls(
-            evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), owners(evidence),
+            evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), measures.owners(evidence),
             counted, known, in_force, overlaps(evidence), doubts,
         )  # fmt: skip
 
@@ -92,7 +83,7 @@ class MeteredGpu:
         entries = tuple(self._timeline.entries(start_ns, end_ns))
         present = [
             (max(stay.start_ns, start_ns), min(stay.end_ns, end_ns))
-            for stay in stays(self.evidence)
+            for stay in holders.stays(self.evidence)
             if stay.start_ns < end_ns and start_ns < stay.end_ns
         ]
         moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
@@ -114,7 +105,7 @@ class MeteredGpu:
             shares=tuple(
                 MeasuredShare(measure, share)
                 for measure, counted in sorted(self._counted.items())
-                for share in shares(self._owners, counted, start_ns, end_ns)
+                for share in measures.shares(self._owners, counted, start_ns, end_ns)
             ),
             claims=tuple(
                 _as_of(self._claims[claim], end_ns, requested.get(claim, ("", "")))
@@ -136,7 +127,7 @@ def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldCl
 
 def _instance(claim: MeteredClaim) -> str:
     """Return the compute fraction of the claim's MIG instance; empty if its position is unknown."""
-    if claim.compute == WHOLE and not claim.exclusive and claim.share is None:
+    if claim.compute == units.WHOLE and not claim.exclusive and claim.share is None:
         return ""
     return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
 
@@ -150,7 +141,7 @@ def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[O
 
 
 def _requested(
-    claims: Iterable[TimePiece[MeteredClaim]], present: Sequence[tuple[int, int]]
+    claims: Iterable[timeline.TimePiece[MeteredClaim]], present: Sequence[tuple[int, int]]
 ) -> dict[str, tuple[str, str]]:
     """Return each claim's requested amount while the GPU was present, in GPU-ns by tiling, as text."""
     found: dict[str, list[Fraction | None]] = {}
@@ -162,7 +153,7 @@ def _requested(
         if length <= 0:
             continue
         sums = found.setdefault(claim.id, [None, None])
-        for at, tiling in enumerate(Tiling):
+        for at, tiling in enumerate(units.Tiling):
             size = requested(claim, claim.slots(tiling))
             if size is not None:
                 sums[at] = (sums[at] or Fraction(0)) + Fraction(size) * length / GPU_CAPACITY

@@ -19,15 +19,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Column, Connection, Row, Table, Text, func, select, tuple_
 
-from collector.ledger.audit_outbox import HEAD, RESTORE, RecordDraft, newest_number, put_record
-from collector.ledger.schema import (
-    CoveredTable,
-    covered_tables,
-    integers,
-    make_append_only,
-    metadata,
-    texts,
-)
+from collector.ledger import audit_outbox, schema
 from railscope.audit.record import RecordActor, RecordData
 
 ADOPTED = "adopted"
@@ -38,28 +30,28 @@ _ROWS_AT_ONCE = 400
 
 databases = Table(
     "ledger_database",
-    metadata,
+    schema.metadata,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("database_id", Text, nullable=False, unique=True),
     Column("created_ns", BigInteger, nullable=False),
     Column("continues", Text, nullable=False),
-    *integers("head", "outbox"),
+    *schema.integers("head", "outbox"),
     Column("reason", Text, nullable=False),
 )
 """Identity of the database: the newest row applies. `head`, `outbox`: last rows that it continues."""
 
 heads = Table(
     "ledger_head",
-    metadata,
+    schema.metadata,
     Column("n", BigInteger, primary_key=True, autoincrement=False),
-    *texts("database_id", "previous", "rows", "head"),
+    *schema.texts("database_id", "previous", "rows", "head"),
     Column("recorded_ns", BigInteger, nullable=False),
 )
 """`rows` is JSON: kind, key and hash of each row that the transaction added."""
 
 stops = Table(
     "ledger_stop",
-    metadata,
+    schema.metadata,
     Column("database_id", Text, primary_key=True),
     Column("since_ns", BigInteger, nullable=False),
     Column("problem", Text, nullable=False),
@@ -67,7 +59,7 @@ stops = Table(
 """A database that a collector found to be an older copy: nothing is billed with it."""
 
 for _table in (databases, heads, stops):
-    make_append_only(_table)
+    schema.make_append_only(_table)
 
 
 class StoppedError(RuntimeError):
@@ -99,7 +91,7 @@ def hash_row(
     kind: str, row: Mapping[str, Any], parts: Mapping[str, Iterable[Mapping[str, Any]]]
 ) -> HashedRow:
     """Return the item of a row as written or as read, with its dependent rows by table name."""
-    table = covered_tables[kind].table
+    table = schema.covered_tables[kind].table
     content = {table.name: [_plain(row)]}
     for name, rows in parts.items():
         if found := sorted(map(_plain, rows), key=_canonical):
@@ -133,8 +125,10 @@ def append(
         )
     )  # fmt: skip
     data: RecordData = {"database": database, "n": n, "head": head.head, "rows": len(items)}
-    draft = RecordDraft(HEAD, RecordActor("ledger", database), recorded_ns, "done", data=data)
-    put_record(connection, f"{HEAD}/{database}/{n}/{head.head}", draft)
+    draft = audit_outbox.RecordDraft(
+        audit_outbox.HEAD, RecordActor("ledger", database), recorded_ns, "done", data=data
+    )
+    audit_outbox.put_record(connection, f"{audit_outbox.HEAD}/{database}/{n}/{head.head}", draft)
     return head
 
 
@@ -161,7 +155,7 @@ def begin_chain(connection: Connection, now_ns: int) -> None:
     """Assign an identity to a database, and write one head over its existing rows."""
     identity = secrets.token_hex(16)
     _identify(connection, identity, now_ns, "", 0, "created")
-    found = [one for kind in covered_tables for one in read_rows(connection, kind)]
+    found = [one for kind in schema.covered_tables for one in read_rows(connection, kind)]
     if found:
         append(connection, [HashedRow(ADOPTED, identity, "0" * 64), *found], now_ns)
 
@@ -173,10 +167,12 @@ def accept_copy(connection: Connection, reason: str, actor: RecordActor, now_ns:
     _identify(connection, identity, now_ns, before, n, reason)
     data: RecordData = {
         "database": identity, "continues": before, "head": n,
-        "outbox": newest_number(connection), "reason": reason,
+        "outbox": audit_outbox.newest_number(connection), "reason": reason,
     }  # fmt: skip
-    put_record(
-        connection, f"{RESTORE}/{identity}", RecordDraft(RESTORE, actor, now_ns, "done", data=data)
+    audit_outbox.put_record(
+        connection,
+        f"{audit_outbox.RESTORE}/{identity}",
+        audit_outbox.RecordDraft(audit_outbox.RESTORE, actor, now_ns, "done", data=data),
     )
     return identity
 
@@ -188,7 +184,7 @@ def _identify(  # noqa: PLR0913, PLR0917 - the columns of one row
     connection.execute(
         databases.insert().values(
             number=number + 1, database_id=identity, created_ns=now_ns, continues=continues,
-            head=head, outbox=newest_number(connection), reason=reason,
+            head=head, outbox=audit_outbox.newest_number(connection), reason=reason,
         )
     )  # fmt: skip
 
@@ -213,7 +209,7 @@ def check_not_older_copy(connection: Connection, database: str) -> None:
 
 def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
     """Return a row that this transaction has written, as read from the database."""
-    found = covered_tables[kind]
+    found = schema.covered_tables[kind]
     keys = list(found.table.primary_key.columns)
     query = select(found.table)
     for column, value in zip(keys, key, strict=True):
@@ -223,7 +219,7 @@ def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
 
 def read_rows(connection: Connection, kind: str, days: range | None = None) -> Iterator[HashedRow]:
     """Yield all rows of a kind as read from the database; `days` restricts ledger days."""
-    found: CoveredTable = covered_tables[kind]
+    found: schema.CoveredTable = schema.covered_tables[kind]
     keys = list(found.table.primary_key.columns)
     query = select(found.table).order_by(*keys)
     if days is not None and "day" in found.table.c:
@@ -232,7 +228,7 @@ def read_rows(connection: Connection, kind: str, days: range | None = None) -> I
 
 
 def _items(connection: Connection, kind: str, rows: Sequence[Row[Any]]) -> Iterator[HashedRow]:
-    found = covered_tables[kind]
+    found = schema.covered_tables[kind]
     keys = list(found.table.primary_key.columns)
     for at in range(0, len(rows), _ROWS_AT_ONCE):
         some = rows[at : at + _ROWS_AT_ONCE]

@@ -9,21 +9,9 @@ from typing import Any, NamedTuple, Self
 import msgspec
 from sqlalchemy import Connection, MetaData, Row, select
 
-from collector.ledger import head_chain, ledger_queries
+from collector.ledger import head_chain, ledger_queries, row_conversion
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_tiling import DayTiling, check_tiling, content_root, root_in, round_tiling
-from collector.ledger.row_conversion import (
-    GpuDay,
-    RowValues,
-    claim_rows,
-    clock_suspect_of,
-    entry_of,
-    entry_rows,
-    overlap_rows,
-    revision_row,
-    share_rows,
-    tiling_of,
-)
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity
@@ -111,10 +99,10 @@ class Ledger:
         found: dict[int, WrittenRevision] = {}
         while len(found) < len(rooted):
             # Several tilings of one GPU-day are written one after another.
-            turn: dict[GpuDay, int] = {}
+            turn: dict[row_conversion.GpuDay, int] = {}
             for at, (tiling, _) in enumerate(rooted):
                 if at not in found:
-                    turn.setdefault(GpuDay(tiling.gpu, tiling.day), at)
+                    turn.setdefault(row_conversion.GpuDay(tiling.gpu, tiling.day), at)
             found |= _write(connection, {at: rooted[at] for at in turn.values()})
         return [found[at] for at in range(len(rooted))]
 
@@ -123,7 +111,7 @@ class Ledger:
 
         Raises LedgerError also if its content was altered.
         """
-        key = GpuDay(gpu, day)
+        key = row_conversion.GpuDay(gpu, day)
         with self.database.transaction() as connection:
             if number is None:
                 head = ledger_queries.newest_heads(connection, [key]).get(key)
@@ -135,12 +123,12 @@ class Ledger:
 
     def newest(
         self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
-    ) -> dict[GpuDay, int]:
+    ) -> dict[row_conversion.GpuDay, int]:
         """Return the newest revision's number of each GPU-day of [first, end), for all GPUs or some."""
         with self.database.transaction() as connection:
             return ledger_queries.newest_numbers(connection, range(first_day, end_day), gpus)
 
-    def revisions(self, numbers: Mapping[GpuDay, int]) -> Iterator[Revision]:
+    def revisions(self, numbers: Mapping[row_conversion.GpuDay, int]) -> Iterator[Revision]:
         """Yield the revisions with these numbers, by day and GPU.
 
         Raises LedgerError for one that is missing or altered.
@@ -154,26 +142,28 @@ class Ledger:
             for gpu in gpus:
                 if gpu not in rows:
                     message = (
-                        f"the ledger {self.database.name} lacks revision {numbers[GpuDay(gpu, day)]} of "
+                        f"the ledger {self.database.name} lacks revision {numbers[row_conversion.GpuDay(gpu, day)]} of "
                         f"{gpu} on day {day}; fix: restore it from a backup"
                     )
                     raise LedgerError(message)
                 yield self._revision(rows[gpu])
 
     def with_counted(
-        self, numbers: Mapping[GpuDay, int], claims: Collection[str]
-    ) -> dict[GpuDay, int]:
+        self, numbers: Mapping[row_conversion.GpuDay, int], claims: Collection[str]
+    ) -> dict[row_conversion.GpuDay, int]:
         """Return those of some revisions in which a claim of `claims` for a number of GPUs holds the GPU."""
         with self.database.transaction() as connection:
             found = ledger_queries.days_with_counted(connection, numbers, claims)
         return {key: numbers[key] for key in found}
 
-    def clock_suspect(self, numbers: Mapping[GpuDay, int]) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
+    def clock_suspect(
+        self, numbers: Mapping[row_conversion.GpuDay, int]
+    ) -> dict[row_conversion.GpuDay, tuple[ClockDoubt, ...]]:
         """Return the marks of those revisions that are based on evidence received by a suspect clock."""
         with self.database.transaction() as connection:
             found = dict(ledger_queries.marks(connection, numbers))
         try:
-            return {key: clock_suspect_of(mark) for key, mark in found.items()}
+            return {key: row_conversion.clock_suspect_of(mark) for key, mark in found.items()}
         except ValueError as error:
             raise LedgerError(self._unreadable("a clock mark", error)) from error
 
@@ -191,7 +181,7 @@ class Ledger:
         found = []
         for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
             try:
-                entry = entry_of(row, row.capacity_units)
+                entry = row_conversion.entry_of(row, row.capacity_units)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 which = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
                 raise LedgerError(self._unreadable(which, error)) from error
@@ -236,7 +226,7 @@ class Ledger:
         head = row.head
         which = f"revision {head.revision} of {head.gpu_uuid} on day {head.day}"
         try:
-            found = tiling_of(head, row.parts)
+            found = row_conversion.tiling_of(head, row.parts)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise LedgerError(self._unreadable(which, error)) from error
         if content_root(found) != head.content_root:
@@ -265,7 +255,7 @@ def _write(
     connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
 ) -> dict[int, WrittenRevision]:
     """Write tilings of different GPU-days; those that another writer has written first are omitted."""
-    keys = {at: GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
+    keys = {at: row_conversion.GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
     present = ledger_queries.newest_heads(connection, keys.values())
     found: dict[int, WrittenRevision] = {}
     fresh: dict[int, int | None] = {}
@@ -278,12 +268,12 @@ def _write(
             fresh[at] = head.revision if head is not None else None
     if not fresh:
         return found
-    rows = [revision_row(*rooted[at], before) for at, before in fresh.items()]
+    rows = [row_conversion.revision_row(*rooted[at], before) for at, before in fresh.items()]
     added = ledger_queries.add_revisions(connection, rows)
     mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
-    parts: dict[int, dict[str, list[RowValues]]] = {at: {} for at in mine}
+    parts: dict[int, dict[str, list[row_conversion.RowValues]]] = {at: {} for at in mine}
     tables = (
-        (entries, entry_rows), (shares, share_rows), (claims, claim_rows), (overlaps, overlap_rows),
+        (entries, row_conversion.entry_rows), (shares, row_conversion.share_rows), (claims, row_conversion.claim_rows), (overlaps, row_conversion.overlap_rows),
     )  # fmt: skip
     for table, rows_of in tables:
         for at, number in mine.items():
@@ -291,7 +281,7 @@ def _write(
         if part_rows := [row for at in mine for row in parts[at][table.name]]:
             connection.execute(table.insert(), part_rows)
     added_rows = {
-        GpuDay(tiling.gpu, tiling.day): row
+        row_conversion.GpuDay(tiling.gpu, tiling.day): row
         for (tiling, _), row in zip((rooted[at] for at in fresh), rows, strict=True)
     }
     items = [head_chain.hash_row("revision", added_rows[keys[at]], parts[at]) for at in mine]

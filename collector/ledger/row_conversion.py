@@ -10,15 +10,7 @@ import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Row
 
-from collector.ledger.day_tiling import (
-    DayTiling,
-    HeldClaim,
-    MeasuredShare,
-    from_revision_units,
-    sort_entries,
-    to_revision_units,
-    units_of,
-)
+from collector.ledger import day_tiling
 from collector.metering.evidence import ClockDoubt, NodeWitness
 from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
 from collector.metering.overlaps import Overlap, OverlapKind
@@ -39,7 +31,7 @@ class GpuDay(NamedTuple):
     day: int
 
 
-def revision_row(found: DayTiling, root: str, before: int | None) -> RowValues:
+def revision_row(found: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
     """Return the row of the revision that supersedes another."""
     return {
         "gpu_uuid": found.gpu,
@@ -73,18 +65,18 @@ def clock_suspect_of(text: str | None) -> tuple[ClockDoubt, ...]:
         raise ValueError(message) from error
 
 
-def entry_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
+def entry_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the entries; `entry_of` is the inverse."""
     units = found.capacity_units
-    for position, entry in enumerate(sort_entries(found.entries)):
+    for position, entry in enumerate(day_tiling.sort_entries(found.entries)):
         yield {
             "gpu_uuid": found.gpu,
             "day": found.day,
             "revision": revision,
             "entry": position,
             "tiling": entry.tiling.value,
-            "slot_lo": to_revision_units(entry.slot_lo, units),
-            "slot_hi": to_revision_units(entry.slot_hi, units),
+            "slot_lo": day_tiling.to_revision_units(entry.slot_lo, units),
+            "slot_hi": day_tiling.to_revision_units(entry.slot_hi, units),
             "t0_ns": entry.t0_ns,
             "t1_ns": entry.t1_ns,
             "node": entry.node,
@@ -96,7 +88,8 @@ def entry_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
             "claim_id": entry.claim,
             "layout_id": entry.layout,
             "qty_capns": (
-                to_revision_units(entry.slot_hi, units) - to_revision_units(entry.slot_lo, units)
+                day_tiling.to_revision_units(entry.slot_hi, units)
+                - day_tiling.to_revision_units(entry.slot_lo, units)
             )
             * (entry.t1_ns - entry.t0_ns),
             "reason": entry.reason,
@@ -104,7 +97,7 @@ def entry_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
         }
 
 
-def share_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
+def share_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the counted amounts; `share_of` is the inverse."""
     units = found.capacity_units
     for position, (measure, share) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
@@ -115,8 +108,8 @@ def share_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
             "share": position,
             "measure": measure.value,
             "use": share.use.value,
-            "slot_lo": to_revision_units(share.slot_lo, units),
-            "slot_hi": to_revision_units(share.slot_hi, units),
+            "slot_lo": day_tiling.to_revision_units(share.slot_lo, units),
+            "slot_hi": day_tiling.to_revision_units(share.slot_hi, units),
             "t0_ns": share.t0_ns,
             "t1_ns": share.t1_ns,
             "amount": share.amount,
@@ -126,7 +119,7 @@ def share_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
         }
 
 
-def claim_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
+def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the claims; `claim_of` is the inverse."""
     for claim in found.claims:
         yield {
@@ -144,7 +137,7 @@ def claim_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
         }
 
 
-def overlap_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
+def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of capacity that claims requested and did not hold; `overlap_of` is the inverse."""
     for position, one in enumerate(sorted(found.overlaps)):
         yield {
@@ -160,7 +153,7 @@ def overlap_rows(found: DayTiling, revision: int) -> Iterator[RowValues]:
             "other_claim_id": one.other,
             "other_tenant_id": one.other_tenant,
             "kind": one.kind.value,
-            "units": to_revision_units(one.units, found.capacity_units),
+            "units": day_tiling.to_revision_units(one.units, found.capacity_units),
             "ratio": str(one.ratio),
         }
 
@@ -169,7 +162,7 @@ def overlap_of(row: Row[Any], units: int) -> Overlap:
     """Return the overlap of a row."""
     return Overlap(
         row.t0_ns, row.t1_ns, Tiling(row.tiling), row.claim_id, row.tenant_id, row.other_claim_id,
-        row.other_tenant_id, OverlapKind(row.kind), from_revision_units(row.units, units),
+        row.other_tenant_id, OverlapKind(row.kind), day_tiling.from_revision_units(row.units, units),
         Fraction(row.ratio),
     )  # fmt: skip
 
@@ -183,8 +176,8 @@ def entry_of(row: Row[Any], units: int) -> TilingEntry:
         gpu=row.gpu_uuid,
         tiling=Tiling(row.tiling),
         t0_ns=row.t0_ns,
-        slot_lo=from_revision_units(row.slot_lo, units),
-        slot_hi=from_revision_units(row.slot_hi, units),
+        slot_lo=day_tiling.from_revision_units(row.slot_lo, units),
+        slot_hi=day_tiling.from_revision_units(row.slot_hi, units),
         t1_ns=row.t1_ns,
         node=row.node,
         state=SlotState(row.state),
@@ -200,21 +193,24 @@ def entry_of(row: Row[Any], units: int) -> TilingEntry:
     )
 
 
-def share_of(row: Row[Any], units: int) -> MeasuredShare:
+def share_of(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
     """Return the share of a row."""
     owner = (row.tenant_id, row.workload_id, row.claim_id)
-    slots = (from_revision_units(row.slot_lo, units), from_revision_units(row.slot_hi, units))
+    slots = (
+        day_tiling.from_revision_units(row.slot_lo, units),
+        day_tiling.from_revision_units(row.slot_hi, units),
+    )
     span = (row.t0_ns, row.t1_ns, *slots)
-    return MeasuredShare(
+    return day_tiling.MeasuredShare(
         CountedQuantity(row.measure),
         AmountShare(*span, AmountAttribution(row.use), row.amount, *owner),
     )
 
 
-def claim_of(row: Row[Any]) -> HeldClaim:
+def claim_of(row: Row[Any]) -> day_tiling.HeldClaim:
     """Return the claim of a row."""
     requested = (row.requested_compute, row.requested_memory)
-    return HeldClaim(
+    return day_tiling.HeldClaim(
         row.claim_id,
         row.start_ns,
         row.mig_profile,
@@ -225,10 +221,10 @@ def claim_of(row: Row[Any]) -> HeldClaim:
     )
 
 
-def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTiling:
+def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day_tiling.DayTiling:
     """Return the written tiling, from the row of its revision and the ordered rows of its parts."""
     units = head.capacity_units
-    found = DayTiling(
+    found = day_tiling.DayTiling(
         gpu=head.gpu_uuid,
         day=head.day,
         entries=tuple(entry_of(row, units) for row in parts["entries"]),
@@ -241,4 +237,4 @@ def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTil
         overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
         clock_suspect=clock_suspect_of(head.clock_suspect),
     )
-    return found if units_of(found) == units else replace(found, capacity_units=units)
+    return found if day_tiling.units_of(found) == units else replace(found, capacity_units=units)

@@ -19,82 +19,68 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    DDL,
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    Dialect,
-    ForeignKeyConstraint,
-    Index,
-    MetaData,
-    Numeric,
-    Table,
-    Text,
-    TypeDecorator,
-    event,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 VERSION = 5
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of up to 60 digits, in canonical form."""
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
 
-def texts(*names: str) -> list[Column[str]]:
+def texts(*names: str) -> list[sa.Column[str]]:
     """Columns of texts that are not NULL."""
-    return [Column(name, Text, nullable=False) for name in names]
+    return [sa.Column(name, sa.Text, nullable=False) for name in names]
 
 
-def integers(*names: str) -> list[Column[int]]:
+def integers(*names: str) -> list[sa.Column[int]]:
     """Columns of 64-bit integers that are not NULL."""
-    return [Column(name, BigInteger, nullable=False) for name in names]
+    return [sa.Column(name, sa.BigInteger, nullable=False) for name in names]
 
 
-schema_version = Table("ledger_schema", metadata, Column("version", BigInteger, primary_key=True))
+schema_version = sa.Table(
+    "ledger_schema", metadata, sa.Column("version", sa.BigInteger, primary_key=True)
+)
 
-revisions = Table(
+revisions = sa.Table(
     "ledger_revision",
     metadata,
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, primary_key=True, autoincrement=False),
-    Column("supersedes", BigInteger),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("supersedes", sa.BigInteger),
     *texts("sku", "content_root", "evidence_root", "engine_version"),
-    Column("computed_ns", BigInteger, nullable=False),
-    Column("capacity_units", BigInteger, nullable=False, server_default="840"),
-    Column("clock_suspect", Text),
-    CheckConstraint(
+    sa.Column("computed_ns", sa.BigInteger, nullable=False),
+    sa.Column("capacity_units", sa.BigInteger, nullable=False, server_default="840"),
+    sa.Column("clock_suspect", sa.Text),
+    sa.CheckConstraint(
         "revision = 1 AND supersedes IS NULL OR revision > 1 AND supersedes = revision - 1",
         name="revision_follows",
     ),
-    Index("ledger_revision_day", "day"),
+    sa.Index("ledger_revision_day", "day"),
 )
 
 
-class ExactInteger(TypeDecorator[int | str]):
+class ExactInteger(sa.TypeDecorator[int | str]):
     """An exact integer beyond 64 bits: NUMERIC in PostgreSQL, TEXT in SQLite.
 
     Damaged text is returned unchanged: the comparison with heads reports its row.
     """
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
         """Return the type of the column."""
         wide = dialect.name == "postgresql"
-        return dialect.type_descriptor(Numeric(60, 0) if wide else Text())
+        return dialect.type_descriptor(sa.Numeric(60, 0) if wide else sa.Text())
 
-    def process_bind_param(self, value: int | str | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: int | str | None, dialect: sa.Dialect) -> Any:
         """Convert a value for writing."""
         return value if dialect.name == "postgresql" or value is None else str(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> int | str | None:  # noqa: ARG002 - as it is called
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> int | str | None:  # noqa: ARG002 - as it is called
         """Convert a value that was read."""
         if isinstance(value, str):
             return int(value) if _INTEGER.fullmatch(value) else value
@@ -103,83 +89,83 @@ class ExactInteger(TypeDecorator[int | str]):
         return None if value is None else int(value)
 
 
-def _revision_foreign_key() -> ForeignKeyConstraint:
+def _revision_foreign_key() -> sa.ForeignKeyConstraint:
     key = ("gpu_uuid", "day", "revision")
-    return ForeignKeyConstraint(key, [f"ledger_revision.{name}" for name in key])
+    return sa.ForeignKeyConstraint(key, [f"ledger_revision.{name}" for name in key])
 
 
-entries = Table(
+entries = sa.Table(
     "ledger_entry",
     metadata,
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, primary_key=True, autoincrement=False),
-    Column("entry", BigInteger, primary_key=True, autoincrement=False),
-    Column("tiling", Text, nullable=False),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("entry", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tiling", sa.Text, nullable=False),
     *integers("slot_lo", "slot_hi", "t0_ns", "t1_ns"),
     *texts("node", "state"),
-    Column("witness", Text),
-    Column("silence_ns", BigInteger, nullable=False),
+    sa.Column("witness", sa.Text),
+    sa.Column("silence_ns", sa.BigInteger, nullable=False),
     *texts("tenant_id", "workload_id", "claim_id", "layout_id"),
-    Column("qty_capns", ExactInteger(), nullable=False),
-    Column("reason", Text, nullable=False, server_default=""),
-    Column("placement", Text, nullable=False, server_default=""),
+    sa.Column("qty_capns", ExactInteger(), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False, server_default=""),
+    sa.Column("placement", sa.Text, nullable=False, server_default=""),
     _revision_foreign_key(),
-    CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
-    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
-    CheckConstraint("t0_ns < t1_ns", name="time_passes"),
+    sa.CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
+    sa.CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
+    sa.CheckConstraint("t0_ns < t1_ns", name="time_passes"),
 )
 
-shares = Table(
+shares = sa.Table(
     "ledger_share",
     metadata,
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, primary_key=True, autoincrement=False),
-    Column("share", BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("share", sa.BigInteger, primary_key=True, autoincrement=False),
     *texts("measure", "use"),
     *integers("slot_lo", "slot_hi", "t0_ns", "t1_ns", "amount"),
     *texts("tenant_id", "workload_id", "claim_id"),
     _revision_foreign_key(),
-    CheckConstraint("amount > 0", name="amount_is_positive"),
-    CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
-    CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
+    sa.CheckConstraint("amount > 0", name="amount_is_positive"),
+    sa.CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
+    sa.CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
 )
 """Counted amounts by holder, in the unit of the measure."""
 
-claims = Table(
+claims = sa.Table(
     "ledger_claim",
     metadata,
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, primary_key=True, autoincrement=False),
-    Column("claim_id", Text, primary_key=True),
-    Column("start_ns", BigInteger, nullable=False),
-    Column("mig_profile", Text, nullable=False),
-    Column("end_ns", BigInteger),
-    Column("rank", BigInteger),
-    Column("requested_compute", Text, nullable=False, server_default=""),
-    Column("requested_memory", Text, nullable=False, server_default=""),
-    Column("instance", Text),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("claim_id", sa.Text, primary_key=True),
+    sa.Column("start_ns", sa.BigInteger, nullable=False),
+    sa.Column("mig_profile", sa.Text, nullable=False),
+    sa.Column("end_ns", sa.BigInteger),
+    sa.Column("rank", sa.BigInteger),
+    sa.Column("requested_compute", sa.Text, nullable=False, server_default=""),
+    sa.Column("requested_memory", sa.Text, nullable=False, server_default=""),
+    sa.Column("instance", sa.Text),
     _revision_foreign_key(),
 )
 """Attributes of the claims in a revision's entries that the entries do not contain."""
 
-overlaps = Table(
+overlaps = sa.Table(
     "ledger_overlap",
     metadata,
-    Column("gpu_uuid", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("revision", BigInteger, primary_key=True, autoincrement=False),
-    Column("overlap", BigInteger, primary_key=True, autoincrement=False),
-    Column("tiling", Text, nullable=False),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("overlap", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tiling", sa.Text, nullable=False),
     *integers("t0_ns", "t1_ns"),
     *texts("claim_id", "tenant_id", "other_claim_id", "other_tenant_id", "kind"),
-    Column("units", BigInteger, nullable=False),
-    Column("ratio", Text, nullable=False),
+    sa.Column("units", sa.BigInteger, nullable=False),
+    sa.Column("ratio", sa.Text, nullable=False),
     _revision_foreign_key(),
-    CheckConstraint("t0_ns < t1_ns", name="time_passes"),
-    CheckConstraint("kind IN ('conflict', 'override', 'oversubscribed')", name="kind_known"),
+    sa.CheckConstraint("t0_ns < t1_ns", name="time_passes"),
+    sa.CheckConstraint("kind IN ('conflict', 'override', 'oversubscribed')", name="kind_known"),
 )
 """Capacity that claims requested and did not hold, in the revision's capacity units."""
 
@@ -206,12 +192,12 @@ $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$
 """
 
 
-def _run(target: Table | MetaData, when: str, statement: str, dialect: str) -> None:
-    ddl: Any = DDL  # the types of DDL are not declared
-    event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
+def _run(target: sa.Table | sa.MetaData, when: str, statement: str, dialect: str) -> None:
+    ddl: Any = sa.DDL  # the types of DDL are not declared
+    sa.event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
 
 
-def make_append_only(table: Table) -> None:
+def make_append_only(table: sa.Table) -> None:
     """Prevent any change or deletion of the table's rows."""
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
@@ -225,15 +211,15 @@ def make_append_only(table: Table) -> None:
 class CoveredTable(NamedTuple):
     """A table of rows that heads commit to, and the tables of its dependent rows."""
 
-    table: Table
-    parts: tuple[Table, ...]
+    table: sa.Table
+    parts: tuple[sa.Table, ...]
 
 
 covered_tables: dict[str, CoveredTable] = {}
 """Covered tables by kind of row; a part has the columns of the table's primary key."""
 
 
-def cover_table(kind: str, table: Table, *parts: Table) -> None:
+def cover_table(kind: str, table: sa.Table, *parts: sa.Table) -> None:
     """Make heads cover the rows of a table, each with its parts (`collector.ledger.head_chain`)."""
     covered_tables[kind] = CoveredTable(table, parts)
 
@@ -257,33 +243,33 @@ _ADDED = {
 }
 
 
-def migrate(connection: Connection, version: int) -> bool:
+def migrate(connection: sa.Connection, version: int) -> bool:
     """Migrate a ledger to this version; return False for an unsupported version."""
     if version not in {2, 3, 4}:
         return version == VERSION
-    connection.execute(text("DROP VIEW IF EXISTS ledger"))
+    connection.execute(sa.text("DROP VIEW IF EXISTS ledger"))
     if version == 2:  # noqa: PLR2004 - the schema version
         _from_version_2(connection)
     if version <= 3:  # noqa: PLR2004 - the schema version
-        connection.execute(text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
-    connection.execute(text("ALTER TABLE ledger_revision ADD COLUMN clock_suspect TEXT"))
-    connection.execute(text(LEDGER_VIEW))
+        connection.execute(sa.text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
+    connection.execute(sa.text("ALTER TABLE ledger_revision ADD COLUMN clock_suspect TEXT"))
+    connection.execute(sa.text(LEDGER_VIEW))
     connection.execute(schema_version.insert().values(version=VERSION))
     return True
 
 
-def _from_version_2(connection: Connection) -> None:
+def _from_version_2(connection: sa.Connection) -> None:
     """Add capacity units, finer slots, and the requests of claims."""
     for table, columns in _ADDED.items():
         for column in columns:
-            connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column}"))
+            connection.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN {column}"))
     if connection.dialect.name == "postgresql":
         _alter(connection)
     else:
         _copy(connection)
 
 
-def _alter(connection: Connection) -> None:
+def _alter(connection: sa.Connection) -> None:
     """Change columns and constraints in place (PostgreSQL)."""
     statements = (
         (
@@ -298,19 +284,19 @@ def _alter(connection: Connection) -> None:
         ),
     )
     for statement in statements:
-        connection.execute(text(statement))
+        connection.execute(sa.text(statement))
 
 
-def _copy(connection: Connection) -> None:
+def _copy(connection: sa.Connection) -> None:
     """Copy the rows to new tables with all their values: SQLite cannot drop a constraint."""
     for table in (entries, shares):
         old = f"{table.name}_of_version_2"
-        connection.execute(text(f"ALTER TABLE {table.name} RENAME TO {old}"))
+        connection.execute(sa.text(f"ALTER TABLE {table.name} RENAME TO {old}"))
         for change in ("update", "delete"):
-            connection.execute(text(f"DROP TRIGGER IF EXISTS {table.name}_no_{change}"))
+            connection.execute(sa.text(f"DROP TRIGGER IF EXISTS {table.name}_no_{change}"))
         table.create(connection)
-        present = {row[1] for row in connection.execute(text(f"PRAGMA table_info({old})"))}
+        present = {row[1] for row in connection.execute(sa.text(f"PRAGMA table_info({old})"))}
         columns = ", ".join(column.name for column in table.columns if column.name in present)
         copied = f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM {old}"  # noqa: S608 - names of our own tables
-        connection.execute(text(copied))
-        connection.execute(text(f"DROP TABLE {old}"))
+        connection.execute(sa.text(copied))
+        connection.execute(sa.text(f"DROP TABLE {old}"))

@@ -14,19 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.metering.evidence import (
-    Evidence,
-    GpuOutage,
-    MeteredClaim,
-    NodeStay,
-    NodeWitness,
-    PartitionLayout,
-    SlotReservation,
-    observation_gaps,
-)
-from collector.metering.holders import HeldSlots, claims_in_force, divisions, fill_free_slots, stays
-from collector.metering.timeline import TimePiece, aligned, prevailing
-from collector.metering.units import CapacityRange, Tiling, Units, exact
+from collector.metering import evidence as usage_evidence, holders, timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -71,7 +59,7 @@ class EntryContent(NamedTuple):
 
     node: str
     state: SlotState
-    witness: NodeWitness | None = None
+    witness: usage_evidence.NodeWitness | None = None
     silence_ns: int = 0
     tenant: str = ""
     workload: str = ""
@@ -89,14 +77,14 @@ class TilingEntry(msgspec.Struct, frozen=True, gc=False):
     """Slots [lo, hi) of one tiling of a GPU in [t0, t1), with one content."""
 
     gpu: str
-    tiling: Tiling
+    tiling: units.Tiling
     t0_ns: int
-    slot_lo: Units
-    slot_hi: Units
+    slot_lo: units.Units
+    slot_hi: units.Units
     t1_ns: int
     node: str
     state: SlotState
-    witness: NodeWitness | None
+    witness: usage_evidence.NodeWitness | None
     silence_ns: int
     tenant: str
     workload: str
@@ -107,31 +95,31 @@ class TilingEntry(msgspec.Struct, frozen=True, gc=False):
     counted: bool = False
 
     @property
-    def quantity(self) -> Units:
+    def quantity(self) -> units.Units:
         """Capacity times time, in cap-unit-nanoseconds."""
-        return exact((self.slot_hi - self.slot_lo) * (self.t1_ns - self.t0_ns))
+        return units.exact((self.slot_hi - self.slot_lo) * (self.t1_ns - self.t0_ns))
 
 
 class _GpuConditions(NamedTuple):
     """Properties of the whole GPU at a time."""
 
-    stay: NodeStay | None
-    layout: PartitionLayout | None
-    outage: GpuOutage | None
-    witness: NodeWitness | None
+    stay: usage_evidence.NodeStay | None
+    layout: usage_evidence.PartitionLayout | None
+    outage: usage_evidence.GpuOutage | None
+    witness: usage_evidence.NodeWitness | None
     silence_ns: int
 
 
 class _TilingDivision(NamedTuple):
     """One tiling of a GPU over all time."""
 
-    held: list[TimePiece[tuple[HeldSlots, ...]]]
-    reserved: dict[CapacityRange, list[TimePiece[SlotReservation]]]
+    held: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]]
+    reserved: dict[units.CapacityRange, list[timeline.TimePiece[usage_evidence.SlotReservation]]]
     """By the slots that reservations name, which may overlap."""
-    stranded: dict[PartitionLayout, tuple[CapacityRange, ...]]
+    stranded: dict[usage_evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
 
 
-_Parts = list[tuple[CapacityRange, "EntryContent"]]
+_Parts = list[tuple[units.CapacityRange, "EntryContent"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,31 +127,36 @@ class GpuTimeline:
     """One GPU over all time. It is computed once; windows of it are cheap."""
 
     gpu: str
-    _whole: tuple[Sequence[TimePiece[Any]], ...]
-    _divided: dict[Tiling, _TilingDivision]
+    _whole: tuple[Sequence[timeline.TimePiece[Any]], ...]
+    _divided: dict[units.Tiling, _TilingDivision]
 
     @classmethod
-    def of(cls, evidence: Evidence) -> GpuTimeline:
+    def of(cls, evidence: usage_evidence.Evidence) -> GpuTimeline:
         """Compute the timeline of a GPU from its evidence."""
-        claims = claims_in_force(evidence)
+        claims = holders.claims_in_force(evidence)
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
-            stays(evidence),
-            prevailing(
-                TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in evidence.layouts
+            holders.stays(evidence),
+            timeline.prevailing(
+                timeline.TimePiece(layout.start_ns, FOREVER_NS, layout)
+                for layout in evidence.layouts
             ),
-            prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages),
-            prevailing(TimePiece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings),
-            observation_gaps(evidence.stretches, sorted(boundaries)),
+            timeline.prevailing(
+                timeline.TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages
+            ),
+            timeline.prevailing(
+                timeline.TimePiece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings
+            ),
+            usage_evidence.observation_gaps(evidence.stretches, sorted(boundaries)),
         )
-        divided = {tiling: _divided(evidence, claims, tiling) for tiling in Tiling}
+        divided = {tiling: _divided(evidence, claims, tiling) for tiling in units.Tiling}
         return cls(evidence.gpu, whole, divided)
 
     def entries(self, start_ns: int, end_ns: int) -> list[TilingEntry]:
         """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
-            TimePiece(start, end, scene)
-            for start, end, values in aligned(self._whole, start_ns, end_ns)
+            timeline.TimePiece(start, end, scene)
+            for start, end, values in timeline.aligned(self._whole, start_ns, end_ns)
             if (scene := _GpuConditions(*values)).stay
         ]
         found: list[TilingEntry] = []
@@ -172,33 +165,41 @@ class GpuTimeline:
         return found
 
 
-def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
+def tile(evidence: usage_evidence.Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
     """Return all entries of one window; for several windows of one GPU, create its `GpuTimeline` once."""
     return GpuTimeline.of(evidence).entries(start_ns, end_ns)
 
 
 def _divided(
-    evidence: Evidence, claims: list[TimePiece[MeteredClaim]], tiling: Tiling
+    evidence: usage_evidence.Evidence,
+    claims: list[timeline.TimePiece[usage_evidence.MeteredClaim]],
+    tiling: units.Tiling,
 ) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
-    kept: dict[CapacityRange, list[TimePiece[SlotReservation]]] = {}
+    kept: dict[units.CapacityRange, list[timeline.TimePiece[usage_evidence.SlotReservation]]] = {}
     for one in evidence.reservations:
-        kept.setdefault(one.slots(tiling), []).append(TimePiece(one.start_ns, one.end_ns, one))
+        kept.setdefault(one.slots(tiling), []).append(
+            timeline.TimePiece(one.start_ns, one.end_ns, one)
+        )
     return _TilingDivision(
-        divisions(claims, tiling),
-        {slots: prevailing(pieces) for slots, pieces in kept.items()},
+        holders.divisions(claims, tiling),
+        {slots: timeline.prevailing(pieces) for slots, pieces in kept.items()},
         {layout: layout.stranded(tiling) for layout in evidence.layouts},
     )
 
 
 def _contents(
-    divided: _TilingDivision, scenes: list[TimePiece[_GpuConditions]]
-) -> Iterator[TimePiece[_Parts]]:
+    divided: _TilingDivision, scenes: list[timeline.TimePiece[_GpuConditions]]
+) -> Iterator[timeline.TimePiece[_Parts]]:
     """Yield the content of all slots, while the GPU was in a node."""
     if not scenes:
         return
-    timelines: list[list[TimePiece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
-    for start, end, values in aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
+    timelines: list[list[timeline.TimePiece[Any]]] = [
+        scenes,
+        divided.held,
+        *divided.reserved.values(),
+    ]
+    for start, end, values in timeline.aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
         scene: _GpuConditions | None = values[0]
         if scene is None:
             continue
@@ -207,7 +208,7 @@ def _contents(
         ]
         useless = divided.stranded.get(scene.layout, ()) if scene.layout else ()
         parts: _Parts = []
-        for slots, claim in fill_free_slots(values[1] or ()):
+        for slots, claim in holders.fill_free_slots(values[1] or ()):
             if claim:
                 _append(parts, slots, _held(claim, scene))
                 continue
@@ -215,28 +216,30 @@ def _contents(
                 by = max((one for kept, one in reserved if _within(part, kept)), default=None)
                 stranded = any(_within(part, one) for one in useless)
                 _append(parts, part, _free(by, scene, stranded=stranded))
-        yield TimePiece(start, end, parts)
+        yield timeline.TimePiece(start, end, parts)
 
 
-def _append(parts: _Parts, slots: CapacityRange, content: EntryContent) -> None:
+def _append(parts: _Parts, slots: units.CapacityRange, content: EntryContent) -> None:
     """Append slots in order; join them with the last ones if the content is equal."""
     if parts and parts[-1][1] == content:
-        slots = CapacityRange(parts.pop()[0].low, slots.high)
+        slots = units.CapacityRange(parts.pop()[0].low, slots.high)
     parts.append((slots, content))
 
 
-def _cut(slots: CapacityRange, others: Iterable[CapacityRange]) -> Iterator[CapacityRange]:
+def _cut(
+    slots: units.CapacityRange, others: Iterable[units.CapacityRange]
+) -> Iterator[units.CapacityRange]:
     """Divide slots wherever others begin or end."""
     inner = {edge for one in others for edge in one if slots.low < edge < slots.high}
     for low, high in pairwise((slots.low, *sorted(inner), slots.high)):
-        yield CapacityRange(low, high)
+        yield units.CapacityRange(low, high)
 
 
-def _within(part: CapacityRange, slots: CapacityRange) -> bool:
+def _within(part: units.CapacityRange, slots: units.CapacityRange) -> bool:
     return slots.low <= part.low and part.high <= slots.high
 
 
-def _held(claim: MeteredClaim, scene: _GpuConditions) -> EntryContent:
+def _held(claim: usage_evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
     """Return the content of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
@@ -252,7 +255,7 @@ def _held(claim: MeteredClaim, scene: _GpuConditions) -> EntryContent:
     return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
-        witness=(scene.witness or NodeWitness.NONE) if inferred else None,
+        witness=(scene.witness or usage_evidence.NodeWitness.NONE) if inferred else None,
         silence_ns=scene.silence_ns if inferred else 0,
         tenant=claim.tenant,
         workload=claim.workload,
@@ -265,7 +268,7 @@ def _held(claim: MeteredClaim, scene: _GpuConditions) -> EntryContent:
 
 
 def _free(
-    reservation: SlotReservation | None, scene: _GpuConditions, *, stranded: bool
+    reservation: usage_evidence.SlotReservation | None, scene: _GpuConditions, *, stranded: bool
 ) -> EntryContent:
     """Return the content of a slot without a holder."""
     tenant = claim = ""
@@ -286,23 +289,25 @@ def _free(
     )
 
 
-def _outage(outage: GpuOutage) -> SlotState:
+def _outage(outage: usage_evidence.GpuOutage) -> SlotState:
     return SlotState.MAINTENANCE if outage.announced else SlotState.DOWN
 
 
-def _entries(gpu: str, tiling: Tiling, found: Iterable[TimePiece[_Parts]]) -> Iterator[TilingEntry]:
+def _entries(
+    gpu: str, tiling: units.Tiling, found: Iterable[timeline.TimePiece[_Parts]]
+) -> Iterator[TilingEntry]:
     """Yield entries in order of time and slot; slots with unchanged content have one entry."""
-    rows: list[tuple[CapacityRange, TimePiece[EntryContent]]] = []
-    lasting: dict[CapacityRange, TimePiece[EntryContent]] = {}
+    rows: list[tuple[units.CapacityRange, timeline.TimePiece[EntryContent]]] = []
+    lasting: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
     for now, until, parts in found:
-        present: dict[CapacityRange, TimePiece[EntryContent]] = {}
+        present: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
         for slots, content in parts:
             before = lasting.get(slots)
             if before and (before.end_ns, before.value) == (now, content):
-                present[slots] = TimePiece(before.start_ns, until, content)
+                present[slots] = timeline.TimePiece(before.start_ns, until, content)
                 del lasting[slots]
             else:
-                present[slots] = TimePiece(now, until, content)
+                present[slots] = timeline.TimePiece(now, until, content)
         rows += lasting.items()
         lasting = present
     rows += lasting.items()

@@ -28,16 +28,7 @@ from collector.evidence.node_claims import early_claims
 from collector.evidence.review_rules import ReviewDecisions
 from collector.ledger.database import LedgerError
 from collector.ledger.row_conversion import GpuDay
-from collector.settlement.ledger_days import (
-    GpuNodes,
-    MeteringStores,
-    OpenDayCounter,
-    WrittenDay,
-    due_days,
-    group_due_days,
-    read_finalized,
-    write_days,
-)
+from collector.settlement import ledger_days
 from railscope.durable_files import write_durably
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
 
@@ -66,7 +57,7 @@ class DayFinalizer:
 
     book: EvidenceBook
     live: LiveAccount
-    open: Callable[[], MeteringStores]
+    open: Callable[[], ledger_days.MeteringStores]
     texts: Callable[[], Mapping[str, str] | None]
     """Content of administrators' files; None while one of them could never be read."""
     settings: MeteringSettings
@@ -83,8 +74,8 @@ class DayFinalizer:
     failing: bool = False
     _troubles: list[EvidenceProblem] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _stores: MeteringStores | None = None
-    _open_days: OpenDayCounter = field(init=False)
+    _stores: ledger_days.MeteringStores | None = None
+    _open_days: ledger_days.OpenDayCounter = field(init=False)
     _written: dict[str, str] = field(default_factory=dict)
     """Content of files when they were last written: another collector's files may differ."""
     _handled: set[EvidenceChange] = field(default_factory=set)
@@ -99,7 +90,7 @@ class DayFinalizer:
     def __post_init__(self) -> None:
         """Subscribe to troubles of the evidence."""
         self.book.problems.listeners.append(self._troubles.append)
-        self._open_days = OpenDayCounter(self.book, self.live)
+        self._open_days = ledger_days.OpenDayCounter(self.book, self.live)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -165,7 +156,7 @@ class DayFinalizer:
         await self._settle(stores, homes, now_ns)
         await self._open_days.count_on(stores, files, homes)
 
-    async def _notify_auditors(self, stores: MeteringStores) -> None:
+    async def _notify_auditors(self, stores: ledger_days.MeteringStores) -> None:
         """Record new troubles in the audit log, each once."""
         problems, self._troubles[:] = list(self._troubles), []
         try:
@@ -174,12 +165,12 @@ class DayFinalizer:
             self._troubles.extend(problems)
             raise
 
-    async def _opened(self) -> MeteringStores:
+    async def _opened(self) -> ledger_days.MeteringStores:
         if self._stores is None:
             self._stores = await asyncio.to_thread(self.open)
         return self._stores
 
-    async def _take_up(self, stores: MeteringStores, now_ns: int) -> None:
+    async def _take_up(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
         """Load the ledger's sums of GPUs that are new here, and late facts about them.
 
         The previous collector of these GPUs may have stopped before it processed those facts.
@@ -188,7 +179,7 @@ class DayFinalizer:
         if not new and self.live.ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
-        found = await asyncio.to_thread(read_finalized, stores.ledger, new, oldest_day)
+        found = await asyncio.to_thread(ledger_days.read_finalized, stores.ledger, new, oldest_day)
         if self._taken_up or await asyncio.to_thread(self._seen_ns) is None:
             homes = await asyncio.to_thread(stores.store.homes)
             known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
@@ -214,7 +205,7 @@ class DayFinalizer:
         """Return the first day that is not to be finalized yet."""
         return (now_ns - self._delay_ns) // DAY_NS
 
-    def _apply(self, day: WrittenDay) -> None:
+    def _apply(self, day: ledger_days.WrittenDay) -> None:
         self._counted[GpuDay(day.gpu, day.day)] = day.revision
         self.live.settled.settle(day.gpu, day.day, day.new, day.old)
         self.live.settled.mark(day.new_suspect, day.old_suspect)
@@ -229,7 +220,9 @@ class DayFinalizer:
 
     # Storing -----------------------------------------------------------------------------------
 
-    async def _store(self, stores: MeteringStores, now_ns: int, *, everything: bool) -> None:
+    async def _store(
+        self, stores: ledger_days.MeteringStores, now_ns: int, *, everything: bool
+    ) -> None:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         kept = [
             one
@@ -241,7 +234,7 @@ class DayFinalizer:
             await self._write(stores, some, claims)
             claims = []
 
-    async def _meet(self, stores: MeteringStores) -> None:
+    async def _meet(self, stores: ledger_days.MeteringStores) -> None:
         """Exchange first receipts with the database, before any evidence that depends on them."""
         known = await asyncio.to_thread(stores.store.contacts)
         self.book.meet(known)
@@ -251,7 +244,7 @@ class DayFinalizer:
 
     async def _write(
         self,
-        stores: MeteringStores,
+        stores: ledger_days.MeteringStores,
         kept: Sequence[ChunkInMemory],
         claims: Sequence[ReportedClaim | ReportedEnd],
     ) -> None:
@@ -279,7 +272,9 @@ class DayFinalizer:
 
     # Finalizing --------------------------------------------------------------------------------
 
-    async def _settle(self, stores: MeteringStores, homes: GpuNodes, now_ns: int) -> None:
+    async def _settle(
+        self, stores: ledger_days.MeteringStores, homes: ledger_days.GpuNodes, now_ns: int
+    ) -> None:
         end_day = self._end_day(now_ns)
         seen_ns = await asyncio.to_thread(self._seen_ns)
         if seen_ns is None:
@@ -297,9 +292,11 @@ class DayFinalizer:
         window = range(oldest_day, end_day)
         settled_days = dict(self.live.settled.days)
         new = await asyncio.to_thread(stores.store.spread, new, homes)
-        due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
-        for some in group_due_days(due, homes):
-            days = await asyncio.to_thread(write_days, stores, homes, some, self._counted, now_ns)
+        due = await asyncio.to_thread(ledger_days.due_days, homes, settled_days, window, new)
+        for some in ledger_days.group_due_days(due, homes):
+            days = await asyncio.to_thread(
+                ledger_days.write_days, stores, homes, some, self._counted, now_ns
+            )
             async with self.live.lock:
                 for day in days:
                     self._apply(day)
@@ -312,7 +309,9 @@ class DayFinalizer:
                 del self._counted[gpu_day]
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
 
-    async def _learn(self, stores: MeteringStores, changes: Iterable[EvidenceChange]) -> None:
+    async def _learn(
+        self, stores: ledger_days.MeteringStores, changes: Iterable[EvidenceChange]
+    ) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
         wanted = {change.gpu for change in changes if change.gpu}
         fresh = self._taken_up - self._requested

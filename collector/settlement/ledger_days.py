@@ -21,17 +21,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from collector.account.account_sums import (
-    AmountKey,
-    AmountTotals,
-    OpenDayTotals,
-    TimeKey,
-    TimeSums,
-    count_amounts,
-    month_of,
-    sum_entries,
-    totals_of_shares,
-)
+from collector.account import account_sums
 from collector.account.live_account import LiveAccount
 from collector.evidence.claim_events import unplaced_in
 from collector.evidence.evidence_book import EvidenceBook
@@ -41,11 +31,7 @@ from collector.evidence.evidence_tables import CONTEXT_NS, EvidenceChange
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.node_chunks import EvidenceChunk
 from collector.fleet.schema_columns import AGENT_MEASURES
-from collector.ledger import ledger_queries
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DayTiling, TilingError
-from collector.ledger.ledger_store import Ledger, WrittenRevision
-from collector.ledger.row_conversion import GpuDay, clock_suspect_of
+from collector.ledger import day_metering, day_tiling, ledger_queries, ledger_store, row_conversion
 from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity, CounterRestart
 from collector.metering.tiling import SlotState
@@ -63,7 +49,7 @@ GpuNodes = Mapping[str, Mapping[str, int]]
 class MeteringStores(NamedTuple):
     """The open database: its ledger and its evidence."""
 
-    ledger: Ledger
+    ledger: ledger_store.Ledger
     store: EvidenceStore
 
 
@@ -80,10 +66,10 @@ class WrittenDay(NamedTuple):
     gpu: str
     day: int
     revision: int
-    new: TimeSums
-    old: TimeSums
-    new_amounts: AmountTotals
-    old_amounts: AmountTotals
+    new: account_sums.TimeSums
+    old: account_sums.TimeSums
+    new_amounts: account_sums.AmountTotals
+    old_amounts: account_sums.AmountTotals
     new_suspect: tuple[ClockDoubt, ...] = ()
     old_suspect: tuple[ClockDoubt, ...] = ()
 
@@ -100,7 +86,7 @@ class OpenDayCount(NamedTuple):
 
     gpu: str
     upto_ns: int
-    days: OpenDayTotals
+    days: account_sums.OpenDayTotals
     resets: list[tuple[CountedQuantity, CounterRestart]]
     """Resets of counters that the device keeps."""
 
@@ -124,7 +110,7 @@ def write_days(
     stores: MeteringStores,
     homes: GpuNodes,
     jobs: Sequence[DueDays],
-    counted: Mapping[GpuDay, int],
+    counted: Mapping[row_conversion.GpuDay, int],
     now_ns: int,
 ) -> list[WrittenDay]:
     """Meter days of GPUs and write them; `counted` has the revisions that were last read."""
@@ -134,15 +120,17 @@ def write_days(
     end_ns = (max(job.days[-1] for job in jobs) + 1) * DAY_NS
     gpus = [job.gpu for job in jobs]
     loaded = store.load(gpus, {gpu: set(homes[gpu]) for gpu in gpus}, start_ns, end_ns)
-    computed = MeteringComputation(ENGINE_VERSION, now_ns)
-    tilings: list[DayTiling] = []
+    computed = day_metering.MeteringComputation(ENGINE_VERSION, now_ns)
+    tilings: list[day_tiling.DayTiling] = []
     for job in jobs:
         known = loaded.known(job.gpu, files)
-        metered = MeteredGpu.of(
+        metered = day_metering.MeteredGpu.of(
             known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
         )
         tilings += [metered.day(day, computed) for day in job.days]
-    known_days = {GpuDay(tiling.gpu, tiling.day) for tiling in tilings} & counted.keys()
+    known_days = {
+        row_conversion.GpuDay(tiling.gpu, tiling.day) for tiling in tilings
+    } & counted.keys()
     numbers = {day: counted[day] for day in known_days}
     before = {(r.tiling.gpu, r.tiling.day): r.tiling for r in ledger.revisions(numbers)}
     return [
@@ -150,10 +138,10 @@ def write_days(
             tiling.gpu,
             tiling.day,
             written.revision,
-            sum_entries(tiling.entries),
-            sum_entries(old.entries) if old else {},
-            totals_of_shares(tiling.shares),
-            totals_of_shares(old.shares) if old else {},
+            account_sums.sum_entries(tiling.entries),
+            account_sums.sum_entries(old.entries) if old else {},
+            account_sums.totals_of_shares(tiling.shares),
+            account_sums.totals_of_shares(old.shares) if old else {},
             tiling.clock_suspect,
             old.clock_suspect if old else (),
         )
@@ -163,16 +151,16 @@ def write_days(
 
 
 def _write_each(
-    ledger: Ledger, tilings: Sequence[DayTiling]
-) -> Iterator[tuple[DayTiling, WrittenRevision]]:
+    ledger: ledger_store.Ledger, tilings: Sequence[day_tiling.DayTiling]
+) -> Iterator[tuple[day_tiling.DayTiling, ledger_store.WrittenRevision]]:
     """Write all; if one is rejected, write each separately, so that one GPU does not block the others."""
     try:
         yield from zip(tilings, ledger.write_days(tilings), strict=True)
-    except TilingError:
+    except day_tiling.TilingError:
         for tiling in tilings:
             try:
                 yield tiling, ledger.write(tiling)
-            except TilingError as error:
+            except day_tiling.TilingError as error:
                 log.error("day_write_failed", gpu=tiling.gpu, day=tiling.day, problem=str(error))
 
 
@@ -198,7 +186,7 @@ def open_amounts(
             for reset in increments.resets()
             if reset.first_ns > job.after_ns
         ]
-        days = count_amounts(known, job.after_ns, upto_ns)
+        days = account_sums.count_amounts(known, job.after_ns, upto_ns)
         found.append(OpenDayCount(job.gpu, upto_ns, days, resets))
     return found
 
@@ -307,16 +295,18 @@ _SUMMED_GPUS_AT_ONCE = 64
 class FinalizedGpus(NamedTuple):
     """The ledger's sums by month of some GPUs, and the last finalized day of each."""
 
-    sums: TimeSums
-    amounts: AmountTotals
+    sums: account_sums.TimeSums
+    amounts: account_sums.AmountTotals
     days: dict[str, int]
-    numbers: dict[GpuDay, int]
+    numbers: dict[row_conversion.GpuDay, int]
     """The newest revision of each day that may still change."""
     clock_suspect: list[ClockDoubt]
     """The marks of all days, repeated once per day."""
 
 
-def read_finalized(ledger: Ledger, gpus: Collection[str], since_day: int) -> FinalizedGpus:
+def read_finalized(
+    ledger: ledger_store.Ledger, gpus: Collection[str], since_day: int
+) -> FinalizedGpus:
     """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
     found = FinalizedGpus({}, {}, {}, {}, [])
     for some in ledger_queries.chunks(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
@@ -325,17 +315,17 @@ def read_finalized(ledger: Ledger, gpus: Collection[str], since_day: int) -> Fin
 
 
 def _add_finalized(
-    found: FinalizedGpus, ledger: Ledger, gpus: Collection[str], since_day: int
+    found: FinalizedGpus, ledger: ledger_store.Ledger, gpus: Collection[str], since_day: int
 ) -> None:
     sums, amounts, days, numbers, clock_suspect = found
     with ledger.database.transaction() as connection:
         for (day, state, tenant), quantity in ledger_queries.finalized_time(
             connection, gpus
         ).items():
-            key = TimeKey(month_of(day), SlotState(state), tenant)
+            key = account_sums.TimeKey(account_sums.month_of(day), SlotState(state), tenant)
             sums[key] = exact(sums.get(key, 0) + quantity)
         for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
-            amount_key = AmountKey(
+            amount_key = account_sums.AmountKey(
                 CountedQuantity(share.measure), AmountAttribution(share.use), share.tenant_id
             )
             amount = ledger_queries.HALF * int(share.high) + int(share.low)
@@ -343,6 +333,6 @@ def _add_finalized(
         for gpu in connection.execute(ledger_queries.last_days(gpus)):
             days[gpu.gpu_uuid] = gpu.day
         for text in connection.execute(ledger_queries.finalized_marks(gpus)).scalars():
-            clock_suspect += clock_suspect_of(text)
+            clock_suspect += row_conversion.clock_suspect_of(text)
         last_day = max(days.values(), default=since_day)
         numbers |= ledger_queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)

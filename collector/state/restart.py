@@ -19,25 +19,10 @@ from msgspec.structs import replace
 
 from collector.config import IngestLimits
 from collector.fleet.fleet import SeenEvent, events_of
+from collector.framelog import segment_files
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import (
-    FrameLogStats,
-    FrameRecord,
-    RecordQuarantine,
-    StateFiles,
-    read_segment,
-    segment_path,
-    segments,
-)
+from collector.state import state_checkpoint
 from collector.state.collector_state import REPLAY_FACTOR, CollectorState, cost_of, exceeded_bounds
-from collector.state.state_checkpoint import (
-    MAGIC,
-    StateCheckpointError,
-    decode,
-    encode,
-    parts_of,
-    resume,
-)
 from collector.work_limits import TimeSlices, run_to_end
 from railscope.durable_files import PARTIAL, sync_directory, write_durably
 from railscope.envelopes import unpack
@@ -72,13 +57,13 @@ class Restart:
     Called with a timestamp: older events are dropped. None while no segment may be deleted.
     """
     limits: IngestLimits = field(default_factory=IngestLimits)
-    quarantine: RecordQuarantine = field(init=False)
+    quarantine: segment_files.RecordQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
         """Place the quarantine next to the frame log."""
-        self.quarantine = RecordQuarantine(self.directory / "quarantine")
+        self.quarantine = segment_files.RecordQuarantine(self.directory / "quarantine")
 
-    def read(self, stats: FrameLogStats) -> None:
+    def read(self, stats: segment_files.FrameLogStats) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
         self._drop_partial()
         self.quarantine.open()
@@ -90,7 +75,7 @@ class Restart:
             except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
                 self.quarantine.put(number, record, str(error))
 
-    def _take(self, record: FrameRecord, envelope: Envelope) -> None:
+    def _take(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
         cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
@@ -106,13 +91,13 @@ class Restart:
             message = "the state rejected it: see envelope_processing_failed"
             raise _RecordSkippedError(message)
 
-    def _unpacked(self, record: FrameRecord) -> Envelope:
+    def _unpacked(self, record: segment_files.FrameRecord) -> Envelope:
         max_bytes = max(REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES)
         return unpack(record.body, max_bytes)
 
     def events(self) -> Iterator[SeenEvent]:
         """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
-        for number, record in self._records(FrameLogStats()):
+        for number, record in self._records(segment_files.FrameLogStats()):
             try:
                 envelope = self._unpacked(record)
             except WireError as error:
@@ -120,12 +105,18 @@ class Restart:
                 continue
             yield from events_of(record, envelope)
 
-    def _records(self, stats: FrameLogStats) -> Iterator[tuple[int, FrameRecord]]:
+    def _records(
+        self, stats: segment_files.FrameLogStats
+    ) -> Iterator[tuple[int, segment_files.FrameRecord]]:
         """Yield the records of the segments after the checkpoint, with segment numbers."""
         frames = self.directory / "frames"
-        for number in [each for each in segments(frames) if each >= self.first_segment]:
+        for number in [
+            each for each in segment_files.segments(frames) if each >= self.first_segment
+        ]:
             try:
-                for _, record in read_segment(segment_path(frames, number), stats):
+                for _, record in segment_files.read_segment(
+                    segment_files.segment_path(frames, number), stats
+                ):
                     yield number, self._placed(record)
             except FileNotFoundError:
                 # Unless a checkpoint has been made meanwhile: it and the files of `copies` contain
@@ -133,7 +124,7 @@ class Restart:
                 if number >= self.first_segment:
                     raise
 
-    def _placed(self, record: FrameRecord) -> FrameRecord:
+    def _placed(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
         """Return a record with its receipt corrected by later decisions about the clock."""
         delta_ns = self.corrections.get(record.doubted_since_ns, 0)
         if not delta_ns:
@@ -151,14 +142,14 @@ class Restart:
 
     def _read_checkpoint(self) -> int:
         try:
-            parts = decode(self._path.read_bytes())
+            parts = state_checkpoint.decode(self._path.read_bytes())
         except FileNotFoundError:
             return 0
-        except StateCheckpointError as error:
+        except state_checkpoint.StateCheckpointError as error:
             log.error("checkpoint_damaged", file=str(self._path), problem=str(error),
                       advice="all existing segments are read instead")  # fmt: skip
             return 0
-        return resume(self.core, parts)
+        return state_checkpoint.resume(self.core, parts)
 
     async def keep(self, first_segment: int, horizon_ns: int) -> bool:
         """Write a checkpoint of segments before one; true if they may be deleted.
@@ -205,12 +196,12 @@ class Restart:
         for node in list(received.nodes):
             received.forget(node, horizon_ns)
             await turns.offer()
-        await run_to_end(asyncio.to_thread(self._partial.write_bytes, MAGIC))
+        await run_to_end(asyncio.to_thread(self._partial.write_bytes, state_checkpoint.MAGIC))
         pieces: list[bytes] = []
         size = 0
         turns = TimeSlices()
-        for part in parts_of(self.core, first_segment):
-            pieces.append(encode(part))
+        for part in state_checkpoint.parts_of(self.core, first_segment):
+            pieces.append(state_checkpoint.encode(part))
             size += len(pieces[-1])
             if size >= PIECE_BYTES:
                 await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
@@ -247,7 +238,7 @@ class CheckpointSchedule:
     oldest_frame_ns: int
     """Maximum age of accepted frames."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    files: StateFiles | None = None
+    files: segment_files.StateFiles | None = None
     _number: int = 0
     _rests_until_ns: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)

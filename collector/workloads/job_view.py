@@ -17,18 +17,9 @@ import numpy as np
 from collector.fleet.fleet import NamesOfGpu
 from collector.fleet.schema_columns import ColumnKey
 from collector.fleet.view_cells import ViewCell
-from collector.workloads.job_readings import (
-    Floats,
-    GatheredReadings,
-    JobTotals,
-    SeatValues,
-    job_totals,
-    seat_values,
-)
+from collector.workloads import job_readings
 from collector.workloads.job_roster import NO_JOB, Numbers, RunningJob, SeatedGpu
-from railscope.catalog import account as catalog
-from railscope.catalog import rollups
-from railscope.catalog.declare import Metric, Rollup
+from railscope.catalog import account as catalog, declare, rollups
 from railscope.catalog.rollup import derived_name
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
@@ -55,10 +46,10 @@ class Straggler(NamedTuple):
 class MeasureComparison:
     """One measure, by the numbers of jobs: the lowest, the median, and the number of values."""
 
-    told: SeatValues
+    told: job_readings.SeatValues
     lowest: Numbers
     """The seat; meaningless without values."""
-    medians: Floats
+    medians: job_readings.Floats
     counts: Numbers
 
     def of(self, job: RunningJob) -> Straggler | str:
@@ -81,7 +72,9 @@ class MeasureComparison:
         return max(sorted(set(known)), key=known.count)
 
 
-def compare_gpus(told: SeatValues, job_of_seat: Numbers, jobs: int) -> MeasureComparison:
+def compare_gpus(
+    told: job_readings.SeatValues, job_of_seat: Numbers, jobs: int
+) -> MeasureComparison:
     """Compare the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
     at = np.flatnonzero((job_of_seat != NO_JOB) & ~np.isnan(told.values))
     values, job = told.values[at], job_of_seat[at]
@@ -110,23 +103,25 @@ class RunningJobs:
     jobs: tuple[RunningJob, ...] = ()
     left_out: int = 0
     """Number of further jobs."""
-    gathered: GatheredReadings = field(default_factory=GatheredReadings)
+    gathered: job_readings.GatheredReadings = field(default_factory=job_readings.GatheredReadings)
     job_of_seat: Numbers = field(default_factory=_no_reading)
     numbers: int = 0
     """Exceeds every number of a job."""
     fresh: frozenset[str] = frozenset()
     """The nodes with fresh frames."""
-    told: Mapping[str, SeatValues] = field(default_factory=dict)
+    told: Mapping[str, job_readings.SeatValues] = field(default_factory=dict)
     """Measures that GPUs are compared by: means over the last minute."""
 
     @cached_property
-    def _totals(self) -> Mapping[ColumnKey, JobTotals]:
+    def _totals(self) -> Mapping[ColumnKey, job_readings.JobTotals]:
         read = self.gathered.whole()
-        return job_totals(read, self.gathered.keys, self.job_of_seat, self.numbers)
+        return job_readings.job_totals(read, self.gathered.keys, self.job_of_seat, self.numbers)
 
     @cached_property
     def _compared(self) -> dict[str, MeasureComparison]:
-        stale = seat_values(GatheredReadings().whole(), None, len(self.job_of_seat))
+        stale = job_readings.seat_values(
+            job_readings.GatheredReadings().whole(), None, len(self.job_of_seat)
+        )
         return {
             name: compare_gpus(self.told.get(name, stale), self.job_of_seat, self.numbers)
             for name in catalog.STRAGGLER_MEASURES
@@ -153,7 +148,7 @@ class RunningJobs:
         for metric, part, value in self._rollups(job):
             yield ViewCell(metric, (*job.key, *part), value)
 
-    def _counts(self, job: RunningJob) -> Iterator[tuple[Metric, float]]:
+    def _counts(self, job: RunningJob) -> Iterator[tuple[declare.Metric, float]]:
         places = job.places
         nodes = {place.holding.node for place in places}
         yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
@@ -163,7 +158,7 @@ class RunningJobs:
         yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
         yield catalog.JOB_START, job.start_ns / SECOND_NS
 
-    def _rollups(self, job: RunningJob) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
+    def _rollups(self, job: RunningJob) -> Iterator[tuple[declare.Metric, tuple[str, ...], float]]:
         for (metric, part), found in self._totals.items():
             for rollup in catalog.BY_JOB.get(metric, ()):
                 value = found.of(rollup, job.number)
@@ -258,11 +253,11 @@ def _reading(
     return found | ({"deviation_ratio": value / median - 1} if median > 0 else {})
 
 
-def scaled(metric: Metric, value: float) -> float:
+def scaled(metric: declare.Metric, value: float) -> float:
     """Return a value in base units."""
     return value * metric.scale.numerator / metric.scale.denominator
 
 
 @cache
-def _derived(metric: Metric, rollup: Rollup) -> Metric:
+def _derived(metric: declare.Metric, rollup: declare.Rollup) -> declare.Metric:
     return rollups()[derived_name(metric, "job", rollup)].metric

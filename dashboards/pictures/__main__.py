@@ -12,15 +12,9 @@ from typing import Any
 
 import click
 
+from dashboards import prometheus_api
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, DashboardPicture, draw_dashboard
-from dashboards.prometheus_api import (
-    Prometheus,
-    PrometheusError,
-    QueryWindow,
-    Values,
-    query_dashboard,
-)
 
 DASHBOARDS = Path(__file__).parent.parent / "generated"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -36,15 +30,17 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 async def picture_of(
-    prometheus: Prometheus,
+    prometheus: prometheus_api.Prometheus,
     dashboard: Mapping[str, Any],
-    window: QueryWindow,
-    wanted: Values,
+    window: prometheus_api.QueryWindow,
+    wanted: prometheus_api.Values,
     sections: int = 0,
 ) -> DashboardPicture:
     """Run the queries of a dashboard, and draw it."""
     return draw_dashboard(
-        dashboard, await query_dashboard(prometheus, dashboard, window, wanted, WIDTH), sections
+        dashboard,
+        await prometheus_api.query_dashboard(prometheus, dashboard, window, wanted, WIDTH),
+        sections,
     )
 
 
@@ -94,23 +90,23 @@ def main(  # noqa: PLR0913 - options of a command
     dashboards = _dashboards(names)
     wanted = dict(_choice(choice, dashboards.values()) for choice in choices)
     now = time.time()
-    window = QueryWindow(now - shown, now, scrape)
+    window = prometheus_api.QueryWindow(now - shown, now, scrape)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         asyncio.run(_draw_all(url, dashboards, window, wanted, directory, sections))
-    except (PrometheusError, UnsupportedFeatureError) as error:
+    except (prometheus_api.PrometheusError, UnsupportedFeatureError) as error:
         raise click.ClickException(str(error)) from error
 
 
 async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
     url: str,
     dashboards: Mapping[str, Mapping[str, Any]],
-    window: QueryWindow,
-    wanted: Values,
+    window: prometheus_api.QueryWindow,
+    wanted: prometheus_api.Values,
     directory: Path,
     sections: int,
 ) -> None:
-    async with Prometheus(url) as prometheus:
+    async with prometheus_api.Prometheus(url) as prometheus:
         for name, dashboard in dashboards.items():
             picture = await picture_of(prometheus, dashboard, window, wanted, sections)
             path = directory / f"{name}.png"

@@ -25,16 +25,10 @@ from typing import Any
 import click
 import yaml
 
+from dashboards import prometheus_api
 from dashboards.build import dashboards
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
-from dashboards.prometheus_api import (
-    Prometheus,
-    PrometheusError,
-    QueryWindow,
-    Values,
-    query_dashboard,
-)
 from railscope.capture import write_capture
 from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program, ProgramError
@@ -73,7 +67,7 @@ SITE_NODES = (
            0.75),
     SiteNode(NodeSpec("gpu-node-7", seed=8, scenario="speed_down", scheduler="kubernetes")),
 )  # fmt: skip
-CHOSEN: Mapping[str, Values] = {
+CHOSEN: Mapping[str, prometheus_api.Values] = {
     "node": {"node": "gpu-node-2"},
     "pair": {"node": "gpu-node-3", "rail": "3"},
 }
@@ -240,7 +234,10 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
             cwd=directory,
         )
     try:
-        async with asyncio.timeout(_READY_SECONDS), Prometheus(f"http://{address}") as prometheus:
+        async with (
+            asyncio.timeout(_READY_SECONDS),
+            prometheus_api.Prometheus(f"http://{address}") as prometheus,
+        ):
             while not await _scraped(prometheus):  # noqa: ASYNC110 - no event from another process
                 await asyncio.sleep(0.2)
         yield f"http://{address}"
@@ -250,17 +247,20 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def _scraped(prometheus: Prometheus) -> bool:
+async def _scraped(prometheus: prometheus_api.Prometheus) -> bool:
     try:
         found = await prometheus.now("up == 1", time.time())
-    except PrometheusError:
+    except prometheus_api.PrometheusError:
         return False
     return len(found.series) > len(SITE_NODES)
 
 
 async def _run(directory: Path, seconds: int, to: Path) -> None:
     click.echo(f"Simulating {len(SITE_NODES)} nodes ...")
-    async with running(directory, seconds) as (url, programs), Prometheus(url) as prometheus:
+    async with (
+        running(directory, seconds) as (url, programs),
+        prometheus_api.Prometheus(url) as prometheus,
+    ):
         end = time.time() + WARM_UP_SECONDS + seconds
         click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
         while (left := end - time.time()) > 0:
@@ -269,13 +269,19 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
                 program.check_alive()
         missed = await prometheus.now(f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end)
         click.echo(f"{missed.series[0].values[0]:.2f} % of scrapes failed")
-        await _draw_all(prometheus, QueryWindow(end - seconds, end, INTERVAL_SECONDS), to)
+        await _draw_all(
+            prometheus, prometheus_api.QueryWindow(end - seconds, end, INTERVAL_SECONDS), to
+        )
 
 
-async def _draw_all(prometheus: Prometheus, window: QueryWindow, to: Path) -> None:
+async def _draw_all(
+    prometheus: prometheus_api.Prometheus, window: prometheus_api.QueryWindow, to: Path
+) -> None:
     for name, text in dashboards():
         stem, dashboard = Path(name).stem, json.loads(text)
-        answers = await query_dashboard(prometheus, dashboard, window, CHOSEN.get(stem, {}), WIDTH)
+        answers = await prometheus_api.query_dashboard(
+            prometheus, dashboard, window, CHOSEN.get(stem, {}), WIDTH
+        )
         picture = draw_dashboard(dashboard, answers)
         picture.canvas.save(to / f"{stem}.png")
         empty = ", ".join(picture.empty.values())
@@ -301,7 +307,12 @@ def main(seconds: int, to: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="railscope-pictures-") as directory:
         try:
             asyncio.run(_run(Path(directory), seconds, to))
-        except (PrometheusError, UnsupportedFeatureError, ProgramError, TimeoutError) as error:
+        except (
+            prometheus_api.PrometheusError,
+            UnsupportedFeatureError,
+            ProgramError,
+            TimeoutError,
+        ) as error:
             raise click.ClickException(str(error)) from error
 
 

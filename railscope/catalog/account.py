@@ -12,23 +12,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 # fmt: off
-from railscope.catalog import gpu, nic
-from railscope.catalog.declare import KIBI, MILLI, NANO, Metric, MetricTable, Rollup, per
-from railscope.catalog.entities import (
-    CLUSTER,
-    GPU_HOLDER,
-    GPU_TIME_STATE,
-    JOB,
-    STRAGGLER,
-    TENANT,
-    TENANT_PERIOD,
-    TENANT_STATE,
-)
-from railscope.catalog.rdma import RDMA_COUNTERS
+from railscope.catalog import declare, entities, gpu, nic, rdma
 
-_CLUSTER = MetricTable(CLUSTER)
-_TENANT = MetricTable(TENANT)
-_JOB = MetricTable(JOB)
+_CLUSTER = declare.MetricTable(entities.CLUSTER)
+_TENANT = declare.MetricTable(entities.TENANT)
+_JOB = declare.MetricTable(entities.JOB)
 
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 STATES = (
@@ -36,17 +24,17 @@ STATES = (
     "rest that MIG cannot use), system, maintenance, down, unclaimed (used without a claim), unknown"
 )
 COUNTED = "Counts from the first evidence; a few minutes behind, and late evidence corrects it."
-GPU_TIME = _CLUSTER.gauge("railscope_cluster_gpu_time_seconds", f"GPU time by state so far: {STATES}.", "claims, administrators' files and frames of the GPU source", about=GPU_TIME_STATE, scale=NANO, resets=LEDGER)
-GPU_CAPACITY = _CLUSTER.gauge("railscope_cluster_gpu_capacity_seconds", "Available GPU time: every known GPU from its first evidence to now, or until it retired.", "frames of the GPU source, retired file", scale=NANO, resets=LEDGER)
-TENANT_GPU_TIME = _TENANT.gauge("railscope_tenant_gpu_time_seconds", "GPU time of a tenant by state; the states are those of railscope_cluster_gpu_time_seconds.", "claims, administrators' files and frames of the GPU source", about=TENANT_STATE, scale=NANO, resets=LEDGER)
-TENANT_ENERGY = _TENANT.gauge("railscope_tenant_energy_joules", "Energy that GPUs used while the tenant held them.", "railscope_gpu_energy_joules_total, by claims", scale=MILLI, resets=COUNTED)
-TENANT_BUSY = _TENANT.gauge("railscope_tenant_gpu_busy_time_seconds", "Time in which GPUs computed while the tenant held them.", "railscope_gpu_busy_seconds_total, by claims", scale=NANO, resets=COUNTED)
-TENANT_MEMORY = _TENANT.gauge("railscope_tenant_gpu_memory_used_byte_seconds", "GPU memory in use times time, while the tenant held the GPUs.", "railscope_gpu_memory_used_byte_seconds_total, by claims", scale=KIBI, resets=COUNTED)
+GPU_TIME = _CLUSTER.gauge("railscope_cluster_gpu_time_seconds", f"GPU time by state so far: {STATES}.", "claims, administrators' files and frames of the GPU source", about=entities.GPU_TIME_STATE, scale=declare.NANO, resets=LEDGER)
+GPU_CAPACITY = _CLUSTER.gauge("railscope_cluster_gpu_capacity_seconds", "Available GPU time: every known GPU from its first evidence to now, or until it retired.", "frames of the GPU source, retired file", scale=declare.NANO, resets=LEDGER)
+TENANT_GPU_TIME = _TENANT.gauge("railscope_tenant_gpu_time_seconds", "GPU time of a tenant by state; the states are those of railscope_cluster_gpu_time_seconds.", "claims, administrators' files and frames of the GPU source", about=entities.TENANT_STATE, scale=declare.NANO, resets=LEDGER)
+TENANT_ENERGY = _TENANT.gauge("railscope_tenant_energy_joules", "Energy that GPUs used while the tenant held them.", "railscope_gpu_energy_joules_total, by claims", scale=declare.MILLI, resets=COUNTED)
+TENANT_BUSY = _TENANT.gauge("railscope_tenant_gpu_busy_time_seconds", "Time in which GPUs computed while the tenant held them.", "railscope_gpu_busy_seconds_total, by claims", scale=declare.NANO, resets=COUNTED)
+TENANT_MEMORY = _TENANT.gauge("railscope_tenant_gpu_memory_used_byte_seconds", "GPU memory in use times time, while the tenant held the GPUs.", "railscope_gpu_memory_used_byte_seconds_total, by claims", scale=declare.KIBI, resets=COUNTED)
 TENANT_RECEIVED = _TENANT.gauge("railscope_tenant_network_received_bytes", "Bytes received by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_receive_bytes_total, else railscope_nic_receive_bytes_total, by claims", resets=COUNTED)
 TENANT_TRANSMITTED = _TENANT.gauge("railscope_tenant_network_transmitted_bytes", "Bytes sent by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_transmit_bytes_total, else railscope_nic_transmit_bytes_total, by claims", resets=COUNTED)
-TENANT_GPUS = _TENANT.gauge("railscope_tenant_held_gpus", "GPUs that the tenant holds now; parts of a GPU count as parts.", "claims", scale=per(840))
-QUOTA_TIME = _TENANT.gauge("railscope_tenant_quota_gpu_time_seconds", "GPU time that the tenant may hold in the present day or month (UTC).", "quotas file", about=TENANT_PERIOD, scale=NANO)
-QUOTA_TIME_USED = _TENANT.gauge("railscope_tenant_quota_used_gpu_time_seconds", "GPU time that the tenant has held in the present day or month (UTC).", "claims and frames of the GPU source", about=TENANT_PERIOD, scale=NANO)
+TENANT_GPUS = _TENANT.gauge("railscope_tenant_held_gpus", "GPUs that the tenant holds now; parts of a GPU count as parts.", "claims", scale=declare.per(840))
+QUOTA_TIME = _TENANT.gauge("railscope_tenant_quota_gpu_time_seconds", "GPU time that the tenant may hold in the present day or month (UTC).", "quotas file", about=entities.TENANT_PERIOD, scale=declare.NANO)
+QUOTA_TIME_USED = _TENANT.gauge("railscope_tenant_quota_used_gpu_time_seconds", "GPU time that the tenant has held in the present day or month (UTC).", "claims and frames of the GPU source", about=entities.TENANT_PERIOD, scale=declare.NANO)
 QUOTA_GPUS = _TENANT.gauge("railscope_tenant_quota_gpus", "GPUs that the tenant may hold at once.", "quotas file")
 
 # Jobs --------------------------------------------------------------------------------------------
@@ -55,28 +43,28 @@ JOB_GPUS = _JOB.gauge("railscope_job_gpus", "GPUs that the job holds; a part of 
 JOB_NODES = _JOB.gauge("railscope_job_nodes", "Nodes on which the job holds GPUs.", _CLAIMS)
 JOB_STALE_GPUS = _JOB.gauge("railscope_job_stale_gpus", "GPUs of the job on stale nodes; the roll-ups are without them.", _CLAIMS)
 JOB_SHARED_GPUS = _JOB.gauge("railscope_job_shared_gpus", "GPUs of which the job holds a part while other jobs hold other parts; the roll-ups are without them, as readings of the GPU cannot be assigned to a job.", _CLAIMS)
-JOB_START = _JOB.gauge("railscope_job_start_time_seconds", "Start of the earliest claim of the job that is in force, since the Unix epoch.", _CLAIMS, scale=NANO)
-STRAGGLER_DEVIATION = _JOB.gauge("railscope_job_straggler_deviation_ratio", "Deviation of the slowest GPU of the job from the median of the job, by means over about a minute: -0.3 is 30 % below it. Absent if fewer than two GPUs report or the median is 0.", "collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and railscope_rdma_transmit_bytes_total of the ports on the GPU's rail", about=STRAGGLER)
-HOLDER_INFO = _CLUSTER.info("railscope_gpu_holder_info", "Workload that holds the GPU, or a part of it, and its tenant.", _CLAIMS, about=GPU_HOLDER)
+JOB_START = _JOB.gauge("railscope_job_start_time_seconds", "Start of the earliest claim of the job that is in force, since the Unix epoch.", _CLAIMS, scale=declare.NANO)
+STRAGGLER_DEVIATION = _JOB.gauge("railscope_job_straggler_deviation_ratio", "Deviation of the slowest GPU of the job from the median of the job, by means over about a minute: -0.3 is 30 % below it. Absent if fewer than two GPUs report or the median is 0.", "collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and railscope_rdma_transmit_bytes_total of the ports on the GPU's rail", about=entities.STRAGGLER)
+HOLDER_INFO = _CLUSTER.info("railscope_gpu_holder_info", "Workload that holds the GPU, or a part of it, and its tenant.", _CLAIMS, about=entities.GPU_HOLDER)
 CLUSTER_JOBS = _CLUSTER.gauge("railscope_cluster_jobs", "Jobs that hold GPUs.", _CLAIMS)
 SUPPRESSED_JOBS = _CLUSTER.gauge("railscope_cluster_suppressed_jobs", "Jobs that hold GPUs and are not reported individually, as there are more than max_jobs.", _CLAIMS)
-_RDMA = {metric.name: metric for metric in RDMA_COUNTERS}
+_RDMA = {metric.name: metric for metric in rdma.RDMA_COUNTERS}
 RDMA_SENT = _RDMA["railscope_rdma_transmit_bytes_total"]
 RDMA_RECEIVED = _RDMA["railscope_rdma_receive_bytes_total"]
-_SPREAD = (Rollup.MEAN, Rollup.MIN, Rollup.MAX)
-BY_JOB: Mapping[Metric, tuple[Rollup, ...]] = {
-    gpu.GPU_UTILIZATION: (Rollup.MEAN, Rollup.MAX),
+_SPREAD = (declare.Rollup.MEAN, declare.Rollup.MIN, declare.Rollup.MAX)
+BY_JOB: Mapping[declare.Metric, tuple[declare.Rollup, ...]] = {
+    gpu.GPU_UTILIZATION: (declare.Rollup.MEAN, declare.Rollup.MAX),
     gpu.GPU_SM_ACTIVITY: _SPREAD,
     gpu.GPU_TENSOR_ACTIVITY: _SPREAD,
-    gpu.GPU_POWER: (Rollup.SUM,),
-    gpu.GPU_MEMORY_USED: (Rollup.SUM,),
-    gpu.GPU_TEMPERATURE: (Rollup.MAX,),
-    RDMA_SENT: (Rollup.SUM,),
-    RDMA_RECEIVED: (Rollup.SUM,),
-    nic.SENT: (Rollup.SUM,),
-    nic.RECEIVED: (Rollup.SUM,),
-    nic.PFC_RECEIVED_TIME: (Rollup.MAX,),
-    nic.PFC_SENT_TIME: (Rollup.MAX,),
+    gpu.GPU_POWER: (declare.Rollup.SUM,),
+    gpu.GPU_MEMORY_USED: (declare.Rollup.SUM,),
+    gpu.GPU_TEMPERATURE: (declare.Rollup.MAX,),
+    RDMA_SENT: (declare.Rollup.SUM,),
+    RDMA_RECEIVED: (declare.Rollup.SUM,),
+    nic.SENT: (declare.Rollup.SUM,),
+    nic.RECEIVED: (declare.Rollup.SUM,),
+    nic.PFC_RECEIVED_TIME: (declare.Rollup.MAX,),
+    nic.PFC_SENT_TIME: (declare.Rollup.MAX,),
 }
 """Roll-ups over the GPUs that a job holds exclusively, and the ports on their rails.
 
@@ -87,7 +75,7 @@ Few, as every job of a cluster has all of them.
 class StragglerMeasure(NamedTuple):
     """Quantity by which GPUs of a job are compared."""
 
-    metric: Metric
+    metric: declare.Metric
     part: tuple[str, ...] = ()
 
 

@@ -1,31 +1,24 @@
 """Transceivers and cables of NICs, and the switch ports that they lead to."""
 
 # fmt: off
-from railscope.catalog.declare import MICRO, MILLI, NANO, EventClass, MetricTable
-from railscope.catalog.entities import (
-    NIC,
-    NIC_LANE,
-    NIC_NEIGHBOUR,
-    NIC_TRANSCEIVER,
-    NIC_TRANSCEIVER_THRESHOLD,
-)
+from railscope.catalog import declare, entities
 
-_EEPROM = MetricTable(NIC, origin="ETHTOOL_MSG_MODULE_EEPROM_GET, SFF-8472, SFF-8636 or CMIS")
-_LLDP = MetricTable(NIC, origin="LLDP frames (IEEE 802.1AB) of the interface")
+_EEPROM = declare.MetricTable(entities.NIC, origin="ETHTOOL_MSG_MODULE_EEPROM_GET, SFF-8472, SFF-8636 or CMIS")
+_LLDP = declare.MetricTable(entities.NIC, origin="LLDP frames (IEEE 802.1AB) of the interface")
 
-TRANSCEIVER_INFO = _EEPROM.info("railscope_nic_transceiver_info", "Identity of the transceiver or cable: type, vendor, part, serial number, media, length.", about=NIC_TRANSCEIVER)
+TRANSCEIVER_INFO = _EEPROM.info("railscope_nic_transceiver_info", "Identity of the transceiver or cable: type, vendor, part, serial number, media, length.", about=entities.NIC_TRANSCEIVER)
 TRANSCEIVER_READABLE = _EEPROM.gauge("railscope_nic_transceiver_readable", "1 for an interface whose transceiver or cable identifies itself; absent elsewhere.")
-TRANSCEIVER_TEMPERATURE = _EEPROM.gauge("railscope_nic_transceiver_temperature_celsius", "Temperature inside the transceiver.", scale=MILLI)
-TRANSCEIVER_SUPPLY = _EEPROM.gauge("railscope_nic_transceiver_supply_volts", "Supply voltage inside the transceiver.", scale=MICRO)
-TRANSCEIVER_RECEIVE_POWER = _EEPROM.gauge("railscope_nic_transceiver_receive_power_watts", "Optical power the transceiver receives on this lane.", about=NIC_LANE, scale=NANO)
-TRANSCEIVER_TRANSMIT_POWER = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_watts", "Optical power the transceiver sends on this lane.", about=NIC_LANE, scale=NANO)
-TRANSCEIVER_BIAS = _EEPROM.gauge("railscope_nic_transceiver_bias_amperes", "Bias current of the laser of this lane.", about=NIC_LANE, scale=MICRO)
-TRANSCEIVER_TEMPERATURE_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_temperature_threshold_celsius", "Temperature at which the transceiver itself raises this alarm or warning.", about=NIC_TRANSCEIVER_THRESHOLD, scale=MILLI)
-TRANSCEIVER_RECEIVE_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_receive_power_threshold_watts", "Received power at which the transceiver itself raises this alarm or warning.", about=NIC_TRANSCEIVER_THRESHOLD, scale=NANO)
-TRANSCEIVER_TRANSMIT_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_threshold_watts", "Sent power at which the transceiver itself raises this alarm or warning.", about=NIC_TRANSCEIVER_THRESHOLD, scale=NANO)
-TRANSCEIVER_EVENT = EventClass("nic_transceiver_changed", NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"))
+TRANSCEIVER_TEMPERATURE = _EEPROM.gauge("railscope_nic_transceiver_temperature_celsius", "Temperature inside the transceiver.", scale=declare.MILLI)
+TRANSCEIVER_SUPPLY = _EEPROM.gauge("railscope_nic_transceiver_supply_volts", "Supply voltage inside the transceiver.", scale=declare.MICRO)
+TRANSCEIVER_RECEIVE_POWER = _EEPROM.gauge("railscope_nic_transceiver_receive_power_watts", "Optical power the transceiver receives on this lane.", about=entities.NIC_LANE, scale=declare.NANO)
+TRANSCEIVER_TRANSMIT_POWER = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_watts", "Optical power the transceiver sends on this lane.", about=entities.NIC_LANE, scale=declare.NANO)
+TRANSCEIVER_BIAS = _EEPROM.gauge("railscope_nic_transceiver_bias_amperes", "Bias current of the laser of this lane.", about=entities.NIC_LANE, scale=declare.MICRO)
+TRANSCEIVER_TEMPERATURE_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_temperature_threshold_celsius", "Temperature at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.MILLI)
+TRANSCEIVER_RECEIVE_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_receive_power_threshold_watts", "Received power at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.NANO)
+TRANSCEIVER_TRANSMIT_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_threshold_watts", "Sent power at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.NANO)
+TRANSCEIVER_EVENT = declare.EventClass("nic_transceiver_changed", entities.NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"))
 
 # Neighbours --------------------------------------------------------------------------------------
-NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into.", about=NIC_NEIGHBOUR)
+NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into.", about=entities.NIC_NEIGHBOUR)
 NEIGHBOUR_KNOWN = _LLDP.gauge("railscope_nic_neighbour_known", "Whether the neighbour of an interface with a carrier is known (1) or not (0).")
-NEIGHBOUR_EVENT = EventClass("nic_neighbour_changed", NIC, "warning", "An interface is plugged into another switch port than before.", _LLDP.origin, ("before", "after"))
+NEIGHBOUR_EVENT = declare.EventClass("nic_neighbour_changed", entities.NIC, "warning", "An interface is plugged into another switch port than before.", _LLDP.origin, ("before", "after"))

@@ -4,44 +4,26 @@ The verdict is computed from the other metrics: see `agent/health`.
 """
 
 # fmt: off
-from railscope.catalog.declare import MEGA, EventClass, MetricTable, Rollup
-from railscope.catalog.entities import (
-    GPU,
-    GPU_ADDRESS,
-    GPU_BANK,
-    GPU_C2C,
-    GPU_C2C_ERROR,
-    GPU_CONDITION,
-    GPU_ECC,
-    GPU_ECC_LOCATION,
-    GPU_EVENT,
-    GPU_PCIE_ERROR,
-    GPU_REASON,
-    GPU_REMAP,
-    GPU_SRAM,
-    NODE,
-    XID,
-)
-from railscope.catalog.gpu import DRIVER_LOAD
+from railscope.catalog import declare, entities, gpu
 
-_NVML = MetricTable(GPU, resets=DRIVER_LOAD)
+_NVML = declare.MetricTable(entities.GPU, resets=gpu.DRIVER_LOAD)
 
 VOLATILE = "Volatile counts from driver load; aggregate counts for the life of the board."
 GPU_ECC_MODE = _NVML.gauge("railscope_gpu_ecc_enabled", "Whether error correction of GPU memory is on (1) or off (0).", "nvmlDeviceGetEccMode current", dcgm="DCGM_FI_DEV_ECC_CURRENT")
-GPU_ECC_ERRORS = _NVML.counter("railscope_gpu_ecc_errors_total", "Memory errors that error correction detected, by whether it corrected them.", "nvmlDeviceGetTotalEccErrors", about=GPU_ECC, rollups=(Rollup.SUM,), resets=VOLATILE, dcgm="DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, DCGM_FI_DEV_ECC_SBE_AGG_TOTAL, DCGM_FI_DEV_ECC_DBE_AGG_TOTAL")
-GPU_REMAPPED_ROWS = _NVML.gauge("railscope_gpu_remapped_rows", "Memory rows replaced by spare ones, by the kind of error that caused it.", "nvmlDeviceGetRemappedRows", about=GPU_REMAP, since="Ampere", dcgm="DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS, DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS")
-GPU_ROW_REMAP_PENDING = _NVML.gauge("railscope_gpu_row_remap_pending", "Whether a row remap waits for a GPU reset (1) or not (0).", "nvmlDeviceGetRemappedRows pending", rollups=(Rollup.SUM,), since="Ampere", dcgm="DCGM_FI_DEV_ROW_REMAP_PENDING")
+GPU_ECC_ERRORS = _NVML.counter("railscope_gpu_ecc_errors_total", "Memory errors that error correction detected, by whether it corrected them.", "nvmlDeviceGetTotalEccErrors", about=entities.GPU_ECC, rollups=(declare.Rollup.SUM,), resets=VOLATILE, dcgm="DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, DCGM_FI_DEV_ECC_SBE_AGG_TOTAL, DCGM_FI_DEV_ECC_DBE_AGG_TOTAL")
+GPU_REMAPPED_ROWS = _NVML.gauge("railscope_gpu_remapped_rows", "Memory rows replaced by spare ones, by the kind of error that caused it.", "nvmlDeviceGetRemappedRows", about=entities.GPU_REMAP, since="Ampere", dcgm="DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS, DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS")
+GPU_ROW_REMAP_PENDING = _NVML.gauge("railscope_gpu_row_remap_pending", "Whether a row remap waits for a GPU reset (1) or not (0).", "nvmlDeviceGetRemappedRows pending", rollups=(declare.Rollup.SUM,), since="Ampere", dcgm="DCGM_FI_DEV_ROW_REMAP_PENDING")
 GPU_ROW_REMAP_FAILURE = _NVML.gauge("railscope_gpu_row_remap_failure", "Whether a row could not be remapped (1) or not (0).", "nvmlDeviceGetRemappedRows failure", since="Ampere", dcgm="DCGM_FI_DEV_ROW_REMAP_FAILURE")
 GPU_ECC_PENDING = _NVML.gauge("railscope_gpu_ecc_pending", "Whether error correction will be on (1) or off (0) after the next reset.", "nvmlDeviceGetEccMode pending", dcgm="DCGM_FI_DEV_ECC_PENDING")
-GPU_ECC_LOCATIONS = _NVML.counter("railscope_gpu_ecc_location_errors_total", "Memory errors that error correction detected, by memory.", "nvmlDeviceGetMemoryErrorCounter", about=GPU_ECC_LOCATION, resets=VOLATILE)
-GPU_SRAM_ERRORS = _NVML.counter("railscope_gpu_sram_uncorrected_errors_total", "Uncorrected errors of on-chip memory, by what found them: parity or SEC-DED.", "nvmlDeviceGetSramEccErrorStatus; needs root", about=GPU_SRAM, resets=VOLATILE, since="Ampere")
+GPU_ECC_LOCATIONS = _NVML.counter("railscope_gpu_ecc_location_errors_total", "Memory errors that error correction detected, by memory.", "nvmlDeviceGetMemoryErrorCounter", about=entities.GPU_ECC_LOCATION, resets=VOLATILE)
+GPU_SRAM_ERRORS = _NVML.counter("railscope_gpu_sram_uncorrected_errors_total", "Uncorrected errors of on-chip memory, by what found them: parity or SEC-DED.", "nvmlDeviceGetSramEccErrorStatus; needs root", about=entities.GPU_SRAM, resets=VOLATILE, since="Ampere")
 GPU_SRAM_THRESHOLD = _NVML.gauge("railscope_gpu_sram_threshold_exceeded", "Whether on-chip memory has had so many errors that field diagnostics would fail it (1) or not (0).", "nvmlDeviceGetSramEccErrorStatus bThresholdExceeded; needs root", since="Ampere", dcgm="DCGM_FI_DEV_THRESHOLD_SRM")
-GPU_SRAM_LOCATIONS = _NVML.counter("railscope_gpu_sram_location_errors_total", "Uncorrected errors of on-chip memory over the life of the board, by the unit they were in.", "nvmlDeviceGetSramEccErrorStatus aggregateUncBucket...; needs root", about=GPU_ECC_LOCATION, resets=VOLATILE, since="Ampere")
-GPU_REMAPPED_INACTIVE = _NVML.gauge("railscope_gpu_remapped_rows_inactive", "Memory rows marked for remapping that are not replaced yet, by the kind of error.", "nvmlDeviceGetFieldValues 301, 302", about=GPU_REMAP, since="Ampere, newer drivers")
-GPU_REMAP_BANKS = _NVML.gauge("railscope_gpu_row_remap_banks", "Memory banks by how many spare rows they have left.", "nvmlDeviceGetRowRemapperHistogram", about=GPU_BANK, since="Ampere")
-GPU_RETIRED_PAGES = _NVML.gauge("railscope_gpu_retired_pages", "Memory pages taken out of use, by the kind of error that caused it.", "nvmlDeviceGetRetiredPages; before Ampere", about=GPU_REMAP, dcgm="DCGM_FI_DEV_RETIRED_SBE, DCGM_FI_DEV_RETIRED_DBE")
+GPU_SRAM_LOCATIONS = _NVML.counter("railscope_gpu_sram_location_errors_total", "Uncorrected errors of on-chip memory over the life of the board, by the unit they were in.", "nvmlDeviceGetSramEccErrorStatus aggregateUncBucket...; needs root", about=entities.GPU_ECC_LOCATION, resets=VOLATILE, since="Ampere")
+GPU_REMAPPED_INACTIVE = _NVML.gauge("railscope_gpu_remapped_rows_inactive", "Memory rows marked for remapping that are not replaced yet, by the kind of error.", "nvmlDeviceGetFieldValues 301, 302", about=entities.GPU_REMAP, since="Ampere, newer drivers")
+GPU_REMAP_BANKS = _NVML.gauge("railscope_gpu_row_remap_banks", "Memory banks by how many spare rows they have left.", "nvmlDeviceGetRowRemapperHistogram", about=entities.GPU_BANK, since="Ampere")
+GPU_RETIRED_PAGES = _NVML.gauge("railscope_gpu_retired_pages", "Memory pages taken out of use, by the kind of error that caused it.", "nvmlDeviceGetRetiredPages; before Ampere", about=entities.GPU_REMAP, dcgm="DCGM_FI_DEV_RETIRED_SBE, DCGM_FI_DEV_RETIRED_DBE")
 GPU_RETIRED_PENDING = _NVML.gauge("railscope_gpu_retired_pages_pending", "Whether pages wait for a reboot to be taken out of use (1) or not (0).", "nvmlDeviceGetRetiredPagesPendingStatus; before Ampere", dcgm="DCGM_FI_DEV_RETIRED_PENDING")
-GPU_REPAIR_PENDING = _NVML.gauge("railscope_gpu_repair_pending", "Whether a repair of a memory channel or a TPC waits for a reset (1) or not (0).", "nvmlDeviceGetRepairStatus", about=GPU_CONDITION, since="Ampere, newer drivers")
+GPU_REPAIR_PENDING = _NVML.gauge("railscope_gpu_repair_pending", "Whether a repair of a memory channel or a TPC waits for a reset (1) or not (0).", "nvmlDeviceGetRepairStatus", about=entities.GPU_CONDITION, since="Ampere, newer drivers")
 GPU_UNREPAIRABLE = _NVML.gauge("railscope_gpu_unrepairable_memory", "Whether the GPU has memory that cannot be repaired (1) or not (0).", "nvmlDeviceGetUnrepairableMemoryFlag_v1", since="Hopper, newer drivers")
 
 # PCIe links --------------------------------------------------------------------------------------
@@ -51,11 +33,11 @@ GPU_PCIE_WIDTH = _NVML.gauge("railscope_gpu_pcie_link_width_lanes", "Lanes the G
 GPU_PCIE_WIDTH_LIMIT = _NVML.gauge("railscope_gpu_pcie_link_width_limit_lanes", "Maximum lanes that GPU and slot can use together.", "nvmlDeviceGetMaxPcieLinkWidth", dcgm="DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH")
 GPU_PCIE_EXPECTED_WIDTH = _NVML.gauge("railscope_gpu_pcie_expected_width_lanes", "Lanes that the GPU's link should use: those of its slot, or as configured. None in guests.", "/sys/bus/pci/devices/*/max_link_width of both ends, settings [pcie]")
 GPU_PCIE_EXPECTED_GENERATION = _NVML.gauge("railscope_gpu_pcie_expected_generation", "PCIe generation that the GPU's link should reach under load: that of its slot, or as configured. None in guests.", "/sys/bus/pci/devices/*/max_link_speed of both ends, settings [pcie]")
-GPU_PCIE_REPLAYS = _NVML.counter("railscope_gpu_pcie_replays_total", "PCIe packets the GPU had to send again.", "nvmlDeviceGetPcieReplayCounter", rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_PCIE_REPLAY_COUNTER")
+GPU_PCIE_REPLAYS = _NVML.counter("railscope_gpu_pcie_replays_total", "PCIe packets the GPU had to send again.", "nvmlDeviceGetPcieReplayCounter", rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_PCIE_REPLAY_COUNTER")
 GPU_PCIE_GENERATION_OWN = _NVML.gauge("railscope_gpu_pcie_link_generation_gpu_limit", "Highest PCIe generation of the GPU alone.", "nvmlDeviceGetGpuMaxPcieLinkGeneration")
 GPU_PCIE_ROLLOVERS = _NVML.counter("railscope_gpu_pcie_replay_rollovers_total", "Times so many replays failed that the PCIe link was trained again.", "nvmlDeviceGetFieldValues 95 PCIE_REPLAY_ROLLOVER_COUNTER")
 GPU_PCIE_RECOVERIES = _NVML.counter("railscope_gpu_pcie_recoveries_total", "Times the PCIe link left its working state to recover.", "nvmlDeviceGetFieldValues 169 PCIE_L0_TO_RECOVERY_COUNTER")
-GPU_PCIE_ERRORS = _NVML.counter("railscope_gpu_pcie_errors_total", "PCIe errors the GPU counted, by kind.", "nvmlDeviceGetFieldValues 173 to 183", about=GPU_PCIE_ERROR, since="newer drivers")
+GPU_PCIE_ERRORS = _NVML.counter("railscope_gpu_pcie_errors_total", "PCIe errors the GPU counted, by kind.", "nvmlDeviceGetFieldValues 173 to 183", about=entities.GPU_PCIE_ERROR, since="newer drivers")
 GPU_PCIE_TRANSMITTED = _NVML.counter("railscope_gpu_pcie_transmitted_bytes_total", "Bytes the GPU sent over PCIe.", "nvmlDeviceGetFieldValues 197 PCIE_COUNT_TX_BYTES", since="newer drivers")
 GPU_PCIE_RECEIVED = _NVML.counter("railscope_gpu_pcie_received_bytes_total", "Bytes the GPU received over PCIe.", "nvmlDeviceGetFieldValues 198 PCIE_COUNT_RX_BYTES", since="newer drivers")
 
@@ -65,20 +47,20 @@ GPU_RECOVERY_ACTION = _NVML.state("railscope_gpu_recovery_action", "Action that 
 GPU_FABRIC_STATE = _NVML.state("railscope_gpu_fabric_state", "State of the GPU joining its NVLink fabric; CUDA starts only once it is completed.", "nvmlDeviceGetGpuFabricInfoV state", states={0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}, since="Hopper")
 GPU_FABRIC_STATUS = _NVML.gauge("railscope_gpu_fabric_status_code", "NVML return code of joining the fabric: 0 is success; absent until joining has completed.", "nvmlDeviceGetGpuFabricInfoV status", since="Hopper")
 GPU_FABRIC_HEALTH = _NVML.state("railscope_gpu_fabric_health", "Health of the GPU's membership in its NVLink fabric.", "nvmlDeviceGetGpuFabricInfoV v3 healthSummary", states={0: "not_supported", 1: "healthy", 2: "unhealthy", 3: "limited_capacity"}, since="Hopper, newer drivers")
-GPU_FABRIC_CONDITION = _NVML.gauge("railscope_gpu_fabric_condition_active", "Whether a fault of the NVLink fabric is present at this GPU (1) or not (0).", "nvmlDeviceGetGpuFabricInfoV healthMask", about=GPU_CONDITION, since="Hopper")
+GPU_FABRIC_CONDITION = _NVML.gauge("railscope_gpu_fabric_condition_active", "Whether a fault of the NVLink fabric is present at this GPU (1) or not (0).", "nvmlDeviceGetGpuFabricInfoV healthMask", about=entities.GPU_CONDITION, since="Hopper")
 GPU_C2C_ENABLED = _NVML.gauge("railscope_gpu_c2c_enabled", "Whether the link between Grace processor and GPU is on (1) or off (0).", "nvmlDeviceGetC2cModeInfoV", since="Grace Hopper")
 GPU_C2C_LINKS = _NVML.gauge("railscope_gpu_c2c_links", "Links between Grace processor and GPU.", "nvmlDeviceGetFieldValues 170 C2C_LINK_COUNT", since="Grace Hopper")
-GPU_C2C_ACTIVE = _NVML.gauge("railscope_gpu_c2c_link_active", "Whether one link between Grace processor and GPU is up (1) or not (0).", "nvmlDeviceGetFieldValues 171 C2C_LINK_GET_STATUS, scope of the link", about=GPU_C2C, since="Grace Hopper")
-GPU_C2C_BANDWIDTH = _NVML.gauge("railscope_gpu_c2c_link_limit_bytes_per_second", "Highest speed of one link between Grace processor and GPU.", "nvmlDeviceGetFieldValues 172 C2C_LINK_GET_MAX_BW, scope of the link (MB/s)", about=GPU_C2C, scale=MEGA, since="Grace Hopper")
-GPU_C2C_ERRORS = _NVML.counter("railscope_gpu_c2c_errors_total", "Errors of one link between Grace processor and GPU, by kind.", "nvmlDeviceGetFieldValues 231 ERROR_INTR, 232 REPLAY, 233 REPLAY_B2B, scope of the link", about=GPU_C2C_ERROR, since="Grace Hopper")
-GPU_XID_ERRORS = _NVML.counter("railscope_gpu_xid_errors_total", "Xid messages of the NVIDIA driver, by PCI address of the GPU and Xid number.", "kernel log, NVRM: Xid (...), and NVML events; an Xid that both report counts once", about=XID, resets=LOG)
-GPU_LAST_XID = _NVML.gauge("railscope_gpu_last_xid", "Number of the last Xid of this GPU; absent where there was none.", "kernel log and NVML events", about=GPU_ADDRESS, dcgm="DCGM_FI_DEV_XID_ERRORS")
-GPU_EVENTS = _NVML.counter("railscope_gpu_events_total", "Events of the driver other than Xids, by GPU and kind.", "nvmlEventSetWait_v2", about=GPU_EVENT, resets="Counts from the start of the agent.")
-GPU_EVENTS_LOST = _NVML.counter("railscope_gpu_events_lost_total", "Events of the driver that arrived faster than the agent could read them.", "nvmlEventSetWait_v2, gaps in our own numbering", about=NODE, resets="Counts from the start of the agent.")
-GPU_DEVICE_STATE = _NVML.state("railscope_gpu_device_state", "Owner of this GPU: NVIDIA's driver, a virtual machine (vfio-pci), another driver, none; missing if NVIDIA's driver owns it and does not list it.", "/sys/bus/pci/devices/*/{vendor,class,driver}, nvmlDeviceGetPciInfo", states={0: "driver", 1: "virtual_machine", 2: "unbound", 3: "other_driver", 4: "missing"}, about=GPU_ADDRESS)
+GPU_C2C_ACTIVE = _NVML.gauge("railscope_gpu_c2c_link_active", "Whether one link between Grace processor and GPU is up (1) or not (0).", "nvmlDeviceGetFieldValues 171 C2C_LINK_GET_STATUS, scope of the link", about=entities.GPU_C2C, since="Grace Hopper")
+GPU_C2C_BANDWIDTH = _NVML.gauge("railscope_gpu_c2c_link_limit_bytes_per_second", "Highest speed of one link between Grace processor and GPU.", "nvmlDeviceGetFieldValues 172 C2C_LINK_GET_MAX_BW, scope of the link (MB/s)", about=entities.GPU_C2C, scale=declare.MEGA, since="Grace Hopper")
+GPU_C2C_ERRORS = _NVML.counter("railscope_gpu_c2c_errors_total", "Errors of one link between Grace processor and GPU, by kind.", "nvmlDeviceGetFieldValues 231 ERROR_INTR, 232 REPLAY, 233 REPLAY_B2B, scope of the link", about=entities.GPU_C2C_ERROR, since="Grace Hopper")
+GPU_XID_ERRORS = _NVML.counter("railscope_gpu_xid_errors_total", "Xid messages of the NVIDIA driver, by PCI address of the GPU and Xid number.", "kernel log, NVRM: Xid (...), and NVML events; an Xid that both report counts once", about=entities.XID, resets=LOG)
+GPU_LAST_XID = _NVML.gauge("railscope_gpu_last_xid", "Number of the last Xid of this GPU; absent where there was none.", "kernel log and NVML events", about=entities.GPU_ADDRESS, dcgm="DCGM_FI_DEV_XID_ERRORS")
+GPU_EVENTS = _NVML.counter("railscope_gpu_events_total", "Events of the driver other than Xids, by GPU and kind.", "nvmlEventSetWait_v2", about=entities.GPU_EVENT, resets="Counts from the start of the agent.")
+GPU_EVENTS_LOST = _NVML.counter("railscope_gpu_events_lost_total", "Events of the driver that arrived faster than the agent could read them.", "nvmlEventSetWait_v2, gaps in our own numbering", about=entities.NODE, resets="Counts from the start of the agent.")
+GPU_DEVICE_STATE = _NVML.state("railscope_gpu_device_state", "Owner of this GPU: NVIDIA's driver, a virtual machine (vfio-pci), another driver, none; missing if NVIDIA's driver owns it and does not list it.", "/sys/bus/pci/devices/*/{vendor,class,driver}, nvmlDeviceGetPciInfo", states={0: "driver", 1: "virtual_machine", 2: "unbound", 3: "other_driver", 4: "missing"}, about=entities.GPU_ADDRESS)
 GPU_HEALTH = _NVML.state("railscope_gpu_health", "Verdict on the GPU from all its readings; unknown is never healthy.", "the facts under railscope_gpu_health_reason_active", states={0: "unknown", 1: "healthy", 2: "degraded", 3: "failed"})
-GPU_HEALTH_REASON = _NVML.gauge("railscope_gpu_health_reason_active", "Whether this reason applies to the GPU (1) or not (0); absent where that is unknown.", "NVML and the kernel log, by the reason's rule", about=GPU_REASON, rollups=(Rollup.SUM,))
+GPU_HEALTH_REASON = _NVML.gauge("railscope_gpu_health_reason_active", "Whether this reason applies to the GPU (1) or not (0); absent where that is unknown.", "NVML and the kernel log, by the reason's rule", about=entities.GPU_REASON, rollups=(declare.Rollup.SUM,))
 GPU_ACTION = _NVML.state("railscope_gpu_recommended_action", "Recommended action for the GPU: the most severe action of all active reasons.", "Xid catalogue, recovery action of the driver, memory repair policy", states={0: "none", 1: "ignore", 2: "restart_app", 3: "drain", 4: "reset_gpu", 5: "reboot", 6: "rma", 7: "inspect"})
-GPU_CHANGE_EVENT = EventClass("gpu_inventory", GPU_ADDRESS, "warning", "A GPU was added or removed, or one of its settings changed.", "nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode, nvmlDeviceGetEccMode, nvmlDeviceGetComputeMode, nvmlDeviceGetPowerManagementLimit", ("change", "gpu", "before", "after"), audited=True)
-GPU_HEALTH_EVENT = EventClass("gpu_health", GPU, "error", "The verdict on a GPU changed.", "railscope_gpu_health", ("before", "after", "reasons", "action", "nvidia_action"))
-GPU_DRIVER_EVENT = EventClass("gpu_event", GPU_EVENT, "warning", "The driver reported an event of a GPU other than an Xid.", "nvmlEventSetWait_v2", ("gpu_instance", "compute_instance", "data"))
+GPU_CHANGE_EVENT = declare.EventClass("gpu_inventory", entities.GPU_ADDRESS, "warning", "A GPU was added or removed, or one of its settings changed.", "nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode, nvmlDeviceGetEccMode, nvmlDeviceGetComputeMode, nvmlDeviceGetPowerManagementLimit", ("change", "gpu", "before", "after"), audited=True)
+GPU_HEALTH_EVENT = declare.EventClass("gpu_health", entities.GPU, "error", "The verdict on a GPU changed.", "railscope_gpu_health", ("before", "after", "reasons", "action", "nvidia_action"))
+GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning", "The driver reported an event of a GPU other than an Xid.", "nvmlEventSetWait_v2", ("gpu_instance", "compute_instance", "data"))

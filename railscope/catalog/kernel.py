@@ -1,38 +1,28 @@
 """Kernel log: counters of messages, and the events themselves."""
 
 # fmt: off
-from railscope.catalog.declare import EventClass, MetricTable, Rollup
-from railscope.catalog.entities import (
-    AER_MESSAGE,
-    GPU_ADDRESS,
-    LINK_CHANGE,
-    NODE,
-    PCIE,
-    PORT_MODULE,
-    SXID,
-    XID,
-)
+from railscope.catalog import declare, entities
 
 LOG = "Counts from the start of the kernel log the agent could read."
-_KERNEL = MetricTable(NODE, resets=LOG)
+_KERNEL = declare.MetricTable(entities.NODE, resets=LOG)
 
-XIDS = _KERNEL.counter("railscope_kernel_xids_total", "Xid messages of the NVIDIA driver on this node.", "kernel log, NVRM: Xid (...), and NVML events; an Xid that both report counts once", rollups=(Rollup.SUM,))
-SXIDS = _KERNEL.counter("railscope_kernel_sxids_total", "SXid messages of the NVSwitch driver on this node, follow-up lines not counted.", "kernel log, nvidia-nvswitchN: SXid (...)", rollups=(Rollup.SUM,))
-SXID_ERRORS = _KERNEL.counter("railscope_nvswitch_sxid_errors_total", "SXid messages of the NVSwitch driver, by switch, SXid number and severity.", "kernel log, nvidia-nvswitchN: SXid (...)", about=SXID)
-LINK_MESSAGES = _KERNEL.counter("railscope_kernel_link_changes_total", "Kernel messages that an interface's link came up or went down.", "kernel log, Link up / Link down / NIC Link is Up / Down", about=LINK_CHANGE)
-AER_MESSAGES = _KERNEL.counter("railscope_kernel_aer_messages_total", "Kernel messages about PCIe errors, by device and severity.", "kernel log, AER: ... error message received from", about=AER_MESSAGE)
-OOM_KILLS = _KERNEL.counter("railscope_kernel_oom_kills_total", "Processes the kernel killed because memory ran out.", "kernel log, Out of memory: Killed process", rollups=(Rollup.SUM,))
+XIDS = _KERNEL.counter("railscope_kernel_xids_total", "Xid messages of the NVIDIA driver on this node.", "kernel log, NVRM: Xid (...), and NVML events; an Xid that both report counts once", rollups=(declare.Rollup.SUM,))
+SXIDS = _KERNEL.counter("railscope_kernel_sxids_total", "SXid messages of the NVSwitch driver on this node, follow-up lines not counted.", "kernel log, nvidia-nvswitchN: SXid (...)", rollups=(declare.Rollup.SUM,))
+SXID_ERRORS = _KERNEL.counter("railscope_nvswitch_sxid_errors_total", "SXid messages of the NVSwitch driver, by switch, SXid number and severity.", "kernel log, nvidia-nvswitchN: SXid (...)", about=entities.SXID)
+LINK_MESSAGES = _KERNEL.counter("railscope_kernel_link_changes_total", "Kernel messages that an interface's link came up or went down.", "kernel log, Link up / Link down / NIC Link is Up / Down", about=entities.LINK_CHANGE)
+AER_MESSAGES = _KERNEL.counter("railscope_kernel_aer_messages_total", "Kernel messages about PCIe errors, by device and severity.", "kernel log, AER: ... error message received from", about=entities.AER_MESSAGE)
+OOM_KILLS = _KERNEL.counter("railscope_kernel_oom_kills_total", "Processes the kernel killed because memory ran out.", "kernel log, Out of memory: Killed process", rollups=(declare.Rollup.SUM,))
 GPU_FAILURES = _KERNEL.counter("railscope_kernel_gpu_failures_total", "Messages of the NVIDIA driver that a GPU was lost or could not be started.", "kernel log, NVRM: GPU ...: GPU has fallen off the bus / RmInitAdapter failed")
 LOG_RECORDS = _KERNEL.counter("railscope_kernel_log_records_total", "Kernel log records the agent has read.", "/dev/kmsg")
 LOG_LOST = _KERNEL.counter("railscope_kernel_log_lost_records_total", "Kernel log records that were overwritten before the agent could read them.", "/dev/kmsg, gaps in the sequence number")
 LOG_SUPPRESSED = _KERNEL.counter("railscope_kernel_log_suppressed_events_total", "Messages that were counted but not reported individually, because too many arrived at once.", "/dev/kmsg")
-XID_EVENT = EventClass("xid", XID, "error", "The NVIDIA driver reported an error of a GPU.", "kernel log, NVRM: Xid (...)", ("process", "process_name", "gpu_instance", "compute_instance", "message", "name", "meaning", "severity", "action", "nvidia_action", "reported_by"))
-SXID_EVENT = EventClass("sxid", SXID, "error", "The NVSwitch driver reported an error of a switch.", "kernel log, nvidia-nvswitchN: SXid (...)", ("pci_address", "link", "message"))
-GPU_LOST_EVENT = EventClass("gpu_lost", GPU_ADDRESS, "error", "A GPU no longer answers on the PCIe bus.", "kernel log, NVRM: GPU ...: GPU has fallen off the bus", ("message",))
-GPU_INIT_FAILED_EVENT = EventClass("gpu_init_failed", GPU_ADDRESS, "error", "The NVIDIA driver could not start a GPU.", "kernel log, NVRM: GPU ...: RmInitAdapter failed", ("message",))
-LINK_EVENT = EventClass("link_change", LINK_CHANGE, "warning", "An interface's link came up or went down.", "kernel log", ("message",))
-AER_EVENT = EventClass("pcie_aer", AER_MESSAGE, "warning", "A PCIe device or port reported an error.", "kernel log, AER:", ("message",))
-SLOT_POWER_EVENT = EventClass("slot_power", PCIE, "error", "The PCIe slot of a NIC states too little power for it, or none.", "kernel log, mlx5_core: ... power on the PCIe slot", ("state", "watts", "message"))
-PORT_MODULE_EVENT = EventClass("port_module", PORT_MODULE, "warning", "A cable or transceiver was plugged, unplugged, or is faulty.", "kernel log, mlx5_core: Port module event", ("state", "problem", "message"))
-PEER_MEMORY_EVENT = EventClass("peer_memory", NODE, "warning", "The kernel module for GPUDirect RDMA (nvidia-peermem) reported an error.", "kernel log, nvidia-peermem", ("message",))
-OOM_EVENT = EventClass("out_of_memory", NODE, "error", "The kernel killed a process because memory ran out.", "kernel log, Out of memory: Killed process", ("process", "process_name", "message"))
+XID_EVENT = declare.EventClass("xid", entities.XID, "error", "The NVIDIA driver reported an error of a GPU.", "kernel log, NVRM: Xid (...)", ("process", "process_name", "gpu_instance", "compute_instance", "message", "name", "meaning", "severity", "action", "nvidia_action", "reported_by"))
+SXID_EVENT = declare.EventClass("sxid", entities.SXID, "error", "The NVSwitch driver reported an error of a switch.", "kernel log, nvidia-nvswitchN: SXid (...)", ("pci_address", "link", "message"))
+GPU_LOST_EVENT = declare.EventClass("gpu_lost", entities.GPU_ADDRESS, "error", "A GPU no longer answers on the PCIe bus.", "kernel log, NVRM: GPU ...: GPU has fallen off the bus", ("message",))
+GPU_INIT_FAILED_EVENT = declare.EventClass("gpu_init_failed", entities.GPU_ADDRESS, "error", "The NVIDIA driver could not start a GPU.", "kernel log, NVRM: GPU ...: RmInitAdapter failed", ("message",))
+LINK_EVENT = declare.EventClass("link_change", entities.LINK_CHANGE, "warning", "An interface's link came up or went down.", "kernel log", ("message",))
+AER_EVENT = declare.EventClass("pcie_aer", entities.AER_MESSAGE, "warning", "A PCIe device or port reported an error.", "kernel log, AER:", ("message",))
+SLOT_POWER_EVENT = declare.EventClass("slot_power", entities.PCIE, "error", "The PCIe slot of a NIC states too little power for it, or none.", "kernel log, mlx5_core: ... power on the PCIe slot", ("state", "watts", "message"))
+PORT_MODULE_EVENT = declare.EventClass("port_module", entities.PORT_MODULE, "warning", "A cable or transceiver was plugged, unplugged, or is faulty.", "kernel log, mlx5_core: Port module event", ("state", "problem", "message"))
+PEER_MEMORY_EVENT = declare.EventClass("peer_memory", entities.NODE, "warning", "The kernel module for GPUDirect RDMA (nvidia-peermem) reported an error.", "kernel log, nvidia-peermem", ("message",))
+OOM_EVENT = declare.EventClass("out_of_memory", entities.NODE, "error", "The kernel killed a process because memory ran out.", "kernel log, Out of memory: Killed process", ("process", "process_name", "message"))

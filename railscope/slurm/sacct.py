@@ -19,17 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from railscope.slurm import FormatError
-from railscope.slurm.notation import (
-    SlurmJob,
-    expand_nodes,
-    job_number,
-    json_number,
-    json_text,
-    parse_tres,
-    sure_seconds,
-    value_or_empty,
-)
+from railscope.slurm import FormatError, notation
 from railscope.untrusted_text import ShapeError, check_shape
 
 COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
@@ -49,7 +39,7 @@ class AccountedJob(NamedTuple):
     """A job with its position in the input, and its nodes as printed."""
 
     place: int
-    job: SlurmJob
+    job: notation.SlurmJob
     node_list: str
 
 
@@ -127,22 +117,22 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
     column = ""
     try:
         column = "JobIDRaw"
-        number = job_number(row.id)
+        number = notation.job_number(row.id)
         column = "UID"
-        user_id = job_number(row["UID"]) if row["UID"] else None
+        user_id = notation.job_number(row["UID"]) if row["UID"] else None
         column = "Start"
-        start = sure_seconds(row["Start"], zone)
+        start = notation.sure_seconds(row["Start"], zone)
         column = "End"
-        end = sure_seconds(row["End"], zone)
+        end = notation.sure_seconds(row["End"], zone)
         column = "NodeList"
-        nodes = expand_nodes(value_or_empty(row["NodeList"]))
+        nodes = notation.expand_nodes(notation.value_or_empty(row["NodeList"]))
         column = "AllocTRES"
-        counts = parse_tres(row["AllocTRES"])
+        counts = notation.parse_tres(row["AllocTRES"])
     except AccountingError:
         raise
     except FormatError as error:
         raise AccountingError(row.place, column, str(error)) from error
-    job = SlurmJob(
+    job = notation.SlurmJob(
         id=number,
         user=row["User"],
         user_id=user_id,
@@ -238,7 +228,7 @@ def parse_sacct_json(
 def _record_of(place: int, job: Any) -> AccountedJob:
     try:
         check_shape(job, _SacctJob)
-        return AccountedJob(place, _job_of(job), json_text(job.get("nodes")))
+        return AccountedJob(place, _job_of(job), notation.json_text(job.get("nodes")))
     except ShapeError as error:
         raise AccountingError(place, error.field, error.reason) from error
     except FormatError as error:
@@ -248,28 +238,28 @@ def _record_of(place: int, job: Any) -> AccountedJob:
         raise AccountingError(place, "", reason) from error
 
 
-def _job_of(job: Mapping[str, Any]) -> SlurmJob:
-    number = json_number(job["job_id"])
+def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
+    number = notation.json_number(job["job_id"])
     if number is None:
         message = "missing job ID"
         raise FormatError(message)
     states = job["state"]["current"]
-    start, end = (json_number(job["time"][name]) or None for name in ("start", "end"))
+    start, end = (notation.json_number(job["time"][name]) or None for name in ("start", "end"))
     array = job.get("array") or {}
-    element = json_number(array.get("task_id"))
-    return SlurmJob(
+    element = notation.json_number(array.get("task_id"))
+    return notation.SlurmJob(
         id=number,
-        user=json_text(job.get("user")),
+        user=notation.json_text(job.get("user")),
         user_id=None,
-        account=json_text(job.get("account")),
-        state=json_text(states if isinstance(states, str) else states[0]),
+        account=notation.json_text(job.get("account")),
+        state=notation.json_text(states if isinstance(states, str) else states[0]),
         start_seconds=start,
         end_seconds=end if start is not None else None,
         planned_end_seconds=None,
-        nodes=expand_nodes(value_or_empty(json_text(job.get("nodes")))),
+        nodes=notation.expand_nodes(notation.value_or_empty(notation.json_text(job.get("nodes")))),
         gres_counts=_counts(job["tres"]["allocated"]),
         array=f"{array['job_id']}_{element}" if array.get("job_id") and element is not None else "",
-        sluid=json_text(job.get("sluid")),
+        sluid=notation.json_text(job.get("sluid")),
     )
 
 
@@ -277,9 +267,9 @@ def _counts(allocated: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return generic resources by name, with the type if present, as `parse_tres` does."""
     found: dict[str, int] = {}
     for one in allocated:
-        if json_text(one["type"]) != "gres":
+        if notation.json_text(one["type"]) != "gres":
             continue
-        name, count = json_text(one["name"]), json_number(one["count"])
+        name, count = notation.json_text(one["name"]), notation.json_number(one["count"])
         if count is None or count < 0 or name in found:
             message = f"{name!r}: expected one count"
             raise FormatError(message)

@@ -13,20 +13,7 @@ from collections.abc import Mapping
 from datetime import tzinfo
 from typing import Any
 
-from railscope.slurm import FormatError
-from railscope.slurm.notation import (
-    NodeAllocation,
-    SlurmJob,
-    expand_nodes,
-    job_number,
-    json_number,
-    json_text,
-    parse_gres,
-    parse_tres,
-    seconds,
-    times,
-    value_or_empty,
-)
+from railscope.slurm import FormatError, notation
 
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
@@ -44,7 +31,7 @@ _WANTED = {
 _NO_JOBS = ("No jobs in the system",)
 
 
-def parse_text(text: str, zone: tzinfo) -> tuple[SlurmJob, ...]:
+def parse_text(text: str, zone: tzinfo) -> tuple[notation.SlurmJob, ...]:
     """Parse the jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
 
     Allocations are printed only with -d, and only for jobs with nodes. Raises FormatError.
@@ -56,30 +43,30 @@ def parse_text(text: str, zone: tzinfo) -> tuple[SlurmJob, ...]:
     return tuple(_job(f"JobId={record}", zone) for record in records)
 
 
-def _job(record: str, zone: tzinfo) -> SlurmJob:
+def _job(record: str, zone: tzinfo) -> notation.SlurmJob:
     first, *lines = record.split("\n")
     head = dict(_PAIR.findall(first.partition(" JobName=")[0]))
     fields = _fields(lines)
     try:
         user = _USER.fullmatch(fields["UserId"])
-        start, end = (seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
+        start, end = (notation.seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
         state, account = fields["JobState"], fields["Account"]
     except KeyError as error:
         message = f"job {head['JobId'][:20]!r}: missing {error.args[0]}"
         raise FormatError(message) from error
-    when = times(state, start, end)
-    return SlurmJob(
-        id=job_number(head["JobId"]),
+    when = notation.times(state, start, end)
+    return notation.SlurmJob(
+        id=notation.job_number(head["JobId"]),
         user=user[1] if user else fields["UserId"],
         user_id=int(user[2]) if user else None,
-        account=value_or_empty(account),
+        account=notation.value_or_empty(account),
         state=state,
         start_seconds=when.start_seconds,
         end_seconds=when.end_seconds,
         planned_end_seconds=when.planned_end_seconds,
-        nodes=expand_nodes(fields.get("NodeList", "")),
+        nodes=notation.expand_nodes(fields.get("NodeList", "")),
         allocations=_allocations(lines),
-        gres_counts=parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
+        gres_counts=notation.parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
         array="_".join(head[name] for name in ("ArrayJobId", "ArrayTaskId") if name in head),
     )
 
@@ -102,18 +89,20 @@ def _fields(lines: list[str]) -> dict[str, str]:
     return fields
 
 
-def _allocations(lines: list[str]) -> tuple[NodeAllocation, ...] | None:
+def _allocations(lines: list[str]) -> tuple[notation.NodeAllocation, ...] | None:
     """Return the allocation on each node, from the lines that begin with `Nodes=`."""
-    found: list[NodeAllocation] = []
+    found: list[notation.NodeAllocation] = []
     sets = [line.strip() for line in lines if line.lstrip().startswith("Nodes=")]
     for line in sets:
         fields = dict(_PAIR.findall(line))
-        gres = parse_gres(fields.get("GRES", ""))
-        found += [NodeAllocation(node, gres) for node in expand_nodes(fields["Nodes"])]
+        gres = notation.parse_gres(fields.get("GRES", ""))
+        found += [
+            notation.NodeAllocation(node, gres) for node in notation.expand_nodes(fields["Nodes"])
+        ]
     return tuple(found) if sets else None
 
 
-def parse_json(text: str | bytes) -> tuple[SlurmJob, ...]:
+def parse_json(text: str | bytes) -> tuple[notation.SlurmJob, ...]:
     """Parse the jobs of `scontrol show job --json` or `squeue --json`. Raises FormatError.
 
     Slurm 22.05 to 23.02 wrote plain numbers and one state; later versions write numbers with a `set`
@@ -129,44 +118,44 @@ def parse_json(text: str | bytes) -> tuple[SlurmJob, ...]:
         raise FormatError(message) from error
 
 
-def _job_of(job: Mapping[str, Any]) -> SlurmJob:
+def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
     states = job["job_state"]
-    state = json_text(states if isinstance(states, str) else states[0])
+    state = notation.json_text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
-    start, end = (json_number(job[name]) or None for name in ("start_time", "end_time"))
-    when = times("COMPLETING" if is_completing else state, start, end)
-    element = json_number(job.get("array_task_id"))
-    elements = json_text(job.get("array_task_string")) if element is None else str(element)
-    array = json_number(job.get("array_job_id"))
-    number = json_number(job["job_id"])
+    start, end = (notation.json_number(job[name]) or None for name in ("start_time", "end_time"))
+    when = notation.times("COMPLETING" if is_completing else state, start, end)
+    element = notation.json_number(job.get("array_task_id"))
+    elements = notation.json_text(job.get("array_task_string")) if element is None else str(element)
+    array = notation.json_number(job.get("array_job_id"))
+    number = notation.json_number(job["job_id"])
     if number is None:
         message = "missing job ID"
         raise FormatError(message)
-    return SlurmJob(
+    return notation.SlurmJob(
         id=number,
-        user=json_text(job.get("user_name")),
-        user_id=json_number(job.get("user_id")),
-        account=json_text(job.get("account")),
+        user=notation.json_text(job.get("user_name")),
+        user_id=notation.json_number(job.get("user_id")),
+        account=notation.json_text(job.get("account")),
         state=state,
         start_seconds=when.start_seconds,
         end_seconds=when.end_seconds,
         planned_end_seconds=when.planned_end_seconds,
-        nodes=expand_nodes(json_text(job.get("nodes"))),
+        nodes=notation.expand_nodes(notation.json_text(job.get("nodes"))),
         allocations=_allocations_of(job),
-        gres_counts=parse_tres(json_text(job.get("tres_alloc_str"))),
+        gres_counts=notation.parse_tres(notation.json_text(job.get("tres_alloc_str"))),
         array=f"{array}_{elements}" if array and elements else "",
-        sluid=json_text(job.get("sluid")),
+        sluid=notation.json_text(job.get("sluid")),
     )
 
 
-def _allocations_of(job: Mapping[str, Any]) -> tuple[NodeAllocation, ...] | None:
+def _allocations_of(job: Mapping[str, Any]) -> tuple[notation.NodeAllocation, ...] | None:
     """Return the allocations, from one text per node in the order of the nodes."""
     details = job.get("gres_detail") or []
     if not details:
         return None
     nodes = (job.get("job_resources") or {}).get("nodes")
     listed = nodes.get("list") if isinstance(nodes, Mapping) else nodes
-    names = expand_nodes(json_text(listed or job.get("nodes")))
+    names = notation.expand_nodes(notation.json_text(listed or job.get("nodes")))
     if len(names) != len(details):
         message = (
             f"job {job['job_id']}: {len(details)} lists of resources: expected {len(names)},"
@@ -174,6 +163,6 @@ def _allocations_of(job: Mapping[str, Any]) -> tuple[NodeAllocation, ...] | None
         )
         raise FormatError(message)
     return tuple(
-        NodeAllocation(node, parse_gres(json_text(detail)))
+        notation.NodeAllocation(node, notation.parse_gres(notation.json_text(detail)))
         for node, detail in zip(names, details, strict=True)
     )

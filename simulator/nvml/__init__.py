@@ -12,28 +12,20 @@ from __future__ import annotations
 from railscope.capture import PENDING, CaptureMoment, Json
 from simulator.gpu import GpuState
 from simulator.node_model import NodeModel
-from simulator.nvml import health, load, settings, sharing
-from simulator.nvml.results import (
-    GPM,
-    GPU_IS_LOST,
-    NO_PERMISSION,
-    TIMEOUT,
-    NvmlEventLog,
-    NvmlResults,
-)
+from simulator.nvml import health, load, results, settings, sharing
 from simulator.spec import NS_PER_US, seconds
 
 LINKS_PERIOD_NS = seconds(10.0)
 """Period of per-link values, equal to the agents' period: there are many of them."""
 
-_DENIED = (GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
+_DENIED = (results.GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
 
 
 class SimulatedNvml:
     """NVML on the simulated node."""
 
     def __init__(self, model: NodeModel) -> None:
-        self._events = NvmlEventLog()
+        self._events = results.NvmlEventLog()
         self._links: list[dict[str, Json]] = [{} for _ in model.gpus]
         self._links_shown_ns: int | None = None
 
@@ -57,13 +49,13 @@ class SimulatedNvml:
             return
         self._links_shown_ns = now_ns
         for place, gpu in enumerate(model.gpus):
-            told = NvmlResults(gpu.identity.index)
+            told = results.NvmlResults(gpu.identity.index)
             health.add_links(model.machine, gpu, told)
             self._links[place] = told.found
 
 
 def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
-    told = NvmlResults(gpu.identity.index)
+    told = results.NvmlResults(gpu.identity.index)
     settings.add_identity(model.spec, gpu, told)
     load.add_load(gpu, told)
     health.add_health(gpu, told)
@@ -79,12 +71,12 @@ def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
 def _as_it_answers(gpu: GpuState, answers: dict[str, Json]) -> dict[str, Json]:
     """Return the results as the caller receives them: the GPU may be lost, hung, stuck or denied."""
     if gpu.lost:
-        return dict.fromkeys(answers, GPU_IS_LOST)
+        return dict.fromkeys(answers, results.GPU_IS_LOST)
     if gpu.hung:
-        return dict.fromkeys(answers, TIMEOUT)
+        return dict.fromkeys(answers, results.TIMEOUT)
     if gpu.stuck:
         return dict.fromkeys(answers, PENDING)
     if gpu.denied:
         refused = [call for call in answers if call.startswith(_DENIED)]
-        return answers | dict.fromkeys(refused, NO_PERMISSION)
+        return answers | dict.fromkeys(refused, results.NO_PERMISSION)
     return answers

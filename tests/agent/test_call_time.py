@@ -6,8 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS

@@ -7,10 +7,8 @@ Tesla T4 has eight lanes of sixteen because its server wires no more.
 from __future__ import annotations
 
 import pytest
-from support import nvidia_smi_text as text
-from support import nvidia_smi_xml as xml
-from support.exporter_capture import CASES
-from support.exporter_capture import read as read_exporter_capture
+from support import nvidia_smi_text as text, nvidia_smi_xml as xml
+from support.exporter_capture import CASES, read as read_exporter_capture
 from support.judging import REASON, Judging
 from support.machine import FakeHost
 from support.nvidia_smi import machine

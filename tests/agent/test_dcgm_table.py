@@ -11,8 +11,7 @@ from itertools import product
 
 import pytest
 from dcgm_page import NOT_SERVED
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.frames import STORED
 from support.gpus import add_gpus

@@ -8,8 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent.host.network_calls import Ethtool
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
@@ -13,8 +12,7 @@ from support.reading import ORIGIN, readings
 from agent.host import NvmlError
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nvidia.activity import GpuBurstSource
-from railscope.catalog import Metric
-from railscope.catalog import bursts as c
+from railscope.catalog import Metric, bursts as c
 from railscope.reading import Absent, Reading
 
 US = 1_000_000

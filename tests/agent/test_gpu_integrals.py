@@ -6,8 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 from support.gpus import GIBIBYTE, add_gpus
 from support.machine import FakeHost
 from support.mig import cut

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import read_once, readings

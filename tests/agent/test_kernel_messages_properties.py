@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent.streams.kernel_messages import KernelMessage, parse_kernel_message
 

@@ -7,8 +7,7 @@ import struct
 import sys
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from support.machine import FakeHost
 from support.modules import Eeprom, osfp_dr4, qsfp28_sr4, sfp28_dac, sfp28_sr
 from support.netlink import Request, asking, attribute, attributes, ethtool

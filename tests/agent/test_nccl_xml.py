@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent.topology.nccl_xml import format_cpu_list, parse_nccl_topology
 from agent.topology.pci import NcclFileError

@@ -9,13 +9,11 @@ import threading
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from support import netlink as by_hand
 from support.netlink import MULTI, OVERRUN, Request, asking, attribute
 
-from agent.host.netlink import Netlink, ethtool, network_devices
-from agent.host.netlink import connection as wire
+from agent.host.netlink import Netlink, connection as wire, ethtool, network_devices
 from agent.host.netlink.connection import ROUTE, NetlinkConnection, NetlinkConnections
 
 INTERFACE = struct.Struct("=BxHiII")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import server_tree
@@ -14,8 +13,8 @@ from support.trees import server_tree
 from agent.host.live_host import LiveHost
 from agent.sampling.source import ProbeVerdict
 from agent.sampling.source_reader import SourceReader
-from agent.sources.nfs import EVENTS as ALL_EVENTS
 from agent.sources.nfs import (
+    EVENTS as ALL_EVENTS,
     FIRST_PROCESS,
     MAX_MOUNTS,
     OPERATION_FIELDS,

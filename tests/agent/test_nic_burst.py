@@ -7,8 +7,7 @@ from bisect import bisect_left
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.nic_burst import COUNTERS, MS, WINDOW_MS, BurstReader, CountingNic, SlowNic
 from support.reading import ORIGIN, readings

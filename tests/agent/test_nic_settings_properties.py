@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.nics import FEC, LINK_MODES, NET, add_netlink, add_nic, changes
 from support.reading import ORIGIN

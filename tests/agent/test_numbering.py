@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent.shipping.shipper import EventNumbering
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT

@@ -6,8 +6,7 @@ import errno
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.nics import add_netlink, add_nic, events, facts
 from support.reading import ORIGIN, numbers, read_once, readings

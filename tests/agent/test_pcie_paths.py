@@ -5,8 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, GPU, NVME, add_device, add_nic, set_link
 from support.reading import Label, numbers, read_once, readings

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, NVME, add_device, add_gpu, add_nic, remove_device, set_link

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.pci_trees import BRIDGES, plant
 
 from agent.topology.pci import RAIL_REACH, PciPlace, pci_distance

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
-from support import cases
-from support import nvidia_smi_csv as csv
-from support import nvidia_smi_links as links
+from hypothesis import given, strategies as st
+from support import cases, nvidia_smi_csv as csv, nvidia_smi_links as links
 from support.exporter_capture import CASES, DIRECTORY, read
 from support.gpus import add_gpus
 from support.machine import FakeHost
@@ -26,8 +23,12 @@ from agent.commands.check import CaptureWalk
 from agent.sources.nic_counters import NicSource
 from agent.sources.nvidia.gpu_devices import GpuSource
 from agent.sources.rdma import RdmaSource
-from agent.topology.node_topology import NodeTopology, count_bonded_links, read_topology
-from agent.topology.node_topology import read_gpu_links as look_at_links
+from agent.topology.node_topology import (
+    NodeTopology,
+    count_bonded_links,
+    read_gpu_links as look_at_links,
+    read_topology,
+)
 from agent.topology.pci import pci_address
 from agent.topology.rails import RailRules
 from agent.topology.topology_report import as_json, as_text, distance_matrix, format_matrix

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from support.clock import NS
 
 from agent.sampling.governor import MAX_GROWTH, SETTLED_AFTER, CostTrend

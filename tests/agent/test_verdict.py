@@ -32,9 +32,7 @@ from agent.health.rule import (
     GpuHealthFacts,
 )
 from agent.machine_sources import machine_sources
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import nvlink as n
+from railscope.catalog import gpu as c, gpu_health as h, nvlink as n
 from railscope.reading import Absent
 
 BY_REASON = {rule.reason: rule for rule in RULES}

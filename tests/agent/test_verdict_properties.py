@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from support.faults import FAULTS
 from support.health import Fault, healthy, with_faults
 
 from agent.health import RULES, judge
 from agent.health.rule import ACTIONS_BY_SEVERITY, DEGRADED, FAILED, HEALTHY, UNKNOWN, HealthRule
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog import nvlink as n
+from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.reading import Absent
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.cases import CASES, capture_of
 from support.pages import sample, samples
 

@@ -30,8 +30,7 @@ from collector.http.access_control import ROUTES, RequestAuthorizer, application
 from collector.http.read_api import CollectorMetrics, ViewApi
 from collector.view_refresh import CollectorViews, ViewRefresher
 from collector.views.rollups import Rollups, reduce_rows
-from railscope.catalog import account as account_catalog
-from railscope.catalog import collector as catalog
+from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.settings import SettingsError
 
 CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"

@@ -1,8 +1,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from makers import Sender, gpu_schema
 
 from collector.fleet import sheets

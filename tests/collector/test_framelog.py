@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from collector.framelog.framelog import FrameLog, FrameLogError
 from collector.framelog.segment_files import (

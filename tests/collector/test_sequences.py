@@ -1,8 +1,7 @@
 from itertools import pairwise
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.framelog.received_frames import (
     MAX_LOST_AT_END,

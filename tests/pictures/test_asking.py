@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dashboards.prometheus_api import Prometheus, PrometheusError, QueryWindow, fill_variables
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dashboards.pictures.curves import ticks_between
 from dashboards.pictures.fields import UNITS, text, texts_of_ticks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, RATE_UNITS, SHARE
-from dashboards.query import UNITS as UNITS_OF_METRICS
+from dashboards.query import COUNT, EVENTS_PER_SECOND, RATE_UNITS, SHARE, UNITS as UNITS_OF_METRICS
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent.sources.ethtool_statistics import match_statistics
 from railscope.capture import Json
-from railscope.catalog import nic as catalog
-from railscope.catalog import rdma as rdma_catalog
+from railscope.catalog import nic as catalog, rdma as rdma_catalog
 from simulator import NICS, NodeSpec, simulate
 from simulator.device_models import CONNECTX7, E810, THOR2
 from simulator.driver_counters import counters, ethtool_statistics, hw_counters, optional_counters

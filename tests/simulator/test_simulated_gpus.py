@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.simulated import ALL_WAYS, SECONDS, STEP, Nvml, node, pairs
 
 from railscope.capture import Capture, CaptureTimeline

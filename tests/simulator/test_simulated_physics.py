@@ -6,8 +6,7 @@ from dataclasses import fields
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from simulator.conditions import JobConditions, PortConditions
 from simulator.device_models import LANES, NICS

@@ -10,8 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from railscope.capture import PENDING, Capture, CaptureTimeline, Json, read_capture
 from railscope.catalog.rdma import COUNTER_FILES

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.slurm import FormatError
 from railscope.slurm.notation import Gres, ShardShare, parse_gres, parse_tres

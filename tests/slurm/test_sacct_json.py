@@ -8,8 +8,7 @@ from datetime import UTC
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.slurm import FormatError
 from railscope.slurm.notation import SlurmJob

@@ -9,8 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.slurm import FormatError
 from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob, seconds

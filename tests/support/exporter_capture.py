@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from support import nvidia_smi_csv as csv
-from support import nvidia_smi_text as text
+from support import nvidia_smi_csv as csv, nvidia_smi_text as text
 from support.exporter_pairs import PAIRS
 from support.gpu_readings import Told, read_gpus
 from support.machine import FakeHost

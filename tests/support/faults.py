@@ -5,10 +5,7 @@ from __future__ import annotations
 from support.health import LINKS, ONE_MORE, Fault, change, late, links, reading, xid
 
 from agent.health.rule import MINUTE_NS, CounterIncrease
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog import nvlink as n
+from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.reading import Absent
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.health.rule import MINUTE_NS, CounterIncrease, GpuHealthFacts, GpuPart
 from agent.streams.kernel_log import JudgedXid
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog import nvlink as n
+from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import judge
 from railscope.reading import Absent, Reading

@@ -9,8 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
-from collector.jobs.job_metering import job_evidence
-from collector.jobs.job_metering import timeline_entries as timeline
+from collector.jobs.job_metering import job_evidence, timeline_entries as timeline
 from collector.jobs.job_reconciliation import DifferenceKind
 from collector.metering.tiling import TilingEntry
 from railscope.claim_terms import GPU_CAPACITY

@@ -8,8 +8,7 @@ import unicodedata
 import msgspec
 import pytest
 import rfc8785
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.audit.record import (
     TYPES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent.gpus.mig_slots import GpuSlotRange
 from agent.tenancy.claims import NodeClaim

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.reading import (
     SIGNED_LIMIT,

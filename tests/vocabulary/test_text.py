@@ -9,8 +9,7 @@ from array import array
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.catalog import gpu
 from railscope.catalog.agent import GAP_EVENT

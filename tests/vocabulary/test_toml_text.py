@@ -5,8 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from railscope.untrusted_text import MAX_BYTES, MAX_DEPTH, TomlError, parse_toml
 

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.frames import CLOCK, runs
 
 from collector.fleet import sheets
-from railscope import envelopes as batch_codec
-from railscope import wire
+from railscope import envelopes as batch_codec, wire
 from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
 from railscope.envelopes import unpack

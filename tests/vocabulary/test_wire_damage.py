@@ -9,14 +9,12 @@ from array import array
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.frames import runs
 
 from collector.fleet import sheets
 from collector.fleet.schemas import check_schema
-from railscope import envelopes as batch_codec
-from railscope import wire
+from railscope import envelopes as batch_codec, wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.envelopes import unpack

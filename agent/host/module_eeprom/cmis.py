@@ -7,18 +7,7 @@ of page 00h its identity (8.3), of page 01h its supported monitors (8.4), of pag
 
 from __future__ import annotations
 
-from agent.host.module_eeprom.pages import (
-    HalfPage,
-    ReadHalfPage,
-    ThresholdRegisters,
-    identity,
-    microamperes,
-    microvolts,
-    millicelsius,
-    nanowatts,
-    read_upper_page,
-    thresholds,
-)
+from agent.host.module_eeprom import pages
 from railscope.capture import Json
 
 _NAMES = {
@@ -52,19 +41,19 @@ _MODULE_MONITORS, _LANE_MONITORS = 159, 160  # page 01h
 _MEASURES_BIAS, _MEASURES_TRANSMITTED, _MEASURES_RECEIVED = 0x01, 0x02, 0x04
 _TRANSMITTED, _BIAS, _RECEIVED, _LANES = 154, 170, 186, 8  # page 11h
 _LIMITS = (
-    ThresholdRegisters("temperature", "millicelsius", 128, millicelsius),
-    ThresholdRegisters("transmit_power", "nanowatts", 176, nanowatts),
-    ThresholdRegisters("receive_power", "nanowatts", 192, nanowatts),
+    pages.ThresholdRegisters("temperature", "millicelsius", 128, pages.millicelsius),
+    pages.ThresholdRegisters("transmit_power", "nanowatts", 176, pages.nanowatts),
+    pages.ThresholdRegisters("receive_power", "nanowatts", 192, pages.nanowatts),
 )
 
 
-def decode_cmis(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
+def decode_cmis(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module. Raises OSError."""
-    registers = lower + read(HalfPage(is_upper=True))
+    registers = lower + read(pages.HalfPage(is_upper=True))
     media = _media(registers)
     answer: dict[str, Json] = {
         "type": _NAMES[lower[0]],
-        **identity(registers, _PLACES),
+        **pages.identity(registers, _PLACES),
         "media": media,
         "lanes": [],
         "thresholds": {},
@@ -74,11 +63,11 @@ def decode_cmis(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
         answer["length_metres"] = length
     if registers[_MEMORY_MODEL] & _HAS_ONE_PAGE:
         return answer
-    advertised = read_upper_page(read, 0x01)
+    advertised = pages.read_upper_page(read, 0x01)
     if advertised is not None:
         answer |= _measured(registers, advertised)
         answer["lanes"] = _lanes(registers, advertised, read)
-        answer["thresholds"] = thresholds(read_upper_page(read, 0x02), _LIMITS)
+        answer["thresholds"] = pages.thresholds(pages.read_upper_page(read, 0x02), _LIMITS)
     return answer
 
 
@@ -102,13 +91,13 @@ def _length_metres(register: int) -> int:
 def _measured(registers: bytes, advertised: bytes) -> dict[str, Json]:
     answer: dict[str, Json] = {}
     if advertised[_MODULE_MONITORS] & 0x01:
-        answer["temperature_millicelsius"] = millicelsius(registers, _TEMPERATURE)
+        answer["temperature_millicelsius"] = pages.millicelsius(registers, _TEMPERATURE)
     if advertised[_MODULE_MONITORS] & 0x02:
-        answer["voltage_microvolts"] = microvolts(registers, _VOLTAGE)
+        answer["voltage_microvolts"] = pages.microvolts(registers, _VOLTAGE)
     return answer
 
 
-def _lanes(registers: bytes, advertised: bytes, read: ReadHalfPage) -> list[dict[str, int]]:
+def _lanes(registers: bytes, advertised: bytes, read: pages.ReadHalfPage) -> list[dict[str, int]]:
     monitors = advertised[_LANE_MONITORS]
     if not monitors & (_MEASURES_BIAS | _MEASURES_TRANSMITTED | _MEASURES_RECEIVED):
         return []
@@ -116,7 +105,7 @@ def _lanes(registers: bytes, advertised: bytes, read: ReadHalfPage) -> list[dict
     unused = registers[_LANES_UNUSED] if banks == 1 else 0
     answer = []
     for bank in range(banks):
-        page = read_upper_page(read, 0x11, bank)
+        page = pages.read_upper_page(read, 0x11, bank)
         if page is None:
             break
         used = [lane for lane in range(_LANES) if not unused >> lane & 1]
@@ -127,10 +116,10 @@ def _lanes(registers: bytes, advertised: bytes, read: ReadHalfPage) -> list[dict
 def _lane(page: bytes, lane: int, monitors: int) -> dict[str, int]:
     answer = {}
     if monitors & _MEASURES_RECEIVED:
-        answer["receive_power_nanowatts"] = nanowatts(page, _RECEIVED + 2 * lane)
+        answer["receive_power_nanowatts"] = pages.nanowatts(page, _RECEIVED + 2 * lane)
     if monitors & _MEASURES_TRANSMITTED:
-        answer["transmit_power_nanowatts"] = nanowatts(page, _TRANSMITTED + 2 * lane)
+        answer["transmit_power_nanowatts"] = pages.nanowatts(page, _TRANSMITTED + 2 * lane)
     if monitors & _MEASURES_BIAS:
         multiplier = {1: 2, 2: 4}.get(monitors >> 3 & 0x03, 1)
-        answer["bias_microamperes"] = microamperes(page, _BIAS + 2 * lane) * multiplier
+        answer["bias_microamperes"] = pages.microamperes(page, _BIAS + 2 * lane) * multiplier
     return answer

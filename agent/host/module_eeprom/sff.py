@@ -12,20 +12,7 @@ from __future__ import annotations
 
 import struct
 
-from agent.host.module_eeprom.pages import (
-    SFP_DIAGNOSTICS_ADDRESS,
-    HalfPage,
-    ReadHalfPage,
-    ThresholdRegisters,
-    identity,
-    integer_at,
-    microamperes,
-    microvolts,
-    millicelsius,
-    nanowatts,
-    read_upper_page,
-    thresholds,
-)
+from agent.host.module_eeprom import pages
 from railscope.capture import Json
 
 SFP_IDENTIFIERS = (0x03, 0x0B)
@@ -55,9 +42,9 @@ _SFP_TEMPERATURE, _SFP_VOLTAGE, _SFP_BIAS, _SFP_TRANSMITTED, _SFP_RECEIVED = (
 )  # of thresholds
 _MEASURED = 96
 _SFP_THRESHOLDS = (
-    ThresholdRegisters("temperature", "millicelsius", _SFP_TEMPERATURE, millicelsius),
-    ThresholdRegisters("transmit_power", "nanowatts", _SFP_TRANSMITTED, nanowatts),
-    ThresholdRegisters("receive_power", "nanowatts", _SFP_RECEIVED, nanowatts),
+    pages.ThresholdRegisters("temperature", "millicelsius", _SFP_TEMPERATURE, pages.millicelsius),
+    pages.ThresholdRegisters("transmit_power", "nanowatts", _SFP_TRANSMITTED, pages.nanowatts),
+    pages.ThresholdRegisters("receive_power", "nanowatts", _SFP_RECEIVED, pages.nanowatts),
 )
 _SLOPED = (
     _SFP_BIAS,
@@ -69,12 +56,12 @@ _RECEIVE_CONSTANTS = struct.Struct(">5f")
 _CONSTANTS = struct.Struct(">HhHhHhHh")
 
 
-def decode_sfp(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
+def decode_sfp(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module with one lane. Raises OSError."""
     cable = lower[_CABLES]
     answer: dict[str, Json] = {
         "type": _sfp_type(lower),
-        **identity(lower, _SFP_FIELD_REGISTERS),
+        **pages.identity(lower, _SFP_FIELD_REGISTERS),
         "media": _sfp_media(lower),
         "lanes": [],
         "thresholds": {},
@@ -84,11 +71,11 @@ def decode_sfp(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
     diagnostics = lower[_SFP_DIAGNOSTICS]
     # Reading a module that changes its address on command would disturb others.
     if diagnostics & _HAS_DIAGNOSTICS and not diagnostics & _MOVES_ADDRESS:
-        registers = read(HalfPage(address=SFP_DIAGNOSTICS_ADDRESS))
+        registers = read(pages.HalfPage(address=pages.SFP_DIAGNOSTICS_ADDRESS))
         if diagnostics & _CALIBRATED_BY_HOST:
             registers = _sfp_calibrated_registers(registers)
         answer |= _sfp_measurements(registers)
-        answer["thresholds"] = thresholds(registers, _SFP_THRESHOLDS)
+        answer["thresholds"] = pages.thresholds(registers, _SFP_THRESHOLDS)
     return answer
 
 
@@ -119,13 +106,13 @@ def _sfp_media(lower: bytes) -> str:
 
 def _sfp_measurements(registers: bytes) -> dict[str, Json]:
     return {
-        "temperature_millicelsius": millicelsius(registers, 96),
-        "voltage_microvolts": microvolts(registers, 98),
+        "temperature_millicelsius": pages.millicelsius(registers, 96),
+        "voltage_microvolts": pages.microvolts(registers, 98),
         "lanes": [
             {
-                "receive_power_nanowatts": nanowatts(registers, 104),
-                "transmit_power_nanowatts": nanowatts(registers, 102),
-                "bias_microamperes": microamperes(registers, 100),
+                "receive_power_nanowatts": pages.nanowatts(registers, 104),
+                "transmit_power_nanowatts": pages.nanowatts(registers, 102),
+                "bias_microamperes": pages.microamperes(registers, 100),
             }
         ],
     }
@@ -147,7 +134,7 @@ def _sfp_calibrated_registers(registers: bytes) -> bytes:
             put = _bounded(raw * slope / 256 + offset, is_signed=is_signed)
             right[at : at + 2] = put.to_bytes(2, signed=is_signed)
     for at in _sfp_threshold_registers(_SFP_RECEIVED):
-        light = integer_at(registers, at)
+        light = pages.integer_at(registers, at)
         powers = zip((4, 3, 2, 1), received, strict=True)
         put = _bounded(sum(factor * light**degree for degree, factor in powers) + constant)
         right[at : at + 2] = put.to_bytes(2)
@@ -185,20 +172,20 @@ _FIRST_COPPER = 0xA
 _QSFP_COMPLIANCE = 192  # SFF-8024, table 4-4
 _QSFP_DIAGNOSTICS, _MEASURES_TRANSMITTED = 220, 0x04
 _QSFP_THRESHOLDS = (
-    ThresholdRegisters("temperature", "millicelsius", 128, millicelsius),
-    ThresholdRegisters("receive_power", "nanowatts", 176, nanowatts),
-    ThresholdRegisters("transmit_power", "nanowatts", 192, nanowatts),
+    pages.ThresholdRegisters("temperature", "millicelsius", 128, pages.millicelsius),
+    pages.ThresholdRegisters("receive_power", "nanowatts", 176, pages.nanowatts),
+    pages.ThresholdRegisters("transmit_power", "nanowatts", 192, pages.nanowatts),
 )
 
 
-def decode_qsfp(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
+def decode_qsfp(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module with four lanes. Raises OSError."""
-    registers = lower + read(HalfPage(is_upper=True))
+    registers = lower + read(pages.HalfPage(is_upper=True))
     media = _qsfp_media(registers)
     is_pam4 = registers[_QSFP_COMPLIANCE] in _PAM4_LANES
     answer: dict[str, Json] = {
         "type": "QSFP56" if is_pam4 else _NAMES[lower[0]],
-        **identity(registers, _QSFP_FIELD_REGISTERS),
+        **pages.identity(registers, _QSFP_FIELD_REGISTERS),
         "media": media,
         "lanes": [],
         "thresholds": {},
@@ -208,7 +195,9 @@ def decode_qsfp(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
     if media != "passive copper":
         answer |= _qsfp_measurements(registers, optical="copper" not in media)
         if not registers[_STATUS] & _HAS_ONE_PAGE:
-            answer["thresholds"] = thresholds(read_upper_page(read, 0x03), _QSFP_THRESHOLDS)
+            answer["thresholds"] = pages.thresholds(
+                pages.read_upper_page(read, 0x03), _QSFP_THRESHOLDS
+            )
     return answer
 
 
@@ -232,8 +221,8 @@ def _qsfp_measurements(registers: bytes, *, optical: bool) -> dict[str, Json]:
     answer: dict[str, Json] = {}
     # Modules before revision 2.8 do not advertise their monitors; a powered module has a voltage.
     if any(registers[_QSFP_VOLTAGE : _QSFP_VOLTAGE + 2]):
-        answer["temperature_millicelsius"] = millicelsius(registers, _QSFP_TEMPERATURE)
-        answer["voltage_microvolts"] = microvolts(registers, _QSFP_VOLTAGE)
+        answer["temperature_millicelsius"] = pages.millicelsius(registers, _QSFP_TEMPERATURE)
+        answer["voltage_microvolts"] = pages.microvolts(registers, _QSFP_VOLTAGE)
     if optical:
         answer["lanes"] = [_qsfp_lane(registers, number) for number in range(_QSFP_LANES)]
     return answer
@@ -241,9 +230,11 @@ def _qsfp_measurements(registers: bytes, *, optical: bool) -> dict[str, Json]:
 
 def _qsfp_lane(registers: bytes, number: int) -> dict[str, int]:
     lane = {
-        "receive_power_nanowatts": nanowatts(registers, _QSFP_RECEIVED + 2 * number),
-        "bias_microamperes": microamperes(registers, _QSFP_BIAS + 2 * number),
+        "receive_power_nanowatts": pages.nanowatts(registers, _QSFP_RECEIVED + 2 * number),
+        "bias_microamperes": pages.microamperes(registers, _QSFP_BIAS + 2 * number),
     }
     if registers[_QSFP_DIAGNOSTICS] & _MEASURES_TRANSMITTED:
-        lane["transmit_power_nanowatts"] = nanowatts(registers, _QSFP_TRANSMITTED + 2 * number)
+        lane["transmit_power_nanowatts"] = pages.nanowatts(
+            registers, _QSFP_TRANSMITTED + 2 * number
+        )
     return lane

@@ -16,18 +16,7 @@ import struct
 from collections.abc import Callable
 
 from agent.host.module_eeprom.pages import HALF_BYTES, HalfPage
-from agent.host.netlink.connection import (
-    NetlinkConnection,
-    attribute,
-    attributes,
-    integer,
-    interface_attribute,
-    nest,
-    raise_inconsistent,
-    text,
-    text_attribute,
-    unpack,
-)
+from agent.host.netlink import connection as netlink
 from railscope.capture import Json
 
 EXTENDED_STATES = {
@@ -114,11 +103,11 @@ _OFFSET, _LENGTH, _PAGE, _BANK, _I2C_ADDRESS, _DATA = 2, 3, 4, 5, 6, 7
 # ETHTOOL_A_STATS_*, ETHTOOL_A_STATS_GRP_*, enum ethtool_stats, ethtool_stats_eth_phy and the like;
 # names as in net/ethtool/stats.c, stats_std_names and others.
 _GROUPS, _GROUP, _GROUP_ID, _GROUP_STATISTIC = 3, 4, 2, 4
-_ALL_GROUPS = nest(
+_ALL_GROUPS = netlink.nest(
     _GROUPS,
-    attribute(1, b""),  # ETHTOOL_A_BITSET_NOMASK
-    attribute(2, struct.pack("=I", 4)),  # ETHTOOL_A_BITSET_SIZE
-    attribute(4, struct.pack("=I", 0b1111)),  # ETHTOOL_A_BITSET_VALUE
+    netlink.attribute(1, b""),  # ETHTOOL_A_BITSET_NOMASK
+    netlink.attribute(2, struct.pack("=I", 4)),  # ETHTOOL_A_BITSET_SIZE
+    netlink.attribute(4, struct.pack("=I", 0b1111)),  # ETHTOOL_A_BITSET_VALUE
 )
 _STATISTICS: dict[int, tuple[str, ...]] = {
     0: ("SymbolErrorDuringCarrier",),
@@ -142,7 +131,7 @@ _STATISTICS: dict[int, tuple[str, ...]] = {
 class EthtoolFamily:
     """Commands of ethtool for one interface each. All raise OSError."""
 
-    def __init__(self, connection: Callable[[], NetlinkConnection]) -> None:
+    def __init__(self, connection: Callable[[], netlink.NetlinkConnection]) -> None:
         self._connection = connection
         self._family: int | None = None
 
@@ -158,7 +147,7 @@ class EthtoolFamily:
         counted = _nested_attributes(answer, _FEC_STATISTICS)
         return _flags(answer, _FEC_FLAGS) | {
             "modes": [name for name, is_set in _bits(answer.get(_FEC_MODES, b"")) if is_set],
-            "active": _FEC_BITS.get(integer(answer.get(_FEC_ACTIVE, b"\0")), ""),
+            "active": _FEC_BITS.get(netlink.integer(answer.get(_FEC_ACTIVE, b"\0")), ""),
             "statistics": {
                 name: _list(counted[kind])
                 for kind, name in _FEC_COUNTERS.items()
@@ -170,16 +159,16 @@ class EthtoolFamily:
         """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), where supported."""
         body = self._exchanged(_STATS_GET, interface, (_ALL_GROUPS,), 0)
         counted: dict[str, int] = {}
-        for kind, group in attributes(body):
+        for kind, group in netlink.attributes(body):
             if kind != _GROUP:
                 continue
-            members = list(attributes(group))
-            names = _STATISTICS.get(integer(dict(members).get(_GROUP_ID, b"\xff")), ())
+            members = list(netlink.attributes(group))
+            names = _STATISTICS.get(netlink.integer(dict(members).get(_GROUP_ID, b"\xff")), ())
             for member, raw in members:
                 if member == _GROUP_STATISTIC:
                     counted |= {
-                        names[number]: integer(value)
-                        for number, value in attributes(raw)
+                        names[number]: netlink.integer(value)
+                        for number, value in netlink.attributes(raw)
                         if number < len(names)
                     }
         return {"statistics": counted}
@@ -202,12 +191,12 @@ class EthtoolFamily:
             "peer": [name for name, is_set in peer if is_set],
             **_flags(attributes_read, _MODES_FLAGS),
         }
-        speed = integer(attributes_read.get(_SPEED, b"\0"))
+        speed = netlink.integer(attributes_read.get(_SPEED, b"\0"))
         if speed not in (0, _SPEED_UNKNOWN):
             answer["speed_megabits"] = speed
-        if _DUPLEX in attributes_read and integer(attributes_read[_DUPLEX]) in _DUPLEXES:
-            answer["duplex"] = _DUPLEXES[integer(attributes_read[_DUPLEX])]
-        if lanes := integer(attributes_read.get(_LANES, b"\0")):
+        if _DUPLEX in attributes_read and netlink.integer(attributes_read[_DUPLEX]) in _DUPLEXES:
+            answer["duplex"] = _DUPLEXES[netlink.integer(attributes_read[_DUPLEX])]
+        if lanes := netlink.integer(attributes_read.get(_LANES, b"\0")):
             answer["lanes"] = lanes
         return answer
 
@@ -218,10 +207,10 @@ class EthtoolFamily:
             attributes_read, _STATE_COUNTERS
         )
         if _EXTENDED_STATE in attributes_read:
-            state = integer(attributes_read[_EXTENDED_STATE])
+            state = netlink.integer(attributes_read[_EXTENDED_STATE])
             answer["extended_state"] = EXTENDED_STATES.get(state, f"unknown ({state})")
             if _EXTENDED_SUBSTATE in attributes_read:
-                substate = integer(attributes_read[_EXTENDED_SUBSTATE])
+                substate = netlink.integer(attributes_read[_EXTENDED_SUBSTATE])
                 known = EXTENDED_SUBSTATES.get(state, {})
                 answer["extended_substate"] = known.get(substate, f"unknown ({substate})")
         return answer
@@ -231,11 +220,11 @@ class EthtoolFamily:
         answer = self._ask(
             _MODULE_EEPROM_GET,
             interface,
-            attribute(_OFFSET, struct.pack("=I", half.offset)),
-            attribute(_LENGTH, struct.pack("=I", HALF_BYTES)),
-            attribute(_PAGE, bytes([half.page])),
-            attribute(_BANK, bytes([half.bank])),
-            attribute(_I2C_ADDRESS, bytes([half.address])),
+            netlink.attribute(_OFFSET, struct.pack("=I", half.offset)),
+            netlink.attribute(_LENGTH, struct.pack("=I", HALF_BYTES)),
+            netlink.attribute(_PAGE, bytes([half.page])),
+            netlink.attribute(_BANK, bytes([half.bank])),
+            netlink.attribute(_I2C_ADDRESS, bytes([half.address])),
         )
         return answer.get(_DATA, b"")
 
@@ -253,15 +242,15 @@ class EthtoolFamily:
     def _request(
         self, command: int, interface: str, more: tuple[bytes, ...], flags: int
     ) -> AttributeValues:
-        return dict(attributes(self._exchanged(command, interface, more, flags)))
+        return dict(netlink.attributes(self._exchanged(command, interface, more, flags)))
 
     def _exchanged(
         self, command: int, interface: str, more: tuple[bytes, ...], flags: int
     ) -> bytes:
-        header = nest(
+        header = netlink.nest(
             _HEADER,
-            interface_attribute(_HEADER_NAME, interface),
-            attribute(_HEADER_FLAGS, struct.pack("=I", flags)),
+            netlink.interface_attribute(_HEADER_NAME, interface),
+            netlink.attribute(_HEADER_FLAGS, struct.pack("=I", flags)),
         )
         connection = self._connection()
         if self._family is None:
@@ -269,30 +258,30 @@ class EthtoolFamily:
         return _generic(connection, self._family, command, header, *more)
 
 
-def _family(connection: NetlinkConnection) -> int:
-    name = text_attribute(_FAMILY_NAME, "ethtool")
+def _family(connection: netlink.NetlinkConnection) -> int:
+    name = netlink.text_attribute(_FAMILY_NAME, "ethtool")
     try:
-        answer = dict(attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
+        answer = dict(netlink.attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
     except FileNotFoundError:
         missing = "this kernel does not support ethtool over netlink: it is older than 5.6"
         raise OSError(errno.EOPNOTSUPP, missing) from None
-    return integer(answer.get(_FAMILY_ID, b""))
+    return netlink.integer(answer.get(_FAMILY_ID, b""))
 
 
 def _generic(
-    connection: NetlinkConnection, family: int, command: int, *request_attributes: bytes
+    connection: netlink.NetlinkConnection, family: int, command: int, *request_attributes: bytes
 ) -> bytes:
     body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(request_attributes))
-    unpack(_GENERIC, body)
+    netlink.unpack(_GENERIC, body)
     return body[_GENERIC.size :]
 
 
 def _nested_attributes(values: AttributeValues, kind: int) -> AttributeValues:
-    return dict(attributes(values.get(kind, b"")))
+    return dict(netlink.attributes(values.get(kind, b"")))
 
 
 def _numbers(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
-    return {name: integer(values[kind]) for kind, name in names.items() if kind in values}
+    return {name: netlink.integer(values[kind]) for kind, name in names.items() if kind in values}
 
 
 def _flags(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
@@ -301,7 +290,7 @@ def _flags(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
 
 def _list(raw: bytes) -> list[int]:
     if len(raw) % 8:
-        raise_inconsistent(f"list of 64-bit counters of {len(raw)} bytes")
+        netlink.raise_inconsistent(f"list of 64-bit counters of {len(raw)} bytes")
     return list(struct.unpack(f"={len(raw) // 8}Q", raw))
 
 
@@ -314,7 +303,10 @@ def _bits(bitset: bytes) -> list[tuple[str, bool]]:
 
     For a set with a mask, the bits of the mask are listed; for one without, the set bits.
     """
-    inside = dict(attributes(bitset))
-    bits = [dict(attributes(entry)) for _, entry in attributes(inside.get(_BITSET_BITS, b""))]
+    inside = dict(netlink.attributes(bitset))
+    bits = [
+        dict(netlink.attributes(entry))
+        for _, entry in netlink.attributes(inside.get(_BITSET_BITS, b""))
+    ]
     no_mask = _BITSET_NO_MASK in inside
-    return [(text(bit.get(_BIT_NAME, b"")), no_mask or _BIT_VALUE in bit) for bit in bits]
+    return [(netlink.text(bit.get(_BIT_NAME, b"")), no_mask or _BIT_VALUE in bit) for bit in bits]

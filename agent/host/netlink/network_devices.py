@@ -25,15 +25,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from agent.host.netlink.connection import (
-    NetlinkConnection,
-    attribute,
-    attributes,
-    integer,
-    interface_attribute,
-    text,
-    unpack,
-)
+from agent.host.netlink import connection as netlink
 from railscope.capture import Json
 
 _RTM_GETLINK = 18
@@ -70,49 +62,55 @@ class EthernetPort:
     carrier_changes: int
 
 
-def list_links(connection: NetlinkConnection) -> list[Json]:
+def list_links(connection: netlink.NetlinkConnection) -> list[Json]:
     """Every interface of the network namespace. Raises OSError.
 
     `master` and `lower` are names, "" if there is none or it is in another namespace.
     """
     found = list(_interfaces(connection))
-    names = {index: text(values.get(_NAME, b"")) for index, _, _, values in found}
+    names = {index: netlink.text(values.get(_NAME, b"")) for index, _, _, values in found}
     return [_link(index, flags, values, names) for index, _, flags, values in found]
 
 
-def ethernet_ports(connection: NetlinkConnection) -> dict[str, EthernetPort]:
+def ethernet_ports(connection: netlink.NetlinkConnection) -> dict[str, EthernetPort]:
     """Ethernet interfaces that are up, by name. Raises OSError."""
     return {
-        text(values.get(_NAME, b"")): EthernetPort(
-            index, integer(values.get(_CARRIER_CHANGES, b"\0"))
+        netlink.text(values.get(_NAME, b"")): EthernetPort(
+            index, netlink.integer(values.get(_CARRIER_CHANGES, b"\0"))
         )
         for index, kind, flags, values in _interfaces(connection)
         if kind == _ETHERNET and flags & _UP and not flags & _LOOPBACK
     }
 
 
-def _interfaces(connection: NetlinkConnection) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
+def _interfaces(
+    connection: netlink.NetlinkConnection,
+) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
     for body in connection.dump(_RTM_GETLINK, _INTERFACE.pack(0, 0, 0, 0, 0)):
-        _, kind, index, flags, _ = unpack(_INTERFACE, body)
-        yield index, kind, flags, dict(attributes(body[_INTERFACE.size :]))
+        _, kind, index, flags, _ = netlink.unpack(_INTERFACE, body)
+        yield index, kind, flags, dict(netlink.attributes(body[_INTERFACE.size :]))
 
 
 def _link(index: int, flags: int, values: dict[int, bytes], names: dict[int, str]) -> Json:
     answer: dict[str, Json] = {
         "index": index,
         "name": names[index],
-        "kind": text(dict(attributes(values.get(_LINK_INFORMATION, b""))).get(_KIND, b"")),
+        "kind": netlink.text(
+            dict(netlink.attributes(values.get(_LINK_INFORMATION, b""))).get(_KIND, b"")
+        ),
         "up": bool(flags & _UP),
         "address": values.get(_ADDRESS, b"").hex(":"),
-        "master": names.get(integer(values.get(_MASTER, b"\0")), ""),
+        "master": names.get(netlink.integer(values.get(_MASTER, b"\0")), ""),
         "lower": ""
         if _LINK_NAMESPACE in values
-        else names.get(integer(values.get(_LINK, b"\0")), ""),
+        else names.get(netlink.integer(values.get(_LINK, b"\0")), ""),
     }
     if _STATE in values:
-        state = integer(values[_STATE])
+        state = netlink.integer(values[_STATE])
         answer["operational_state"] = _STATES[state] if state < len(_STATES) else "unknown"
-    answer |= {name: integer(values[kind]) for kind, name in _NUMBERS.items() if kind in values}
+    answer |= {
+        name: netlink.integer(values[kind]) for kind, name in _NUMBERS.items() if kind in values
+    }
     if _STATISTICS in values:
         answer["statistics"] = _statistics(values[_STATISTICS])
     return answer
@@ -143,24 +141,24 @@ _DCBX_FLAGS = {0x01: "host", 0x02: "lld_managed", 0x04: "cee", 0x08: "ieee", 0x1
 _PRIORITIES = 8
 
 
-def read_dcb(connection: NetlinkConnection, interface: str) -> dict[str, Json]:
+def read_dcb(connection: netlink.NetlinkConnection, interface: str) -> dict[str, Json]:
     """Data centre bridging configuration of an interface, as reported by its driver. Raises OSError."""
-    question = _MESSAGE.pack(0, _IEEE_GET) + interface_attribute(_INTERFACE_NAME, interface)
+    question = _MESSAGE.pack(0, _IEEE_GET) + netlink.interface_attribute(_INTERFACE_NAME, interface)
     body = connection.ask(_RTM_GETDCB, question)
-    unpack(_MESSAGE, body)
-    values = dict(attributes(body[_MESSAGE.size :]))
-    ieee = dict(attributes(values.get(_IEEE, b"")))
+    netlink.unpack(_MESSAGE, body)
+    values = dict(netlink.attributes(body[_MESSAGE.size :]))
+    ieee = dict(netlink.attributes(values.get(_IEEE, b"")))
     answer: dict[str, Json] = {
         name: read(ieee[kind]) for kind, (name, read) in _PARTS.items() if kind in ieee
     }
     if _DCBX in values:
-        flags = integer(values[_DCBX])
+        flags = netlink.integer(values[_DCBX])
         answer["dcbx"] = [name for bit, name in _DCBX_FLAGS.items() if flags & bit]
     return answer
 
 
 def _pfc(raw: bytes) -> Json:
-    capacity, enabled, _, delay, *counts = unpack(_IEEE_PFC, raw)
+    capacity, enabled, _, delay, *counts = netlink.unpack(_IEEE_PFC, raw)
     return {
         "capacity": capacity,
         "enabled": [priority for priority in range(_PRIORITIES) if enabled >> priority & 1],
@@ -171,7 +169,7 @@ def _pfc(raw: bytes) -> Json:
 
 
 def _ets(raw: bytes) -> Json:
-    bandwidth, algorithms, classes = unpack(_IEEE_ETS, raw)
+    bandwidth, algorithms, classes = netlink.unpack(_IEEE_ETS, raw)
     return {
         "traffic_class": list(classes),
         "bandwidth_percent": list(bandwidth),
@@ -181,22 +179,24 @@ def _ets(raw: bytes) -> Json:
 
 def _applications(raw: bytes) -> Json:
     answer = []
-    for kind, entry in attributes(raw):
+    for kind, entry in netlink.attributes(raw):
         if kind in _APPLICATION_KINDS:
-            selector, priority, protocol = unpack(_DCB_APPLICATION, entry)
+            selector, priority, protocol = netlink.unpack(_DCB_APPLICATION, entry)
             name = _SELECTORS.get(selector, "unknown")
             answer.append({"selector": name, "protocol": protocol, "priority": priority})
     return answer
 
 
 def _buffer(raw: bytes) -> Json:
-    of_priority, *sizes, total = unpack(_DCBNL_BUFFER, raw)
+    of_priority, *sizes, total = netlink.unpack(_DCBNL_BUFFER, raw)
     return {"of_priority": list(of_priority), "size_bytes": sizes, "total_bytes": total}
 
 
 def _trust(raw: bytes) -> Json:
     """Selectors of a packet, in the order of their evaluation."""
-    return [_SELECTORS.get(integer(value), "unknown") for _, value in attributes(raw)]
+    return [
+        _SELECTORS.get(netlink.integer(value), "unknown") for _, value in netlink.attributes(raw)
+    ]
 
 
 _PARTS = {
@@ -204,7 +204,10 @@ _PARTS = {
     _ETS: ("ets", _ets),
     _APPLICATIONS: ("applications", _applications),
     _BUFFER: ("buffer", _buffer),
-    _MAXIMUM_RATE: ("maximum_rate_kilobits", lambda raw: list(unpack(_IEEE_MAXIMUM_RATE, raw))),
+    _MAXIMUM_RATE: (
+        "maximum_rate_kilobits",
+        lambda raw: list(netlink.unpack(_IEEE_MAXIMUM_RATE, raw)),
+    ),
     _TRUST: ("trust", _trust),
 }
 
@@ -218,7 +221,7 @@ _COUNTER_TABLE, _COUNTER_NAME, _COUNTER_VALUE = 80, 82, 83
 class RdmaStatistics:
     """Statistics of RDMA ports."""
 
-    def __init__(self, connection: Callable[[], NetlinkConnection]) -> None:
+    def __init__(self, connection: Callable[[], netlink.NetlinkConnection]) -> None:
         self._connection = connection
         self._indexes: dict[str, int] = {}
 
@@ -235,7 +238,7 @@ class RdmaStatistics:
                 if error.errno != errno.EINVAL:
                     raise
             else:
-                if text(values.get(_DEVICE_NAME, b"")) == device:
+                if netlink.text(values.get(_DEVICE_NAME, b"")) == device:
                     return _counters(values)
         # First request, renamed, or registered again after a reset of the NIC: indexes have
         # changed.
@@ -245,24 +248,26 @@ class RdmaStatistics:
         return _counters(_port_statistics(connection, self._indexes[device], port))
 
 
-def _devices(connection: NetlinkConnection) -> dict[str, int]:
-    found = [dict(attributes(body)) for body in connection.dump(_DEVICE_GET, b"")]
+def _devices(connection: netlink.NetlinkConnection) -> dict[str, int]:
+    found = [dict(netlink.attributes(body)) for body in connection.dump(_DEVICE_GET, b"")]
     return {
-        text(values.get(_DEVICE_NAME, b"")): integer(values.get(_DEVICE_INDEX, b""))
+        netlink.text(values.get(_DEVICE_NAME, b"")): netlink.integer(values.get(_DEVICE_INDEX, b""))
         for values in found
     }
 
 
-def _port_statistics(connection: NetlinkConnection, index: int, port: int) -> dict[int, bytes]:
-    device = attribute(_DEVICE_INDEX, struct.pack("=I", index))
-    question = device + attribute(_PORT, struct.pack("=I", port))
-    return dict(attributes(connection.ask(_STATISTICS_GET, question)))
+def _port_statistics(
+    connection: netlink.NetlinkConnection, index: int, port: int
+) -> dict[int, bytes]:
+    device = netlink.attribute(_DEVICE_INDEX, struct.pack("=I", index))
+    question = device + netlink.attribute(_PORT, struct.pack("=I", port))
+    return dict(netlink.attributes(connection.ask(_STATISTICS_GET, question)))
 
 
 def _counters(values: dict[int, bytes]) -> dict[str, int]:
     answer = {}
-    for _, entry in attributes(values.get(_COUNTER_TABLE, b"")):
-        counter = dict(attributes(entry))
-        name = text(counter.get(_COUNTER_NAME, b""))
-        answer[name] = integer(counter.get(_COUNTER_VALUE, b""))
+    for _, entry in netlink.attributes(values.get(_COUNTER_TABLE, b"")):
+        counter = dict(netlink.attributes(entry))
+        name = netlink.text(counter.get(_COUNTER_NAME, b""))
+        answer[name] = netlink.integer(counter.get(_COUNTER_VALUE, b""))
     return answer

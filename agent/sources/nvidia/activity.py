@@ -16,14 +16,7 @@ from collections.abc import Iterator
 
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
-from agent.sampling.burst_windows import WindowGrid, WindowHistogram, WindowMeans
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeResult,
-    RowBuilder,
-    SourceWithoutResources,
-    nvml_reason,
-)
+from agent.sampling import burst_windows, source
 from agent.sources.nvidia.call_plan import (
     GPM,
     BatchField,
@@ -33,10 +26,7 @@ from agent.sources.nvidia.call_plan import (
     PickReading,
     whole,
 )
-from railscope.catalog import bursts as c
-from railscope.catalog import gpu as a
-from railscope.catalog.declare import EntityKind, Metric
-from railscope.catalog.entities import GPU_CACHE, GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
+from railscope.catalog import bursts as c, declare, entities, gpu as a
 from railscope.frame import Entity
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
@@ -92,9 +82,9 @@ def _mebibytes(value: Json) -> int:
 
 def _field(
     number: int,
-    metric: Metric,
+    metric: declare.Metric,
     pick: PickReading = _percent,
-    kind: EntityKind | None = None,
+    kind: declare.EntityKind | None = None,
     *part: str,
 ) -> BatchField:
     return BatchField((number,), CallTarget(metric, pick, kind, part))
@@ -106,8 +96,14 @@ _GPU_FIELDS: tuple[BatchField, ...] = (
     _field(3, a.GPU_SM_OCCUPANCY),
     _field(5, a.GPU_TENSOR_ACTIVITY),
     _field(10, a.GPU_DRAM_ACTIVITY),
-    *(_field(n, a.GPU_PIPE_ACTIVITY, _percent, GPU_PIPE, pipe) for n, pipe in PIPES.items()),
-    *(_field(n, a.GPU_ENGINE_ACTIVITY, _percent, GPU_ENGINE, e) for n, e in ENGINES.items()),
+    *(
+        _field(n, a.GPU_PIPE_ACTIVITY, _percent, entities.GPU_PIPE, pipe)
+        for n, pipe in PIPES.items()
+    ),
+    *(
+        _field(n, a.GPU_ENGINE_ACTIVITY, _percent, entities.GPU_ENGINE, e)
+        for n, e in ENGINES.items()
+    ),
     _field(20, a.GPU_PCIE_TRANSMIT, _mebibytes),
     _field(21, a.GPU_PCIE_RECEIVE, _mebibytes),
     _field(61, a.GPU_NVLINK_TRANSMIT, _mebibytes),
@@ -117,9 +113,15 @@ _GPU_FIELDS: tuple[BatchField, ...] = (
 )
 # Metrics that older drivers lack: they might reject a request that contains one of them.
 _RECENT_FIELDS: tuple[BatchField, ...] = (
-    *(_field(n, a.GPU_ENGINE_ACTIVITY, _percent, GPU_ENGINE, e) for n, e in ENCODERS.items()),
-    *(_field(n, a.GPU_CACHE_SHARE, _percent, GPU_CACHE, *what) for n, what in CACHES.items()),
-    *(_field(n, a.GPU_CYCLES, whole, GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
+    *(
+        _field(n, a.GPU_ENGINE_ACTIVITY, _percent, entities.GPU_ENGINE, e)
+        for n, e in ENCODERS.items()
+    ),
+    *(
+        _field(n, a.GPU_CACHE_SHARE, _percent, entities.GPU_CACHE, *what)
+        for n, what in CACHES.items()
+    ),
+    *(_field(n, a.GPU_CYCLES, whole, entities.GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
 )
 _MIG_FIELDS: tuple[BatchField, ...] = (
     _field(1, a.MIG_GRAPHICS_ACTIVITY),
@@ -127,7 +129,10 @@ _MIG_FIELDS: tuple[BatchField, ...] = (
     _field(3, a.MIG_SM_OCCUPANCY),
     _field(5, a.MIG_TENSOR_ACTIVITY),
     _field(10, a.MIG_DRAM_ACTIVITY),
-    *(_field(n, a.MIG_PIPE_ACTIVITY, _percent, MIG_PIPE, pipe) for n, pipe in PIPES.items()),
+    *(
+        _field(n, a.MIG_PIPE_ACTIVITY, _percent, entities.MIG_PIPE, pipe)
+        for n, pipe in PIPES.items()
+    ),
 )
 
 GPU_TABLE = CallTable(fields=_GPU_FIELDS, batch=GPM)
@@ -135,7 +140,7 @@ RECENT_GPU_TABLE = CallTable(fields=_RECENT_FIELDS, batch=GPM, recent=True)
 MIG_ACTIVITY_TABLE = CallTable(fields=_MIG_FIELDS, batch=GPM)
 
 
-class GpuActivitySource(SourceWithoutResources):
+class GpuActivitySource(source.SourceWithoutResources):
     """GPM metrics of every GPU and of every MIG device."""
 
     name = "gpu_activity"
@@ -148,15 +153,15 @@ class GpuActivitySource(SourceWithoutResources):
         self._gpus = gpus or GpuInventory()
         self._plans = CallPlans()
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Plan the calls for each GPU and each MIG device."""
         gpus = self._gpus.look(host)
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
         self._plans.place(host, self._gpus.generation, wanted, columns)
-        return ProbeResult(tuple(columns.columns))
+        return source.ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Take a sample of each device and compare it with the previous one."""
         self._plans.read(host, into)
         into.grown |= self._gpus.generation != self._plans.generation
@@ -178,7 +183,7 @@ _LONGEST_SAMPLE_NS = 2 * SECOND_NS
 _NS_PER_US, _STEPS, _PERCENT = 1000, 10**6, 100
 
 
-class GpuBurstSource(SourceWithoutResources):
+class GpuBurstSource(source.SourceWithoutResources):
     """Windows of utilization and power of every GPU."""
 
     name = "gpu_burst"
@@ -193,17 +198,17 @@ class GpuBurstSource(SourceWithoutResources):
         gpus: GpuInventory | None = None,
     ) -> None:
         self.period_seconds = period_seconds
-        self._grid = WindowGrid(round(window_seconds * SECOND_NS))
+        self._grid = burst_windows.WindowGrid(round(window_seconds * SECOND_NS))
         self._gpus = gpus or GpuInventory()
         self._generation = 0
         self._devices: dict[str, _SampledGpu] = {}
         self._columns: list[tuple[_SampledGpu, int]] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Two histograms for each GPU that has the samples."""
         gpus = self._gpus.look(host)
         self._generation = self._gpus.generation
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._columns = []
         for gpu in gpus.values():
             (uuid,) = gpu.entity.key
@@ -216,9 +221,9 @@ class GpuBurstSource(SourceWithoutResources):
             for buffer in device.supported:
                 buffer.windows.add_columns(columns)
             self._columns.append((device, first))
-        return ProbeResult(tuple(columns.columns))
+        return source.ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fetch the samples since the last ones of every GPU."""
         for device, first in self._columns:
             for buffer in device.supported:
@@ -230,12 +235,18 @@ class GpuBurstSource(SourceWithoutResources):
 class _SampledGpu:
     """Sample buffers of a GPU, and its power limit."""
 
-    def __init__(self, grid: WindowGrid, uuid: str) -> None:
+    def __init__(self, grid: burst_windows.WindowGrid, uuid: str) -> None:
         self.index = 0
         self.limit_milliwatts = 0
         self._buffers = (
-            _SampleBuffer(grid, _UTILIZATION, WindowHistogram(c.GPU_UTILIZATION_WINDOWS, (uuid,))),
-            _SampleBuffer(grid, _TOTAL_POWER, WindowHistogram(c.GPU_POWER_WINDOWS, (uuid,))),
+            _SampleBuffer(
+                grid,
+                _UTILIZATION,
+                burst_windows.WindowHistogram(c.GPU_UTILIZATION_WINDOWS, (uuid,)),
+            ),
+            _SampleBuffer(
+                grid, _TOTAL_POWER, burst_windows.WindowHistogram(c.GPU_POWER_WINDOWS, (uuid,))
+            ),
         )
         self.supported: list[_SampleBuffer] = []
 
@@ -259,12 +270,14 @@ class _SampledGpu:
 class _SampleBuffer:
     """The driver's samples of one kind, and the histogram of their windows."""
 
-    def __init__(self, grid: WindowGrid, kind: int, windows: WindowHistogram) -> None:
+    def __init__(
+        self, grid: burst_windows.WindowGrid, kind: int, windows: burst_windows.WindowHistogram
+    ) -> None:
         self.kind = kind
         self.windows = windows
         self.unseen = 0
         self._grid = grid
-        self._averaged = WindowMeans(grid)
+        self._averaged = burst_windows.WindowMeans(grid)
         self._last_us: int | None = None
 
     def fetch(self, host: Host, gpu: int, limit_milliwatts: int) -> Absent | None:
@@ -272,7 +285,7 @@ class _SampleBuffer:
         try:
             samples = host.call("nvml", "nvmlDeviceGetSamples", gpu, self.kind)
         except NvmlError as error:
-            return None if error.code == _NOT_FOUND else nvml_reason(error.code)
+            return None if error.code == _NOT_FOUND else source.nvml_reason(error.code)
         except OSError:
             return Absent.UNSUPPORTED  # a recording made before this call existed
         if samples and self._last_us is not None and samples[-1][0] < self._last_us:

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.host import Host, Json, NvmlError
-from agent.sampling.source import (
-    MALFORMED_ERRORS,
-    ColumnBuilder,
-    RowBuilder,
-    nvml_reason,
-    pick_reading,
-)
+from agent.sampling import source
 from railscope.catalog.declare import EntityKind, Metric
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
@@ -175,7 +169,7 @@ class _PlannedCall:
 
     def reading(self, target: CallTarget, result: Json) -> Reading:
         """Reading in a result; an unsupported member of an incomplete structure is an error."""
-        reading = pick_reading(target.pick, result)
+        reading = source.pick_reading(target.pick, result)
         if isinstance(result, dict):
             self.members = max(self.members, len(result))
             if reading is Absent.UNSUPPORTED and len(result) < self.members:
@@ -221,11 +215,11 @@ class CallPlan:
 
     def learn(self, host: Host) -> None:
         """Make every call once, to detect what the device supports."""
-        scratch = ColumnBuilder()
+        scratch = source.ColumnBuilder()
         self.place(scratch)
-        self.read(host, RowBuilder(len(scratch.columns)))
+        self.read(host, source.RowBuilder(len(scratch.columns)))
 
-    def place(self, columns: ColumnBuilder) -> None:
+    def place(self, columns: source.ColumnBuilder) -> None:
         """Add the columns of what the device supports, and of what a whole device should support."""
         self._first = len(columns.columns)
         parts: list[_PlannedCall | _BatchEntry] = [*self._calls, *self._slots]
@@ -237,14 +231,14 @@ class CallPlan:
         self._width = len(columns.columns) - self._first
         self.outgrown = False
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fill the device's columns; a failed call affects only its own. A lost device ends the read."""
         try:
             self._read_batch(host, into)
             for planned in self._calls:
                 self._read_call(host, into, planned)
         except NvmlError as error:
-            into.put_none(self._first, self._width, nvml_reason(error.code))
+            into.put_none(self._first, self._width, source.nvml_reason(error.code))
             self.learnt = False
         else:
             self.learnt = True
@@ -260,7 +254,7 @@ class CallPlan:
 
     # Calls -------------------------------------------------------------------------------------
 
-    def _read_call(self, host: Host, into: RowBuilder, planned: _PlannedCall) -> None:
+    def _read_call(self, host: Host, into: source.RowBuilder, planned: _PlannedCall) -> None:
         """Fill a call's columns; functions that the driver lacks are tried only this once."""
         targets, column = planned.call.targets, planned.column
         while planned.left:
@@ -270,7 +264,7 @@ class CallPlan:
                 if error.code in _GONE_CODES:
                     raise
                 if error.code not in _UNSUPPORTED_CODES:
-                    into.put_none(column, len(targets), nvml_reason(error.code))
+                    into.put_none(column, len(targets), source.nvml_reason(error.code))
                     return
             except FileNotFoundError:
                 pass  # a recording without this call
@@ -283,7 +277,7 @@ class CallPlan:
 
     # The batch ---------------------------------------------------------------------------------
 
-    def _read_batch(self, host: Host, into: RowBuilder) -> None:
+    def _read_batch(self, host: Host, into: source.RowBuilder) -> None:
         while self._slots:
             answer = self._ask_batch(host)
             if isinstance(answer, Absent):
@@ -306,7 +300,7 @@ class CallPlan:
             if error.code in _GONE_CODES:
                 raise
             none = error.code in (_NO_ENTRY_CODES if self._recent else _UNSUPPORTED_CODES)
-            return (lacking, lacking) if none else nvml_reason(error.code)
+            return (lacking, lacking) if none else source.nvml_reason(error.code)
         except FileNotFoundError:
             return lacking, lacking
         except (TypeError, ValueError):  # unexpected form: a hand-written capture
@@ -335,18 +329,22 @@ class CallPlan:
         self._entries = tuple(slot.entry for slot in slots)
         self._picks = tuple(slot.field.target.pick for slot in slots)
 
-    def _fill(self, into: RowBuilder, values: Json, codes: Json) -> None:
+    def _fill(self, into: source.RowBuilder, values: Json, codes: Json) -> None:
         """Put readings into their columns; in most reads all are numbers in adjacent columns."""
         first, last = self._slots[0].column, self._slots[-1].column
         if last - first == len(self._slots) - 1 and not any(codes):
             numbers: list[Any] = []
-            with suppress(*MALFORMED_ERRORS):
+            with suppress(*source.MALFORMED_ERRORS):
                 numbers += [pick(value) for pick, value in zip(self._picks, values, strict=True)]
             if set(map(type, numbers)) == {int}:
                 into.put_all(first, numbers)
                 return
         for slot, value, code in zip(self._slots, values, codes, strict=True):
-            reading = nvml_reason(code) if code else pick_reading(slot.field.target.pick, value)
+            reading = (
+                source.nvml_reason(code)
+                if code
+                else source.pick_reading(slot.field.target.pick, value)
+            )
             into.put(slot.column, reading)
 
 
@@ -363,7 +361,7 @@ class CallPlans:
         host: Host,
         generation: int,
         wanted: Iterable[tuple[Device, Entity, CallTable]],
-        columns: ColumnBuilder,
+        columns: source.ColumnBuilder,
     ) -> None:
         """Place the columns of each device's plan; a plan is made, or reused from the last probe.
 
@@ -385,7 +383,7 @@ class CallPlans:
         self.generation, self._kept = generation, kept
         self._current = list(kept.values())
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fill the columns of all devices; newly missing parts request another probe."""
         for plan in self._current:
             plan.read(host, into)

@@ -15,10 +15,7 @@ from dataclasses import dataclass
 
 from agent.host import Host
 from agent.sampling.source import ColumnBuilder, RowBuilder, nonempty_facts
-from railscope.catalog import gpu
-from railscope.catalog import gpu_health as h
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import GPU_ADDRESS
+from railscope.catalog import declare, entities, gpu, gpu_health as h
 from railscope.frame import Entity, Event
 from railscope.reading import PRESENT, REASONS, Absent
 from railscope.timestamps import SECOND_NS
@@ -38,8 +35,8 @@ class IntegratedGauge:
     and would retain the error permanently.
     """
 
-    gauge: Metric
-    counter: Metric
+    gauge: declare.Metric
+    counter: declare.Metric
     most: int
 
 
@@ -116,7 +113,7 @@ class Integrals:
                 into.put(place.counter, Absent.ERROR)
 
 
-WATCHED: Mapping[Metric, tuple[str, tuple[str, ...]]] = {
+WATCHED: Mapping[declare.Metric, tuple[str, tuple[str, ...]]] = {
     h.GPU_ECC_MODE: ("ecc_mode", ()),
     gpu.GPU_COMPUTE_MODE: ("compute_mode", ()),
     gpu.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
@@ -129,7 +126,7 @@ class _WatchedSetting:
     """A setting's column in the table."""
 
     column: int
-    metric: Metric
+    metric: declare.Metric
     gpu: str
     change: str
 
@@ -164,7 +161,7 @@ class SettingChanges:
             if before is None or before == value:
                 continue
             now = host.clock.now()
-            about = Entity(GPU_ADDRESS, (addresses.get(place.gpu, "unknown"),))
+            about = Entity(entities.GPU_ADDRESS, (addresses.get(place.gpu, "unknown"),))
             facts = nonempty_facts(
                 change=place.change,
                 gpu=place.gpu,
@@ -174,6 +171,6 @@ class SettingChanges:
             yield Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts)
 
 
-def _format_setting(metric: Metric, stored: int) -> str:
+def _format_setting(metric: declare.Metric, stored: int) -> str:
     """A setting as its state name, or in base units."""
     return metric.states.get(stored) or f"{float(stored * metric.scale):g}"

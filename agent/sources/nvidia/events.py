@@ -10,16 +10,9 @@ from collections import Counter
 
 from agent.gpus.inventory import GpuInventory
 from agent.host import Host, NvmlError
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeResult,
-    RowBuilder,
-    SourceWithoutResources,
-    nonempty_facts,
-)
+from agent.sampling import source
 from agent.streams.kernel_log import NvmlXid, XidMatcher
-from railscope.catalog import gpu_health as h
-from railscope.catalog.entities import GPU_EVENT, NODE
+from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event, NodeTimestamp
 
 XID, MIG_CHANGE = 0x8, 0x100
@@ -41,7 +34,7 @@ _NO_INSTANCE = 0xFFFF_FFFF
 _NO_EVENTS_CODES = {3, 13, 12, 28}  # NOT_SUPPORTED, FUNCTION_ and LIBRARY_NOT_FOUND, GPU_NOT_FOUND
 
 
-class NvmlEventSource(SourceWithoutResources):
+class NvmlEventSource(source.SourceWithoutResources):
     """Read the driver's events and count those other than Xids."""
 
     name = "gpu_event"
@@ -63,7 +56,7 @@ class NvmlEventSource(SourceWithoutResources):
         self._counts: Counter[Entity] = Counter()
         self._columns: list[Entity] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Register for events, and create a column for each kind seen so far.
 
         If the driver has no events, the source has no columns.
@@ -73,17 +66,17 @@ class NvmlEventSource(SourceWithoutResources):
         except NvmlError as error:
             if error.code not in _NO_EVENTS_CODES:
                 raise
-            return ProbeResult()
+            return source.ProbeResult()
         except FileNotFoundError:  # a recording without this call
-            return ProbeResult()
-        columns = ColumnBuilder()
-        columns.add(h.GPU_EVENTS_LOST, Entity(NODE))
+            return source.ProbeResult()
+        columns = source.ColumnBuilder()
+        columns.add(h.GPU_EVENTS_LOST, Entity(entities.NODE))
         self._columns = list(self._counts)
         for entity in self._columns:
             columns.add(h.GPU_EVENTS, entity)
-        return ProbeResult(tuple(columns.columns))
+        return source.ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the new events."""
         if not into.reasons:
             return
@@ -123,10 +116,10 @@ class NvmlEventSource(SourceWithoutResources):
     def _event(
         self, address: str, kind: int, data: int, instances: tuple[str, str], now: NodeTimestamp
     ) -> Event:
-        entity = Entity(GPU_EVENT, (address, KINDS.get(kind, hex(kind))))
+        entity = Entity(entities.GPU_EVENT, (address, KINDS.get(kind, hex(kind))))
         self._counts[entity] += 1
         gpu, compute = instances
-        facts = nonempty_facts(
+        facts = source.nonempty_facts(
             gpu_instance=gpu, compute_instance=compute, data=str(data) if data else ""
         )
         return Event(h.GPU_DRIVER_EVENT, entity, now.wall_ns, now.boot_ns, facts)

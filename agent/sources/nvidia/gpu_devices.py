@@ -16,53 +16,24 @@ from collections.abc import Callable
 
 from agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
 from agent.host import Host, NvmlError
-from agent.sampling.source import (
-    LONGEST_PERIOD_SECONDS,
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    ProbeVerdict,
-    RowBuilder,
-    SourceWithoutResources,
-    format_count,
-    nvml_reason,
-    read_link_name,
-)
-from agent.sources.nvidia import health, value_tables
-from agent.sources.nvidia.call_plan import (
-    CallPlans,
-    CallTable,
-    CallTarget,
-    NvmlCall,
-    count,
-    key,
-    used,
-    whole,
-)
-from agent.sources.nvidia.column_history import (
-    MAX_MEMORY_BYTES,
-    Integrals,
-    IntegratedGauge,
-    SettingChanges,
-)
+from agent.sampling import source
+from agent.sources.nvidia import call_plan, column_history, health, value_tables
 from agent.topology.pci import gpu_addresses, read_gpu_uuid
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog.entities import GPU, GPU_ADDRESS
+from railscope.catalog import entities, gpu_health as h, gpu_sharing as s
 from railscope.frame import Entity
 from railscope.reading import Reading
 
 
-class GpuSource(SourceWithoutResources):
+class GpuSource(source.SourceWithoutResources):
     """A table of NVML calls and fields for every GPU, at one period."""
 
     family = "nvml"
-    longest_period_seconds = LONGEST_PERIOD_SECONDS
+    longest_period_seconds = source.LONGEST_PERIOD_SECONDS
 
     def __init__(
         self,
         name: str,
-        questions: Callable[[Host, int], CallTable],
+        questions: Callable[[Host, int], call_plan.CallTable],
         period_seconds: float,
         gpus: GpuInventory | None = None,
     ) -> None:
@@ -70,9 +41,9 @@ class GpuSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._questions = questions
-        self._plans = CallPlans()
-        self._integrals = Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
-        self._modes = SettingChanges()
+        self._plans = call_plan.CallPlans()
+        self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
+        self._modes = column_history.SettingChanges()
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> GpuSource:
@@ -94,19 +65,19 @@ class GpuSource(SourceWithoutResources):
         """Values that change rarely."""
         return cls("gpu_settings", value_tables.settings_table, period_seconds, gpus)
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
         gpus = self._gpus.look(host)
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         wanted = [
             (gpu.index, gpu.entity, self._questions(host, gpu.index)) for gpu in gpus.values()
         ]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._integrals.place(columns)
         self._modes.place(columns)
-        return ProbeResult(tuple(columns.columns), (), self._gpus.findings)
+        return source.ProbeResult(tuple(columns.columns), (), self._gpus.findings)
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
         self._integrals.read(host, into)
@@ -118,44 +89,53 @@ class GpuSource(SourceWithoutResources):
 
 _UNCORRECTED, _VOLATILE = 1, 0
 
-MIG_TABLE = CallTable(
+MIG_TABLE = call_plan.CallTable(
     (
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetMemoryInfo",),
             (
-                CallTarget(s.MIG_MEMORY_SIZE, key("total")),
-                CallTarget(s.MIG_MEMORY_USED, used),
-                CallTarget(s.MIG_MEMORY_FREE, key("free")),
-                CallTarget(s.MIG_MEMORY_RESERVED, key("reserved")),
+                call_plan.CallTarget(s.MIG_MEMORY_SIZE, call_plan.key("total")),
+                call_plan.CallTarget(s.MIG_MEMORY_USED, call_plan.used),
+                call_plan.CallTarget(s.MIG_MEMORY_FREE, call_plan.key("free")),
+                call_plan.CallTarget(s.MIG_MEMORY_RESERVED, call_plan.key("reserved")),
             ),
         ),
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetBAR1MemoryInfo",),
             (
-                CallTarget(s.MIG_BAR1_SIZE, key("bar1Total")),
-                CallTarget(s.MIG_BAR1_USED, key("bar1Used")),
+                call_plan.CallTarget(s.MIG_BAR1_SIZE, call_plan.key("bar1Total")),
+                call_plan.CallTarget(s.MIG_BAR1_USED, call_plan.key("bar1Used")),
             ),
         ),
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetAttributes_v2",),
             (
-                CallTarget(s.MIG_MULTIPROCESSORS, key("multiprocessorCount")),
-                CallTarget(s.MIG_GPU_SLICES, key("gpuInstanceSliceCount")),
-                CallTarget(s.MIG_COMPUTE_SLICES, key("computeInstanceSliceCount")),
+                call_plan.CallTarget(s.MIG_MULTIPROCESSORS, call_plan.key("multiprocessorCount")),
+                call_plan.CallTarget(s.MIG_GPU_SLICES, call_plan.key("gpuInstanceSliceCount")),
+                call_plan.CallTarget(
+                    s.MIG_COMPUTE_SLICES, call_plan.key("computeInstanceSliceCount")
+                ),
             ),
         ),
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetTotalEccErrors",),
-            (CallTarget(s.MIG_ECC_ERRORS, whole),),
+            (call_plan.CallTarget(s.MIG_ECC_ERRORS, call_plan.whole),),
             (_UNCORRECTED, _VOLATILE),
         ),
-        NvmlCall(("nvmlDeviceGetComputeRunningProcesses",), (CallTarget(s.MIG_PROCESSES, count),)),
+        call_plan.NvmlCall(
+            ("nvmlDeviceGetComputeRunningProcesses",),
+            (call_plan.CallTarget(s.MIG_PROCESSES, call_plan.count),),
+        ),
     )
 )
-MIG_INTEGRALS = (IntegratedGauge(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, MAX_MEMORY_BYTES),)
+MIG_INTEGRALS = (
+    column_history.IntegratedGauge(
+        s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, column_history.MAX_MEMORY_BYTES
+    ),
+)
 
 
-class MigSource(SourceWithoutResources):
+class MigSource(source.SourceWithoutResources):
     """Every MIG device of every GPU; each read detects added, removed and changed ones."""
 
     name = "mig"
@@ -167,23 +147,27 @@ class MigSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._counted: list[tuple[GpuDevice, int]] = []
-        self._plans = CallPlans()
-        self._integrals = Integrals(MIG_INTEGRALS, period_seconds)
+        self._plans = call_plan.CallPlans()
+        self._integrals = column_history.Integrals(MIG_INTEGRALS, period_seconds)
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Plan the calls for each MIG device, and count those of each MIG-capable GPU."""
         gpus = self._gpus.look(host)
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         wanted = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._integrals.place(columns)
-        detail = f"{len(wanted)} on {format_count(len(capable), 'GPU')} with MIG support"
-        findings = (ProbeFinding("MIG devices", ProbeVerdict.SUPPORTED, detail),) if capable else ()
-        return ProbeResult(tuple(columns.columns), (), findings)
+        detail = f"{len(wanted)} on {source.format_count(len(capable), 'GPU')} with MIG support"
+        findings = (
+            (source.ProbeFinding("MIG devices", source.ProbeVerdict.SUPPORTED, detail),)
+            if capable
+            else ()
+        )
+        return source.ProbeResult(tuple(columns.columns), (), findings)
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each MIG device, and check that the set of devices is unchanged."""
         for gpu, column in self._counted:
             into.put(column, self._look(host, gpu))
@@ -197,7 +181,7 @@ class MigSource(SourceWithoutResources):
             mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
             devices = list_mig_devices(host, gpu.index, gpu.entity) if mode else ()
         except NvmlError as error:
-            return nvml_reason(error.code)
+            return source.nvml_reason(error.code)
         if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
             self._gpus.changed()
         return len(devices)
@@ -207,7 +191,7 @@ DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.sta
 _PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
 
 
-class GpuDeviceSource(SourceWithoutResources):
+class GpuDeviceSource(source.SourceWithoutResources):
     """State of every NVIDIA GPU on the PCI bus.
 
     A missing GPU is described as an entity too, so that data from other sources can refer to it.
@@ -222,12 +206,12 @@ class GpuDeviceSource(SourceWithoutResources):
         self._addresses: list[str] = []
         self._missing: list[str] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Find the GPUs on the bus. The driver's GPUs were found by the sources that probe earlier."""
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._addresses = gpu_addresses(host)
         for address in self._addresses:
-            columns.add(h.GPU_DEVICE_STATE, Entity(GPU_ADDRESS, (address,)))
+            columns.add(h.GPU_DEVICE_STATE, Entity(entities.GPU_ADDRESS, (address,)))
         states = {address: self._state(host, address) for address in self._addresses}
         self._missing = [address for address, state in states.items() if state == MISSING]
         missing = {address: _missing_gpu(host, address) for address in self._missing}
@@ -235,11 +219,11 @@ class GpuDeviceSource(SourceWithoutResources):
             *(self._finding(host, address, state) for address, state in states.items()),
             *(_unreported_gpu(gpu) for gpu in missing.values()),
         ]
-        return ProbeResult(
+        return source.ProbeResult(
             tuple(columns.columns), tuple(missing.values()), tuple(f for f in findings if f)
         )
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the driver of each GPU; an added or removed GPU requests another probe."""
         missing = []
         for position, address in enumerate(self._addresses):
@@ -250,7 +234,7 @@ class GpuDeviceSource(SourceWithoutResources):
         into.grown = gpu_addresses(host) != self._addresses or missing != self._missing
 
     def _state(self, host: Host, address: str) -> int:
-        driver = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+        driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
         if driver in _PASSED_ON:
             return VIRTUAL_MACHINE
         if not driver:
@@ -260,31 +244,35 @@ class GpuDeviceSource(SourceWithoutResources):
         known = {gpu.pci_address for gpu in self._gpus.found.values()}
         return DRIVER if address in known else MISSING
 
-    def _finding(self, host: Host, address: str, state: int) -> ProbeFinding | None:
+    def _finding(self, host: Host, address: str, state: int) -> source.ProbeFinding | None:
         what = f"GPU {address}"
-        driver = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+        driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
         if state == VIRTUAL_MACHINE:
             detail = f"passed through to a virtual machine ({driver}); readable in its guest"
-            return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
+            return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, detail)
         if state == UNBOUND:
-            return ProbeFinding(
+            return source.ProbeFinding(
                 what,
-                ProbeVerdict.ABSENT,
+                source.ProbeVerdict.ABSENT,
                 "not bound to a driver",
                 "bind the GPU to nvidia or vfio-pci",
             )
         if state == OTHER_DRIVER:
-            return ProbeFinding(what, ProbeVerdict.ABSENT, f"bound to the driver {driver}")
+            return source.ProbeFinding(
+                what, source.ProbeVerdict.ABSENT, f"bound to the driver {driver}"
+            )
         return None
 
 
 def _missing_gpu(host: Host, address: str) -> Entity:
     """A GPU that NVML does not report; its PCI address is its name if the driver has no UUID for it."""
     name = read_gpu_uuid(host, address) or address
-    return Entity(GPU, (name,), {"pci_address": address})
+    return Entity(entities.GPU, (name,), {"pci_address": address})
 
 
-def _unreported_gpu(gpu: Entity) -> ProbeFinding:
+def _unreported_gpu(gpu: Entity) -> source.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
     remedy = "see the health of this GPU below"
-    return ProbeFinding(f"GPU {gpu.facts['pci_address']}", ProbeVerdict.BROKEN, detail, remedy)
+    return source.ProbeFinding(
+        f"GPU {gpu.facts['pci_address']}", source.ProbeVerdict.BROKEN, detail, remedy
+    )

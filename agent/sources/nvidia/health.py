@@ -18,18 +18,7 @@ from agent.sources.nvidia.call_plan import (
     simple,
     whole,
 )
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog.entities import (
-    GPU_CONDITION,
-    GPU_ECC,
-    GPU_ECC_LOCATION,
-    GPU_ENGINE,
-    GPU_PCIE_ERROR,
-    GPU_REMAP,
-    GPU_SRAM,
-)
+from railscope.catalog import entities, gpu as c, gpu_health as h, gpu_sharing as s
 from railscope.reading import Absent, Reading
 
 ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_flow": "Ofa"}
@@ -104,7 +93,7 @@ def _misconfigured(result: Json) -> Reading:
 
 
 def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> NvmlCall:
-    target = CallTarget(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
+    target = CallTarget(h.GPU_ECC_ERRORS, whole, entities.GPU_ECC, kind)
     return NvmlCall(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
 
 
@@ -119,7 +108,7 @@ _CALLS: tuple[NvmlCall, ...] = (
     *(
         NvmlCall(
             (f"nvmlDeviceGet{name}Utilization",),
-            (CallTarget(c.GPU_ENGINE_UTILIZATION, item(0), GPU_ENGINE, (engine,)),),
+            (CallTarget(c.GPU_ENGINE_UTILIZATION, item(0), entities.GPU_ENGINE, (engine,)),),
         )
         for engine, name in ENGINES.items()
     ),
@@ -142,8 +131,8 @@ _CALLS: tuple[NvmlCall, ...] = (
     NvmlCall(
         ("nvmlDeviceGetRemappedRows",),
         (
-            CallTarget(h.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
-            CallTarget(h.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
+            CallTarget(h.GPU_REMAPPED_ROWS, item(0), entities.GPU_REMAP, ("correctable",)),
+            CallTarget(h.GPU_REMAPPED_ROWS, item(1), entities.GPU_REMAP, ("uncorrectable",)),
             CallTarget(h.GPU_ROW_REMAP_PENDING, item(2)),
             CallTarget(h.GPU_ROW_REMAP_FAILURE, item(3)),
         ),
@@ -152,8 +141,8 @@ _CALLS: tuple[NvmlCall, ...] = (
     NvmlCall(
         ("nvmlDeviceGetRepairStatus",),
         (
-            CallTarget(h.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
-            CallTarget(h.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
+            CallTarget(h.GPU_REPAIR_PENDING, item(0), entities.GPU_CONDITION, ("memory_channel",)),
+            CallTarget(h.GPU_REPAIR_PENDING, item(1), entities.GPU_CONDITION, ("tpc",)),
         ),
     ),
     simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", h.GPU_UNREPAIRABLE),
@@ -164,7 +153,7 @@ _CALLS: tuple[NvmlCall, ...] = (
                 CallTarget(
                     h.GPU_SRAM_ERRORS,
                     key(lifetime + member),
-                    GPU_SRAM,
+                    entities.GPU_SRAM,
                     (lifetime, protection),
                 )
                 for lifetime in ("volatile", "aggregate")
@@ -175,7 +164,7 @@ _CALLS: tuple[NvmlCall, ...] = (
                 CallTarget(
                     h.GPU_SRAM_LOCATIONS,
                     key(f"aggregateUncBucket{name}"),
-                    GPU_ECC_LOCATION,
+                    entities.GPU_ECC_LOCATION,
                     ("uncorrected", "aggregate", location),
                 )
                 for location, name in SRAM_LOCATIONS.items()
@@ -193,10 +182,14 @@ _CALLS: tuple[NvmlCall, ...] = (
             CallTarget(h.GPU_FABRIC_STATUS, _status),
             CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
             *(
-                CallTarget(h.GPU_FABRIC_CONDITION, _condition(*where), GPU_CONDITION, (name,))
+                CallTarget(
+                    h.GPU_FABRIC_CONDITION, _condition(*where), entities.GPU_CONDITION, (name,)
+                )
                 for name, where in CONDITIONS.items()
             ),
-            CallTarget(h.GPU_FABRIC_CONDITION, _misconfigured, GPU_CONDITION, ("misconfigured",)),
+            CallTarget(
+                h.GPU_FABRIC_CONDITION, _misconfigured, entities.GPU_CONDITION, ("misconfigured",)
+            ),
         ),
     ),
 )
@@ -205,7 +198,7 @@ _FIELDS: tuple[BatchField, ...] = (
     *(
         BatchField(
             (number,),
-            CallTarget(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
+            CallTarget(h.GPU_ECC_ERRORS, whole, entities.GPU_ECC, kind),
             _total_ecc(kind, arguments),
         )
         for kind, (number, arguments) in _ECC_FIELDS.items()
@@ -219,7 +212,7 @@ _FIELDS: tuple[BatchField, ...] = (
     field(95, h.GPU_PCIE_ROLLOVERS),
     field(169, h.GPU_PCIE_RECOVERIES),
     *(
-        field(number, h.GPU_PCIE_ERRORS, GPU_PCIE_ERROR, error)
+        field(number, h.GPU_PCIE_ERRORS, entities.GPU_PCIE_ERROR, error)
         for number, error in PCIE_ERRORS.items()
     ),
 )

@@ -11,31 +11,10 @@ from collections.abc import Sequence
 
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeResult,
-    RowBuilder,
-    SourceWithoutResources,
-    nonempty_facts,
-)
-from agent.sources.nvidia.call_plan import (
-    BatchField,
-    CallPlans,
-    CallTable,
-    CallTarget,
-    NvmlCall,
-    whole,
-)
+from agent.sampling import source
+from agent.sources.nvidia import call_plan
 from agent.topology.pci import pci_address
-from railscope.catalog import nvlink as n
-from railscope.catalog.declare import EntityKind, Metric
-from railscope.catalog.entities import (
-    NVLINK,
-    NVLINK_BER,
-    NVLINK_ERROR,
-    NVLINK_FEC,
-    NVLINK_RECOVERY,
-)
+from railscope.catalog import declare, entities, nvlink as n
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 
@@ -96,14 +75,18 @@ def _decades(value: Json) -> Reading:
 
 def _field(
     entries: tuple[int | str, ...],
-    metric: Metric,
+    metric: declare.Metric,
     link: Entity,
-    kind: EntityKind | None = None,
+    kind: declare.EntityKind | None = None,
     *part: str,
-) -> BatchField:
+) -> call_plan.BatchField:
     if kind is None:
-        return BatchField(entries, CallTarget(metric, whole, entity=link))
-    return BatchField(entries, CallTarget(metric, whole, kind, (*link.key[1:], *part)))
+        return call_plan.BatchField(
+            entries, call_plan.CallTarget(metric, call_plan.whole, entity=link)
+        )
+    return call_plan.BatchField(
+        entries, call_plan.CallTarget(metric, call_plan.whole, kind, (*link.key[1:], *part))
+    )
 
 
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
@@ -120,12 +103,14 @@ def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
     return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
 
 
-def traffic_fields(link: int, entity: Entity) -> list[BatchField]:
+def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     """State, speed, bytes and errors of a link."""
-    state = CallTarget(n.NVLINK_STATE, whole, entity=entity)
+    state = call_plan.CallTarget(n.NVLINK_STATE, call_plan.whole, entity=entity)
     fields = [
-        BatchField(
-            (f"165:{link}",), state, NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
+        call_plan.BatchField(
+            (f"165:{link}",),
+            state,
+            call_plan.NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,)),
         ),
         _field((f"164:{link}", *_legacy(_LEGACY_SPEED, link)), n.NVLINK_SPEED, entity),
         _field((f"167:{link}",), n.NVLINK_POWER_STATE, entity),
@@ -135,43 +120,45 @@ def traffic_fields(link: int, entity: Entity) -> list[BatchField]:
         _field((f"141:{link}",), n.NVLINK_RAW_RECEIVED, entity),
         _field((f"201:{link}",), n.NVLINK_TRANSMITTED_PACKETS, entity),
         _field((f"203:{link}",), n.NVLINK_RECEIVED_PACKETS, entity),
-        _field((f"213:{link}",), n.NVLINK_RECOVERIES, entity, NVLINK_RECOVERY, "successful"),
-        _field((f"214:{link}",), n.NVLINK_RECOVERIES, entity, NVLINK_RECOVERY, "failed"),
+        _field(
+            (f"213:{link}",), n.NVLINK_RECOVERIES, entity, entities.NVLINK_RECOVERY, "successful"
+        ),
+        _field((f"214:{link}",), n.NVLINK_RECOVERIES, entity, entities.NVLINK_RECOVERY, "failed"),
     ]
     fields += [
-        _field(entries, n.NVLINK_ERRORS, entity, NVLINK_ERROR, name)
+        _field(entries, n.NVLINK_ERRORS, entity, entities.NVLINK_ERROR, name)
         for name in _LEGACY_ERRORS
         if (entries := _error_entries(name, link))
     ]
     for number, name in _PACKET_ERRORS.items():
         entry = (f"{number}:{link}",)
-        fields.append(_field(entry, n.NVLINK_ERRORS, entity, NVLINK_ERROR, name))
+        fields.append(_field(entry, n.NVLINK_ERRORS, entity, entities.NVLINK_ERROR, name))
     return fields
 
 
-def signal_fields(link: int, entity: Entity) -> list[BatchField]:
+def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     own = entity.key[1:]
     fields = [
-        BatchField(
+        call_plan.BatchField(
             tuple(f"{number}:{link}" for number in numbers),
-            CallTarget(n.NVLINK_BIT_ERRORS, _decades, NVLINK_BER, (*own, stage)),
+            call_plan.CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
         )
         for stage, numbers in _BIT_ERRORS.items()
     ]
     for number, name in _SIGNAL_ERRORS.items():
         entry = (f"{number}:{link}",)
-        fields.append(_field(entry, n.NVLINK_ERRORS, entity, NVLINK_ERROR, name))
+        fields.append(_field(entry, n.NVLINK_ERRORS, entity, entities.NVLINK_ERROR, name))
     for symbols in range(_FEC_BINS):
         entry = (f"{_FIRST_FEC + symbols}:{link}",)
-        fields.append(_field(entry, n.NVLINK_CODEWORDS, entity, NVLINK_FEC, str(symbols)))
+        fields.append(_field(entry, n.NVLINK_CODEWORDS, entity, entities.NVLINK_FEC, str(symbols)))
     for number, outcome in ((294, "sent"), (295, "sent_again")):
         entry = (f"{number}:{link}",)
-        fields.append(_field(entry, n.NVLINK_PLR_BLOCKS, entity, NVLINK_RECOVERY, outcome))
+        fields.append(_field(entry, n.NVLINK_PLR_BLOCKS, entity, entities.NVLINK_RECOVERY, outcome))
     return fields
 
 
-class NvLinkSource(SourceWithoutResources):
+class NvLinkSource(source.SourceWithoutResources):
     """Every NVLink of every GPU: its traffic, or its signal."""
 
     family = "nvml"
@@ -183,8 +170,8 @@ class NvLinkSource(SourceWithoutResources):
         self.period_seconds = period_seconds
         self._signal = signal
         self._gpus = gpus or GpuInventory()
-        self._plans = CallPlans()
-        self._calls: dict[int, tuple[int, CallTable]] = {}
+        self._plans = call_plan.CallPlans()
+        self._calls: dict[int, tuple[int, call_plan.CallTable]] = {}
         """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
@@ -204,17 +191,20 @@ class NvLinkSource(SourceWithoutResources):
         """Error ratios and corrected codewords."""
         return cls("nvlink_signal", period_seconds, gpus, signal=True)
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Count the links of each GPU and plan the calls for them."""
         gpus = self._gpus.look(host)
         if self._gpus.generation != self._plans.generation:
             self._calls.clear()
-        columns, linked = ColumnBuilder(), [gpu for gpu in gpus.values() if self._links(host, gpu)]
+        columns, linked = (
+            source.ColumnBuilder(),
+            [gpu for gpu in gpus.values() if self._links(host, gpu)],
+        )
         wanted = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
-        return ProbeResult(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
+        return source.ProbeResult(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""
@@ -225,14 +215,14 @@ class NvLinkSource(SourceWithoutResources):
         if count != self._calls.get(gpu.index, (0, None))[0]:
             make = signal_fields if self._signal else traffic_fields
             links = [
-                Entity(NVLINK, (*gpu.entity.key, str(link)), _facts(host, gpu.index, link))
+                Entity(entities.NVLINK, (*gpu.entity.key, str(link)), _facts(host, gpu.index, link))
                 for link in range(count)
             ]
             fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-            self._calls[gpu.index] = count, CallTable(fields=tuple(fields))
+            self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
         return count
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all links of a GPU in one batch, and count the active ones."""
         self._plans.read(host, into)
         for total, states in self._totals:
@@ -250,7 +240,9 @@ class NvLinkSource(SourceWithoutResources):
         return before is not None and before != states
 
 
-def _totals(gpus: Sequence[GpuDevice], columns: ColumnBuilder) -> list[tuple[int, list[int]]]:
+def _totals(
+    gpus: Sequence[GpuDevice], columns: source.ColumnBuilder
+) -> list[tuple[int, list[int]]]:
     """Columns of the number of links of each GPU, and positions of its link states."""
     states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
     for position, (metric, entity) in enumerate(columns.columns):
@@ -286,7 +278,7 @@ def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
     version = _ask(host, "nvmlDeviceGetNvLinkVersion", gpu, link)
     remote = _ask(host, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link)
     where = _ask(host, "nvmlDeviceGetNvLinkRemotePciInfo", gpu, link)
-    return nonempty_facts(
+    return source.nonempty_facts(
         version="" if version is None else _VERSIONS.get(version, str(version)),
         remote_type="" if remote is None else _REMOTE_TYPES.get(remote, "unknown"),
         remote_pci_address=pci_address(where["busId"]) if where and where["busId"] else "",

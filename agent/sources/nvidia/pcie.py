@@ -22,19 +22,8 @@ from agent.config import PcieSettings
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, NvmlError
 from agent.sampling.source import ColumnBuilder, ProbeResult, RowBuilder, read_text, reason_for
-from agent.topology import pci
-from agent.topology.pcie_links import (
-    UNKNOWN_LINK_STATE,
-    PcieLink,
-    PcieLinkFiles,
-    PcieLinkState,
-    links_of_path,
-    path_state,
-)
-from railscope.catalog import gpu_health as c
-from railscope.catalog.declare import Metric
-from railscope.catalog.entities import PCIE
-from railscope.catalog.pcie import PCIE_PATH_STATE
+from agent.topology import pci, pcie_links
+from railscope.catalog import declare, entities, gpu_health as c, pcie
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 
@@ -58,7 +47,7 @@ def _lanes(lanes: Reading) -> Reading:
 class _LinkQuantity:
     """Lanes or generation: its metric, NVML's two calls, and the members of a link's state."""
 
-    metric: Metric
+    metric: declare.Metric
     now: str
     limit: str
     member: str
@@ -88,7 +77,7 @@ class ExpectedLinks:
     """Columns of the expected links of a set of GPUs."""
 
     settings: PcieSettings = field(default_factory=PcieSettings)
-    _gpus: list[tuple[int, GpuDevice, PcieLink | None]] = field(default_factory=list)
+    _gpus: list[tuple[int, GpuDevice, pcie_links.PcieLink | None]] = field(default_factory=list)
     _is_guest: bool = False
 
     def place(
@@ -96,7 +85,7 @@ class ExpectedLinks:
         host: Host,
         columns: ColumnBuilder,
         gpus: Mapping[str, GpuDevice],
-        links: Mapping[str, PcieLink],
+        links: Mapping[str, pcie_links.PcieLink],
     ) -> None:
         """Add two columns for each GPU; `links` maps an address to the link directly above it."""
         self._is_guest = bool(read_text(host, "/sys/hypervisor/type"))
@@ -106,11 +95,13 @@ class ExpectedLinks:
             for quantity in _QUANTITIES:
                 columns.add(quantity.metric, gpu.entity)
 
-    def read(self, host: Host, states: Mapping[str, PcieLinkState], into: RowBuilder) -> None:
+    def read(
+        self, host: Host, states: Mapping[str, pcie_links.PcieLinkState], into: RowBuilder
+    ) -> None:
         """Fill the columns."""
         for first, gpu, link in self._gpus:
             ends = (
-                [states.get(end, UNKNOWN_LINK_STATE) for end in (link.upper, link.lower)]
+                [states.get(end, pcie_links.UNKNOWN_LINK_STATE) for end in (link.upper, link.lower)]
                 if link
                 else []
             )
@@ -118,7 +109,11 @@ class ExpectedLinks:
                 into.put(column, self._expected(host, gpu, ends, quantity))
 
     def _expected(
-        self, host: Host, gpu: GpuDevice, ends: list[PcieLinkState], quantity: _LinkQuantity
+        self,
+        host: Host,
+        gpu: GpuDevice,
+        ends: list[pcie_links.PcieLinkState],
+        quantity: _LinkQuantity,
     ) -> Reading:
         configured = self._configured(gpu, quantity.metric)
         if configured is not None:
@@ -139,7 +134,7 @@ class ExpectedLinks:
             return Absent.UNSUPPORTED
         return min(known)
 
-    def _configured(self, gpu: GpuDevice, metric: Metric) -> int | None:
+    def _configured(self, gpu: GpuDevice, metric: declare.Metric) -> int | None:
         """The setting for a GPU, by its PCI address or else by its model."""
         is_width = metric is c.GPU_PCIE_EXPECTED_WIDTH
         wanted = self.settings.expected_lanes if is_width else self.settings.expected_generation
@@ -175,8 +170,8 @@ class GpuPathSource:
         self._expected = ExpectedLinks(settings or PcieSettings())
         self._generation = -1
         self._gpus = gpus or GpuInventory()
-        self._paths: list[tuple[PcieLink, ...]] = []
-        self._files: PcieLinkFiles | None = None
+        self._paths: list[tuple[pcie_links.PcieLink, ...]] = []
+        self._files: pcie_links.PcieLinkFiles | None = None
         self._worked: set[str] = set()
         """GPUs that were busy and had a slow link at the last read."""
 
@@ -186,9 +181,9 @@ class GpuPathSource:
         roles = {address: device.role for address, device in devices.items()}
         columns, self._paths = ColumnBuilder(), []
         for gpu in pci.gpus_among(devices.values()):
-            path = links_of_path(gpu.place.chain, roles)
+            path = pcie_links.links_of_path(gpu.place.chain, roles)
             if path:
-                columns.add(PCIE_PATH_STATE, Entity(PCIE, (gpu.address,)))
+                columns.add(pcie.PCIE_PATH_STATE, Entity(entities.PCIE, (gpu.address,)))
                 self._paths.append(path)
         self._generation = self._gpus.generation
         found = {gpu.pci_address: gpu for gpu in self._gpus.found.values()}
@@ -198,7 +193,7 @@ class GpuPathSource:
             end: None for path in self._paths for link in path for end in (link.upper, link.lower)
         }
         self.close()
-        self._files = PcieLinkFiles(host, [end for end in ends if end])
+        self._files = pcie_links.PcieLinkFiles(host, [end for end in ends if end])
         return ProbeResult(tuple(columns.columns))
 
     def read(self, host: Host, into: RowBuilder) -> None:
@@ -208,7 +203,10 @@ class GpuPathSource:
         states = self._files.read()
         worked, self._worked = self._worked, set()
         for column, path in enumerate(self._paths):
-            into.put(column, path_state(path, states, lambda at: self._sleeps(host, at, worked)))
+            into.put(
+                column,
+                pcie_links.path_state(path, states, lambda at: self._sleeps(host, at, worked)),
+            )
         self._expected.read(host, states, into)
         into.grown = self._gpus.generation != self._generation
 

@@ -14,24 +14,15 @@ from dataclasses import dataclass, field
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists, list_processes
 from agent.host import Host, Json, NvmlError
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeResult,
-    RowBuilder,
-    SourceWithoutResources,
-    nonempty_facts,
-    nvml_reason,
-    read_text,
-)
-from railscope.catalog import gpu_sharing as s
-from railscope.catalog.entities import GPU_PROCESS, VGPU
+from agent.sampling import source
+from railscope.catalog import entities, gpu_sharing as s
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 
 UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
 
 
-class GpuSharingSource(SourceWithoutResources):
+class GpuSharingSource(source.SourceWithoutResources):
     """Number of processes and virtual GPUs of each GPU, and its sharing mode."""
 
     name = "gpu_sharing"
@@ -49,18 +40,18 @@ class GpuSharingSource(SourceWithoutResources):
         self._generation = 0
         self._columns: list[tuple[GpuDevice, int]] = []
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Three columns for each GPU."""
         gpus = self._gpus.look(host)
         self._generation = self._gpus.generation
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
         for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
             for gpu in gpus.values():
                 columns.add(metric, gpu.entity)
-        return ProbeResult(tuple(columns.columns))
+        return source.ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Count the processes and virtual GPUs."""
         count = len(self._columns)
         for gpu, column in self._columns:
@@ -79,7 +70,7 @@ def list_vgpus(host: Host, gpu: int) -> list[int] | Absent:
     try:
         return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
     except NvmlError as error:
-        return nvml_reason(error.code)
+        return source.nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
 
@@ -119,7 +110,7 @@ class _GpuUse:
     vgpus: dict[int, int] = field(default_factory=dict)
 
 
-class GpuProcessSource(SourceWithoutResources):
+class GpuProcessSource(source.SourceWithoutResources):
     """Processes and virtual GPUs of every GPU, one by one."""
 
     name = "gpu_process"
@@ -141,15 +132,15 @@ class GpuProcessSource(SourceWithoutResources):
         self._planned: dict[int, list[ListedProcess]] = {}
         self._vgpus: dict[int, dict[int, Entity]] = {}
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> source.ProbeResult:
         """Create columns for every GPU, and for the processes that have been present at two polls."""
         gpus = self._gpus.look(host)
         self._generation = self._gpus.generation
-        columns = ColumnBuilder()
+        columns = source.ColumnBuilder()
         self._uses = [self._plan(host, gpu, columns) for gpu in gpus.values()]
-        return ProbeResult(tuple(columns.columns))
+        return source.ProbeResult(tuple(columns.columns))
 
-    def _plan(self, host: Host, gpu: GpuDevice, columns: ColumnBuilder) -> _GpuUse:
+    def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
         there, trouble = list_processes(host, gpu)
         seen = self._seen.get(gpu.index)
@@ -173,7 +164,7 @@ class GpuProcessSource(SourceWithoutResources):
             columns.add(s.VGPU_UTILIZATION, entity)
         return use
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: source.RowBuilder) -> None:
         """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
             there, trouble = list_processes(host, use.gpu)
@@ -193,7 +184,7 @@ class GpuProcessSource(SourceWithoutResources):
         use: _GpuUse,
         there: dict[int, ListedProcess],
         trouble: Absent | None,
-        into: RowBuilder,
+        into: source.RowBuilder,
     ) -> None:
         still_reported = use.reported.keys() & there.keys()
         into.put(use.column, trouble or len(there) - len(still_reported))
@@ -212,7 +203,7 @@ class GpuProcessSource(SourceWithoutResources):
                 into.put(column + 2, busy.get(pid, (0, 0))[1])
 
     def _fill_vgpus(
-        self, host: Host, use: _GpuUse, trouble: Absent | None, into: RowBuilder
+        self, host: Host, use: _GpuUse, trouble: Absent | None, into: source.RowBuilder
     ) -> bool:
         """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
         instances = trouble or _running_vgpus(host, use.gpu.index)
@@ -227,7 +218,7 @@ class GpuProcessSource(SourceWithoutResources):
             try:
                 into.put(column, int(host.call("nvml", "nvmlVgpuInstanceGetFbUsage", instance)))
             except NvmlError as error:
-                into.put(column, nvml_reason(error.code))
+                into.put(column, source.nvml_reason(error.code))
             idle_or_not = busy if isinstance(busy, Absent) else busy.get(instance, 0)
             into.put(column + 1, idle_or_not)
         return set(instances) != use.vgpus.keys()
@@ -238,13 +229,13 @@ def _by_memory(process: ListedProcess) -> tuple[int, int]:
 
 
 def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
-    facts = nonempty_facts(
-        process_name=read_text(host, f"/proc/{process.pid}/comm"),
+    facts = source.nonempty_facts(
+        process_name=source.read_text(host, f"/proc/{process.pid}/comm"),
         context=process.context,
         gpu_instance=process.gpu_instance,
         compute_instance=process.compute_instance,
     )
-    return Entity(GPU_PROCESS, (*gpu.key, str(process.pid)), facts)
+    return Entity(entities.GPU_PROCESS, (*gpu.key, str(process.pid)), facts)
 
 
 def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Absent:
@@ -254,7 +245,7 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
     try:
         samples = host.call("nvml", "nvmlDeviceGetProcessUtilization", gpu.index)
     except NvmlError as error:
-        return {} if error.code == _NO_SAMPLES else nvml_reason(error.code)
+        return {} if error.code == _NO_SAMPLES else source.nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
     ordered = sorted(samples, key=lambda sample: sample["timeStamp"])
@@ -275,19 +266,19 @@ def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
             return None
 
     kind, machine = (ask(f"nvmlVgpuInstanceGet{what}", instance) for what in ("Type", "VmID"))
-    facts = nonempty_facts(
+    facts = source.nonempty_facts(
         vgpu_type=str(ask("nvmlVgpuTypeGetName", kind) or "") if kind is not None else "",
         virtual_machine=str(machine[0]) if machine else "",
     )
     name = ask("nvmlVgpuInstanceGetUUID", instance) or str(instance)
-    return Entity(VGPU, (*gpu.key, str(name)), facts)
+    return Entity(entities.VGPU, (*gpu.key, str(name)), facts)
 
 
 def _vgpu_utilization(host: Host, gpu: int) -> dict[int, int] | Absent:
     try:
         samples = host.call("nvml", "nvmlDeviceGetVgpuUtilization", gpu)
     except NvmlError as error:
-        return {} if error.code == _NO_SAMPLES else nvml_reason(error.code)
+        return {} if error.code == _NO_SAMPLES else source.nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
     ordered = sorted(samples, key=lambda sample: sample["timeStamp"])

@@ -10,37 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.host import Host, Json, NvmlError
-from agent.sources.nvidia.call_plan import (
-    BatchField,
-    CallTable,
-    CallTarget,
-    NvmlCall,
-    PickReading,
-    bit,
-    count,
-    field,
-    item,
-    key,
-    simple,
-    used,
-    whole,
-)
+from agent.sources.nvidia import call_plan
 from agent.sources.nvidia.column_history import MAX_MEMORY_BYTES, IntegratedGauge
-from railscope.catalog import gpu as c
-from railscope.catalog import gpu_health as h
-from railscope.catalog import nvlink as n
-from railscope.catalog.entities import (
-    GPU_BANK,
-    GPU_C2C,
-    GPU_C2C_ERROR,
-    GPU_CLOCK,
-    GPU_ECC_LOCATION,
-    GPU_FAN,
-    GPU_POWER_BOUND,
-    GPU_REMAP,
-    GPU_THRESHOLD,
-    GPU_THROTTLE,
-)
+from railscope.catalog import entities, gpu as c, gpu_health as h, nvlink as n
 from railscope.reading import Absent, Reading
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
@@ -79,61 +51,69 @@ def _memory_power(value: Json) -> Reading:
     return int(value) or Absent.UNSUPPORTED
 
 
-_LOAD_CALLS: tuple[NvmlCall, ...] = (
-    NvmlCall(
+_LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
+    call_plan.NvmlCall(
         ("nvmlDeviceGetUtilizationRates",),
         (
-            CallTarget(c.GPU_UTILIZATION, key("gpu")),
-            CallTarget(c.GPU_MEMORY_ACTIVITY, key("memory")),
+            call_plan.CallTarget(c.GPU_UTILIZATION, call_plan.key("gpu")),
+            call_plan.CallTarget(c.GPU_MEMORY_ACTIVITY, call_plan.key("memory")),
         ),
     ),
-    NvmlCall(
+    call_plan.NvmlCall(
         ("nvmlDeviceGetMemoryInfo",),
         (
-            CallTarget(c.GPU_MEMORY_TOTAL, key("total")),
-            CallTarget(c.GPU_MEMORY_USED, used),
-            CallTarget(c.GPU_MEMORY_FREE, key("free")),
-            CallTarget(c.GPU_MEMORY_RESERVED, key("reserved")),
+            call_plan.CallTarget(c.GPU_MEMORY_TOTAL, call_plan.key("total")),
+            call_plan.CallTarget(c.GPU_MEMORY_USED, call_plan.used),
+            call_plan.CallTarget(c.GPU_MEMORY_FREE, call_plan.key("free")),
+            call_plan.CallTarget(c.GPU_MEMORY_RESERVED, call_plan.key("reserved")),
         ),
     ),
     *(
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetClockInfo",),
-            (CallTarget(c.GPU_CLOCK_SPEED, whole, GPU_CLOCK, (name,)),),
+            (
+                call_plan.CallTarget(
+                    c.GPU_CLOCK_SPEED, call_plan.whole, entities.GPU_CLOCK, (name,)
+                ),
+            ),
             (number,),
         )
         for name, number in CLOCKS.items()
     ),
-    simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
-    NvmlCall(
+    call_plan.simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
+    call_plan.NvmlCall(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-        (CallTarget(c.GPU_TEMPERATURE, whole),),
+        (call_plan.CallTarget(c.GPU_TEMPERATURE, call_plan.whole),),
         (0,),
     ),
 )
 
-_LOAD_FIELDS: tuple[BatchField, ...] = (
-    BatchField(
+_LOAD_FIELDS: tuple[call_plan.BatchField, ...] = (
+    call_plan.BatchField(
         (83,),
-        CallTarget(c.GPU_ENERGY, whole),
-        simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
+        call_plan.CallTarget(c.GPU_ENERGY, call_plan.whole),
+        call_plan.simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
     ),
-    field(185, c.GPU_POWER_AVERAGE),
-    field(186, c.GPU_POWER_INSTANT),
-    field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
-    field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
-    BatchField((f"185:{MEMORY_SCOPE}",), CallTarget(c.GPU_MEMORY_POWER, _memory_power)),
-    BatchField((82,), CallTarget(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
+    call_plan.field(185, c.GPU_POWER_AVERAGE),
+    call_plan.field(186, c.GPU_POWER_INSTANT),
+    call_plan.field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    call_plan.field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
+    call_plan.BatchField(
+        (f"185:{MEMORY_SCOPE}",), call_plan.CallTarget(c.GPU_MEMORY_POWER, _memory_power)
+    ),
+    call_plan.BatchField(
+        (82,), call_plan.CallTarget(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)
+    ),
     *(
-        field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
+        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
         for number, reason in THROTTLE_FIELDS.items()
     ),
-    field(197, h.GPU_PCIE_TRANSMITTED),
-    field(198, h.GPU_PCIE_RECEIVED),
-    field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
-    field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
-    field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
-    field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+    call_plan.field(197, h.GPU_PCIE_TRANSMITTED),
+    call_plan.field(198, h.GPU_PCIE_RECEIVED),
+    call_plan.field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
+    call_plan.field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
+    call_plan.field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
+    call_plan.field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
 )
 
 _PERCENT = 100
@@ -143,29 +123,31 @@ LOAD_INTEGRALS = (
 )
 
 
-def _load_table(reasons: int, first_slowdown_field: int) -> CallTable:
-    active = NvmlCall(
+def _load_table(reasons: int, first_slowdown_field: int) -> call_plan.CallTable:
+    active = call_plan.NvmlCall(
         (
             "nvmlDeviceGetCurrentClocksEventReasons",
             "nvmlDeviceGetCurrentClocksThrottleReasons",
         ),
         tuple(
-            CallTarget(c.GPU_THROTTLE_ACTIVE, bit(mask), GPU_THROTTLE, (reason,))
+            call_plan.CallTarget(
+                c.GPU_THROTTLE_ACTIVE, call_plan.bit(mask), entities.GPU_THROTTLE, (reason,)
+            )
             for reason, mask in c.THROTTLE_BITS.items()
             if reasons & mask
         ),
     )
     slowdowns = (
-        field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
+        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
         for number, reason in enumerate(SLOWDOWNS, first_slowdown_field)
     )
-    return CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
+    return call_plan.CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
 
 
 LOAD_TABLE = _load_table(_REASONS_OF_ALL, _FIRST_SLOWDOWN_FIELD)
 
 
-def load_table(host: Host, gpu: int) -> CallTable:
+def load_table(host: Host, gpu: int) -> call_plan.CallTable:
     """Calls for one GPU, with the clock limit reasons that it supports."""
     return _load_table(_supported_reasons(host, gpu), _first_slowdown_field(host))
 
@@ -197,10 +179,10 @@ _FIRST_THRESHOLD_FIELD = 193
 # Each with the call that drivers before 530 have.
 _LIMIT = "nvmlDeviceGetPowerManagement"
 POWER_BOUNDS = {
-    "minimum": (187, f"{_LIMIT}LimitConstraints", item(0)),
-    "maximum": (188, f"{_LIMIT}LimitConstraints", item(1)),
-    "default": (189, f"{_LIMIT}DefaultLimit", whole),
-    "requested": (192, f"{_LIMIT}Limit", whole),
+    "minimum": (187, f"{_LIMIT}LimitConstraints", call_plan.item(0)),
+    "maximum": (188, f"{_LIMIT}LimitConstraints", call_plan.item(1)),
+    "default": (189, f"{_LIMIT}DefaultLimit", call_plan.whole),
+    "requested": (192, f"{_LIMIT}Limit", call_plan.whole),
 }
 ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
 LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
@@ -209,54 +191,64 @@ RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
 _C2C_LINK_COUNT, _MAX_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
-_SETTINGS_CALLS: tuple[NvmlCall, ...] = (
+_SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
     *(
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetMaxClockInfo",),
-            (CallTarget(c.GPU_CLOCK_LIMIT, whole, GPU_CLOCK, (name,)),),
+            (
+                call_plan.CallTarget(
+                    c.GPU_CLOCK_LIMIT, call_plan.whole, entities.GPU_CLOCK, (name,)
+                ),
+            ),
             (number,),
         )
         for name, number in CLOCKS.items()
     ),
     *(
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetTemperatureThreshold",),
-            (CallTarget(c.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
+            (
+                call_plan.CallTarget(
+                    c.GPU_TEMPERATURE_THRESHOLD, call_plan.whole, entities.GPU_THRESHOLD, (name,)
+                ),
+            ),
             (number,),
         )
         for number, name in enumerate(THRESHOLDS)
     ),
-    NvmlCall(
+    call_plan.NvmlCall(
         ("nvmlDeviceGetBAR1MemoryInfo",),
         (
-            CallTarget(c.GPU_BAR1_SIZE, key("bar1Total")),
-            CallTarget(c.GPU_BAR1_USED, key("bar1Used")),
+            call_plan.CallTarget(c.GPU_BAR1_SIZE, call_plan.key("bar1Total")),
+            call_plan.CallTarget(c.GPU_BAR1_USED, call_plan.key("bar1Used")),
         ),
     ),
-    simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
-    simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
-    simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
-    NvmlCall(
+    call_plan.simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
+    call_plan.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
+    call_plan.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
+    call_plan.NvmlCall(
         ("nvmlSystemGetConfComputeState",),
-        (CallTarget(c.GPU_CONFIDENTIAL, key("ccFeature")),),
+        (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),),
         of_device=False,
     ),
-    NvmlCall(
+    call_plan.NvmlCall(
         ("nvmlDeviceGetConfComputeProtectedMemoryUsage",),
         (
-            CallTarget(c.GPU_PROTECTED_SIZE, key("total")),
-            CallTarget(c.GPU_PROTECTED_USED, key("used")),
+            call_plan.CallTarget(c.GPU_PROTECTED_SIZE, call_plan.key("total")),
+            call_plan.CallTarget(c.GPU_PROTECTED_USED, call_plan.key("used")),
         ),
     ),
-    NvmlCall(("nvmlDeviceGetGspFirmwareMode",), (CallTarget(c.GPU_GSP, item(0)),)),
+    call_plan.NvmlCall(
+        ("nvmlDeviceGetGspFirmwareMode",), (call_plan.CallTarget(c.GPU_GSP, call_plan.item(0)),)
+    ),
     *(
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetMemoryErrorCounter",),
             (
-                CallTarget(
+                call_plan.CallTarget(
                     h.GPU_ECC_LOCATIONS,
-                    whole,
-                    GPU_ECC_LOCATION,
+                    call_plan.whole,
+                    entities.GPU_ECC_LOCATION,
                     (error, lifetime, LOCATIONS[location]),
                 ),
             ),
@@ -266,51 +258,67 @@ _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
         for counter, lifetime in enumerate(LIFETIMES)
         for location in range(len(LOCATIONS))
     ),
-    NvmlCall(
+    call_plan.NvmlCall(
         ("nvmlDeviceGetRowRemapperHistogram",),
-        tuple(CallTarget(h.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
+        tuple(
+            call_plan.CallTarget(h.GPU_REMAP_BANKS, call_plan.key(name), entities.GPU_BANK, (name,))
+            for name in BANKS
+        ),
     ),
     *(
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetRetiredPages",),
-            (CallTarget(h.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
+            (
+                call_plan.CallTarget(
+                    h.GPU_RETIRED_PAGES, call_plan.count, entities.GPU_REMAP, (cause,)
+                ),
+            ),
             (number,),
         )
         for cause, number in RETIREMENTS.items()
     ),
-    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
-    NvmlCall(("nvmlDeviceGetC2cModeInfoV",), (CallTarget(h.GPU_C2C_ENABLED, key("isC2cEnabled")),)),
+    call_plan.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    call_plan.NvmlCall(
+        ("nvmlDeviceGetC2cModeInfoV",),
+        (call_plan.CallTarget(h.GPU_C2C_ENABLED, call_plan.key("isC2cEnabled")),),
+    ),
 )
 
 
-def _power_bound(bound: str, number: int, function: str, pick: PickReading) -> BatchField:
-    target = CallTarget(c.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
-    return BatchField((number,), target, NvmlCall((function,), (replace(target, pick=pick),)))
+def _power_bound(
+    bound: str, number: int, function: str, pick: call_plan.PickReading
+) -> call_plan.BatchField:
+    target = call_plan.CallTarget(
+        c.GPU_POWER_BOUNDS, call_plan.whole, entities.GPU_POWER_BOUND, (bound,)
+    )
+    return call_plan.BatchField(
+        (number,), target, call_plan.NvmlCall((function,), (replace(target, pick=pick),))
+    )
 
 
-_SETTINGS_FIELDS: tuple[BatchField, ...] = (
+_SETTINGS_FIELDS: tuple[call_plan.BatchField, ...] = (
     *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
-    field(274, c.GPU_PEAK_POWER),
+    call_plan.field(274, c.GPU_PEAK_POWER),
     *(
-        field(
+        call_plan.field(
             _FIRST_THRESHOLD_FIELD + place,
             c.GPU_TEMPERATURE_THRESHOLD_MARGIN,
-            GPU_THRESHOLD,
+            entities.GPU_THRESHOLD,
             t,
         )
         for place, t in enumerate(THRESHOLDS)
     ),
-    field(301, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
-    field(302, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
-    field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
+    call_plan.field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
+    call_plan.field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
+    call_plan.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
 )
 
 
-def settings_table(host: Host, gpu: int) -> CallTable:
+def settings_table(host: Host, gpu: int) -> call_plan.CallTable:
     """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
     fans = _call_count(lambda: host.call("nvml", "nvmlDeviceGetNumFans", gpu))
     links = _call_count(lambda: _first_field(host, gpu, _C2C_LINK_COUNT))
-    return CallTable(
+    return call_plan.CallTable(
         (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
         (*_SETTINGS_FIELDS, *(one for link in range(links) for one in _c2c(link))),
     )
@@ -328,22 +336,22 @@ def _first_field(host: Host, gpu: int, number: int) -> Json:
     return 0 if code else value
 
 
-def _c2c(link: int) -> tuple[BatchField, ...]:
+def _c2c(link: int) -> tuple[call_plan.BatchField, ...]:
     name = str(link)
     errors = (
-        field(f"{number}:{link}", h.GPU_C2C_ERRORS, GPU_C2C_ERROR, name, error)
+        call_plan.field(f"{number}:{link}", h.GPU_C2C_ERRORS, entities.GPU_C2C_ERROR, name, error)
         for number, error in C2C_ERRORS.items()
     )
     return (
-        field(f"171:{link}", h.GPU_C2C_ACTIVE, GPU_C2C, name),
-        field(f"172:{link}", h.GPU_C2C_BANDWIDTH, GPU_C2C, name),
+        call_plan.field(f"171:{link}", h.GPU_C2C_ACTIVE, entities.GPU_C2C, name),
+        call_plan.field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
         *errors,
     )
 
 
-def _fan(fan: int) -> tuple[NvmlCall, ...]:
+def _fan(fan: int) -> tuple[call_plan.NvmlCall, ...]:
     name = (str(fan),)
-    speed = CallTarget(c.GPU_FAN_SPEED, whole, GPU_FAN, name)
-    rotation = CallTarget(c.GPU_FAN_ROTATION, whole, GPU_FAN, name)
-    turns = (NvmlCall(("nvmlDeviceGetFanSpeedRPM",), (rotation,)),) if fan == 0 else ()
-    return (NvmlCall(("nvmlDeviceGetFanSpeed_v2",), (speed,), (fan,)), *turns)
+    speed = call_plan.CallTarget(c.GPU_FAN_SPEED, call_plan.whole, entities.GPU_FAN, name)
+    rotation = call_plan.CallTarget(c.GPU_FAN_ROTATION, call_plan.whole, entities.GPU_FAN, name)
+    turns = (call_plan.NvmlCall(("nvmlDeviceGetFanSpeedRPM",), (rotation,)),) if fan == 0 else ()
+    return (call_plan.NvmlCall(("nvmlDeviceGetFanSpeed_v2",), (speed,), (fan,)), *turns)

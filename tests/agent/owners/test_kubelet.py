@@ -14,8 +14,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support import pod_resources as wire
 from support.kubelet_server import Handler, serving
 

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent.gpus.mig_slots import GpuSlotRange
 from agent.tenancy.claim_tracker import ActiveClaim, ClaimTracker, ClaimTrackerState, ProviderReport

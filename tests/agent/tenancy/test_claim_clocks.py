@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
 
 from agent.config import TenancySettings

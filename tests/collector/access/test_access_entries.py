@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from running_collector import settings_in
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, running

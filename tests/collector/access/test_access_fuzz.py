@@ -11,8 +11,7 @@ from http.client import BadStatusLine, HTTPResponse
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from running_collector import settings_in, write_audit_log
 from support.billing_port import BookedRows
 
@@ -25,8 +24,7 @@ from collector.metering.tiling import SlotState
 from collector.service import Collector
 from collector.view_refresh import CollectorViews
 from railscope.audit.record import RecordActor
-from railscope.catalog import account as account_catalog
-from railscope.catalog import collector as catalog
+from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.claim_terms import GPU_CAPACITY
 
 SECRET, OWN = 312_345_678, 387_654_321

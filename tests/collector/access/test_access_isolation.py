@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from running_collector import settings_in, write_audit_log
 from support.billing_port import BookedRows
 from support.examples import fewer
@@ -42,9 +41,7 @@ from collector.view_refresh import CollectorViews
 from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
 from collector.workloads.job_view import RunningJobs
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
-from railscope.catalog import METRICS, rollups
-from railscope.catalog import account as account_catalog
-from railscope.catalog import collector as catalog
+from railscope.catalog import METRICS, account as account_catalog, collector as catalog, rollups
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.wire import WireEntity, WireEvent
 

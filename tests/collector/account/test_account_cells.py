@@ -5,8 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.account.account_cells import (
     Quotas,
@@ -20,8 +19,7 @@ from collector.account.account_sums import AmountKey, GpuTimeAccount, TimeKey, g
 from collector.files.watched_file import FileError
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState
-from railscope.catalog import METRICS
-from railscope.catalog import account as catalog
+from railscope.catalog import METRICS, account as catalog
 from railscope.claim_terms import GPU_CAPACITY
 
 HOUR = 3_600_000_000_000

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, NOON_NS, audit_log, record, running
 
 from collector.audit.collector_records import AuditTrail

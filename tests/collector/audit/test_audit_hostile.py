@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.agent_events import Teller
 from support.audit import KEY
 from support.event_recording import observing, recorded

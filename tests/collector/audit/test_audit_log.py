@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.audit import KEY, NOON_NS, audit_log, draft, record, running, write
 
 from collector.audit.collector_records import AuditTrail

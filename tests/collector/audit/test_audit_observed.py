@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.agent_events import Teller
 from support.audit import KEY
 from support.event_recording import hear, observing, recorded, settled

@@ -11,8 +11,7 @@ from itertools import combinations, count
 from pathlib import Path
 from unicodedata import normalize
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, draft, record, running
 from support.event_recording import observing, recorded

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, audit_log, record, running, write
 
 from collector.audit.directory_check import VerifyError, VerifyOutcome

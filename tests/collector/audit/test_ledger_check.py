@@ -40,8 +40,7 @@ from collector.billing import administration, tables
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import adjustment_charge, credit_charge
 from collector.billing.period_closing import BillingActor, BillingBooks
-from collector.billing.reconciliation import check_records as recorded_rows
-from collector.billing.reconciliation import reconcile_period
+from collector.billing.reconciliation import check_records as recorded_rows, reconcile_period
 from collector.jobs import imported_lists
 from collector.jobs.job_list_import import import_list
 from collector.ledger import head_chain, schema

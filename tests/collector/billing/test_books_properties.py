@@ -9,8 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from support.billing import CURRENCIES, nanos, price, without_minimum
 from support.books import (
     BOSS,
@@ -35,8 +34,7 @@ from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import InvoiceStatus
 from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
 from collector.billing.period_rating import RevisionNumbers, merge_reviews, rate_period
-from collector.billing.price_book import Price, PriceBook, Tariff
-from collector.billing.price_book import parse_price_book as parse_book
+from collector.billing.price_book import Price, PriceBook, Tariff, parse_price_book as parse_book
 from collector.billing.reconciliation import recompute_closing, reconcile_period
 from collector.billing.tenant_statements import read_statement
 from collector.ledger.ledger_store import Ledger

@@ -37,8 +37,7 @@ from collector.billing.period_closing import BillingBooks
 from collector.billing.price_book import PriceBookError
 from collector.billing.reconciliation import recompute_closing
 from collector.billing.tenant_statements import read_statement
-from collector.ledger.audit_outbox import LogPosition as AuditPlace
-from collector.ledger.audit_outbox import store_positions, take_rows
+from collector.ledger.audit_outbox import LogPosition as AuditPlace, store_positions, take_rows
 from collector.ledger.database import LedgerError
 from collector.metering.evidence import SampleStretch, SlotReservation
 from railscope.timestamps import DAY_NS

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
 
 from collector.billing.charges import Charge, ChargeKind, PriceUnit

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
 from support.examples import fewer
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months

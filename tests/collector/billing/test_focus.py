@@ -8,11 +8,9 @@ from datetime import UTC, datetime
 from fractions import Fraction
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
-from support.exports import SELLER as EVERY_KIND_SELLER
-from support.exports import all_kinds
+from support.exports import SELLER as EVERY_KIND_SELLER, all_kinds
 
 from collector.billing.charges import ChargeKind, PriceUnit
 from collector.billing.focus_files import (

@@ -6,8 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, book, books, price, timelines, usage
 
 from collector.billing.charges import Charge, ChargeKind, exponent_of

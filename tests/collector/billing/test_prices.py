@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.billing import SKU, books, price
 
 from collector.billing.charges import PriceUnit
@@ -16,10 +15,10 @@ from collector.billing.price_book import (
     PriceBookError,
     PriceGroup,
     Tariff,
+    __doc__ as format_of_files,
     check_appended,
     parse_price_book,
 )
-from collector.billing.price_book import __doc__ as format_of_files
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, format_timestamp
 
 EUR = 10**9

@@ -9,8 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 from support.billing import MONTH, books, timelines, without_minimum
 
 from collector.billing.charges import Charge, ChargeKind, price_quantity

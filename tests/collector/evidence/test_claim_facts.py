@@ -5,8 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from looks import ALICE, states, troubles
 from msgspec.structs import replace
 from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started

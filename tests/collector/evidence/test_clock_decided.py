@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from looks import ALICE, states, troubles
 from msgspec.structs import replace
 from reports import HOUR, doubted, read_again, reporting

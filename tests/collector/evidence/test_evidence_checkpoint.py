@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from stories import stories
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer

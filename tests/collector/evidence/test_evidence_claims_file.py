@@ -2,8 +2,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
 from collector.files.tenancy_files import FileClaim, FileClaims, claims_file, parse_claims

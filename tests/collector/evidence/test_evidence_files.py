@@ -7,7 +7,7 @@ from looks import ALICE, stamp, states
 from support.story import Reporter, accept, account_at, at, gpus_of, known_of, seconds_of, started
 
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import device_files, tenancy_files
+from collector.files import device_files, tenancy_files, watched_file
 from collector.state.collector_state import CollectorState
 
 
@@ -86,7 +86,7 @@ async def test_a_calendar_says_maintenance_outages_and_reservations(core: Collec
     ],
 )  # fmt: skip
 def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
-    with pytest.raises(device_files.FileError, match=problem):
+    with pytest.raises(watched_file.FileError, match=problem):
         device_files.parse_calendar(text)
 
 

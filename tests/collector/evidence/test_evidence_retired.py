@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sqlalchemy import select
 from support.settling import Site
 from support.story import (
@@ -37,8 +36,7 @@ from collector.files.device_files import (
     parse_retirements,
 )
 from collector.files.watched_file import FileError
-from collector.ledger.audit_outbox import HEAD as BILLING_HEAD
-from collector.ledger.audit_outbox import outbox_rows
+from collector.ledger.audit_outbox import HEAD as BILLING_HEAD, outbox_rows
 from collector.metering.evidence import MeteredClaim, NodeStay
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority

@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from looks import ALICE, energy, states
 from reports import HOUR, SENT, reporting
 from sqlalchemy import select

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from looks import ALICE
 from reports import HOUR
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from looks import energy, troubles
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from looks import ALICE, states
 from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer

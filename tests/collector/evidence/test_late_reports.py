@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from looks import ALICE, states
 from msgspec.structs import replace
 from reports import HOUR, SENT, Events, reporting

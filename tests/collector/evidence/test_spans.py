@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.evidence.node_chunks import SampleSpan, add_span, add_spans
 from collector.metering.evidence import GAP_NS

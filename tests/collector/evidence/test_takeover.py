@@ -7,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from looks import ALICE, states
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from

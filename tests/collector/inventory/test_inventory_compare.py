@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.files.device_files import ExpectedDevices
 from collector.fleet.schema_columns import GPU, RDMA_PORT, ShownDevices

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.story import Reporter, accept, at, core_in, gpus_of
 
 from collector.account.live_account import LiveAccount

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.story import Reporter, accept, at, core_in, gpus_of, no_turns, ports_of
 
 from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement

@@ -11,8 +11,7 @@ from itertools import groupby, islice, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bench import tenants
 from bench.tenants import units_of_share

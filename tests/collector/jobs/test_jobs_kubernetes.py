@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
 from collector.jobs.job_metering import meter_jobs

@@ -7,8 +7,7 @@ from itertools import permutations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sqlalchemy import select
 from support.examples import fewer
 from support.job_lists import GPU_1, GPU_2, HOUR, held

@@ -9,8 +9,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus

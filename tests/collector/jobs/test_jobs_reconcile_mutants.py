@@ -9,8 +9,7 @@ from itertools import groupby
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 
 from collector.jobs.job_list import ListedJob, UnnamedGpus
 from collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
 from collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct

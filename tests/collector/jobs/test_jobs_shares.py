@@ -8,8 +8,7 @@ from fractions import Fraction
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.jobs.imported_lists import newest_lists
 from collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus

@@ -10,8 +10,7 @@ from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from collector.billing.usage import usages
 from collector.jobs.clustercockpit import read_clustercockpit

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from days import DAY, HOUR, START, days, held, histories, metered
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.examples import fewer

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 import msgspec
 from histories import Case, cases
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.billing import book, price
 
 from collector.billing.price_book import Tariff

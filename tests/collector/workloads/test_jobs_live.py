@@ -17,8 +17,7 @@ from collector.files import tenancy_files
 from collector.view_refresh import ViewRefresher
 from collector.workloads.job_roster import pattern_of
 from collector.workloads.job_view import RunningJobs
-from railscope.catalog import account as catalog
-from railscope.catalog import gpu as gpu_catalog
+from railscope.catalog import account as catalog, gpu as gpu_catalog
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from histories import LAST, S, cases
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.batches import batch_of
 
 from collector.account.account_sums import HELD
@@ -39,8 +38,7 @@ from collector.workloads.job_roster import (
     holdings,
 )
 from collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
-from railscope.catalog import METRICS, gpu
-from railscope.catalog import account as catalog
+from railscope.catalog import METRICS, account as catalog, gpu
 from railscope.catalog.declare import MetricKind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
 from railscope.catalog.rollup import derived_name
