@@ -10,8 +10,6 @@ from dashboards import panels
 from dashboards.dashboard_parts import assemble, claim_marks
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
 
-UID = "railscope-billing"
-QUESTION = "Is every second of every GPU attributed, and does the account close?"
 TIME = "railscope_cluster_gpu_time_seconds"
 CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
 LEFT_OVER = f"round({CAPACITY} - sum({TIME}), 0.001)"
@@ -22,76 +20,40 @@ TENANT = {"tenant": "Tenant"}
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
+    question = "Is every second of every GPU attributed, and does the account close?"
     return assemble(
         "Billing and reconciliation",
-        UID,
-        QUESTION,
+        "railscope-billing",
+        question,
         SECTIONS,
         marks=(claim_marks(),),
         tags=("tenant", "billing"),
     )
 
 
-def _rate(counter: str, unit: str = EVENTS_PER_SECOND) -> Query:
-    return ask(f"sum(rate({counter}[$__rate_interval]))", unit)
+def _total(name: str) -> Query:
+    return ask(f"sum(railscope_{name})")
+
+
+def _rate(name: str) -> Query:
+    counter = f"railscope_collector_{name}_total"
+    return ask(f"sum(rate({counter}[$__rate_interval]))", EVENTS_PER_SECOND)
 
 
 def _summary() -> Iterator[panels.Panel]:
-    yield panels.number(
-        101,
-        "Difference",
-        "Total GPU time less all states: 0 when the account closes.",
-        ask(LEFT_OVER),
-        ((None, "red"), (-0.001, "green"), (0.001, "red")),
-    )
-    yield panels.number(
-        102,
-        "Observed",
-        "Share of GPU time with frames.",
-        ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE),
-        ((None, "red"), (0.99, "orange"), (0.999, "green")),
-    )
-    yield panels.number(
-        103,
-        "Unknown",
-        "GPU time without evidence so far.",
-        ask(f'sum({TIME}{{state="unknown"}})'),
-        panels.ANY_IS_BAD,
-    )
-    yield panels.number(
-        104,
-        "Used without a claim",
-        "GPU time that is on no bill so far.",
-        ask(f'sum({TIME}{{state="unclaimed"}})'),
-        panels.ANY_IS_BAD,
-    )
-    yield panels.number(
-        105,
-        "Invalid files",
-        "Of claims, tenants, calendar, quotas, retired, inventory, tokens.",
-        ask("count(railscope_collector_file_valid) - sum(railscope_collector_file_valid)", COUNT),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        106,
-        "Frames missing",
-        "In the sequences of running agents; they may still come.",
-        ask("sum(railscope_collector_missing_frames)"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        107,
-        "Not in the audit log",
-        "Changes to the ledger that wait for it.",
-        ask("sum(railscope_audit_outbox_waiting_records)"),
-    )
-    yield panels.number(
-        108,
-        "Ledger failures",
-        "In the last hour.",
-        grown("railscope_collector_ledger_failures_total"),
-        panels.NONE_IS_GOOD,
-    )
+    valid = "railscope_collector_file_valid"
+    around_zero: panels.Steps = ((None, "red"), (-0.001, "green"), (0.001, "red"))
+    nearly_all: panels.Steps = ((None, "red"), (0.99, "orange"), (0.999, "green"))
+    yield from (
+        panels.number(101, "Difference", "Total GPU time less all states: 0 when the account closes.", ask(LEFT_OVER), around_zero),
+        panels.number(102, "Observed", "Share of GPU time with frames.", ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE), nearly_all),
+        panels.number(103, "Unknown", "GPU time without evidence so far.", ask(f'sum({TIME}{{state="unknown"}})'), panels.ANY_IS_BAD),
+        panels.number(104, "Used without a claim", "GPU time that is on no bill so far.", ask(f'sum({TIME}{{state="unclaimed"}})'), panels.ANY_IS_BAD),
+        panels.number(105, "Invalid files", "Of claims, tenants, calendar, quotas, retired, inventory, tokens.", ask(f"count({valid}) - sum({valid})", COUNT), panels.NONE_IS_GOOD),
+        panels.number(106, "Frames missing", "In the sequences of running agents; they may still come.", _total("collector_missing_frames"), panels.NONE_IS_GOOD),
+        panels.number(107, "Not in the audit log", "Changes to the ledger that wait for it.", _total("audit_outbox_waiting_records")),
+        panels.number(108, "Ledger failures", "In the last hour.", grown("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
+    )  # fmt: skip
 
 
 def _account() -> Iterator[panels.Panel]:
@@ -113,53 +75,44 @@ def _account() -> Iterator[panels.Panel]:
         span=12,
     )
     yield panels.lines(203, "Difference", "GPU time in no state.", ask(LEFT_OVER))
-    held = "sum by (tenant) (railscope_tenant_gpu_time_seconds{})"
-    observed = held.replace("{}", '{state="observed"}')
+    time, by_tenant = "railscope_tenant_gpu_time_seconds", "sum by (tenant)"
     yield panels.rows(
         204,
         "GPU time of tenants",
         "Since the first evidence. Observed: held, with samples.",
         TENANT,
-        panels.Column("All", ask(held.replace("{}", "")), worst="highest"),
-        panels.Column("Observed", ask(observed)),
+        panels.Column("All", ask(f"{by_tenant} ({time})"), worst="highest"),
+        panels.Column("Observed", ask(f'{by_tenant} ({time}{{state="observed"}})')),
         span=8,
     )
+    held = f'deriv({time}{{state=~"observed|inferred|unknown"}}[$__rate_interval])'
     yield panels.layers(
         205,
         "GPUs held by tenant",
         "GPU time per second, all held states.",
-        ask(
-            "sum by (tenant) (deriv(railscope_tenant_gpu_time_seconds"
-            '{state=~"observed|inferred|unknown"}[$__rate_interval]))',
-            COUNT,
-            "{{tenant}}",
-        ),
+        ask(f"{by_tenant} ({held})", COUNT, "{{tenant}}"),
     )
 
 
 def _money() -> Iterator[panels.Panel]:
     used = "max by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
     bound = "max by (tenant, period) (railscope_tenant_quota_gpu_time_seconds)"
-    yield panels.rows(
-        301,
-        "Quotas",
-        "Of this day or month (UTC). Quotas stop nothing.",
-        TENANT | {"period": "Period"},
-        panels.Column("Used", ask(used)),
-        panels.Column("Agreed", ask(bound)),
-        panels.Column("Share", ask(f"{used} / ({bound} > 0)", SHARE), panels.FULL, worst="highest"),
-    )
     now = "sum by (tenant) (railscope_tenant_held_gpus)"
     most = "max by (tenant) (railscope_tenant_quota_gpus)"
-    yield panels.rows(
-        302,
-        "GPUs at once",
-        "Held now, and the quota.",
-        TENANT,
-        panels.Column("Held", ask(now)),
-        panels.Column("Agreed", ask(most)),
-        panels.Column("Share", ask(f"{now} / ({most} > 0)", SHARE), panels.FULL, worst="highest"),
-    )
+    for ident, title, about, keys, column, value, quota in (
+        (301, "Quotas", "Of this day or month (UTC). Quotas stop nothing.", TENANT | {"period": "Period"}, "Used", used, bound),
+        (302, "GPUs at once", "Held now, and the quota.", TENANT, "Held", now, most),
+    ):  # fmt: skip
+        share = ask(f"{value} / ({quota} > 0)", SHARE)
+        yield panels.rows(
+            ident,
+            title,
+            about,
+            keys,
+            panels.Column(column, ask(value)),
+            panels.Column("Agreed", ask(quota)),
+            panels.Column("Share", share, panels.FULL, worst="highest"),
+        )
     for ident, title, name in (
         (303, "Energy so far", "energy_joules"),
         (304, "Time computing so far", "gpu_busy_time_seconds"),
@@ -174,46 +127,23 @@ def _money() -> Iterator[panels.Panel]:
 
 
 def _ledger() -> Iterator[panels.Panel]:
-    yield panels.lines(
-        401,
-        "Waiting and damaged evidence",
-        "Quarters of an hour of nodes that are not in the database yet, and damaged rows.",
-        ask("sum(railscope_collector_evidence_pending_intervals)").named("waiting"),
-        ask("sum(railscope_collector_evidence_damaged_rows)").named("damaged"),
-    )
-    yield panels.lines(
-        402,
-        "Evidence stored",
-        "Quarters of an hour of nodes.",
-        _rate("railscope_collector_evidence_stored_intervals_total"),
-    )
-    yield panels.lines(
-        403,
-        "Finalized GPU-days",
-        "Computed again, and changed by late evidence.",
-        _rate("railscope_collector_finalized_gpu_days_total").named("worked out"),
-        _rate("railscope_collector_revised_gpu_days_total").named("changed"),
-    )
-    yield panels.lines(
-        404,
-        "Claims",
-        "In force in the claims file, and invalid claims of agents.",
-        ask("sum(railscope_collector_claims)").named("in force"),
-    )
-    yield panels.lines(
-        405,
-        "Rejected claims",
-        "In events of agents.",
-        _rate("railscope_collector_rejected_claims_total"),
-        steps=panels.ANY_IS_BAD,
-    )
-    valid = "min by (file) (railscope_collector_file_valid)"
+    yield from (
+        panels.lines(401, "Waiting and damaged evidence", "Quarters of an hour of nodes that are not in the database yet, and damaged rows.",
+                     _total("collector_evidence_pending_intervals").named("waiting"),
+                     _total("collector_evidence_damaged_rows").named("damaged")),
+        panels.lines(402, "Evidence stored", "Quarters of an hour of nodes.", _rate("evidence_stored_intervals")),
+        panels.lines(403, "Finalized GPU-days", "Computed again, and changed by late evidence.",
+                     _rate("finalized_gpu_days").named("worked out"), _rate("revised_gpu_days").named("changed")),
+        panels.lines(404, "Claims", "In force in the claims file, and invalid claims of agents.", _total("collector_claims").named("in force")),
+        panels.lines(405, "Rejected claims", "In events of agents.", _rate("rejected_claims"), steps=panels.ANY_IS_BAD),
+    )  # fmt: skip
+    valid = ask("min by (file) (railscope_collector_file_valid)")
     yield panels.rows(
         406,
         "Administrators' files",
         "While a file is invalid, its previous version stays in force.",
         {"file": "File"},
-        panels.Column("Valid", ask(valid), panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
+        panels.Column("Valid", valid, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
         span=8,
     )
 

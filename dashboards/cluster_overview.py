@@ -21,8 +21,6 @@ from railscope.catalog import (
     rdma,
 )
 
-UID = "railscope-cluster"
-QUESTION = "Is every GPU of the cluster present, at work, and well connected?"
 SUM, MEAN, MAX = Rollup.SUM, Rollup.MEAN, Rollup.MAX
 
 AGENTS = 'up{job="railscope-agent"}'
@@ -30,104 +28,44 @@ AGENTS = 'up{job="railscope-agent"}'
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    marks = (xid_marks(), claim_marks())
-    return assemble("Cluster overview", UID, QUESTION, SECTIONS, marks=marks, tags=("gpu", "rdma"))
+    question = "Is every GPU of the cluster present, at work, and well connected?"
+    marks, tags = (xid_marks(), claim_marks()), ("gpu", "rdma")
+    return assemble(
+        "Cluster overview", "railscope-cluster", question, SECTIONS, marks=marks, tags=tags
+    )
 
 
 def _summary() -> Iterator[panels.Panel]:
-    yield panels.number(
-        101,
-        "Nodes reporting",
-        "Nodes with fresh frames at the collector.",
-        query.now(collector.NODES_UP, SUM),
-    )
-    yield panels.number(
-        102,
-        "Stale nodes",
-        "Nodes without fresh frames at the collector.",
-        _missing(collector.NODE_UP, "node"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        103,
-        "GPUs",
-        "GPUs with fresh readings at the collector.",
-        query.now(collector.CLUSTER_GPUS, SUM),
-    )
-    yield panels.number(
-        104,
-        "GPU utilisation",
-        "Mean of all GPUs.",
-        query.over("cluster", gpu.GPU_UTILIZATION, MEAN),
-    )
-    yield panels.number(
-        105, "GPU power", "All boards together.", query.over("cluster", gpu.GPU_POWER, SUM)
-    )
-    yield panels.number(
-        106,
-        "Hottest GPU",
-        "The highest die temperature.",
-        query.over("cluster", gpu.GPU_TEMPERATURE, MAX),
-        panels.HOT,
-    )
-    yield panels.number(
-        107,
-        "RDMA ports down",
-        "Ports that are not active; unused ports count as well.",
-        _missing(rdma.RDMA_UP, "node", "device", "port"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        108,
-        "Xids in the last hour",
-        "Driver errors on all nodes; those of an agent that has just started do not count.",
-        query.grown(kernel.XIDS.name),
-        panels.NONE_IS_GOOD,
-    )
+    yield from (
+        panels.number(101, "Nodes reporting", "Nodes with fresh frames at the collector.", query.now(collector.NODES_UP, SUM)),
+        panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", _missing(collector.NODE_UP, "node"), panels.NONE_IS_GOOD),
+        panels.number(103, "GPUs", "GPUs with fresh readings at the collector.", query.now(collector.CLUSTER_GPUS, SUM)),
+        panels.number(104, "GPU utilisation", "Mean of all GPUs.", query.over("cluster", gpu.GPU_UTILIZATION, MEAN)),
+        panels.number(105, "GPU power", "All boards together.", query.over("cluster", gpu.GPU_POWER, SUM)),
+        panels.number(106, "Hottest GPU", "The highest die temperature.", query.over("cluster", gpu.GPU_TEMPERATURE, MAX), panels.HOT),
+        panels.number(107, "RDMA ports down", "Ports that are not active; unused ports count as well.", _missing(rdma.RDMA_UP, "node", "device", "port"), panels.NONE_IS_GOOD),
+        panels.number(108, "Xids in the last hour", "Driver errors on all nodes; those of an agent that has just started do not count.", query.grown(kernel.XIDS.name), panels.NONE_IS_GOOD),
+    )  # fmt: skip
 
 
 def _gpus() -> Iterator[panels.Panel]:
-    yield panels.lines(
-        201,
-        "GPU utilisation by rail",
-        "GPUs of one job work in step: a rail below the others is waiting.",
-        query.over("rail", gpu.GPU_UTILIZATION, MEAN),
+    throttled = query.over(
+        "cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'
     )
-    yield panels.layers(
-        202,
-        "GPU power by rail",
-        "Sum of the boards of each rail.",
-        query.over("rail", gpu.GPU_POWER, SUM),
-    )
-    yield panels.lines(
-        203,
-        "Hottest GPU by rail",
-        "The warmest die of each rail; slots differ in air flow.",
-        query.over("rail", gpu.GPU_TEMPERATURE, MAX),
-        steps=panels.HOT,
-    )
-    yield panels.layers(
-        204,
-        "Throttled GPUs by reason",
-        "GPUs with limited clocks, without idle ones. A GPU may have several reasons.",
-        query.over("cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'),
-    )
-    yield panels.bars(
-        205,
-        "Xids",
-        "Driver errors on each node, per second; nodes without any are omitted.",
-        query.present(query.per_second(kernel.XIDS, "node")),
-    )
+    xids = query.now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")
+    yield from (
+        panels.lines(201, "GPU utilisation by rail", "GPUs of one job work in step: a rail below the others is waiting.", query.over("rail", gpu.GPU_UTILIZATION, MEAN)),
+        panels.layers(202, "GPU power by rail", "Sum of the boards of each rail.", query.over("rail", gpu.GPU_POWER, SUM)),
+        panels.lines(203, "Hottest GPU by rail", "The warmest die of each rail; slots differ in air flow.", query.over("rail", gpu.GPU_TEMPERATURE, MAX), steps=panels.HOT),
+        panels.layers(204, "Throttled GPUs by reason", "GPUs with limited clocks, without idle ones. A GPU may have several reasons.", throttled),
+        panels.bars(205, "Xids", "Driver errors on each node, per second; nodes without any are omitted.", query.present(query.per_second(kernel.XIDS, "node"))),
+    )  # fmt: skip
     yield panels.rows(
         206,
         "Xids in the kernel logs",
         "Reports of each GPU's driver since the start of the log that the agent could read.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        panels.Column(
-            "Messages",
-            query.now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid"),
-            worst="highest",
-        ),
+        panels.Column("Messages", xids, worst="highest"),
         span=8,
     )
 
@@ -148,73 +86,30 @@ def _tenants() -> Iterator[panels.Panel]:
         query.slope(account.GPU_TIME, "state").in_unit(query.COUNT),
         span=12,
     )
-    yield panels.in_colours(
-        counted, {f"state {state}": panels.COUNTED_AS[state] for state in panels.COUNTED_AS}
-    )
+    colours = {f"state {state}": colour for state, colour in panels.COUNTED_AS.items()}
+    yield panels.in_colours(counted, colours)
 
 
 def _trust() -> Iterator[panels.Panel]:
-    yield panels.lines(
-        501,
-        "Agents that do not answer Prometheus",
-        "Failed scrapes; the collector may still receive frames of the agent.",
-        query.Query(f"count({AGENTS}) - sum({AGENTS})", query.COUNT, "agents"),
-        span=6,
-    )
-    yield panels.layers(
-        502,
-        "Sources by state",
-        "States of the sources of all agents.",
-        query.ask("sum by (state) (railscope:node_source_state:sum)", query.COUNT, "{{state}}"),
-        span=6,
-    )
-    yield panels.lines(
-        503,
-        "Missed ticks by source",
-        "Reads that took longer than their period.",
-        query.per_second(agent.SOURCE_MISSED, "source"),
-        span=6,
-    )
-    yield panels.lines(
-        504,
-        "Collector: values received",
-        "Values that the collectors accept.",
-        query.per_second(collector.VALUES).named("values"),
-        span=6,
-    )
-    yield panels.rows(
-        505,
-        "Failed sources",
-        "Readings of these sources are absent, not zero.",
-        {"node": "Node", "source": "Source"},
-        panels.Column("State", _failed(), panels.NONE_IS_GOOD, {1: "failed"}),
-        panels.Column("Last read", _age_of_failed(), panels.OLD, worst="highest"),
-        span=6,
-    )
-    yield panels.rows(
-        506,
-        "Age of stale nodes",
-        "Age of the newest frame of each stale node.",
-        {"node": "Node"},
-        panels.Column("Last frame", _age_of_stale(), panels.OLD, worst="highest"),
-        span=6,
-    )
-    yield panels.lines(
-        507,
-        "Collector: frames",
-        "Accepted once each; repeated ones are ignored.",
-        query.per_second(collector.FRAMES).named("accepted"),
-        query.per_second(collector.DUPLICATES).named("again"),
-        span=6,
-    )
-    yield panels.lines(
-        510,
-        "Audit log",
-        "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.",
-        query.now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
-        query.now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed"),
-        span=6,
-    )
+    sources = "sum by (state) (railscope:node_source_state:sum)"
+    unsigned = query.now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet")
+    disputed = query.now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed")
+    node_source = {"node": "Node", "source": "Source"}
+    failed = panels.Column("State", _failed(), panels.NONE_IS_GOOD, {1: "failed"})
+    last_read = panels.Column("Last read", _age_of_failed(), panels.OLD, worst="highest")
+    last_frame = panels.Column("Last frame", _age_of_stale(), panels.OLD, worst="highest")
+    yield from (
+        panels.lines(501, "Agents that do not answer Prometheus", "Failed scrapes; the collector may still receive frames of the agent.",
+                     query.Query(f"count({AGENTS}) - sum({AGENTS})", query.COUNT, "agents"), span=6),
+        panels.layers(502, "Sources by state", "States of the sources of all agents.", query.ask(sources, query.COUNT, "{{state}}"), span=6),
+        panels.lines(503, "Missed ticks by source", "Reads that took longer than their period.", query.per_second(agent.SOURCE_MISSED, "source"), span=6),
+        panels.lines(504, "Collector: values received", "Values that the collectors accept.", query.per_second(collector.VALUES).named("values"), span=6),
+        panels.rows(505, "Failed sources", "Readings of these sources are absent, not zero.", node_source, failed, last_read, span=6),
+        panels.rows(506, "Age of stale nodes", "Age of the newest frame of each stale node.", {"node": "Node"}, last_frame, span=6),
+        panels.lines(507, "Collector: frames", "Accepted once each; repeated ones are ignored.",
+                     query.per_second(collector.FRAMES).named("accepted"), query.per_second(collector.DUPLICATES).named("again"), span=6),
+        panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
+    )  # fmt: skip
     yield panels.lines(
         508,
         "Collector: rejected envelopes",
@@ -225,7 +120,7 @@ def _trust() -> Iterator[panels.Panel]:
 
 
 SECTIONS = (
-    (QUESTION, _summary),
+    ("", _summary),
     ("Are the GPUs busy, cool and healthy?", _gpus),
     ("Does every rail carry its share, without pauses and losses?", rail_panels),
     ("Does the cluster match the inventory?", inventory_panels),

@@ -6,7 +6,7 @@ it as missing, so the report of a collector that receives the node takes precede
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dashboards import panels
 from dashboards.query import (
@@ -21,7 +21,7 @@ from dashboards.query import (
     with_device_names,
     with_device_titles,
 )
-from railscope.catalog import METRICS, Metric, Rollup, host, nic, rdma
+from railscope.catalog import METRICS, Rollup, host, nic, rdma
 
 _STANDING = "max by (node) (railscope_inventory_node)"
 _STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
@@ -29,68 +29,25 @@ _STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
 
 def inventory_panels() -> Iterator[panels.Panel]:
     """Yield the panels of missing, unexpected and retired devices and nodes."""
-    yield panels.number(
-        601,
-        "GPUs missing",
-        "Of nodes that report: GPUs of the inventory that they do not report. "
-        "No data: there is no inventory.",
-        _all("gpus", "missing"),
-        panels.NONE_IS_GOOD,
-    ).span(6)
-    yield panels.number(
-        602,
-        "RDMA ports missing",
-        "The same for ports: a missing NIC removes its ports.",
-        _all("rdma_ports", "missing"),
-        panels.NONE_IS_GOOD,
-    ).span(6)
-    yield panels.number(
-        603,
-        "Nodes missing",
-        "Nodes of the inventory that never reported to a collector.",
-        ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT),
-        panels.NONE_IS_GOOD,
-    ).span(6)
-    yield panels.number(
-        604,
-        "GPUs gone",
-        "GPUs that a node reported before and no longer reports; restore or retire them.",
-        ask(
-            "count(max by (node, gpu) (railscope_gone_gpu_age_seconds)) "
-            "or 0 * max(railscope_cluster_nodes)",
-            COUNT,
-        ),
-        panels.NONE_IS_GOOD,
-    ).span(6)
+    nodes = ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT)
+    gone_gpus = "max by (node, gpu) (railscope_gone_gpu_age_seconds)"
+    gone = ask(f"count({gone_gpus}) or 0 * max(railscope_cluster_nodes)", COUNT)
+    yield from (
+        panels.number(601, "GPUs missing", "Of nodes that report: GPUs of the inventory that they do not report. No data: there is no inventory.", _all("gpus", "missing"), panels.NONE_IS_GOOD).span(6),
+        panels.number(602, "RDMA ports missing", "The same for ports: a missing NIC removes its ports.", _all("rdma_ports", "missing"), panels.NONE_IS_GOOD).span(6),
+        panels.number(603, "Nodes missing", "Nodes of the inventory that never reported to a collector.", nodes, panels.NONE_IS_GOOD).span(6),
+        panels.number(604, "GPUs gone", "GPUs that a node reported before and no longer reports; restore or retire them.", gone, panels.NONE_IS_GOOD).span(6),
+    )  # fmt: skip
     yield panels.rows(
         605,
         "Nodes with missing devices",
         "Unknown: the node is stale, or its driver hangs.",
         {"node": "Node"},
-        panels.Column(
-            "GPUs missing", _count_in_state("gpus", "missing"), panels.NONE_IS_GOOD, worst="highest"
-        ),
-        panels.Column(
-            "GPUs unknown", _count_in_state("gpus", "unknown"), panels.NONE_IS_GOOD, worst="highest"
-        ),
-        panels.Column(
-            "GPUs too many",
-            _count_in_state("gpus", "unexpected"),
-            panels.NONE_IS_GOOD,
-            worst="highest",
-        ),
-        panels.Column(
-            "Ports missing",
-            _count_in_state("rdma_ports", "missing"),
-            panels.NONE_IS_GOOD,
-            worst="highest",
-        ),
-        panels.Column(
-            "Ports too many",
-            _count_in_state("rdma_ports", "unexpected"),
-            panels.NONE_IS_GOOD,
-            worst="highest",
-        ),
+        _bad("GPUs missing", _count_in_state("gpus", "missing")),
+        _bad("GPUs unknown", _count_in_state("gpus", "unknown")),
+        _bad("GPUs too many", _count_in_state("gpus", "unexpected")),
+        _bad("Ports missing", _count_in_state("rdma_ports", "missing")),
+        _bad("Ports too many", _count_in_state("rdma_ports", "unexpected")),
         span=10,
     )
     yield panels.rows(
@@ -98,40 +55,26 @@ def inventory_panels() -> Iterator[panels.Panel]:
         "Nodes missing or unexpected",
         "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
         {"node": "Node"},
-        panels.Column(
-            "Missing", ask(_never_reported(), COUNT), panels.NONE_IS_GOOD, {1: "yes"}, "highest"
-        ),
-        panels.Column(
-            "Unexpected",
-            ask(_in_state("unexpected"), COUNT),
-            panels.NONE_IS_GOOD,
-            {1: "yes"},
-            "highest",
-        ),
+        _bad("Missing", ask(_never_reported(), COUNT), {1: "yes"}),
+        _bad("Unexpected", ask(_in_state("unexpected"), COUNT), {1: "yes"}),
         span=6,
     )
+    retired = ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT)
+    gone_for = with_device_names(ask(gone_gpus), PAST_GPU)
     yield panels.rows(
         607,
         "GPUs gone, and retired ones",
         "By UUID: a replaced GPU is gone as well.",
         with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
-        panels.Column(
-            "Gone for",
-            with_device_names(ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"), PAST_GPU),
-            panels.OLD,
-            worst="highest",
-        ),
-        panels.Column(
-            "Retired",
-            with_device_names(
-                ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT), PAST_GPU
-            ),
-            panels.NONE_IS_GOOD,
-            {0: "is away", 1: "reports"},
-            "highest",
-        ),
+        panels.Column("Gone for", gone_for, panels.OLD, worst="highest"),
+        _bad("Retired", with_device_names(retired, PAST_GPU), {0: "is away", 1: "reports"}),
         span=8,
     )
+
+
+def _bad(title: str, query: Query, texts: Mapping[int, str] | None = None) -> panels.Column:
+    """Return a column in which any value but 0 is bad."""
+    return panels.Column(title, query, panels.NONE_IS_GOOD, texts or {}, "highest")
 
 
 def _all(what: str, state: str) -> Query:
@@ -143,8 +86,8 @@ def _devices(what: str, state: str) -> str:
     selector = f'railscope_inventory_{what}{{state="{state}"}}'
     present, stale = (
         f"max by (node) ({selector} and on (instance, node) "
-        f'(railscope_inventory_node{{state="{word}"}} == 1))'
-        for word in ("present", "stale")
+        f'(railscope_inventory_node{{state="{state}"}} == 1))'
+        for state in ("present", "stale")
     )
     return f"({present} or {stale})"
 
@@ -175,102 +118,50 @@ RETRANSMISSIONS = {
 def rail_panels() -> Iterator[panels.Panel]:
     """Yield panels of the traffic on each rail, and of its causes of delay."""
     received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
+    all_up = over("rail", rdma.RDMA_UP, MIN)
     yield panels.rows(
         301,
         "Rails now",
         "One row for each rail; rows should look alike.",
         {"rail": "Rail"},
         panels.Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
-        panels.Column(
-            "All up",
-            over("rail", rdma.RDMA_UP, MIN),
-            panels.ALL_IS_GOOD,
-            {0: "no", 1: "yes"},
-            "lowest",
-        ),
-        panels.Column("Out", over("rail", _rdma("transmit_bytes"), SUM)),
-        panels.Column("In", over("rail", _rdma("receive_bytes"), SUM)),
+        panels.Column("All up", all_up, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
+        panels.Column("Out", _rdma("transmit_bytes")),
+        panels.Column("In", _rdma("receive_bytes")),
         panels.Column(
             "Paused by switch", over("rail", received, MAX), panels.PAUSE, worst="highest"
         ),
         panels.Column("Pausing switch", over("rail", sent, MAX), panels.PAUSE, worst="highest"),
-        panels.Column("ECN marks", over("rail", _rdma("ecn_marked_packets"), SUM)),
-        panels.Column("CNPs sent", over("rail", _rdma("congestion_notifications_sent"), SUM)),
-        panels.Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
-        panels.Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
-        panels.Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
+        panels.Column("ECN marks", _rdma("ecn_marked_packets")),
+        panels.Column("CNPs sent", _rdma("congestion_notifications_sent")),
+        panels.Column("CNPs handled", _rdma("congestion_notifications_handled")),
+        panels.Column("Lost packets", _rdma("packet_sequence_errors")),
+        panels.Column("Timeouts", _rdma("ack_timeouts")),
         panels.Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), panels.STALL),
         panels.Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), panels.STALL),
         span=24,
     ).height(10)
-    yield panels.lines(
-        302,
-        "RDMA throughput by rail",
-        "Sum of all ports of a rail.",
-        over("rail", _rdma("transmit_bytes"), SUM).named("out"),
-        over("rail", _rdma("receive_bytes"), SUM).named("in"),
+    retransmissions = (
+        _rdma(stem, "cluster").named(name).in_unit(EVENTS_PER_SECOND)
+        for name, stem in RETRANSMISSIONS.items()
     )
-    yield panels.lines(
-        303,
-        "PFC pause received by rail",
-        "Share of time in which the switch stopped the worst port from sending: the fabric is "
-        "congested. 100 % is a full stop.",
-        over("rail", received, MAX, "priority"),
-        steps=panels.PAUSE,
-    )
-    yield panels.lines(
-        304,
-        "PFC pause sent by rail",
-        "Share of time in which the worst port stopped the switch from sending: the node is the "
-        "slow receiver. 100 % is a full stop.",
-        over("rail", sent, MAX, "priority"),
-        steps=panels.PAUSE,
-    )
-    yield panels.lines(
-        305,
-        "ECN marks by rail",
-        "A mark shows that a switch's queue grew; marks precede pauses.",
-        over("rail", _rdma("ecn_marked_packets"), SUM),
-    )
-    yield panels.lines(
-        306,
-        "Congestion notifications by rail",
-        "Receivers send them for marks, senders slow down for them. Sent and not handled: they "
-        "are lost in transit.",
-        over("rail", _rdma("congestion_notifications_sent"), SUM).named("sent"),
-        over("rail", _rdma("congestion_notifications_handled"), SUM).named("handled"),
-    )
-    yield panels.lines(
-        307,
-        "PCIe stall by rail",
-        "The worst NIC of each rail. A NIC that cannot reach memory pauses the switch.",
-        over("rail", nic.PCIE_READ_STALL, MAX).named("reads"),
-        over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"),
-        steps=panels.STALL,
-    )
-    yield panels.lines(
-        308,
-        "Retransmission signs",
-        "Packets lost, late or repeated. Out of order alone is normal with adaptive routing.",
-        *(
-            over("cluster", _rdma(stem), SUM).named(words).in_unit(EVENTS_PER_SECOND)
-            for words, stem in RETRANSMISSIONS.items()
-        ),
-    )
-    yield panels.lines(
-        309,
-        "RDMA ports up by rail",
-        "A step down indicates a cable, a transceiver, a port or a node.",
-        over("rail", rdma.RDMA_UP, SUM),
-    )
-    yield panels.lines(
-        310,
-        "Link changes",
-        "On each node; nodes without any are omitted. A link that flaps is worse than "
-        "one that stays down.",
-        present(per_second(host.LINK_CHANGES, "node")),
-    )
+    yield from (
+        panels.lines(302, "RDMA throughput by rail", "Sum of all ports of a rail.", _rdma("transmit_bytes").named("out"), _rdma("receive_bytes").named("in")),
+        panels.lines(303, "PFC pause received by rail", "Share of time in which the switch stopped the worst port from sending: the fabric is congested. 100 % is a full stop.",
+                     over("rail", received, MAX, "priority"), steps=panels.PAUSE),
+        panels.lines(304, "PFC pause sent by rail", "Share of time in which the worst port stopped the switch from sending: the node is the slow receiver. 100 % is a full stop.",
+                     over("rail", sent, MAX, "priority"), steps=panels.PAUSE),
+        panels.lines(305, "ECN marks by rail", "A mark shows that a switch's queue grew; marks precede pauses.", _rdma("ecn_marked_packets")),
+        panels.lines(306, "Congestion notifications by rail", "Receivers send them for marks, senders slow down for them. Sent and not handled: they are lost in transit.",
+                     _rdma("congestion_notifications_sent").named("sent"), _rdma("congestion_notifications_handled").named("handled")),
+        panels.lines(307, "PCIe stall by rail", "The worst NIC of each rail. A NIC that cannot reach memory pauses the switch.",
+                     over("rail", nic.PCIE_READ_STALL, MAX).named("reads"), over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"), steps=panels.STALL),
+        panels.lines(308, "Retransmission signs", "Packets lost, late or repeated. Out of order alone is normal with adaptive routing.", *retransmissions),
+        panels.lines(309, "RDMA ports up by rail", "A step down indicates a cable, a transceiver, a port or a node.", over("rail", rdma.RDMA_UP, SUM)),
+        panels.lines(310, "Link changes", "On each node; nodes without any are omitted. A link that flaps is worse than one that stays down.", present(per_second(host.LINK_CHANGES, "node"))),
+    )  # fmt: skip
 
 
-def _rdma(stem: str) -> Metric:
-    return METRICS[f"railscope_rdma_{stem}_total"]
+def _rdma(stem: str, scope: str = "rail") -> Query:
+    """Return the sum of a counter of all RDMA ports, per second."""
+    return over(scope, METRICS[f"railscope_rdma_{stem}_total"], SUM)

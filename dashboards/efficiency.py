@@ -11,74 +11,44 @@ from dashboards.panels import COUNTED_AS, Column, Panel, in_colours, lines, numb
 from dashboards.query import COUNT, SHARE, Query, ask, over
 from railscope.catalog import Rollup, gpu
 
-UID = "railscope-efficiency"
-QUESTION = "How are the GPUs used: held, busy, computing?"
 MEAN, SUM = Rollup.MEAN, Rollup.SUM
 HELD = "sum(railscope_tenant_held_gpus)"
 GPUS = "sum(railscope_cluster_gpus)"
 USED = "sum(railscope_cluster_sum_gpu_memory_used_bytes)"
 SIZE = "sum(railscope_cluster_sum_gpu_memory_size_bytes)"
+CLAIMED = "max by (node, gpu) (railscope_gpu_claims) > 0"
 
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    return assemble(
-        "GPU efficiency", UID, QUESTION, SECTIONS, marks=(claim_marks(),), tags=("gpu",)
-    )
+    question, marks = "How are the GPUs used: held, busy, computing?", (claim_marks(),)
+    uid = "railscope-efficiency"
+    return assemble("GPU efficiency", uid, question, SECTIONS, marks=marks, tags=("gpu",))
 
 
 def _summary() -> Iterator[Panel]:
-    yield number(101, "GPUs", "With fresh readings at the collector.", ask(GPUS))
-    yield number(
-        102, "Held", "GPUs that tenants hold, as a share of all.", ask(f"{HELD} / {GPUS}", SHARE)
-    )
-    yield number(
-        103,
-        "Busy",
-        "Mean share of time in which any kernel ran.",
-        over("cluster", gpu.GPU_UTILIZATION, MEAN),
-    )
-    yield number(
-        104,
-        "SMs at work",
-        "Mean share of cycles; a busy GPU may do little.",
-        over("cluster", gpu.GPU_SM_ACTIVITY, MEAN),
-    )
-    yield number(
-        105,
-        "Tensor cores at work",
-        "Mean share of cycles.",
-        over("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN),
-    )
-    yield number(106, "Memory used", "Share of all frame buffer.", ask(f"{USED} / {SIZE}", SHARE))
-    yield number(107, "Power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM))
-    yield number(
-        108, "Held and not used", "GPUs that tenants hold and that run no kernel.", _unused()
-    )
-
-
-def _unused() -> Query:
-    held = "max by (node, gpu) (railscope_gpu_claims) > 0"
     idle = "max by (node, gpu) (railscope_gpu_utilization_ratio) < 0.01"
-    return ask(f"count(({held}) and ({idle})) or vector(0)", COUNT)
+    unused = ask(f"count(({CLAIMED}) and ({idle})) or vector(0)", COUNT)
+    yield from (
+        number(101, "GPUs", "With fresh readings at the collector.", ask(GPUS)),
+        number(102, "Held", "GPUs that tenants hold, as a share of all.", ask(f"{HELD} / {GPUS}", SHARE)),
+        number(103, "Busy", "Mean share of time in which any kernel ran.", over("cluster", gpu.GPU_UTILIZATION, MEAN)),
+        number(104, "SMs at work", "Mean share of cycles; a busy GPU may do little.", over("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
+        number(105, "Tensor cores at work", "Mean share of cycles.", over("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
+        number(106, "Memory used", "Share of all frame buffer.", ask(f"{USED} / {SIZE}", SHARE)),
+        number(107, "Power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM)),
+        number(108, "Held and not used", "GPUs that tenants hold and that run no kernel.", unused),
+    )  # fmt: skip
+
+
+def _active(name: str) -> Query:
+    """Return a mean share of activity as a number of GPUs."""
+    return ask(f"avg(railscope_cluster_mean_gpu_{name}_ratio) * {GPUS}", COUNT)
 
 
 def _steps() -> Iterator[Panel]:
-    yield lines(
-        201,
-        "From all GPUs to GPUs at work",
-        "Each step is a part of the previous one. Far apart: GPUs held and not used, or busy "
-        "and waiting.",
-        ask(GPUS).named("all"),
-        ask(HELD).named("held"),
-        ask(f"avg(railscope_cluster_mean_gpu_utilization_ratio) * {GPUS}", COUNT).named("busy"),
-        ask(f"avg(railscope_cluster_mean_gpu_sm_activity_ratio) * {GPUS}", COUNT).named("SMs"),
-        ask(f"avg(railscope_cluster_mean_gpu_tensor_activity_ratio) * {GPUS}", COUNT).named(
-            "tensor cores"
-        ),
-        span=12,
-    )
     rate = "sum by (state) (deriv(railscope_cluster_gpu_time_seconds[$__rate_interval]))"
+    pipes = "avg by (pipe) (railscope_cluster_mean_gpu_pipe_activity_ratio)"
     counted = lines(
         202,
         "GPUs by state",
@@ -86,63 +56,33 @@ def _steps() -> Iterator[Panel]:
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
-    yield in_colours(counted, COUNTED_AS)
-    yield lines(
-        203,
-        "Activity by rail",
-        "Tensor cores; GPUs of one job work in step.",
-        over("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN),
-    )
-    pipes = "avg by (pipe) (railscope_cluster_mean_gpu_pipe_activity_ratio)"
-    yield lines(
-        204,
-        "Activity of pipes",
-        "Mean share of cycles, by arithmetic.",
-        ask(pipes, legend="{{pipe}}"),
-    )
-    yield lines(
-        205,
-        "Memory bandwidth",
-        "Mean share of the available bandwidth.",
-        over("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN),
-    )
+    yield from (
+        lines(201, "From all GPUs to GPUs at work", "Each step is a part of the previous one. Far apart: GPUs held and not used, or busy and waiting.",
+              ask(GPUS).named("all"), ask(HELD).named("held"),
+              _active("utilization").named("busy"), _active("sm_activity").named("SMs"), _active("tensor_activity").named("tensor cores"), span=12),
+        in_colours(counted, COUNTED_AS),
+        lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", over("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
+        lines(204, "Activity of pipes", "Mean share of cycles, by arithmetic.", ask(pipes, legend="{{pipe}}")),
+        lines(205, "Memory bandwidth", "Mean share of the available bandwidth.", over("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN)),
+    )  # fmt: skip
 
 
 def _cost() -> Iterator[Panel]:
-    yield lines(
-        301,
-        "Power",
-        "All boards, and their limits.",
-        over("cluster", gpu.GPU_POWER, SUM).named("drawn"),
-        ask("sum(railscope_cluster_sum_gpu_power_limit_watts)").named("limit"),
-    )
-    work = "avg(railscope_cluster_mean_gpu_tensor_activity_ratio)"
-    yield lines(
-        302,
-        "Power for a GPU of tensor work",
-        "Watts of all boards, per GPU with permanently active tensor cores.",
-        ask(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} * {GPUS} > 0)", "watt"),
-    )
-    yield lines(
-        303, "Frame buffer", "Used and total.", ask(USED).named("used"), ask(SIZE).named("size")
-    )
-    held = "max by (node, gpu) (railscope_gpu_claims) > 0"
-    low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({held})"
-    yield rows(
-        304,
-        "The least used of the held GPUs",
-        "Ten of them.",
-        {"node": "Node", "gpu": "GPU"},
-        Column("Utilisation", ask(f"bottomk(10, {low})"), worst="lowest"),
-    )
+    limit = ask("sum(railscope_cluster_sum_gpu_power_limit_watts)")
+    work = f"avg(railscope_cluster_mean_gpu_tensor_activity_ratio) * {GPUS}"
+    per_work = ask(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} > 0)", "watt")
+    low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({CLAIMED})"
+    least = Column("Utilisation", ask(f"bottomk(10, {low})"), worst="lowest")
     unclaimed = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
-    yield rows(
-        305,
-        "GPUs used without a claim",
-        "Processes without a claim on the GPU.",
-        {"node": "Node", "gpu": "GPU"},
-        Column("Processes", ask(unclaimed), worst="highest"),
-    )
+    processes = Column("Processes", ask(unclaimed), worst="highest")
+    keys = {"node": "Node", "gpu": "GPU"}
+    yield from (
+        lines(301, "Power", "All boards, and their limits.", over("cluster", gpu.GPU_POWER, SUM).named("drawn"), limit.named("limit")),
+        lines(302, "Power for a GPU of tensor work", "Watts of all boards, per GPU with permanently active tensor cores.", per_work),
+        lines(303, "Frame buffer", "Used and total.", ask(USED).named("used"), ask(SIZE).named("size")),
+        rows(304, "The least used of the held GPUs", "Ten of them.", keys, least),
+        rows(305, "GPUs used without a claim", "Processes without a claim on the GPU.", keys, processes),
+    )  # fmt: skip
 
 
 SECTIONS = (

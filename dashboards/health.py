@@ -8,15 +8,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import panels
 from dashboards.dashboard_parts import DashboardVariable, assemble, xid_marks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_index
+from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, state_number, with_index
 from railscope.catalog import gpu_health
 
-UID = "railscope-health"
-QUESTION = "Which GPUs are faulty, and which are unknown?"
 NODES = '{node=~"$node"}'
-CHOICES = (DashboardVariable("node", "Node", "railscope_node_reporting", several=True),)
-HEALTH_WORDS = {value: word for value, (word, _) in panels.HEALTH.items()}
-ACTIONS = {value: word for value, word in gpu_health.GPU_ACTION.states.items() if word != "none"}
+HEALTH_TEXTS = {value: text for value, (text, _) in panels.HEALTH.items()}
+ACTIONS = {value: text for value, text in gpu_health.GPU_ACTION.states.items() if text != "none"}
 NODE_GPU = {"node": "Node", "gpu": "GPU"}
 
 
@@ -25,134 +22,84 @@ def health(by: str, where: str) -> str:
 
     Groups are made before they are compared: that is cheap for many GPUs.
     """
-    matchers = where.removesuffix("}") + ', state="'
-    parts = (
-        f'(max by ({by}) (railscope_gpu_health{matchers}{word}"}}) == 1) * {value}'
-        for value, (word, _) in sorted(panels.HEALTH.items(), reverse=True)
-    )
-    return f"({' or '.join(parts)})"
-
-
-def _actions() -> str:
-    """Return the recommended action of the verdict as a number: larger is more intrusive."""
-    parts = (
-        f'(max by (node, gpu) (railscope_gpu_recommended_action{{node=~"$node", state="{word}"}}) == 1)'
-        f" * {value}"
-        for value, word in sorted(ACTIONS.items(), reverse=True)
-    )
-    return " or ".join(parts)
+    return f"({state_number('railscope_gpu_health', HEALTH_TEXTS, by, where)})"
 
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "Faults and health matrix",
-        UID,
-        QUESTION,
+        "railscope-health",
+        "Which GPUs are faulty, and which are unknown?",
         SECTIONS,
-        choices=CHOICES,
+        choices=(DashboardVariable("node", "Node", "railscope_node_reporting", several=True),),
         marks=(xid_marks(NODES),),
         tags=("gpu", "health"),
     )
 
 
-def _in_state(state: str) -> Query:
-    return ask(f'sum(railscope_gpu_health{{node=~"$node", state="{state}"}})')
+def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> Query:
+    return ask(f'sum(railscope_{metric}{{node=~"$node", state{matcher}"{state}"}})')
+
+
+def _by(label: str, metric: str, unit: str = "") -> Query:
+    return ask(f"sum by ({label}) ({metric})", unit, f"{{{{{label}}}}}")
 
 
 def _summary() -> Iterator[panels.Panel]:
     unknown = "GPUs with missing readings; those of stale nodes are not included."
-    yield panels.number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy"))
-    yield panels.number(
-        102,
-        "Degraded",
-        "GPUs that are usable and need attention.",
-        _in_state("degraded"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        103, "Failed", "GPUs that are not usable now.", _in_state("failed"), panels.NONE_IS_GOOD
-    )
-    yield panels.number(104, "Unknown", unknown, _in_state("unknown"), panels.NONE_IS_GOOD)
-    yield panels.number(
-        105,
-        "Stale nodes",
-        "The state of their GPUs is unknown.",
-        ask(
-            f"count(railscope_node_reporting{NODES}) - sum(railscope_node_reporting{NODES})", COUNT
-        ),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        106,
-        "Devices missing",
-        "GPUs that a node had and that left its bus.",
-        ask('sum(railscope_gpu_device_state{node=~"$node", state="missing"})'),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        107,
-        "Xids in the last hour",
-        "Driver errors.",
-        grown(f"railscope_kernel_xids_total{NODES}"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        108,
-        "GPUs with a recommended action",
-        "GPUs whose health recommends an action.",
-        ask('sum(railscope_gpu_recommended_action{node=~"$node", state!~"none|ignore"})'),
-        panels.NONE_IS_GOOD,
-    )
+    reporting = f"railscope_node_reporting{NODES}"
+    stale = ask(f"count({reporting}) - sum({reporting})", COUNT)
+    action = _in_state("none|ignore", "gpu_recommended_action", "!~")
+    yield from (
+        panels.number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy")),
+        panels.number(102, "Degraded", "GPUs that are usable and need attention.", _in_state("degraded"), panels.NONE_IS_GOOD),
+        panels.number(103, "Failed", "GPUs that are not usable now.", _in_state("failed"), panels.NONE_IS_GOOD),
+        panels.number(104, "Unknown", unknown, _in_state("unknown"), panels.NONE_IS_GOOD),
+        panels.number(105, "Stale nodes", "The state of their GPUs is unknown.", stale, panels.NONE_IS_GOOD),
+        panels.number(106, "Devices missing", "GPUs that a node had and that left its bus.", _in_state("missing", "gpu_device_state"), panels.NONE_IS_GOOD),
+        panels.number(107, "Xids in the last hour", "Driver errors.", grown(f"railscope_kernel_xids_total{NODES}"), panels.NONE_IS_GOOD),
+        panels.number(108, "GPUs with a recommended action", "GPUs whose health recommends an action.", action, panels.NONE_IS_GOOD),
+    )  # fmt: skip
 
 
 def _matrix() -> Iterator[panels.Panel]:
-    by_gpu = with_index(health("node, gpu", NODES), NODES)
-    yield panels.grid(
-        201,
-        "Health now, node by GPU",
-        "An empty cell: no such GPU is reported.",
-        "node",
-        "index",
-        ask(by_gpu, COUNT),
-        words=panels.HEALTH,
-    )
-    stale = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
-    yield panels.states(
-        202,
-        "Nodes that are not healthy",
-        "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
-        ask(f"{health('node', NODES)} > 0 or {stale}", COUNT, "{{node}}"),
-        panels.HEALTH,
-        span=12,
-    )
+    by_gpu = ask(with_index(health("node, gpu", NODES), NODES), COUNT)
+    missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
+    not_healthy = f"{health('node', NODES)} > 0 or ({missing}) + 2"
     by_health = panels.layers(
         203,
         "GPUs by health",
         "Number of GPUs in each state.",
-        ask(f"sum by (state) (railscope_gpu_health{NODES})", legend="{{state}}"),
+        _by("state", f"railscope_gpu_health{NODES}"),
         span=12,
     )
-    yield panels.in_colours(by_health, dict(panels.HEALTH.values()))
+    yield from (
+        panels.grid(201, "Health now, node by GPU", "An empty cell: no such GPU is reported.", "node", "index", by_gpu, texts=panels.HEALTH),
+        panels.states(202, "Nodes that are not healthy", "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
+                      ask(not_healthy, COUNT, "{{node}}"), panels.HEALTH, span=12),
+        panels.in_colours(by_health, dict(panels.HEALTH.values())),
+    )  # fmt: skip
     reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES} == 1)"
     verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
+    action = state_number("railscope_gpu_recommended_action", ACTIONS, "node, gpu", NODES)
+    last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
+    active, worst = ask(reasons, COUNT), ask(verdict, COUNT)
     yield panels.rows(
         204,
         "Reasons",
         "Detected faults of each GPU.",
         NODE_GPU | {"reason": "Reason"},
-        panels.Column("Holds", ask(reasons, COUNT), panels.NONE_IS_GOOD, {1: "yes"}),
-        panels.Column("Health", ask(verdict, COUNT), panels.NONE_IS_GOOD, HEALTH_WORDS, "highest"),
+        panels.Column("Holds", active, panels.NONE_IS_GOOD, {1: "yes"}),
+        panels.Column("Health", worst, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
     )
     yield panels.rows(
         205,
         "Recommended actions",
         "The recommended action; Railscope does not take it.",
         NODE_GPU,
-        panels.Column("Action", ask(_actions(), COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"),
+        panels.Column("Action", ask(action, COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"),
     )
-    missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
-    last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
     yield panels.rows(
         206,
         "Stale nodes",
@@ -164,102 +111,48 @@ def _matrix() -> Iterator[panels.Panel]:
 
 
 def _errors() -> Iterator[panels.Panel]:
-    yield panels.bars(
-        301,
-        "Xids",
-        "Driver errors of each node.",
-        ask(
-            f"sum by (node) (rate(railscope_kernel_xids_total{NODES}[$__rate_interval])) > 0",
-            EVENTS_PER_SECOND,
-            "{{node}}",
-        ),
-    )
-    yield panels.rows(
-        302,
-        "Xids in the kernel logs",
-        "Reports of each GPU's driver.",
-        {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        panels.Column(
-            "Messages",
-            ask(f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})", COUNT),
-            worst="highest",
-        ),
-        span=16,
-    )
+    xids = f"sum by (node) (rate(railscope_kernel_xids_total{NODES}[$__rate_interval])) > 0"
+    in_log = f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})"
     ecc = 'railscope_gpu_ecc_errors_total{node=~"$node", lifetime="volatile"}'
-    yield panels.lines(
-        303,
-        "Memory errors",
-        "ECC errors since the driver was loaded, by kind.",
-        ask(f"sum by (error) ({ecc})", COUNT, "{{error}}"),
+    pending, failed = (
+        ask(f"sum(railscope_gpu_row_remap_{state}{NODES})") for state in ("pending", "failure")
     )
-    yield panels.lines(
-        304,
-        "Remapped rows",
-        "Rows of GPU memory that were replaced, by cause.",
-        ask(f"sum by (cause) (railscope_gpu_remapped_rows{NODES})", legend="{{cause}}"),
-    )
-    pending = "railscope_gpu_row_remap_pending", "railscope_gpu_row_remap_failure"
-    yield panels.lines(
-        305,
-        "Pending or failed repairs",
-        "GPUs with rows that need a reset, or have no spare.",
-        ask(f"sum({pending[0]}{NODES})").named("wait for a reset"),
-        ask(f"sum({pending[1]}{NODES})").named("failed"),
-        steps=panels.NONE_IS_GOOD,
-    )
-    yield panels.lines(
-        306,
-        "NVLink errors",
-        "By kind, of all links.",
-        ask(
-            f"sum by (error) (railscope:node_nvlink_errors:rate5m{NODES})",
-            EVENTS_PER_SECOND,
-            "{{error}}",
-        ),
-        steps=panels.ANY_IS_BAD,
-    )
-    held = (
-        "sum by (reason) (railscope:node_gpu_throttle:rate5m"
-        '{node=~"$node", reason=~".*thermal|.*power_brake"})'
-    )
-    yield panels.lines(
-        307,
-        "Throttled by temperature or power brake",
-        "GPUs, by reason.",
-        ask(held, COUNT, "{{reason}}"),
-    )
-    switches = (
-        f"topk(10, sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval])))"
-    )
-    yield panels.bars(
-        308,
-        "NVSwitch errors",
-        "Of each node, from the kernel log.",
-        ask(switches, COUNT, "{{node}}"),
-    )
+    nvlink = _by("error", f"railscope:node_nvlink_errors:rate5m{NODES}", EVENTS_PER_SECOND)
+    by_reason = '{node=~"$node", reason=~".*thermal|.*power_brake"}'
+    throttled = _by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", COUNT)
+    switches = f"sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval]))"
+    xid_keys = {"node": "Node", "pci_address": "PCI address", "xid": "Xid"}
+    yield from (
+        panels.bars(301, "Xids", "Driver errors of each node.", ask(xids, EVENTS_PER_SECOND, "{{node}}")),
+        panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", ask(in_log, COUNT), worst="highest"), span=16),
+        panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _by("error", ecc, COUNT)),
+        panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _by("cause", f"railscope_gpu_remapped_rows{NODES}")),
+        panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
+                     pending.named("wait for a reset"), failed.named("failed"), steps=panels.NONE_IS_GOOD),
+        panels.lines(306, "NVLink errors", "By kind, of all links.", nvlink, steps=panels.ANY_IS_BAD),
+        panels.lines(307, "Throttled by temperature or power brake", "GPUs, by reason.", throttled),
+        panels.bars(308, "NVSwitch errors", "Of each node, from the kernel log.", ask(f"topk(10, {switches})", COUNT, "{{node}}")),
+    )  # fmt: skip
 
 
 def _links() -> Iterator[panels.Panel]:
-    least = f"min by (node) (railscope_gpu_nvlinks_active{NODES})"
-    most = f"max by (node) (railscope_gpu_nvlinks{NODES})"
-    down = f"max by (node) (railscope_gpu_nvlinks{NODES} - railscope_gpu_nvlinks_active{NODES})"
+    active, present = f"railscope_gpu_nvlinks_active{NODES}", f"railscope_gpu_nvlinks{NODES}"
+    down = ask(f"max by (node) ({present} - {active})", COUNT)
     yield panels.rows(
         401,
         "NVLinks",
         "The GPU of each node with the fewest links up.",
         {"node": "Node"},
-        panels.Column("Active", ask(least)),
-        panels.Column("There are", ask(most)),
-        panels.Column("Down", ask(down, COUNT), panels.NONE_IS_GOOD, worst="highest"),
+        panels.Column("Active", ask(f"min by (node) ({active})")),
+        panels.Column("There are", ask(f"max by (node) ({present})")),
+        panels.Column("Down", down, panels.NONE_IS_GOOD, worst="highest"),
     )
-    up = f"railscope_network_link_up{NODES}"
-    changes = f"topk(10, sum by (node) (changes({up}[$__rate_interval])))"
+    changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
     yield panels.bars(
         402,
         "Link changes of NICs",
         "Of each node.",
-        ask(changes, COUNT, "{{node}}"),
+        ask(f"topk(10, {changes})", COUNT, "{{node}}"),
         span=12,
     )
 

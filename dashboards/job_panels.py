@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dashboards import panels
-from dashboards.health import HEALTH_WORDS, health
+from dashboards.health import HEALTH_TEXTS, health
 from dashboards.query import COUNT, SHARE, Query, ask, highest, with_port_rail, with_rail
 
 SELECTED_JOBS = '{tenant=~"$tenant", workload=~"$workload"}'
@@ -18,11 +18,6 @@ JOB = {"tenant": "Tenant", "source": "Source", "workload": "Job"}
 HOLDERS = f"max by (node, gpu, {JOB_LABELS}) (railscope_gpu_holder_info{SELECTED_JOBS})"
 HELD = f"and on (node, gpu) railscope_gpu_holder_info{SELECTED_JOBS}"
 ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
-
-
-def of_held_gpus(expression: str, *labels: str) -> str:
-    """Restrict an expression of GPU metrics to GPUs held by jobs."""
-    return f"max by (node, {', '.join(labels)}) ({expression} {HELD})"
 
 
 def job_columns(of_jobs: str, where: str) -> tuple[panels.Column, ...]:
@@ -52,84 +47,65 @@ def job_columns(of_jobs: str, where: str) -> tuple[panels.Column, ...]:
     )
 
 
-ANY_NODE = '{node!=""}'
+def _pause_of_jobs(direction: str) -> Query:
+    pause = f"rate(railscope_nic_{direction}_pfc_pause_seconds_total[$__rate_interval])"
+    rails = with_rail(f"max by (node, interface) ({pause})")
+    return ask(highest(f"{rails} {ON_ITS_RAILS}"), legend="{{node}}, rail {{rail}}")
 
 
 def cause_panels() -> Iterator[panels.Panel]:
     """Yield panels of the causes that slow down GPUs and ports of jobs, per device."""
     reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
     throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
-    held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01)"
+    held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01) {HELD}"
+    time = ask(f"topk(30, max by (node, gpu, reason) ({held_back}))", SHARE)
     yield panels.rows(
         701,
         "Throttled GPUs of jobs",
         "Share of time, by reason; the thirty most.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        panels.Column(
-            "Of the time",
-            ask(f"topk(30, {of_held_gpus(held_back, 'gpu', 'reason')})", SHARE),
-            panels.STALL,
-            worst="highest",
-        ),
+        panels.Column("Of the time", time, panels.STALL, worst="highest"),
         span=8,
     )
-    paused = "rate(railscope_nic_{}_pfc_pause_seconds_total[$__rate_interval])"
-
-    def pause(direction: str) -> Query:
-        rails = with_rail(f"max by (node, interface) ({paused.format(direction)})")
-        return ask(highest(f"{rails} {ON_ITS_RAILS}"), legend="{{node}}, rail {{rail}}")
-
     yield panels.lines(
         702,
         "Ports of jobs in pause",
         "The ten highest now. Received: the fabric is congested. Sent: the node is slow to accept data.",
-        pause("receive").named("received"),
-        pause("transmit").named("sent"),
+        _pause_of_jobs("receive").named("received"),
+        _pause_of_jobs("transmit").named("sent"),
         steps=panels.PAUSE,
     )
     path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
     theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
     share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
+    narrow = ask(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE)
     yield panels.rows(
         703,
         "PCIe bandwidth of jobs' GPUs and NICs",
         "Share of the slots' bandwidth; the ten lowest. Below 100 %: trained down.",
         {"node": "Node", "pci_address": "PCI address"},
-        panels.Column(
-            "Of what it could be",
-            ask(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE),
-            panels.ALL_IS_GOOD,
-            worst="lowest",
-        ),
+        panels.Column("Of what it could be", narrow, panels.ALL_IS_GOOD, worst="lowest"),
         span=8,
     )
     errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'
-    failed = f"sum by (node, gpu, error) ({errors})"
+    failed = f"max by (node, gpu, error) (sum by (node, gpu, error) ({errors}) {HELD})"
+    memory_errors = ask(f"topk(30, {failed})", COUNT)
     yield panels.rows(
         704,
         "Memory errors of jobs' GPUs",
         "Since the driver was loaded, corrected and uncorrected; the thirty highest.",
         {"node": "Node", "gpu": "GPU", "error": "Error"},
-        panels.Column(
-            "Errors",
-            ask(f"topk(30, {of_held_gpus(failed, 'gpu', 'error')})", COUNT),
-            worst="highest",
-        ),
+        panels.Column("Errors", memory_errors, worst="highest"),
     )
     against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"
-    verdict = f"({against}) * on (node, gpu) group_left () {health('node, gpu', ANY_NODE)}"
+    any_node = health("node, gpu", '{node!=""}')
+    verdict = ask(f"topk(30, ({against}) * on (node, gpu) group_left () {any_node})", COUNT)
     yield panels.rows(
         705,
         "Faults of the jobs' GPUs",
         "Active reasons of their health.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        panels.Column(
-            "Health",
-            ask(f"topk(30, {verdict})", COUNT),
-            panels.NONE_IS_GOOD,
-            HEALTH_WORDS,
-            "highest",
-        ),
+        panels.Column("Health", verdict, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
     )
 
 
@@ -140,155 +116,69 @@ GPU = {"node": "Node", "gpu": "GPU"}
 
 def _of_gpus(name: str, more: str = "") -> str:
     where = f'{{node=~"$node"{more}}}'
-    return f"max by (node, gpu) ({name}{where})"
+    return f"max by (node, gpu) (railscope_gpu_{name}{where})"
 
 
-def _behind(value: str, by: str) -> str:
-    """Return the relative distance from the median of a group; no result if the median is 0."""
-    median = f"quantile by ({by}) (0.5, {value})"
-    return f"{value} / on ({by}) group_left () ({median} > 0) - 1"
+def _behind(value: str) -> str:
+    """Return the relative distance from the median of the node; no result if the median is 0."""
+    median = f"quantile by (node) (0.5, {value})"
+    return f"{value} / on (node) group_left () ({median} > 0) - 1"
 
 
-def _worst(name: str, more: str = "") -> Query:
-    return ask(f"bottomk(10, {_behind(_of_gpus(name, more), 'node')})", SHARE)
+def _furthest_behind(value: str) -> panels.Column:
+    query = ask(f"bottomk(10, {_behind(value)})", SHARE)
+    return panels.Column("Against the median", query, panels.BELOW_OTHERS, worst="lowest")
 
 
 def stragglers() -> Iterator[panels.Panel]:
     """Yield panels of GPUs and ports that lag behind, whatever their holders."""
-    activity = "railscope_gpu_sm_activity_ratio"
-    slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
-    yield panels.number(
-        105,
-        "GPUs behind their node",
-        "20 % below the median GPU of their node.",
-        ask(slow, COUNT),
-        panels.NONE_IS_GOOD,
-    ).span(6)
-    yield panels.number(
-        106,
-        "Busy",
-        "Mean share of time in which any kernel ran.",
-        ask(f"avg(railscope_gpu_utilization_ratio{NODES})"),
-    ).span(6)
-    yield panels.number(
-        104, "Processes", "On all GPUs.", ask(f"sum(railscope_gpu_processes{NODES})")
-    ).span(6)
-    yield panels.number(
-        108,
-        "Least active GPU",
-        "Share of cycles of the least active one.",
-        ask(f"min({activity}{NODES})"),
-    ).span(6)
+    activity = f"railscope_gpu_sm_activity_ratio{NODES}"
+    slow = ask(f"count({_behind(_of_gpus('sm_activity_ratio'))} < -0.2) or vector(0)", COUNT)
+    busy = ask(f"avg(railscope_gpu_utilization_ratio{NODES})")
+    processes = ask(f"sum(railscope_gpu_processes{NODES})")
+    spread = f"max by (node) ({activity}) - min by (node) ({activity})"
+    spreads = ask(f"topk(10, {spread})", SHARE, "{{node}}")
+    rate = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
+    ports = f"sum by (node, device, port) ({with_port_rail(rate, ON_RAIL)})"
+    port = {"node": "Node", "device": "RDMA device", "port": "Port"}
     about = "Against the median GPU of the same node; the ten furthest behind."
-    yield panels.rows(
-        201,
-        "SM activity behind the others",
-        about,
-        GPU,
-        panels.Column(
-            "Against the median",
-            _worst("railscope_gpu_sm_activity_ratio"),
-            panels.BELOW_OTHERS,
-            worst="lowest",
-        ),
-        span=8,
-    )
-    yield panels.rows(
-        202,
-        "SM clock behind the others",
-        about,
-        GPU,
-        panels.Column(
-            "Against the median",
-            _worst("railscope_gpu_clock_hertz", ', clock="sm"'),
-            panels.BELOW_OTHERS,
-            worst="lowest",
-        ),
-        span=8,
-    )
-    yield panels.rows(
-        203,
-        "Power behind the others",
-        about,
-        GPU,
-        panels.Column(
-            "Against the median",
-            _worst("railscope_gpu_power_watts"),
-            panels.BELOW_OTHERS,
-            worst="lowest",
-        ),
-        span=8,
-    )
-    spread = f"max by (node) ({activity}{NODES}) - min by (node) ({activity}{NODES})"
-    yield panels.lines(
-        204,
-        "Spread of SM activity in each node",
-        "Between its most and its least active GPU: jobs in step have none.",
-        ask(f"topk(10, {spread})", SHARE, "{{node}}"),
-        span=12,
-    )
-    port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
-    ports = f"sum by (node, device, port) ({with_port_rail(port, ON_RAIL)})"
-    yield panels.rows(
-        205,
-        "Ports behind the others",
-        "Against the median port of the same node.",
-        {"node": "Node", "device": "RDMA device", "port": "Port"},
-        panels.Column(
-            "Against the median",
-            ask(f"bottomk(10, {_behind(ports, 'node')})", SHARE),
-            panels.BELOW_OTHERS,
-            worst="lowest",
-        ),
-    )
+    yield from (
+        panels.number(105, "GPUs behind their node", "20 % below the median GPU of their node.", slow, panels.NONE_IS_GOOD).span(6),
+        panels.number(106, "Busy", "Mean share of time in which any kernel ran.", busy).span(6),
+        panels.number(104, "Processes", "On all GPUs.", processes).span(6),
+        panels.number(108, "Least active GPU", "Share of cycles of the least active one.", ask(f"min({activity})")).span(6),
+        panels.rows(201, "SM activity behind the others", about, GPU, _furthest_behind(_of_gpus("sm_activity_ratio")), span=8),
+        panels.rows(202, "SM clock behind the others", about, GPU, _furthest_behind(_of_gpus("clock_hertz", ', clock="sm"')), span=8),
+        panels.rows(203, "Power behind the others", about, GPU, _furthest_behind(_of_gpus("power_watts")), span=8),
+        panels.lines(204, "Spread of SM activity in each node", "Between its most and its least active GPU: jobs in step have none.", spreads, span=12),
+        panels.rows(205, "Ports behind the others", "Against the median port of the same node.", port, _furthest_behind(ports)),
+    )  # fmt: skip
+
+
+def _worst_nodes(counter: str, unit: str = "") -> Query:
+    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
+    return ask(f"topk(10, max by (node) ({rate}))", unit, "{{node}}")
 
 
 def causes() -> Iterator[panels.Panel]:
     """Yield panels of the causes of slow nodes, and of unclaimed use."""
-    held = (
+    throttled = ask(
         "sum by (node, reason) (railscope:node_gpu_throttle:rate5m"
-        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}) > 0.01'
+        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}) > 0.01',
+        COUNT,
+        "{{node}}, {{reason}}",
     )
-    yield panels.lines(
-        301,
-        "Throttled GPUs",
-        "GPUs of each node with limited clocks, by reason.",
-        ask(held, COUNT, "{{node}}, {{reason}}"),
+    received, sent = (
+        _worst_nodes(f"nic_{way}_pfc_pause_seconds") for way in ("receive", "transmit")
     )
-    paused = (
-        "topk(10, max by (node) "
-        "(rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval])))"
-    )
-    yield panels.lines(
-        302,
-        "Ports in pause",
-        "The worst port of each node; the ten worst nodes.",
-        ask(paused.format("receive", NODES), legend="{{node}}").named("received"),
-        ask(paused.format("transmit", NODES), legend="{{node}}").named("sent"),
-    )
-    stalled = (
-        "topk(10, max by (node) "
-        "(rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval])))"
-    )
-    yield panels.lines(
-        303,
-        "Nodes under pressure",
-        "Share of time in which tasks waited for a resource; the ten worst.",
-        ask(stalled.format(NODES), SHARE, "{{node}}"),
-    )
-    unclaimed = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
-    yield panels.rows(
-        403,
-        "GPUs used without a claim",
-        "Processes without a claim on the GPU.",
-        GPU,
-        panels.Column("Processes", ask(unclaimed, COUNT), worst="highest"),
-    )
+    stalled = _worst_nodes("pressure_stalled_seconds", SHARE)
+    unclaimed = ask(f"{_of_gpus('unclaimed_processes')} > 0", COUNT)
     memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
-    yield panels.rows(
-        404,
-        "Largest processes",
-        "By frame buffer.",
-        {"node": "Node", "gpu": "GPU", "pid": "Process"},
-        panels.Column("Memory", ask(f"topk(20, {memory})"), worst="highest"),
-    )
+    largest = panels.Column("Memory", ask(f"topk(20, {memory})"), worst="highest")
+    yield from (
+        panels.lines(301, "Throttled GPUs", "GPUs of each node with limited clocks, by reason.", throttled),
+        panels.lines(302, "Ports in pause", "The worst port of each node; the ten worst nodes.", received.named("received"), sent.named("sent")),
+        panels.lines(303, "Nodes under pressure", "Share of time in which tasks waited for a resource; the ten worst.", stalled),
+        panels.rows(403, "GPUs used without a claim", "Processes without a claim on the GPU.", GPU, panels.Column("Processes", unclaimed, worst="highest")),
+        panels.rows(404, "Largest processes", "By frame buffer.", GPU | {"pid": "Process"}, largest),
+    )  # fmt: skip

@@ -10,95 +10,54 @@ from dashboards import panels
 from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown, with_rail
 
-UID = "railscope-links"
-QUESTION = "Is every PCIe link as wide and fast as expected, and does every cable carry light?"
 NODES = '{node=~"$node"}'
 ON_RAIL = '{node=~"$node", rail!=""}'
-NODE_CARD = {"node": "Node", "interface": "Interface"}
+WITH_SETTINGS = '{node=~"$node", pfc!=""}'
+NODE_NIC = {"node": "Node", "interface": "Interface"}
 NODE_DEVICE = {"node": "Node", "pci_address": "PCI address"}
-CHOICES = (DashboardVariable("node", "Node", "railscope_node_info", several=True),)
 
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "PCIe and optics",
-        UID,
-        QUESTION,
+        "railscope-links",
+        "Is every PCIe link as wide and fast as expected, and does every cable carry light?",
         SECTIONS,
-        choices=CHOICES,
+        choices=(DashboardVariable("node", "Node", "railscope_node_info", several=True),),
         marks=(settings_marks(NODES),),
         tags=("pcie", "optics"),
     )
 
 
-def _events(counter: str, by: str, where: str = NODES) -> Query:
-    legend = ", ".join(f"{{{{{label}}}}}" for label in by.split(", "))
-    return ask(
-        f"topk(10, sum by ({by}) (rate({counter}{where}[$__rate_interval])))",
-        EVENTS_PER_SECOND,
-        legend,
-    )
+def _events(counter: str) -> Query:
+    """Return the ten nodes with the highest rate of a counter."""
+    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
+    return ask(f"topk(10, sum by (node) ({rate}))", EVENTS_PER_SECOND, "{{node}}")
 
 
 def _paths(state: str) -> Query:
     return ask(f'sum(railscope_pcie_path_state{{node=~"$node", state="{state}"}})')
 
 
+def _transceivers(how: str, name: str) -> Query:
+    return ask(f"{how}(railscope_nic_transceiver_{name}{NODES})")
+
+
 def _summary() -> Iterator[panels.Panel]:
-    yield panels.number(
-        101,
-        "Paths degraded",
-        "Devices with a path to the CPU below its capacity.",
-        _paths("degraded"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        102,
-        "Paths lost",
-        "Devices that left the bus.",
-        _paths("lost"),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(103, "Paths saving power", "Slow while idle.", _paths("power_saving"))
     errors = 'railscope_pcie_device_errors_total{node=~"$node", severity!="correctable"}'
-    yield panels.number(
-        104,
-        "PCIe errors, one hour",
-        "Uncorrected errors.",
-        grown(errors),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        105,
-        "Transceivers read",
-        "Transceivers with readings.",
-        ask(f"sum(railscope_nic_transceiver_readable{NODES})"),
-    )
-    yield panels.number(
-        106,
-        "Hottest transceiver",
-        "Of all NICs.",
-        ask(f"max(railscope_nic_transceiver_temperature_celsius{NODES})"),
-        ((None, "green"), (70, "orange"), (75, "red")),
-    )
-    yield panels.number(
-        107,
-        "Least light received",
-        "Of all lanes of all optical transceivers.",
-        ask(f"min(railscope_nic_transceiver_receive_power_watts{NODES})"),
-    )
-    yield panels.number(
-        108,
-        "Uncorrected blocks",
-        "That FEC could not correct, per second.",
-        ask(
-            "sum(rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
-            f"{NODES}[$__rate_interval]))",
-            EVENTS_PER_SECOND,
-        ),
-        panels.ANY_IS_BAD,
-    )
+    blocks = f"rate(railscope_nic_receive_fec_uncorrectable_blocks_total{NODES}[$__rate_interval])"
+    hot: panels.Steps = ((None, "green"), (70, "orange"), (75, "red"))
+    yield from (
+        panels.number(101, "Paths degraded", "Devices with a path to the CPU below its capacity.", _paths("degraded"), panels.NONE_IS_GOOD),
+        panels.number(102, "Paths lost", "Devices that left the bus.", _paths("lost"), panels.NONE_IS_GOOD),
+        panels.number(103, "Paths saving power", "Slow while idle.", _paths("power_saving")),
+        panels.number(104, "PCIe errors, one hour", "Uncorrected errors.", grown(errors), panels.NONE_IS_GOOD),
+        panels.number(105, "Transceivers read", "Transceivers with readings.", _transceivers("sum", "readable")),
+        panels.number(106, "Hottest transceiver", "Of all NICs.", _transceivers("max", "temperature_celsius"), hot),
+        panels.number(107, "Least light received", "Of all lanes of all optical transceivers.", _transceivers("min", "receive_power_watts")),
+        panels.number(108, "Uncorrected blocks", "That FEC could not correct, per second.", ask(f"sum({blocks})", EVENTS_PER_SECOND), panels.ANY_IS_BAD),
+    )  # fmt: skip
 
 
 def _pcie() -> Iterator[panels.Panel]:
@@ -107,90 +66,33 @@ def _pcie() -> Iterator[panels.Panel]:
         " == 1)"
         for state in ("lost", "degraded")
     )
-    yield panels.rows(
-        201,
-        "Degraded paths",
-        "With their capacity.",
-        NODE_DEVICE,
-        panels.Column(
-            "Is",
-            ask(f"{lost} * 2 or {degraded}", COUNT),
-            panels.NONE_IS_GOOD,
-            {1: "degraded", 2: "lost"},
-            "highest",
-        ),
+    state = ask(f"{lost} * 2 or {degraded}", COUNT)
+    states = {1: "degraded", 2: "lost"}
+    bandwidth, limit = (
+        f"max by (node, pci_address) (railscope_pcie_path_{name}_bytes_per_second{NODES})"
+        for name in ("bandwidth", "limit")
     )
-    share = (
-        "max by (node, pci_address) (railscope_pcie_path_bandwidth_bytes_per_second{0}) / "
-        "max by (node, pci_address) (railscope_pcie_path_limit_bytes_per_second{0})"
+    narrowest = ask(f"bottomk(10, {bandwidth} / {limit} < 1)", "percentunit")
+    errors = f"sum by (severity) (railscope:node_pcie_device_errors:rate5m{NODES})"
+    stall = with_rail(f"railscope_nic_pcie_write_stall_ratio{NODES}", ON_RAIL)
+    generation, lanes = (
+        ask(f"min by (node) (railscope_gpu_pcie_link_{name}{NODES})")
+        for name in ("generation", "width_lanes")
     )
-    yield panels.rows(
-        202,
-        "Narrowest paths",
-        "The ten worst of the degraded ones.",
-        NODE_DEVICE,
-        panels.Column(
-            "Share of what it could",
-            ask(f"bottomk(10, {share.replace('{0}', NODES)} < 1)", "percentunit"),
-            worst="lowest",
-        ),
-    )
-    yield panels.bars(
-        203,
-        "Errors by severity",
-        "As the devices report them (AER).",
-        ask(
-            f"sum by (severity) (railscope:node_pcie_device_errors:rate5m{NODES})",
-            EVENTS_PER_SECOND,
-            "{{severity}}",
-        ),
-    )
-    yield panels.lines(
-        204,
-        "Replays of GPUs",
-        "Packets repeated because of a bad signal, by node.",
-        _events("railscope_gpu_pcie_replays_total", "node"),
-        steps=panels.ANY_IS_BAD,
-    )
-    yield panels.lines(
-        205,
-        "Signal errors of NICs",
-        "Corrected; they indicate a bad contact.",
-        _events("railscope_nic_pcie_receive_signal_errors_total", "node"),
-    )
-    yield panels.grid(
-        206,
-        "Write stall, node by rail",
-        "Share of time in which a NIC waited for memory, and pauses the switch.",
-        "node",
-        "rail",
-        ask(
-            "max by (node, rail) ("
-            + with_rail(f"railscope_nic_pcie_write_stall_ratio{NODES}", ON_RAIL)
-            + ")"
-        ),
-        steps=panels.STALL,
-    )
-    yield panels.rows(
-        207,
-        "GPU links",
-        "The narrowest link of each node's GPUs, from the driver.",
-        {"node": "Node"},
-        panels.Column(
-            "Generation",
-            ask(f"min by (node) (railscope_gpu_pcie_link_generation{NODES})"),
-            worst="lowest",
-        ),
-        panels.Column(
-            "Lanes",
-            ask(f"min by (node) (railscope_gpu_pcie_link_width_lanes{NODES})"),
-            worst="lowest",
-        ),
-    )
+    yield from (
+        panels.rows(201, "Degraded paths", "With their capacity.", NODE_DEVICE, panels.Column("Is", state, panels.NONE_IS_GOOD, states, "highest")),
+        panels.rows(202, "Narrowest paths", "The ten worst of the degraded ones.", NODE_DEVICE, panels.Column("Share of what it could", narrowest, worst="lowest")),
+        panels.bars(203, "Errors by severity", "As the devices report them (AER).", ask(errors, EVENTS_PER_SECOND, "{{severity}}")),
+        panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", _events("gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
+        panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", _events("nic_pcie_receive_signal_errors")),
+        panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "node", "rail", ask(f"max by (node, rail) ({stall})"), panels.STALL),
+        panels.rows(207, "GPU links", "The narrowest link of each node's GPUs, from the driver.", {"node": "Node"},
+                    panels.Column("Generation", generation, worst="lowest"), panels.Column("Lanes", lanes, worst="lowest")),
+    )  # fmt: skip
 
 
 def _optics() -> Iterator[panels.Panel]:
-    facts = NODE_CARD | {
+    facts = NODE_NIC | {
         "vendor": "Vendor",
         "part_number": "Part",
         "serial": "Serial",
@@ -198,92 +100,65 @@ def _optics() -> Iterator[panels.Panel]:
         "length_metres": "Length (m)",
     }
     by = ", ".join(facts)
+    present = ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)
     blocks = (
         "sum by (node, interface) (rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
         f"{NODES}[$__rate_interval])) and on (node, interface) railscope_nic_transceiver_info{NODES}"
     )
+    uncorrected = ask(blocks, EVENTS_PER_SECOND)
     yield panels.rows(
         301,
         "Transceivers and cables",
         "Installed transceivers and cables.",
         facts,
-        panels.Column(
-            "Present", ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)
-        ),
-        panels.Column(
-            "Uncorrected blocks", ask(blocks, EVENTS_PER_SECOND), panels.ANY_IS_BAD, worst="highest"
-        ),
+        panels.Column("Present", present),
+        panels.Column("Uncorrected blocks", uncorrected, panels.ANY_IS_BAD, worst="highest"),
         span=24,
     )
     low = 'railscope_nic_transceiver_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
-    light = f"min by (node, interface) (railscope_nic_transceiver_receive_power_watts{NODES})"
+    power = f"railscope_nic_transceiver_receive_power_watts{NODES}"
+    multiple = f"min by (node, interface) ({power}) / max by (node, interface) ({low})"
     yield panels.rows(
         302,
         "Light against the alarm of the transceiver",
         "The worst lane, as a multiple of its alarm threshold.",
-        NODE_CARD,
+        NODE_NIC,
         panels.Column(
             "Times the limit",
-            ask(f"bottomk(20, {light} / max by (node, interface) ({low}))", COUNT),
+            ask(f"bottomk(20, {multiple})", COUNT),
             ((None, "red"), (1, "orange"), (2, "green")),
             worst="lowest",
         ),
         span=8,
     )
-    yield panels.lines(
-        303,
-        "Light received",
-        "The weakest lane of each node.",
-        ask(
-            f"bottomk(10, min by (node) (railscope_nic_transceiver_receive_power_watts{NODES}))",
-            legend="{{node}}",
-        ),
-    )
-    yield panels.lines(
-        304,
-        "Transceiver temperature",
-        "The hottest transceiver of each node.",
-        ask(
-            f"topk(10, max by (node) (railscope_nic_transceiver_temperature_celsius{NODES}))",
-            legend="{{node}}",
-        ),
-    )
+    light = f"bottomk(10, min by (node) ({power}))"
+    heat = f"topk(10, max by (node) (railscope_nic_transceiver_temperature_celsius{NODES}))"
+    yield from (
+        panels.lines(303, "Light received", "The weakest lane of each node.", ask(light, legend="{{node}}")),
+        panels.lines(304, "Transceiver temperature", "The hottest transceiver of each node.", ask(heat, legend="{{node}}")),
+    )  # fmt: skip
 
 
 def _line() -> Iterator[panels.Panel]:
-    yield panels.lines(
-        401,
-        "Blocks that FEC corrected",
-        "Some are normal; growth is not.",
-        _events("railscope_nic_receive_fec_corrected_blocks_total", "node"),
+    yield from (
+        panels.lines(401, "Blocks that FEC corrected", "Some are normal; growth is not.", _events("nic_receive_fec_corrected_blocks")),
+        panels.lines(402, "Symbol errors after FEC", "None is normal.", _events("nic_receive_uncorrected_symbol_errors"), steps=panels.ANY_IS_BAD),
+        panels.bars(403, "Links that went down", "Of NICs, by node.", _events("nic_link_downs")),
+    )  # fmt: skip
+    speed, expected = (
+        f"max by (node, interface) (railscope_{name}_speed_bytes_per_second{NODES})"
+        for name in ("network_link", "nic_setting_expected")
     )
-    yield panels.lines(
-        402,
-        "Symbol errors after FEC",
-        "None is normal.",
-        _events("railscope_nic_receive_uncorrected_symbol_errors_total", "node"),
-        steps=panels.ANY_IS_BAD,
-    )
-    yield panels.bars(
-        403,
-        "Links that went down",
-        "Of NICs, by node.",
-        _events("railscope_nic_link_downs_total", "node"),
-    )
-    speed = f"max by (node, interface) (railscope_network_link_speed_bytes_per_second{NODES})"
-    expected = (
-        f"max by (node, interface) (railscope_nic_setting_expected_speed_bytes_per_second{NODES})"
-    )
-    share = f"({speed} < {expected}) / {expected}"
+    share = ask(f"({speed} < {expected}) / {expected}", SHARE)
     yield panels.rows(
         404,
         "Below the expected speed",
         "NICs with a link below the expected speed.",
-        NODE_CARD,
+        NODE_NIC,
         panels.Column("Speed", ask(f"{speed} < {expected}")),
-        panels.Column("Of the expected", ask(share, SHARE), panels.ALL_IS_GOOD, worst="lowest"),
+        panels.Column("Of the expected", share, panels.ALL_IS_GOOD, worst="lowest"),
     )
-    settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{ON_CARD})"
+    settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{WITH_SETTINGS})"
     yield panels.rows(
         405,
         "Settings of NICs on rails",
@@ -293,7 +168,6 @@ def _line() -> Iterator[panels.Panel]:
     )
 
 
-ON_CARD = '{node=~"$node", pfc!=""}'
 SECTIONS = (
     ("", _summary),
     ("Which PCIe path is narrow, slow or faulty?", _pcie),

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import dashboard_parts, panels, query
-from dashboards.health import HEALTH_WORDS, health
+from dashboards.health import HEALTH_TEXTS, health
 from dashboards.self_monitoring import unhealthy_sources
 
-UID = "railscope-node"
-QUESTION = "What is the state of this node?"
 HERE = '{node="$node"}'
-CHOICES = (dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info"),)
 GPU, RAIL = "GPU {{index}}", "rail {{rail}}"
 ON_RAIL = '{node="$node", rail!=""}'
+PORT_UP = query.with_port_rail(f"railscope_rdma_port_up{HERE}", ON_RAIL)
 
 
 def build_dashboard() -> Dashboard:
@@ -26,275 +24,147 @@ def build_dashboard() -> Dashboard:
         dashboard_parts.settings_marks(HERE),
     )
     return dashboard_parts.assemble(
-        "Node", UID, QUESTION, SECTIONS, choices=CHOICES, marks=marks, tags=("gpu", "rdma")
+        "Node",
+        "railscope-node",
+        "What is the state of this node?",
+        SECTIONS,
+        choices=(dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info"),),
+        marks=marks,
+        tags=("gpu", "rdma"),
     )
 
 
-def _gpu(name: str, unit: str = "") -> query.Query:
+def _here(how: str, metric: str, unit: str = "") -> query.Query:
+    return query.ask(f"{how}(railscope_{metric}{HERE})", unit)
+
+
+def _gpu(name: str) -> query.Query:
     """Return a gauge of each GPU of the node, by its index."""
-    return query.ask(_by_index(f"max by (node, gpu) ({name}{HERE})"), unit, GPU)
+    return _by_index(f"max by (node, gpu) (railscope_gpu_{name}{HERE})")
 
 
-def _by_index(expression: str) -> str:
+def _by_index(expression: str, unit: str = "") -> query.Query:
     """Aggregate by the index of each GPU alone, so that curves are in that order."""
-    return f"max by (index) ({query.with_index(expression, HERE)})"
+    return query.ask(f"max by (index) ({query.with_index(expression, HERE)})", unit, GPU)
 
 
-def _port(name: str) -> str:
-    return (
-        f"sum by (rail) ({query.with_port_rail(f'rate({name}{HERE}[$__rate_interval])', ON_RAIL)})"
-    )
+def _port(name: str, unit: str = "") -> query.Query:
+    rate = f"rate(railscope_rdma_{name}_total{HERE}[$__rate_interval])"
+    return query.ask(f"sum by (rail) ({query.with_port_rail(rate, ON_RAIL)})", unit, RAIL)
+
+
+def _nic(how: str, name: str, unit: str = "") -> query.Query:
+    rate = f"rate(railscope_nic_{name}_total{HERE}[$__rate_interval])"
+    return query.ask(f"{how} by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL)
 
 
 def _summary() -> Iterator[panels.Panel]:
-    yield panels.number(
-        101,
-        "Last frame",
-        "Age of the newest frame at the collector.",
-        query.ask(f"min(railscope_node_last_frame_age_seconds{HERE})"),
-        panels.OLD,
-    )
-    yield panels.number(
-        102,
-        "GPUs",
-        "GPUs that the driver reports.",
-        query.ask(f"count(railscope_gpu_utilization_ratio{HERE})", query.COUNT),
-    )
-    yield panels.number(
-        103,
-        "GPUs not healthy",
-        "Degraded, failed or unknown.",
-        query.ask('sum(railscope_gpu_health{node="$node", state!="healthy"})'),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        104,
-        "Devices missing",
-        "GPUs that the node had and that left the bus.",
-        query.ask('sum(railscope_gpu_device_state{node="$node", state="missing"})'),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        105,
-        "Ports down",
-        "RDMA ports on rails that are not active.",
-        query.ask(
-            f"count({query.with_port_rail(f'railscope_rdma_port_up{HERE}', ON_RAIL)}) - "
-            f"sum({query.with_port_rail(f'railscope_rdma_port_up{HERE}', ON_RAIL)})",
-            query.COUNT,
-        ),
-        panels.NONE_IS_GOOD,
-    )
-    yield panels.number(
-        106, "GPU power", "All boards together.", query.ask(f"sum(railscope_gpu_power_watts{HERE})")
-    )
-    yield panels.number(
-        107,
-        "Hottest GPU",
-        "The highest die temperature.",
-        query.ask(f"max(railscope_gpu_temperature_celsius{HERE})"),
-        panels.HOT,
-    )
-    yield panels.number(
-        108,
-        "Memory available",
-        "Of the node, not of its GPUs.",
-        query.ask(f"max(railscope_memory_available_bytes{HERE})"),
-    )
+    unhealthy = query.ask('sum(railscope_gpu_health{node="$node", state!="healthy"})')
+    missing = query.ask('sum(railscope_gpu_device_state{node="$node", state="missing"})')
+    ports_down = query.ask(f"count({PORT_UP}) - sum({PORT_UP})", query.COUNT)
+    yield from (
+        panels.number(101, "Last frame", "Age of the newest frame at the collector.", _here("min", "node_last_frame_age_seconds"), panels.OLD),
+        panels.number(102, "GPUs", "GPUs that the driver reports.", _here("count", "gpu_utilization_ratio", query.COUNT)),
+        panels.number(103, "GPUs not healthy", "Degraded, failed or unknown.", unhealthy, panels.NONE_IS_GOOD),
+        panels.number(104, "Devices missing", "GPUs that the node had and that left the bus.", missing, panels.NONE_IS_GOOD),
+        panels.number(105, "Ports down", "RDMA ports on rails that are not active.", ports_down, panels.NONE_IS_GOOD),
+        panels.number(106, "GPU power", "All boards together.", _here("sum", "gpu_power_watts")),
+        panels.number(107, "Hottest GPU", "The highest die temperature.", _here("max", "gpu_temperature_celsius"), panels.HOT),
+        panels.number(108, "Memory available", "Of the node, not of its GPUs.", _here("max", "memory_available_bytes")),
+    )  # fmt: skip
 
 
 def _gpus() -> Iterator[panels.Panel]:
+    verdict = query.ask(f"max by (gpu) ({health('node, gpu', HERE)})", query.COUNT)
+    gpu_info = f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})"
     yield panels.states(
         201,
         "Health",
         "State of each GPU; unknown where readings are missing.",
-        query.ask(_by_index(health("node, gpu", HERE)), query.COUNT, GPU),
+        _by_index(health("node, gpu", HERE), query.COUNT),
         panels.HEALTH,
         span=12,
     )
-    facts = {"index": "GPU", "gpu": "UUID", "pci_address": "PCI address", "rail": "Rail"}
-    of_each = f"max by (gpu) ({health('node, gpu', HERE)})"
     yield panels.rows(
         202,
         "GPUs",
         "One row per GPU.",
-        facts,
-        panels.Column(
-            "Observed",
-            query.ask(
-                f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})", query.COUNT
-            ),
-        ),
-        panels.Column(
-            "Health", query.ask(of_each, query.COUNT), panels.NONE_IS_GOOD, HEALTH_WORDS, "highest"
-        ),
-    )
-    yield panels.lines(
-        203,
-        "Utilisation",
-        "Share of time in which a GPU ran any kernel.",
-        _gpu("railscope_gpu_utilization_ratio"),
-    )
-    yield panels.lines(
-        204,
-        "Tensor activity",
-        "Share of cycles in which tensor cores worked.",
-        _gpu("railscope_gpu_tensor_activity_ratio"),
-    )
-    yield panels.lines(
-        205, "Memory used", "Frame buffer in use.", _gpu("railscope_gpu_memory_used_bytes")
-    )
-    yield panels.lines(206, "Power", "Of each board.", _gpu("railscope_gpu_power_watts"))
-    yield panels.lines(
-        207,
-        "Temperature",
-        "Of the die.",
-        _gpu("railscope_gpu_temperature_celsius"),
-        steps=panels.HOT,
+        {"index": "GPU", "gpu": "UUID", "pci_address": "PCI address", "rail": "Rail"},
+        panels.Column("Observed", query.ask(gpu_info, query.COUNT)),
+        panels.Column("Health", verdict, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
     )
     clock = 'max by (node, gpu) (railscope_gpu_clock_hertz{node="$node", clock="sm"})'
-    yield panels.lines(
-        208,
-        "SM clock",
-        "Falls when power or temperature throttle the GPU.",
-        query.ask(_by_index(clock), legend=GPU),
-    )
-    held = (
+    throttled = (
         "max by (node, gpu) (rate(railscope_gpu_throttle_seconds_total"
         '{node="$node", reason!~"low_utilization|application_clocks"}[$__rate_interval]))'
     )
-    yield panels.lines(
-        209,
-        "Throttled time",
-        "Share of time below the requested clock, by the most frequent cause.",
-        query.ask(_by_index(held), legend=GPU),
-    )
-    for ident, title, name in (
-        (210, "NVLink out", "railscope_gpu_nvlink_transmit_bytes_per_second"),
-        (211, "NVLink in", "railscope_gpu_nvlink_receive_bytes_per_second"),
-    ):
-        yield panels.lines(ident, title, "All links of a GPU together.", _gpu(name))
+    links = "All links of a GPU together."
+    yield from (
+        panels.lines(203, "Utilisation", "Share of time in which a GPU ran any kernel.", _gpu("utilization_ratio")),
+        panels.lines(204, "Tensor activity", "Share of cycles in which tensor cores worked.", _gpu("tensor_activity_ratio")),
+        panels.lines(205, "Memory used", "Frame buffer in use.", _gpu("memory_used_bytes")),
+        panels.lines(206, "Power", "Of each board.", _gpu("power_watts")),
+        panels.lines(207, "Temperature", "Of the die.", _gpu("temperature_celsius"), steps=panels.HOT),
+        panels.lines(208, "SM clock", "Falls when power or temperature throttle the GPU.", _by_index(clock)),
+        panels.lines(209, "Throttled time", "Share of time below the requested clock, by the most frequent cause.", _by_index(throttled)),
+        panels.lines(210, "NVLink out", links, _gpu("nvlink_transmit_bytes_per_second")),
+        panels.lines(211, "NVLink in", links, _gpu("nvlink_receive_bytes_per_second")),
+    )  # fmt: skip
     xids = query.ask(
         f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{HERE})", query.COUNT
     )
     named = query.with_device_names(xids, query.GPU_AT_ADDRESS).expression
+    messages = query.ask(f"max by (index, gpu, pci_address, xid) ({named})", query.COUNT)
+    keys = {"pci_address": "PCI address", "xid": "Xid"}
     yield panels.rows(
         212,
         "Xids in the kernel log",
         "Reports of the driver, by device.",
-        query.with_device_titles(
-            {"pci_address": "PCI address", "xid": "Xid"}, query.GPU_AT_ADDRESS
-        ),
-        panels.Column(
-            "Messages",
-            query.ask(f"max by (index, gpu, pci_address, xid) ({named})", query.COUNT),
-            worst="highest",
-        ),
+        query.with_device_titles(keys, query.GPU_AT_ADDRESS),
+        panels.Column("Messages", messages, worst="highest"),
         span=8,
     )
 
 
 def _ports() -> Iterator[panels.Panel]:
-    pause = "railscope_nic_{}_pfc_pause_seconds_total"
-    yield panels.lines(
-        301,
-        "Out",
-        "RDMA traffic of each rail.",
-        query.ask(_port("railscope_rdma_transmit_bytes_total"), legend=RAIL),
-    )
-    yield panels.lines(
-        302,
-        "In",
-        "RDMA traffic of each rail.",
-        query.ask(_port("railscope_rdma_receive_bytes_total"), legend=RAIL),
-    )
-    yield panels.lines(
-        303,
-        "Ports up",
-        "1 is active.",
-        query.ask(
-            f"min by (rail) ({query.with_port_rail(f'railscope_rdma_port_up{HERE}', ON_RAIL)})",
-            legend=RAIL,
-        ),
-    )
-    for ident, title, about, direction in (
-        (304, "Pause received", "The switch stops the port from sending.", "receive"),
-        (305, "Pause sent", "The port stops the switch from sending.", "transmit"),
-    ):
-        rate = f"rate({pause.format(direction)}{HERE}[$__rate_interval])"
-        paused = f"max by (rail) ({query.with_rail(rate, ON_RAIL)})"
-        yield panels.lines(ident, title, about, query.ask(paused, legend=RAIL), steps=panels.PAUSE)
-    yield panels.lines(
-        306,
-        "Congestion notifications sent",
-        "For marks that the port received.",
-        query.ask(
-            _port("railscope_rdma_congestion_notifications_sent_total"),
-            query.EVENTS_PER_SECOND,
-            RAIL,
-        ),
-    )
-    for ident, title, name in (
-        (307, "Lost packets", "railscope_rdma_packet_sequence_errors_total"),
-        (308, "Timeouts", "railscope_rdma_ack_timeouts_total"),
-    ):
-        yield panels.lines(
-            ident,
-            title,
-            "Signs of retransmission.",
-            query.ask(_port(name), query.EVENTS_PER_SECOND, RAIL),
-        )
-    discards = f"rate(railscope_nic_receive_discarded_packets_total{HERE}[$__rate_interval])"
-    yield panels.lines(
-        309,
-        "Packets discarded",
-        "For lack of a buffer; RoCE expects none.",
-        query.ask(
-            f"sum by (rail) ({query.with_rail(discards, ON_RAIL)})", query.EVENTS_PER_SECOND, RAIL
-        ),
-        steps=panels.ANY_IS_BAD,
-    )
+    lost, discarded = "Signs of retransmission.", "For lack of a buffer; RoCE expects none."
+    events = query.EVENTS_PER_SECOND
+    yield from (
+        panels.lines(301, "Out", "RDMA traffic of each rail.", _port("transmit_bytes")),
+        panels.lines(302, "In", "RDMA traffic of each rail.", _port("receive_bytes")),
+        panels.lines(303, "Ports up", "1 is active.", query.ask(f"min by (rail) ({PORT_UP})", legend=RAIL)),
+        panels.lines(304, "Pause received", "The switch stops the port from sending.", _nic("max", "receive_pfc_pause_seconds"), steps=panels.PAUSE),
+        panels.lines(305, "Pause sent", "The port stops the switch from sending.", _nic("max", "transmit_pfc_pause_seconds"), steps=panels.PAUSE),
+        panels.lines(306, "Congestion notifications sent", "For marks that the port received.", _port("congestion_notifications_sent", events)),
+        panels.lines(307, "Lost packets", lost, _port("packet_sequence_errors", events)),
+        panels.lines(308, "Timeouts", lost, _port("ack_timeouts", events)),
+        panels.lines(309, "Packets discarded", discarded, _nic("sum", "receive_discarded_packets", events), steps=panels.ANY_IS_BAD),
+    )  # fmt: skip
 
 
 def _machine() -> Iterator[panels.Panel]:
     rate = 'rate(railscope_cpu_seconds_total{node="$node", mode!="idle"}[$__rate_interval])'
-    yield panels.layers(
-        401,
-        "CPU time",
-        "Seconds of CPU per second, by mode, without idle.",
-        query.ask(f"sum by (mode) ({rate})", query.COUNT, "{{mode}}"),
-    )
+    busy = query.ask(f"sum by (mode) ({rate})", query.COUNT, "{{mode}}")
     stalled = f"rate(railscope_pressure_stalled_seconds_total{HERE}[$__rate_interval])"
-    yield panels.lines(
-        402,
-        "Pressure",
-        "Share of time in which tasks waited for a resource.",
-        query.ask(
-            f"max by (resource, severity) ({stalled})", query.SHARE, "{{resource}}, {{severity}}"
-        ),
+    waited = query.ask(
+        f"max by (resource, severity) ({stalled})", query.SHARE, "{{resource}}, {{severity}}"
     )
-    yield panels.lines(
-        403,
-        "Memory",
-        "Of the node.",
-        query.ask(f"railscope_memory_size_bytes{HERE}").named("size"),
-        query.ask(f"railscope_memory_available_bytes{HERE}").named("available"),
+    size, available, cost = (
+        query.ask(f"railscope_{name}{HERE}").named(title)
+        for name, title in (
+            ("memory_size_bytes", "size"),
+            ("memory_available_bytes", "available"),
+            ("agent_cpu_use_ratio", "agent"),
+        )
     )
-    yield panels.rows(
-        404,
-        "Sources with failures",
-        "Their readings are absent, not zero.",
-        {"source": "Source"},
-        unhealthy_sources("source", HERE),
-        span=12,
-    )
-    yield panels.lines(
-        405,
-        "Cost of the agent",
-        "Share of one CPU.",
-        query.ask(f"railscope_agent_cpu_use_ratio{HERE}").named("agent"),
-        span=12,
-    )
+    failures = unhealthy_sources("source", HERE)
+    yield from (
+        panels.layers(401, "CPU time", "Seconds of CPU per second, by mode, without idle.", busy),
+        panels.lines(402, "Pressure", "Share of time in which tasks waited for a resource.", waited),
+        panels.lines(403, "Memory", "Of the node.", size, available),
+        panels.rows(404, "Sources with failures", "Their readings are absent, not zero.", {"source": "Source"}, failures, span=12),
+        panels.lines(405, "Cost of the agent", "Share of one CPU.", cost, span=12),
+    )  # fmt: skip
 
 
 SECTIONS = (

@@ -125,7 +125,7 @@ class Column:
     title: str
     query: Query
     steps: Steps = GOOD
-    words: Mapping[int, str] = field(default_factory=dict)
+    texts: Mapping[int, str] = field(default_factory=dict)
     worst: Worst | None = None
     """The worst value of the column, for columns by which the table is sorted."""
 
@@ -192,12 +192,12 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     query: Query,
     steps: Steps = GOOD,
     span: int = 12,
-    words: Mapping[int, tuple[str, str]] | None = None,
+    texts: Mapping[int, tuple[str, str]] | None = None,
     worst: Worst = "highest",
 ) -> table.Panel:
     """Show one current value for each pair of two labels: rows by columns, in colours.
 
-    `words` maps values to texts and colours. A last column repeats the worst value of each row;
+    `texts` maps values to texts and colours. A last column repeats the worst value of each row;
     rows with the worst come first.
     """
     options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
@@ -205,8 +205,8 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
         DynamicConfigValue("thresholds", _thresholds(steps).build()),
         DynamicConfigValue("custom.cellOptions", {"type": "color-background"}),
     ]
-    if words:
-        coloured.append(DynamicConfigValue("mappings", [_word_map(words)]))
+    if texts:
+        coloured.append(DynamicConfigValue("mappings", [_text_map(texts)]))
     panel = (
         table.Panel()
         .with_transformation(_in_order_of(row))
@@ -229,11 +229,11 @@ def states(  # noqa: PLR0913, PLR0917 - the differences between panels
     title: str,
     about: str,
     query: Query,
-    words: Mapping[int, tuple[str, str]],
+    texts: Mapping[int, tuple[str, str]],
     span: int = 24,
 ) -> statetimeline.Panel:
-    """Draw states over time, a band for each curve; `words` maps a value to its text and colour."""
-    panel = statetimeline.Panel().mappings([_word_map(words)]).row_height(0.9)
+    """Draw states over time, a band for each curve; `texts` maps a value to its text and colour."""
+    panel = statetimeline.Panel().mappings([_text_map(texts)]).row_height(0.9)
     panel = panel.max_data_points(MAX_POINTS)
     panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
@@ -322,12 +322,12 @@ def _worst_of_row(worst: Worst) -> DataTransformerConfig:
     return DataTransformerConfig("calculateField", options=options)
 
 
-def _word_map(words: Mapping[int, tuple[str, str]]) -> ValueMap:
-    texts = {
-        str(value): ValueMappingResult(text=word, color=colour, index=position)
-        for position, (value, (word, colour)) in enumerate(words.items())
+def _text_map(texts: Mapping[int, tuple[str, str]]) -> ValueMap:
+    results = {
+        str(value): ValueMappingResult(text=text, color=colour, index=position)
+        for position, (value, (text, colour)) in enumerate(texts.items())
     }
-    return ValueMap(texts)
+    return ValueMap(results)
 
 
 def _thresholds(steps: Steps) -> build.ThresholdsConfig:
@@ -340,8 +340,8 @@ def _cell(column: Column) -> list[DynamicConfigValue]:
     if len(column.steps) > 1:
         cell.append(DynamicConfigValue("thresholds", _thresholds(column.steps).build()))
         cell.append(DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
-    if column.words:
-        texts = {str(value): ValueMappingResult(word) for value, word in column.words.items()}
+    if column.texts:
+        texts = {str(value): ValueMappingResult(text) for value, text in column.texts.items()}
         cell.append(DynamicConfigValue("mappings", [ValueMap(texts)]))
     return cell
 

@@ -121,6 +121,15 @@ def with_index(expression: str, where: str = "") -> str:
     return f"{expression} * on (node, gpu) group_left (index) {info}"
 
 
+def state_number(metric: str, states: Mapping[int, str], by: str, where: str) -> str:
+    """Return the largest number in `states` that is active in each group of a state metric."""
+    matchers = where.removesuffix("}")
+    return " or ".join(
+        f'(max by ({by}) ({metric}{matchers}, state="{state}"}}) == 1) * {value}'
+        for value, state in sorted(states.items(), reverse=True)
+    )
+
+
 def present(query: Query) -> Query:
     """Omit zeros."""
     return replace(query, expression=f"{query.expression} > 0")

@@ -8,7 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks, xid_marks
 from dashboards.panels import ANY_IS_BAD, BELOW_OTHERS, PAUSE, Panel, bars, grid, lines, number
-from dashboards.query import EVENTS_PER_SECOND, SHARE, ask, with_port_rail, with_rail
+from dashboards.query import EVENTS_PER_SECOND, SHARE, Query, ask, with_port_rail, with_rail
 
 UID = "railscope-rails"
 QUESTION = "Does every rail carry its share, and where does congestion come from?"
@@ -19,7 +19,13 @@ CHOICES = (
     DashboardVariable("node", "Node", "railscope_node_info", several=True),
     DashboardVariable("rail", "Rail", 'railscope_nic_info{rail!=""}', several=True),
 )
-CNP_SENT = "railscope_rail_sum_rdma_congestion_notifications_sent_per_second"
+PAUSE_RECEIVED, PAUSE_SENT = "max_nic_receive_pfc_pause_ratio", "max_nic_transmit_pfc_pause_ratio"
+SENT, RECEIVED = "sum_rdma_transmit_bytes_per_second", "sum_rdma_receive_bytes_per_second"
+ECN_MARKED = "sum_rdma_ecn_marked_packets_per_second"
+CNP_SENT = "sum_rdma_congestion_notifications_sent_per_second"
+CNP_HANDLED = "sum_rdma_congestion_notifications_handled_per_second"
+DISCARDED = "sum_nic_receive_discarded_packets_per_second"
+STORMS = "sum_nic_transmit_pause_storm_errors_per_second"
 
 
 def build_dashboard() -> Dashboard:
@@ -47,198 +53,79 @@ def _port_rate(name: str) -> str:
     return f"sum by (node, rail) ({with_port_rail(inner, NIC_ON_RAIL)})"
 
 
+def _of_rails(how: str, name: str, unit: str = "") -> Query:
+    """Return a roll-up of the selected rails as one number."""
+    return ask(f"{how}({_rollup(name)})", unit)
+
+
+def _by_rail(how: str, name: str, unit: str = "", legend: str = "rail {{rail}}") -> Query:
+    return ask(f"{how} by (rail) ({_rollup(name)})", unit, legend)
+
+
+def _rollup(name: str) -> str:
+    return f"railscope_rail_{name}{RAILS}"
+
+
 def _summary() -> Iterator[Panel]:
-    yield number(
-        101,
-        "Worst pause received",
-        "The port that the switch pauses the most.",
-        ask(f"max(railscope_rail_max_nic_receive_pfc_pause_ratio{RAILS})"),
-        PAUSE,
-    )
-    yield number(
-        102,
-        "Worst pause sent",
-        "The port that pauses the switch the most.",
-        ask(f"max(railscope_rail_max_nic_transmit_pfc_pause_ratio{RAILS})"),
-        PAUSE,
-    )
-    yield number(
-        103,
-        "ECN marks",
-        "Marked packets that all ports received, per second.",
-        ask(
-            f"sum(railscope_rail_sum_rdma_ecn_marked_packets_per_second{RAILS})", EVENTS_PER_SECOND
-        ),
-    )
-    yield number(
-        104,
-        "CNPs sent",
-        "Congestion notifications of all ports, per second.",
-        ask(f"sum({CNP_SENT}{RAILS})", EVENTS_PER_SECOND),
-    )
-    yield number(
-        105,
-        "Out",
-        "Sum of all ports on rails.",
-        ask(f"sum(railscope_rail_sum_rdma_transmit_bytes_per_second{RAILS})"),
-    )
-    yield number(
-        106,
-        "In",
-        "Sum of all ports on rails.",
-        ask(f"sum(railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})"),
-    )
-    yield number(
-        107,
-        "Packets discarded",
-        "By all ports for lack of a buffer; RoCE expects none.",
-        ask(
-            f"sum(railscope_rail_sum_nic_receive_discarded_packets_per_second{RAILS})",
-            EVENTS_PER_SECOND,
-        ),
-        ANY_IS_BAD,
-    )
-    yield number(
-        108,
-        "Pause storms",
-        "Ports stopped by their stall prevention, per second.",
-        ask(
-            f"sum(railscope_rail_sum_nic_transmit_pause_storm_errors_per_second{RAILS})",
-            EVENTS_PER_SECOND,
-        ),
-        ANY_IS_BAD,
-    )
+    yield from (
+        number(101, "Worst pause received", "The port that the switch pauses the most.", _of_rails("max", PAUSE_RECEIVED), PAUSE),
+        number(102, "Worst pause sent", "The port that pauses the switch the most.", _of_rails("max", PAUSE_SENT), PAUSE),
+        number(103, "ECN marks", "Marked packets that all ports received, per second.", _of_rails("sum", ECN_MARKED, EVENTS_PER_SECOND)),
+        number(104, "CNPs sent", "Congestion notifications of all ports, per second.", _of_rails("sum", CNP_SENT, EVENTS_PER_SECOND)),
+        number(105, "Out", "Sum of all ports on rails.", _of_rails("sum", SENT)),
+        number(106, "In", "Sum of all ports on rails.", _of_rails("sum", RECEIVED)),
+        number(107, "Packets discarded", "By all ports for lack of a buffer; RoCE expects none.", _of_rails("sum", DISCARDED, EVENTS_PER_SECOND), ANY_IS_BAD),
+        number(108, "Pause storms", "Ports stopped by their stall prevention, per second.", _of_rails("sum", STORMS, EVENTS_PER_SECOND), ANY_IS_BAD),
+    )  # fmt: skip
 
 
 def _pauses() -> Iterator[Panel]:
-    yield grid(
-        201,
-        "Pause received, node by rail",
-        "Share of time in which the switch stopped a port from sending: check the fabric.",
-        "node",
-        "rail",
-        ask(_rate("railscope_nic_receive_pfc_pause_seconds_total")),
-        PAUSE,
+    received, sent = (
+        f"railscope_nic_{way}_pfc_pause_seconds_total" for way in ("receive", "transmit")
     )
-    yield grid(
-        202,
-        "Pause sent, node by rail",
-        "Share of time in which a port stopped the switch from sending: check the node.",
-        "node",
-        "rail",
-        ask(_rate("railscope_nic_transmit_pfc_pause_seconds_total")),
-        PAUSE,
-    )
-    yield lines(
-        203,
-        "Pause received by rail",
-        "The worst port of each rail.",
-        ask(
-            f"max by (rail) (railscope_rail_max_nic_receive_pfc_pause_ratio{RAILS})",
-            legend="rail {{rail}}",
-        ),
-        steps=PAUSE,
-        span=12,
-    )
-    yield lines(
-        204,
-        "Pause sent by rail",
-        "The worst port of each rail.",
-        ask(
-            f"max by (rail) (railscope_rail_max_nic_transmit_pfc_pause_ratio{RAILS})",
-            legend="rail {{rail}}",
-        ),
-        steps=PAUSE,
-        span=12,
-    )
+    yield from (
+        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "node", "rail", ask(_rate(received)), PAUSE),
+        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "node", "rail", ask(_rate(sent)), PAUSE),
+        lines(203, "Pause received by rail", "The worst port of each rail.", _by_rail("max", PAUSE_RECEIVED), steps=PAUSE, span=12),
+        lines(204, "Pause sent by rail", "The worst port of each rail.", _by_rail("max", PAUSE_SENT), steps=PAUSE, span=12),
+    )  # fmt: skip
 
 
 def _marks() -> Iterator[Panel]:
-    sent = f"sum by (rail) ({CNP_SENT}{RAILS})"
-    received = f"sum by (rail) (railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})"
-    yield lines(
-        301,
-        "CNPs per gigabyte received",
-        "Congestion of a rail relative to its traffic; absent without traffic.",
-        ask(f"{sent} / ({received} / 1e9 > 0)", "short", "rail {{rail}}"),
+    notified, received = (_by_rail("sum", name).expression for name in (CNP_SENT, RECEIVED))
+    per_gigabyte = ask(f"{notified} / ({received} / 1e9 > 0)", "short", "rail {{rail}}")
+    notifications = (
+        _by_rail("sum", CNP_SENT, EVENTS_PER_SECOND, "sent, rail {{rail}}"),
+        _by_rail("sum", CNP_HANDLED, EVENTS_PER_SECOND, "handled, rail {{rail}}"),
     )
-    yield lines(
-        302,
-        "ECN marks by rail",
-        "Marks precede pauses.",
-        ask(
-            f"sum by (rail) (railscope_rail_sum_rdma_ecn_marked_packets_per_second{RAILS})",
-            EVENTS_PER_SECOND,
-            "rail {{rail}}",
-        ),
-    )
-    handled = "railscope_rail_sum_rdma_congestion_notifications_handled_per_second"
-    yield lines(
-        303,
-        "Congestion notifications by rail",
-        "Sent and not handled: they are lost in transit, or the senders are elsewhere.",
-        ask(sent, EVENTS_PER_SECOND, "sent, rail {{rail}}"),
-        ask(f"sum by (rail) ({handled}{RAILS})", EVENTS_PER_SECOND, "handled, rail {{rail}}"),
-    )
-    yield grid(
-        304,
-        "CNPs sent, node by rail",
-        "Receivers of incasts stand out, per second.",
-        "node",
-        "rail",
-        ask(_port_rate("railscope_rdma_congestion_notifications_sent_total"), EVENTS_PER_SECOND),
-    )
-    slow = "railscope_rdma_packet_sequence_errors_total"
-    yield grid(
-        305,
-        "Lost packets, node by rail",
-        "Packets requested again, per second.",
-        "node",
-        "rail",
-        ask(_port_rate(slow), EVENTS_PER_SECOND),
-        ANY_IS_BAD,
-    )
+    sent = _port_rate("railscope_rdma_congestion_notifications_sent_total")
+    lost = _port_rate("railscope_rdma_packet_sequence_errors_total")
+    yield from (
+        lines(301, "CNPs per gigabyte received", "Congestion of a rail relative to its traffic; absent without traffic.", per_gigabyte),
+        lines(302, "ECN marks by rail", "Marks precede pauses.", _by_rail("sum", ECN_MARKED, EVENTS_PER_SECOND)),
+        lines(303, "Congestion notifications by rail", "Sent and not handled: they are lost in transit, or the senders are elsewhere.", *notifications),
+        grid(304, "CNPs sent, node by rail", "Receivers of incasts stand out, per second.", "node", "rail", ask(sent, EVENTS_PER_SECOND)),
+        grid(305, "Lost packets, node by rail", "Packets requested again, per second.", "node", "rail", ask(lost, EVENTS_PER_SECOND), ANY_IS_BAD),
+    )  # fmt: skip
 
 
 def _shares() -> Iterator[Panel]:
     sent = _port_rate("railscope_rdma_transmit_bytes_total")
     median = f"quantile by (rail) (0.5, {sent})"
-    yield grid(
-        401,
-        "Throughput against the median of the rail",
-        "Deviation of each port from the median port of its rail: 0 % where all are equal.",
-        "node",
-        "rail",
-        ask(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE),
-        BELOW_OTHERS,
-        worst="lowest",
+    ports = ask(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE)
+    rail = _by_rail("sum", SENT).expression
+    rails = ask(f"{rail} / scalar(quantile(0.5, {rail}) > 0) - 1", SHARE, "rail {{rail}}")
+    out, into = (
+        _by_rail("sum", name, legend=f"{way}, rail {{{{rail}}}}")
+        for name, way in ((SENT, "out"), (RECEIVED, "in"))
     )
-    rail = f"sum by (rail) (railscope_rail_sum_rdma_transmit_bytes_per_second{RAILS})"
-    yield lines(
-        402,
-        "Rail against the median of rails",
-        "Jobs use all rails equally: a slow rail slows all of them.",
-        ask(f"{rail} / scalar(quantile(0.5, {rail}) > 0) - 1", SHARE, "rail {{rail}}"),
-        span=12,
-    ).min(-1)
-    yield lines(
-        403,
-        "Throughput by rail",
-        "Sent and received by all ports of a rail.",
-        ask(rail, legend="out, rail {{rail}}"),
-        ask(
-            f"sum by (rail) (railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})",
-            legend="in, rail {{rail}}",
-        ),
-        span=12,
-    )
-    yield lines(
-        404,
-        "Ports up by rail",
-        "A step down indicates a cable, a transceiver, a port or a node.",
-        ask(f"sum by (rail) (railscope_rail_sum_rdma_port_up{RAILS})", legend="rail {{rail}}"),
-        span=12,
-    )
+    about = "Deviation of each port from the median port of its rail: 0 % where all are equal."
+    yield from (
+        grid(401, "Throughput against the median of the rail", about, "node", "rail", ports, BELOW_OTHERS, worst="lowest"),
+        lines(402, "Rail against the median of rails", "Jobs use all rails equally: a slow rail slows all of them.", rails, span=12).min(-1),
+        lines(403, "Throughput by rail", "Sent and received by all ports of a rail.", out, into, span=12),
+        lines(404, "Ports up by rail", "A step down indicates a cable, a transceiver, a port or a node.", _by_rail("sum", "sum_rdma_port_up"), span=12),
+    )  # fmt: skip
 
 
 def _beyond(histogram: str, bound: str, direction: str, by: str = "") -> str:
