@@ -118,7 +118,7 @@ def tick_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) 
     for name, one in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
         report.figure(name, str(one))
         report.figure(f"{name}, memory", str(one.memory))
-        wire, text = one.wire_bytes_a_value, one.page_bytes_a_value
+        wire, text = one.wire_bytes_a_value, one.text_bytes_a_value
         report.figure(
             f"{name}, bytes per value", f"{wire:.2f} on the wire, {text:.2f} as gzipped text"
         )

@@ -50,7 +50,7 @@ class ScrapeCost:
 
     cpu_seconds: float
     series: int
-    page_bytes: int
+    sent_bytes: int
     scrapes_a_second: float
     reads_a_scrape: float = 1.0
 
@@ -63,7 +63,7 @@ class ScrapeCost:
         return (
             f"{self.cpu_seconds * 1e3:.3f} ms CPU per scrape, {self.series} series,"
             f" {self.cpu_a_series * 1e6:.2f} us per series, {self.scrapes_a_second:.0f} scrapes/s,"
-            f" {self.page_bytes / 1e3:.0f} kB sent, {self.reads_a_scrape:.2f} reads per scrape"
+            f" {self.sent_bytes / 1e3:.0f} kB sent, {self.reads_a_scrape:.2f} reads per scrape"
         )
 
 
@@ -84,7 +84,7 @@ class Scraper:
         self._connection = HTTPConnection(harness.HOST, port, timeout=30)
         self._headers = {"Accept-Encoding": "gzip"} if gzip else {}
 
-    def page(self) -> bytes:
+    def scrape(self) -> bytes:
         """Return the body of one scrape as received."""
         self._connection.request("GET", "/metrics", headers=self._headers)
         response = self._connection.getresponse()
@@ -103,25 +103,25 @@ def measure_scrapes(server: harness.ServerProcess, pace: ScrapeSchedule) -> Scra
     """Scrape a running server and return the cost of a scrape."""
     plain, scraper = Scraper(server.port, gzip=False), Scraper(server.port, gzip=pace.gzip)
     for _ in range(WARM_UP):
-        page = plain.page().decode()
-        sent = scraper.page()
-    costs, rates, before = [], [], _reads(page)
+        text = plain.scrape().decode()
+        sent = scraper.scrape()
+    costs, rates, before = [], [], _reads(text)
     for _ in range(REPEATS):
         started = time.monotonic()
         with server.measure() as spent:
             for turn in range(1, pace.scrapes + 1):
-                scraper.page()
+                scraper.scrape()
                 if pace.period_seconds:
                     due = started + turn * pace.period_seconds
                     time.sleep(max(0.0, due - time.monotonic()))
         costs.append(spent.cpu_seconds / pace.scrapes)
         rates.append(pace.scrapes / spent.wall_seconds)
-    reads = _reads(plain.page().decode()) - before
+    reads = _reads(plain.scrape().decode()) - before
     plain.close()
     scraper.close()
     return ScrapeCost(
         statistics.median(costs),
-        rdma_series(page),
+        rdma_series(text),
         len(sent),
         statistics.median(rates),
         reads / (pace.scrapes * REPEATS) if before else 1.0,
@@ -132,24 +132,24 @@ def read_cost(server: harness.ServerProcess, seconds: float) -> float:
     """Return the processor time of one read of the RDMA source, with consecutive reads."""
     scraper = Scraper(server.port, gzip=False)
     time.sleep(1.0)
-    before = _reads(scraper.page().decode())
+    before = _reads(scraper.scrape().decode())
     with server.measure() as spent:
         time.sleep(seconds)
-    reads = _reads(scraper.page().decode()) - before
+    reads = _reads(scraper.scrape().decode()) - before
     scraper.close()
     return spent.cpu_seconds / max(reads, 1)
 
 
-def _reads(page: str) -> int:
-    found = _READS.search(page)
+def _reads(text: str) -> int:
+    found = _READS.search(text)
     return int(found[1]) if found else 0
 
 
-def rdma_series(page: str) -> int:
+def rdma_series(text: str) -> int:
     """Count the values of RDMA ports in a scrape. A state counts once, however many lines it has."""
     return sum(
         "infiniband_" in line or ("railscope_rdma_" in line and shows_value(line))
-        for line in page.splitlines()
+        for line in text.splitlines()
         if not line.startswith("#") and "_info{" not in line
     )
 
@@ -255,7 +255,7 @@ class TickCost:
     values_a_tick: float
     switches_a_tick: float
     wire_bytes_a_value: float
-    page_bytes_a_value: float
+    text_bytes_a_value: float
     memory: harness.ProcessMemory
     calls_a_tick: float | None = None
     preads_a_tick: float | None = None
@@ -263,7 +263,7 @@ class TickCost:
     @property
     def wire_to_text(self) -> float:
         """Bytes per value on the wire, against gzipped Prometheus text of the same node."""
-        return self.wire_bytes_a_value / self.page_bytes_a_value
+        return self.wire_bytes_a_value / self.text_bytes_a_value
 
     def __str__(self) -> str:
         return (
@@ -299,7 +299,7 @@ def measure_ticks(plan: TickPlan) -> TickCost:
                 time.sleep(plan.seconds)
             values, wire = sink.received.values - values, sink.received.wire_bytes - wire
             memory = server.memory()
-            page, shown = _page(server.port)
+            text, shown = _own_metrics(server.port)
         lived = sink.received.values / max(values, 1) * spent.wall_seconds
     ticks = spent.wall_seconds / plan.period_seconds
     if values < ticks * shown / 4:  # many of the metrics are read less often
@@ -313,7 +313,7 @@ def measure_ticks(plan: TickPlan) -> TickCost:
         values_a_tick=values / ticks,
         switches_a_tick=spent.switches / ticks,
         wire_bytes_a_value=wire / values,
-        page_bytes_a_value=len(gzip.compress(page)) / shown,
+        text_bytes_a_value=len(gzip.compress(text)) / shown,
         memory=memory,
         calls_a_tick=sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
         preads_a_tick=preads / (lived / plan.period_seconds) if counts else None,
@@ -335,11 +335,11 @@ def _server(plan: TickPlan, url: str, calls: Path) -> harness.ServerProcess:
     return harness.start_agent(plan.directory, *AGENT, *common, environment=environment)
 
 
-def _page(port: int) -> tuple[bytes, int]:
+def _own_metrics(port: int) -> tuple[bytes, int]:
     """Return the agent's own metrics, and the number of values in them (a state counts once)."""
-    page = harness.http_get(port, "/metrics")
+    text = harness.http_get(port, "/metrics")
     shown = sum(
         not line.startswith("#") and "_info{" not in line and shows_value(line)
-        for line in page.splitlines()
+        for line in text.splitlines()
     )
-    return page.encode(), shown
+    return text.encode(), shown

@@ -38,14 +38,14 @@ class FabricBenchLength:
     seconds: float
     settle_seconds: float
     scrapes: int
-    pages: int
+    responses: int
     ticks: int
     """Ticks of burst sampling; fewer than lie between two probes, which are not part of a tick."""
     hours: float
 
 
-THOROUGH = FabricBenchLength(20, 5, scrapes=20, pages=300, ticks=500, hours=24)
-QUICK = FabricBenchLength(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
+THOROUGH = FabricBenchLength(20, 5, scrapes=20, responses=300, ticks=500, hours=24)
+QUICK = FabricBenchLength(1, 1, scrapes=2, responses=5, ticks=20, hours=0.05)
 
 
 @harness.benchmark("Agent, fabric", full=THOROUGH, quick=QUICK)
@@ -102,7 +102,7 @@ def burst_sampling(
             f"{100 * spent.share_of_core:.2f} % of a core,"
             f" {spent.switches / spent.wall_seconds:.1f} wake-ups per second",
         )
-    _page(report, fabric, directory, length)
+    _measure_scrapes(report, fabric, directory, length)
 
 
 def _server(
@@ -126,7 +126,7 @@ def _run(
         return spent
 
 
-def _page(
+def _measure_scrapes(
     report: harness.BenchReport,
     fabric: host_files.FabricFiles,
     directory: Path,
@@ -135,12 +135,12 @@ def _page(
     """Measure the cost of one response of the agent's metrics endpoint."""
     with _server(fabric, directory, WINDOWS["10 Hz"]) as server:
         scraper = Scraper(server.port, gzip=False)
-        lines = scraper.page().decode().splitlines()
+        lines = scraper.scrape().decode().splitlines()
         shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
         with server.measure() as all_scrapes:
-            for _ in range(length.pages):
-                scraper.page()
-        spent = all_scrapes.cpu_seconds / length.pages
+            for _ in range(length.responses):
+                scraper.scrape()
+        spent = all_scrapes.cpu_seconds / length.responses
         scraper.close()
     report.figure(
         f"a scrape of {SERIES} series",
@@ -206,7 +206,7 @@ def memory(report: harness.BenchReport, directory: Path, length: FabricBenchLeng
     with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
         time.sleep(length.settle_seconds)
         scraper = Scraper(server.port, gzip=False)
-        scraper.page()
+        scraper.scrape()
         scraper.close()
         used = server.memory()
     report.ratio("agent resident, 3,000 files", used.resident / (1 << 20), RESIDENT)
@@ -220,7 +220,7 @@ def long_run(
     arguments = [str(fabric.root), str(fabric.answers), str(length.hours)]
     command = [sys.executable, "-m", "bench.long_run", *arguments]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own
-    early, late = (int(word) for word in printed.split())
+    early, late = (int(number) for number in printed.split())
     report.ratio(
         f"resident after {length.hours:g} simulated hours / after a tenth", late / early, FLAT
     )

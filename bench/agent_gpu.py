@@ -26,7 +26,7 @@ from agent.sampling.source_reader import SourceReader
 from bench.harness import Aim, BenchReport, benchmark
 from railscope.frame import FrameOrigin
 
-Asked = tuple[str, tuple[int | str, ...]]
+NvmlCall = tuple[str, tuple[int | str, ...]]
 Call = Callable[[], Any]
 
 # nvml.h, nvmlValueType_t: the member of the union that holds the value.
@@ -50,13 +50,13 @@ _ALL_SAMPLES = 0
 """Timestamp of the last sample already read: none."""
 
 
-def one_at_a_time(asked: Sequence[Asked]) -> Callable[[], int]:
+def one_at_a_time(recorded: Sequence[NvmlCall]) -> Callable[[], int]:
     """Return a function that makes the calls of a source, batches split, and counts the answers."""
     import pynvml  # noqa: PLC0415 - the library is loaded by now
 
     handles: dict[int, Any] = {}
     calls: list[Call] = []
-    for function, arguments in asked:
+    for function, arguments in recorded:
         if function in _OURS:
             continue
         if not function.startswith(("nvmlDevice", "nvmlGpm")) or not arguments:
@@ -164,12 +164,12 @@ class CallRecordingHost(GpuBenchHost):
 
     def __init__(self, clock: Any) -> None:
         super().__init__(clock)
-        self.asked: list[Asked] = []
+        self.recorded: list[NvmlCall] = []
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Make the call, and record it if it is an NVML call."""
         if seam == "nvml":
-            self.asked.append((function, arguments))
+            self.recorded.append((function, arguments))
         return super().call(seam, function, *arguments)
 
 
@@ -286,9 +286,9 @@ def _settle(reader: SourceReader) -> None:
 
 def _one_by_one(host: CallRecordingHost, reader: SourceReader) -> Callable[[], int]:
     """Return the NVML calls of one read of a source as one call per value."""
-    host.asked.clear()
+    host.recorded.clear()
     reader.run()
-    return one_at_a_time(list(host.asked))
+    return one_at_a_time(list(host.recorded))
 
 
 def _read(reader: SourceReader) -> int:

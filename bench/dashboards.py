@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from bench import cluster_pages, harness, query_database
-from bench.cluster_pages import SCRAPE_SECONDS, ClusterPages, Labels, SeriesWriter
+from bench import cluster_scrapes, harness, query_database
+from bench.cluster_scrapes import SCRAPE_SECONDS, ClusterScrapes, Labels, SeriesWriter
+from dashboards import promql
 from dashboards.promql import expanded, metrics_in, recorded, recorded_in
 
 LARGE = 1000
@@ -39,7 +40,7 @@ class ClusterSize:
     """Amount of data, and duration of the queries."""
 
     nodes: int
-    pages: int
+    loop_scrapes: int
     faults: int
     lead_seconds: int
     """Limit of the loading time: the data extend this far into the future."""
@@ -101,14 +102,14 @@ def main(
     needed = query_database.needed_metrics(chosen, rules=not names)
     if not names:
         needed |= metrics_in(BY_KIND[0])
-    pages = cluster_pages.pages_of(size.nodes, size.pages, size.faults, needed)
-    check_other_database(report, size, pages, chosen, directory)
-    report_costs(report, measure(size, pages, chosen, directory, rules=not names))
+    cluster = cluster_scrapes.cluster_scrapes_of(size.nodes, size.loop_scrapes, size.faults, needed)
+    check_other_database(report, size, cluster, chosen, directory)
+    report_costs(report, measure(size, cluster, chosen, directory, rules=not names))
 
 
 def measure(
     size: ClusterSize,
-    pages: ClusterPages,
+    cluster: ClusterScrapes,
     chosen: Sequence[query_database.PanelQuery],
     directory: Path,
     *,
@@ -116,7 +117,7 @@ def measure(
 ) -> ClusterQueryCost:
     """Load the metrics of a cluster, run the dashboards' queries, and evaluate the rules."""
     found = ClusterQueryCost(size.nodes)
-    with loaded(query_database.prometheus(directory), size, pages) as (running, span):
+    with loaded(query_database.prometheus(directory), size, cluster) as (running, span):
         record(running, chosen, span)
         for question in chosen:
             found.answers[question] = running.ask(question, span)
@@ -125,7 +126,7 @@ def measure(
                 found.unrecorded[question] = running.ask(plain, span)
         if rules:
             found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
-            for group in query_database.rule_groups():
+            for group in promql.rule_groups():
                 found.queried[group["name"]] = sum(
                     min(running.at(expanded(rule["expr"]), span.end).seconds for _ in range(TRIES))
                     for rule in group["rules"]
@@ -141,15 +142,15 @@ def measure(
 
 @contextmanager
 def loaded(
-    database: harness.ServerProcess, size: ClusterSize, pages: ClusterPages
+    database: harness.ServerProcess, size: ClusterSize, cluster: ClusterScrapes
 ) -> Iterator[tuple[query_database.QueryDatabase, query_database.QueryRange]]:
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
     with database as server:
         running = query_database.QueryDatabase(server)
         writer = SeriesWriter(query_database.WRITE, time.time() + size.lead_seconds, size.scrapes)
-        running.write(writer.of_collector(pages.collector))
+        running.write(writer.of_collector(cluster.collector))
         for number in range(size.nodes):
-            running.write(writer.of_node(pages, number))
+            running.write(writer.of_node(cluster, number))
         now = time.time()
         if now > writer.seconds[-1] - _MARGIN_SECONDS:
             message = f"loading took too long: expected less than {size.lead_seconds} s"
@@ -254,7 +255,7 @@ def _cost_text(answer: query_database.QueryCost, times: float) -> str:
 def check_other_database(
     report: harness.BenchReport,
     size: ClusterSize,
-    pages: ClusterPages,
+    cluster: ClusterScrapes,
     chosen: Sequence[query_database.PanelQuery],
     directory: Path,
 ) -> None:
@@ -262,7 +263,7 @@ def check_other_database(
     if not report.has_program(harness.VICTORIA):
         return
     few = replace(size, nodes=min(size.nodes, ALIKE_NODES))
-    with loaded(harness.start_victoria(directory), few, pages) as (running, span):
+    with loaded(harness.start_victoria(directory), few, cluster) as (running, span):
         harness.http_get(running.port, FLUSH)
         record(running, chosen, span)
         harness.http_get(running.port, FLUSH)

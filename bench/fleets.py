@@ -91,12 +91,12 @@ class LoadProcess:
         self._process.terminate()
         self._process.communicate()
 
-    def do(self, *words: object) -> dict[str, Any]:
+    def execute(self, *parts: object) -> dict[str, Any]:
         """Send one command and wait for the answer."""
         if self._process.stdin is None or self._process.stdout is None:
             message = "a command to the load generator failed: it is not started"
             raise BenchError(message)
-        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.write(" ".join(map(str, parts)) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -114,21 +114,21 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
     ):
         refreshes_of(server, 1)
         empty = server.memory().resident
-        loader.do("prepare", 0, 1)
+        loader.execute("prepare", 0, 1)
         with server.measure() as registration:
-            loader.do("post", CONNECTIONS)
-        prepared = loader.do("prepare", 1, 1 + size.turns)
+            loader.execute("post", CONNECTIONS)
+        prepared = loader.execute("prepare", 1, 1 + size.turns)
         # Registration takes long: one turn and the views after it, so that no node was stale recently.
-        loader.do("post", CONNECTIONS, 1)
+        loader.execute("post", CONNECTIONS, 1)
         refreshes_of(server, 2)
         with server.measure() as flooding:
-            flood = loader.do("post", CONNECTIONS)
+            flood = loader.execute("post", CONNECTIONS)
             os.sync()
         refreshes = refreshes_of(server, 5)
         first, views = max(refreshes), statistics.median(refreshes[-3:])
-        loader.do("prepare", 2 + size.turns, 1)
+        loader.execute("prepare", 2 + size.turns, 1)
         with server.measure() as pacing:
-            paced = loader.do("pace", CONNECTIONS, size.pace_seconds)
+            paced = loader.execute("pace", CONNECTIONS, size.pace_seconds)
         full = server.memory().resident
     a_turn = flooding.cpu_seconds / size.turns
     return FleetCost(

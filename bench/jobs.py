@@ -68,7 +68,7 @@ class JobCluster:
                     roster.put(gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)])
         return cls(core, roster, FleetSeats(core, roster))
 
-    def seat(self) -> None:
+    def assign_slots(self) -> None:
         """Run the job assignment of a refresh, before its reads, with nothing changed."""
 
         async def pause() -> None:
@@ -84,14 +84,14 @@ class JobCluster:
             if table:
                 rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
                 gathered.add(table, self.seating.settled(block, rows))
-        of_seat = self.roster.job_of_seat.copy()
-        averages = self.averages.follow(gathered, of_seat, NOW_NS)
+        job_of_slot = self.roster.job_of_seat.copy()
+        averages = self.averages.follow(gathered, job_of_slot, NOW_NS)
         return RunningJobs(
             NOW_NS,
             tuple(self.roster.jobs()),
             0,
             gathered,
-            of_seat,
+            job_of_slot,
             self.roster.numbers,
             frozenset(fleet.nodes),
             averages,
@@ -108,8 +108,8 @@ def main(report: BenchReport, nodes: int, directory: Path) -> None:
     ]
     small = JobCluster.of(streams, nodes // SMALL, directory / "small")
     whole = JobCluster.of(streams, nodes, directory / "whole")
-    first = cpu_seconds(whole.seat)
-    small.seat()
+    first = cpu_seconds(whole.assign_slots)
+    small.assign_slots()
     refresh, few = _median_seconds(whole.view), _median_seconds(small.view)
     view = whole.view()
     jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)

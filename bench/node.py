@@ -40,7 +40,7 @@ class BenchHost:
     def __init__(self, root: Path, answers: Path | None, clock: Clock | None = None) -> None:
         self._real = LiveHost(root)
         self._clock = clock or self._real.clock
-        self.asked = self.files = self.preads = 0
+        self.driver_calls = self.files = self.preads = 0
         moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
         self.interfaces = _interfaces(moments)
         self._moments = moments
@@ -80,7 +80,7 @@ class BenchHost:
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Return the next recorded answer of a call."""
-        self.asked += 1
+        self.driver_calls += 1
         turns = self._keys.get((function, *arguments))
         if turns is None:
             if seam not in _DRIVERS:
@@ -210,7 +210,7 @@ def main(  # noqa: PLR0913 - flags
     )
     asyncio.run(_run_until_stopped(Agent(settings, host)))
     if calls:
-        counts = {"driver": host.asked, "files": host.files, "pread": host.preads}
+        counts = {"driver": host.driver_calls, "files": host.files, "pread": host.preads}
         calls.write_bytes(msgspec.json.encode(counts))
 
 

@@ -19,13 +19,13 @@ import yaml
 from bench.harness import HOST, BenchError, ProcessStopwatch, ServerProcess, free_port, http_get
 from bench.http_requests import PostConnection, Request
 from dashboards.build import dashboards
-from dashboards.promql import RULES, metrics_in
+from dashboards.prometheus_api import fill_variables
+from dashboards.promql import RULES, metrics_in, rule_groups
 
 RATE_SECONDS = 75
 """$__rate_interval of six hours in steps of a minute, scraped every 15 seconds: a step and a scrape."""
 MARK_POINTS = 360
 """Points of annotations: Grafana queries them once per minute."""
-_VARIABLE = re.compile(r"\$(\w+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,12 +57,6 @@ def panel_queries() -> Iterator[PanelQuery]:
             yield PanelQuery(name, marks["name"], marks["expr"], variables, MARK_POINTS)
 
 
-def rule_groups() -> Iterator[Mapping[str, Any]]:
-    """Yield every rule group."""
-    for path in sorted(RULES.glob("*.yml")):
-        yield from yaml.safe_load(path.read_text())["groups"]
-
-
 def needed_metrics(chosen: Sequence[PanelQuery], *, rules: bool) -> frozenset[str]:
     """Return the metrics in the queries, and those of the rules."""
     texts = [question.expression for question in chosen]
@@ -70,11 +64,6 @@ def needed_metrics(chosen: Sequence[PanelQuery], *, rules: bool) -> frozenset[st
     if rules:
         texts += [rule["expr"] for group in rule_groups() for rule in group["rules"]]
     return frozenset().union(*map(metrics_in, texts))
-
-
-def fill_variables(text: str, values: Mapping[str, str]) -> str:
-    """Replace the variables of a text by values."""
-    return _VARIABLE.sub(lambda name: values.get(name[1], name[0]), text)
 
 
 PROMETHEUS = "prometheus"

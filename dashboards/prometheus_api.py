@@ -157,15 +157,15 @@ class Prometheus:
             return [""]
         if variable.get("includeAll"):
             return [variable["allValue"]]
-        asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
-        if asked is None:
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+        if match is None:
             message = (
                 f"variable {variable['name']}: unsupported query "
                 f"{variable['query']}: expected label_values()"
             )
             raise PrometheusError(message)
         values: list[str] = await self.get(
-            f"label/{asked[2]}/values", **{"match[]": fill_variables(asked[1], made)}
+            f"label/{match[2]}/values", **{"match[]": fill_variables(match[1], made)}
         )
         ordered = sorted(values, key=_natural) if variable["sort"] == _NATURAL_ORDER else values
         return ordered[:1] if variable.get("hide") else ordered
@@ -222,7 +222,7 @@ async def query_dashboard(
     """Run all queries of a dashboard; its curves have about `points` points across the dashboard."""
     chosen = await prometheus.chosen(dashboard["templating"]["list"], wanted)
 
-    async def asked(target: Mapping[str, Any], most: int) -> QueryResult:
+    async def run_query(target: Mapping[str, Any], most: int) -> QueryResult:
         times = window.grid(most)
         step = float(times[1] - times[0]) if len(times) > 1 else 0.0
         instant = target.get("instant", False)
@@ -235,12 +235,12 @@ async def query_dashboard(
     async def panel_answers(panel: Mapping[str, Any]) -> tuple[QueryResult, ...]:
         wide = round(points * panel["gridPos"]["w"] / COLUMNS)
         most = max(min(wide, panel.get("maxDataPoints", wide)), 1)
-        return tuple(await asyncio.gather(*(asked(each, most) for each in panel["targets"])))
+        return tuple(await asyncio.gather(*(run_query(each, most) for each in panel["targets"])))
 
     panels = [panel for panel in dashboard["panels"] if "targets" in panel]
     found = await asyncio.gather(*map(panel_answers, panels))
     marks = await asyncio.gather(
-        *(asked(each, points) for each in dashboard["annotations"]["list"])
+        *(run_query(each, points) for each in dashboard["annotations"]["list"])
     )
     by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
     return DashboardResults(window, chosen, by_number, tuple(marks))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,15 +24,21 @@ _SERIES_SELECTOR = re.compile(
 )
 
 
+def rule_groups() -> Iterator[Mapping[str, Any]]:
+    """Yield every rule group of Prometheus, by file and in evaluation order."""
+    for path in sorted(RULES.glob("*.yml")):
+        yield from yaml.safe_load(path.read_text())["groups"]
+
+
+def recording_rules() -> Iterator[Mapping[str, str]]:
+    """Yield the rules of recorded series, in evaluation order."""
+    return (rule for group in rule_groups() for rule in group["rules"] if "record" in rule)
+
+
 @cache
 def recorded() -> Mapping[str, str]:
     """Return the expression of each recorded series by its name, in evaluation order."""
-    groups = (
-        group
-        for path in sorted(RULES.glob("*.yml"))
-        for group in yaml.safe_load(path.read_text())["groups"]
-    )
-    return {r["record"]: r["expr"] for group in groups for r in group["rules"] if "record" in r}
+    return {rule["record"]: rule["expr"] for rule in recording_rules()}
 
 
 def recorded_in(expression: str) -> frozenset[str]:

@@ -72,7 +72,7 @@ def configuration() -> str:
                 ("key", "type", "default", "meaning", "environment variable"),
                 (_setting(key, entry, prefix) for key, entry in entries),
             )
-    return _page(lines)
+    return _document(lines)
 
 
 def variable(prefix: str, key: str) -> str:
@@ -123,9 +123,9 @@ def command_line() -> str:
     lines = ["# Command line", "", MADE, ""]
     for name, command in commands().items():
         options = [param for param in command.params if isinstance(param, click.Option)]
-        words = [param.human_readable_name for param in command.params if param not in options]
-        words += ["COMMAND ..."] if isinstance(command, click.Group) else []
-        usage = " ".join([name, *(["[OPTIONS]"] if options else []), *words])
+        parts = [param.human_readable_name for param in command.params if param not in options]
+        parts += ["COMMAND ..."] if isinstance(command, click.Group) else []
+        usage = " ".join([name, *(["[OPTIONS]"] if options else []), *parts])
         lines += [f"## {name}", "", "```text", usage, "```", ""]
         lines += [*cleandoc(command.help or "").splitlines(), ""]
         if options:
@@ -134,15 +134,15 @@ def command_line() -> str:
         "An invalid setting is reported in one line on standard error, with exit status 2. An invalid argument",
         "is reported in the same way, after a line with the usage of the command.",
     ]
-    return _page(lines)
+    return _document(lines)
 
 
 def _option(option: click.Option) -> tuple[str, ...]:
-    words = "/".join([*option.opts, *option.secondary_opts])
+    parts = "/".join([*option.opts, *option.secondary_opts])
     if not option.is_flag:
-        words += f" {_value(option)}"
+        parts += f" {_value(option)}"
     default = f"`{option.default}`" if option.show_default and not option.is_flag else ""
-    return f"`{words}`", option.help or "", default
+    return f"`{parts}`", option.help or "", default
 
 
 def _value(option: click.Option) -> str:
@@ -193,7 +193,7 @@ def alerts() -> str:
     lines += ["## Recorded series", "", "Recorded for the rules above and for the dashboards.", ""]
     for rule in (rule for rule in every if "record" in rule):
         lines += [f"`{rule['record']}`:", "", "```promql", rule["expr"].strip(), "```", ""]
-    return _page(lines)
+    return _document(lines)
 
 
 def _rules(path: Path) -> Iterator[dict[str, Any]]:
@@ -227,7 +227,7 @@ def dashboards() -> str:
         for row, panels in _sections(dashboard["panels"]):
             lines += [f"### {row}", ""] if row != dashboard["description"] else []
             lines += _table(("number", "panel", "contents"), map(_panel, panels))
-    return _page(lines)
+    return _document(lines)
 
 
 def _sections(panels: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -271,7 +271,7 @@ def errors() -> str:
     for title, table in tables.items():
         rows = [{"number": number} | asdict(entry) for number, entry in table.items()]
         lines += [f"## {title}", "", *_table(rows[0], (map(_cell, row.values()) for row in rows))]
-    return _page(lines)
+    return _document(lines)
 
 
 def _cell(value: Any) -> str:
@@ -287,7 +287,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return [lines[0], "|---" * len(cells[0]) + "|", *lines[1:], ""]
 
 
-def _page(lines: Iterable[str]) -> str:
+def _document(lines: Iterable[str]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -325,8 +325,8 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/alerts.md": alerts,
     "docs/dashboards.md": dashboards,
     "docs/xids.md": errors,
-    "docs/gpu-health.md": lambda: _page(health_page.lines(MADE, _table)),
-    "docs/dcgm.md": lambda: _page(dcgm_page.lines(MADE, _table)),
+    "docs/gpu-health.md": lambda: _document(health_page.lines(MADE, _table)),
+    "docs/dcgm.md": lambda: _document(dcgm_page.lines(MADE, _table)),
     "deploy/agent.toml": _sample("agent"),
     "deploy/collector.toml": _sample("collector"),
 }

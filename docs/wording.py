@@ -63,7 +63,7 @@ READER = frozenset({Kind.MESSAGE, Kind.DOCUMENT})
 NAME = frozenset({Kind.NAME})
 
 
-def _words(pattern: str, remedy: str, kinds: frozenset[Kind] = PROSE) -> Rule:
+def _word_rule(pattern: str, remedy: str, kinds: frozenset[Kind] = PROSE) -> Rule:
     whole = re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
     return Rule(kinds, whole, f"contains {{found!r}}: write {remedy}")
 
@@ -88,25 +88,25 @@ RULES: tuple[Rule, ...] = (
         r"\A\s*(?:What|Who|Whose|Whom|Whether|How|Where|When|Which|Why)\b",
         "starts with {found!r}: expected a noun or a verb",
     ),
-    _words("tells?|told|telling", "report, state, contain, distinguish"),
-    _words("says?|said|saying", "state, report, contain"),
-    _words("whoever|nobody|somebody|whom", "name the component; these are for people only"),
-    _words("folders?", "directory"),
-    _words("anew|for ever|for good|lately", "again, permanently, recently"),
-    _words(r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+", "what it is", READER),
-    _words("mend(?:s|ed|ing)?", "fix", READER),
-    _words("dear(?:er|est)?", "expensive", READER),
-    _words("hears?|heard|hearing", "receive, report", READER),
-    _words("refus(?:e|es|ed|ing|als?)", "reject", DOCUMENT),
-    _words("settl(?:e|es|ed|ing)", "finalize", DOCUMENT),
-    _words("rogue|stray", "unclaimed", READER),
-    _words("custody", "witness", DOCUMENT),
-    _words("cards?", "NIC", DOCUMENT),
-    _words(r"silent (?:nodes?|GPUs?)|(?:nodes?|GPUs?) (?:is|are) silent", "stale", DOCUMENT),
-    _words(r"(?:agent|collector)'s page", "metrics endpoint", DOCUMENT),
-    _words(r"(?!(?:is|as|has|was)\b)\w+s a second", "per second", DOCUMENT),
-    _words("belongs? into", "belong in", READER),
-    _words(r"leaves? with \d", "exit status", READER),
+    _word_rule("tells?|told|telling", "report, state, contain, distinguish"),
+    _word_rule("says?|said|saying", "state, report, contain"),
+    _word_rule("whoever|nobody|somebody|whom", "name the component; these are for people only"),
+    _word_rule("folders?", "directory"),
+    _word_rule("anew|for ever|for good|lately", "again, permanently, recently"),
+    _word_rule(r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+", "what it is", READER),
+    _word_rule("mend(?:s|ed|ing)?", "fix", READER),
+    _word_rule("dear(?:er|est)?", "expensive", READER),
+    _word_rule("hears?|heard|hearing", "receive, report", READER),
+    _word_rule("refus(?:e|es|ed|ing|als?)", "reject", DOCUMENT),
+    _word_rule("settl(?:e|es|ed|ing)", "finalize", DOCUMENT),
+    _word_rule("rogue|stray", "unclaimed", READER),
+    _word_rule("custody", "witness", DOCUMENT),
+    _word_rule("cards?", "NIC", DOCUMENT),
+    _word_rule(r"silent (?:nodes?|GPUs?)|(?:nodes?|GPUs?) (?:is|are) silent", "stale", DOCUMENT),
+    _word_rule(r"(?:agent|collector)'s page", "metrics endpoint", DOCUMENT),
+    _word_rule(r"(?!(?:is|as|has|was)\b)\w+s a second", "per second", DOCUMENT),
+    _word_rule("belongs? into", "belong in", READER),
+    _word_rule(r"leaves? with \d", "exit status", READER),
     Rule(NAME, re.compile(r"^_?(?:most|least)_(?!common\b)\w*", re.IGNORECASE),
          "{found!r}: write max_, min_"),
     Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),

@@ -22,11 +22,11 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
     """Parse a duration such as 90s, 10m, 6h or 2d."""
-    told = re.fullmatch(r"([1-9]\d*)([smhd])", value)
-    if told is None:
+    match = re.fullmatch(r"([1-9]\d*)([smhd])", value)
+    if match is None:
         message = f"invalid duration {value!r}: expected a number and a unit such as 90s, 10m or 6h"
         raise click.BadParameter(message, context, parameter)
-    return float(int(told[1]) * _SECONDS[told[2]])
+    return float(int(match[1]) * _SECONDS[match[2]])
 
 
 async def picture_of(

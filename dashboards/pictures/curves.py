@@ -45,8 +45,8 @@ def name_of(target: Json, labels: dict[str, str]) -> str:
     legend: str = target["legendFormat"]
     if legend != "__auto":
         return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda label: labels.get(label[1], ""), legend)
-    told = ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
-    return f"{{{told}}}" if told else str(target["expr"])
+    listed = ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    return f"{{{listed}}}" if listed else str(target["expr"])
 
 
 def curves_of(panel: Json, answers: Sequence[QueryResult], *, stacked: bool) -> list[Curve]:
@@ -68,15 +68,15 @@ def draw_curves(
     scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
 ) -> bool:
     """Draw a panel of curves; return True if it has any value."""
-    look = format_of(panel["fieldConfig"], "Value", numeric=True)
-    style = _style(look)
+    form = format_of(panel["fieldConfig"], "Value", numeric=True)
+    style = _style(form)
     curves = curves_of(panel, answers, stacked=style.stacked)
     curves = [curve for curve in curves if np.isfinite(curve.high).any()]
     names = [curve.name for curve in curves] if panel["options"]["legend"]["showLegend"] else []
     legend = plot.legend_height(names, box.width)
     field = box.within(top=4, right=4, bottom=plot.TIMES_HEIGHT + legend)
-    axis = _ValueAxis(*span(curves, look.minimum), look.unit, field.top, field.bottom)
-    field = field.within(left=style.axis_width or axis.room)
+    axis = _ValueAxis(*span(curves, form.minimum), form.unit, field.top, field.bottom)
+    field = field.within(left=style.axis_width or axis.label_width)
     axis.draw(scene.canvas, field)
     across = plot.TimeAxis(scene.window, field)
     across.draw(scene.canvas)
@@ -93,7 +93,7 @@ def draw_curves(
         base = curve.low if style.stacked else np.full(len(curve.times), floor)
         path = _CurvePath(across(curve.times), axis(base), axis(curve.high))
         _draw_curve(scene.canvas, field, path, ink, style)
-    for step in look.steps if style.dashed_steps else ():
+    for step in form.steps if style.dashed_steps else ():
         if axis.low < step.value < axis.high:
             ends = [(side, float(axis(step.value))) for side in (field.left, field.right)]
             scene.canvas.line(ends, step.colour, 1.2, dashed=True)
@@ -143,7 +143,7 @@ class _ValueAxis:
         self._top, self._bottom = top, bottom
         self._ticks = ticks_between(low, high, unit, int((bottom - top) // _TICK_ROOM))
         self._texts = fields.texts_of_ticks(self._ticks, unit)
-        self.room = max((width_of(text, SMALL) for text in self._texts), default=0.0) + 8
+        self.label_width = max((width_of(text, SMALL) for text in self._texts), default=0.0) + 8
 
     def __call__(self, value: Numbers | float) -> Numbers:
         """Return the position of a value, or of many."""
@@ -216,29 +216,29 @@ class _CurveStyle:
     """Width in pixels; 0 is the width of its ticks."""
 
 
-def _style(look: FieldFormat) -> _CurveStyle:
-    told: dict[str, Any] = {
+def _style(form: FieldFormat) -> _CurveStyle:
+    settings: dict[str, Any] = {
         "drawStyle": "line",
         "fillOpacity": 0,
         "stacking": "none",
         "thresholdsStyle": "off",
         "axisWidth": 0,
     }
-    for name, value in look.drawn.items():
-        if name not in told:
+    for name, value in form.drawn.items():
+        if name not in settings:
             message = f"no drawing of custom.{name}"
             raise UnsupportedFeatureError(message)
-        told[name] = value["mode"] if isinstance(value, dict) else value
+        settings[name] = value["mode"] if isinstance(value, dict) else value
     for name, known in _KNOWN.items():
-        if told[name] not in known:
-            message = f"no {name} {told[name]}"
+        if settings[name] not in known:
+            message = f"no {name} {settings[name]}"
             raise UnsupportedFeatureError(message)
     return _CurveStyle(
-        bars=told["drawStyle"] == "bars",
-        fill=float(told["fillOpacity"]) / 100,
-        stacked=told["stacking"] == "normal",
-        dashed_steps=told["thresholdsStyle"] == "dashed",
-        axis_width=float(told["axisWidth"]),
+        bars=settings["drawStyle"] == "bars",
+        fill=float(settings["fillOpacity"]) / 100,
+        stacked=settings["stacking"] == "normal",
+        dashed_steps=settings["thresholdsStyle"] == "dashed",
+        axis_width=float(settings["axisWidth"]),
     )
 
 
@@ -264,7 +264,7 @@ def draw_bands(
     scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
 ) -> bool:
     """Draw a panel of states; return True if there is any."""
-    look = format_of(panel["fieldConfig"], "Value", numeric=True)
+    form = format_of(panel["fieldConfig"], "Value", numeric=True)
     found = [
         (name_of(target, dict(one.labels)), answer.times, one.values)
         for target, answer in zip(panel["targets"], answers, strict=True)
@@ -279,16 +279,16 @@ def draw_bands(
     field = box.within(left=left, bottom=plot.TIMES_HEIGHT, top=4, right=4)
     across = plot.TimeAxis(scene.window, field)
     across.draw(scene.canvas)
-    room = field.height / len(found)
-    thick = min(room * float(panel["options"]["rowHeight"]), _THICKEST)
+    pitch = field.height / len(found)
+    thick = min(pitch * float(panel["options"]["rowHeight"]), _THICKEST)
     for position, (name, times, values) in enumerate(found):
-        middle = field.top + (position + 0.5) * room
+        middle = field.top + (position + 0.5) * pitch
         place = (field.left - 8, middle)
-        scene.canvas.text(place, name, size=SMALL, side="right", room=left - 10)
+        scene.canvas.text(place, name, size=SMALL, side="right", max_width=left - 10)
         for start, end, value in runs(times, values):
             begin, finish = (float(across(instant)) for instant in (start, end))
             band = Box(begin, middle - thick / 2, max(finish - begin, 1.0), thick)
-            _draw_band(scene.canvas, band, look.text(value), look.colour(value))
+            _draw_band(scene.canvas, band, form.text(value), form.colour(value))
     across.draw_marks(scene.canvas, scene.marks)
     return True
 
@@ -309,7 +309,7 @@ def draw_stats(
     scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
 ) -> bool:
     """Draw a panel of numbers, side by side if there are several; return True if there is any."""
-    look = format_of(panel["fieldConfig"], "Value", numeric=True)
+    form = format_of(panel["fieldConfig"], "Value", numeric=True)
     options = panel["options"]
     wanted = (options["reduceOptions"]["calcs"], options["colorMode"], options["graphMode"])
     if wanted != (["lastNotNull"], "value", "none"):
@@ -321,25 +321,25 @@ def draw_stats(
         for one in answer.series
     ]
     if not found:
-        plot.draw_no_data(scene.canvas, box, look.nothing or "No data")
+        plot.draw_no_data(scene.canvas, box, form.nothing or "No data")
         return False
     share = box.width / len(found)
     for position, (name, value) in enumerate(found):
         cell = Box(box.left + position * share, box.top, share, box.height)
-        text, room = look.text(value), cell.width * _WIDTH_SHARE
-        fitting = _LARGEST * 0.97 * room / max(width_of(text, _LARGEST, "bold"), 1)
+        text, max_width = form.text(value), cell.width * _WIDTH_SHARE
+        fitting = _LARGEST * 0.97 * max_width / max(width_of(text, _LARGEST, "bold"), 1)
         size = min(max(fitting, _SMALLEST), _LARGEST)
         across, down = cell.middle
         scene.canvas.text(
             (across, down),
             text,
             size=size,
-            colour=look.colour(value),
+            colour=form.colour(value),
             side="center",
-            room=room,
+            max_width=max_width,
             weight="bold",
         )
         if len(found) > 1:
             below = (across, cell.bottom - 8)
-            scene.canvas.text(below, name, size=11, side="center", room=room)
+            scene.canvas.text(below, name, size=11, side="center", max_width=max_width)
     return True

@@ -291,13 +291,13 @@ class Canvas:
         size: float = NORMAL,
         colour: str = TEXT,
         side: Side = "left",
-        room: float = float("inf"),
+        max_width: float = float("inf"),
         weight: Weight = "normal",
     ) -> None:
-        """Write a line; `place` is the middle of its height, `room` its maximum width."""
+        """Write a line; `place` is the middle of its height, `max_width` its maximum width."""
         self._axes.text(
             *place,
-            clip_text(text, room, size, weight),
+            clip_text(text, max_width, size, weight),
             fontsize=_points(size),
             color=colour,
             ha=side,
@@ -329,14 +329,14 @@ class Canvas:
         )
 
 
-def clip_text(text: str, room: float, size: float, weight: Weight = "normal") -> str:
+def clip_text(text: str, max_width: float, size: float, weight: Weight = "normal") -> str:
     """Return as much of a text as fits, with an ellipsis if shortened."""
-    if width_of(text, size, weight) <= room:
+    if width_of(text, size, weight) <= max_width:
         return text
     short, long = 0, len(text)
     while short < long:
         middle = (short + long + 1) // 2
-        fits = width_of(text[:middle].rstrip() + ELLIPSIS, size, weight) <= room
+        fits = width_of(text[:middle].rstrip() + ELLIPSIS, size, weight) <= max_width
         short, long = (middle, long) if fits else (short, middle - 1)
     return text[:short].rstrip() + ELLIPSIS if short else ""
 

@@ -166,7 +166,7 @@ class FieldFormat:
 
     unit: str = "none"
     steps: Sequence[ThresholdStep] = ()
-    words: Mapping[str, ValueMapping] = field(default_factory=dict)
+    mapped: Mapping[str, ValueMapping] = field(default_factory=dict)
     cell: str = "auto"
     """Target of the threshold colours in a table: nothing (auto), the text or the background."""
     nothing: str = ""
@@ -181,14 +181,14 @@ class FieldFormat:
 
     def text(self, value: float) -> str:
         """Return a value as its mapped text, or as a number in its unit."""
-        word = self.words.get(f"{value:g}")
-        return word.text if word and word.text else text(value, self.unit, self.decimals)
+        mapping = self.mapped.get(f"{value:g}")
+        return mapping.text if mapping and mapping.text else text(value, self.unit, self.decimals)
 
     def colour(self, value: float) -> str:
         """Return the colour of a value: its mapped colour, or that of the last threshold it has reached."""
-        word = self.words.get(f"{value:g}")
-        if word and word.colour:
-            return word.colour
+        mapping = self.mapped.get(f"{value:g}")
+        if mapping and mapping.colour:
+            return mapping.colour
         reached = [step.colour for step in self.steps if value >= step.value]
         return reached[-1] if reached else drawing.TEXT
 
@@ -196,20 +196,20 @@ class FieldFormat:
 def format_of(config: Json, name: str, *, numeric: bool) -> FieldFormat:
     """Return the format of a field, by its name and by `numeric`, true if it contains numbers.
 
-    Raises CannotDraw for unknown options.
+    Raises UnsupportedFeatureError for unknown options.
     """
     settings = dict(config["defaults"])
     for override in config["overrides"]:
         if _matches(override["matcher"], name, numeric=numeric):
             settings |= {each["id"]: each["value"] for each in override["properties"]}
-    look: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in _SETTINGS:
             message = f"field {name}: no drawing of {key}"
             raise UnsupportedFeatureError(message)
         part, read = _SETTINGS[key]
-        look[part] = read(value)
-    return FieldFormat(**look)
+        values[part] = read(value)
+    return FieldFormat(**values)
 
 
 def _matches(matcher: Json, name: str, *, numeric: bool) -> bool:
@@ -234,14 +234,14 @@ def _steps(thresholds: Json) -> tuple[ThresholdStep, ...]:
     return tuple(sorted(steps, key=lambda step: step.value))
 
 
-def _words(mappings: Sequence[Json]) -> dict[str, ValueMapping]:
-    words = {}
+def _mapped_values(mappings: Sequence[Json]) -> dict[str, ValueMapping]:
+    texts = {}
     for mapping in mappings:
         _known(mapping["type"], ("value",), "mapping of values")
         for value, found in mapping["options"].items():
             colour = _colour(found["color"]) if "color" in found else ""
-            words[value] = ValueMapping(found.get("text", ""), colour)
-    return words
+            texts[value] = ValueMapping(found.get("text", ""), colour)
+    return texts
 
 
 def _colour(name: str) -> str:
@@ -271,7 +271,7 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "min": ("minimum", float),
     "noValue": ("nothing", str),
     "thresholds": ("steps", _steps),
-    "mappings": ("words", _words),
+    "mappings": ("mapped", _mapped_values),
     "color": ("fixed", _fixed),
     "links": ("linked", bool),
     "custom": ("drawn", dict),

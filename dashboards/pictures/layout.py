@@ -34,7 +34,7 @@ def draw_dashboard(
 ) -> DashboardPicture:
     """Draw a dashboard from its JSON, or its first sections only.
 
-    Raises CannotDraw, with the name of the panel, for unknown features.
+    Raises UnsupportedFeatureError, with the name of the panel, for unknown features.
     """
     panels = _first(dashboard["panels"], sections)
     canvas = Canvas(WIDTH, height(panels))
@@ -108,7 +108,7 @@ def _row(canvas: Canvas, box: Box, title: str) -> None:
     down = box.middle[1]
     chevron = [(box.left + 4, down - 3), (box.left + 9, down + 3), (box.left + 14, down - 3)]
     canvas.line(chevron, drawing.FAINT, 1.6)
-    canvas.text((box.left + 22, down), title, size=HEADING, weight="bold", room=box.width - 30)
+    canvas.text((box.left + 22, down), title, size=HEADING, weight="bold", max_width=box.width - 30)
 
 
 def _panel(scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]) -> bool:
@@ -119,7 +119,7 @@ def _panel(scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[Qu
         raise UnsupportedFeatureError(message)
     scene.canvas.box(box, drawing.PANEL, drawing.BORDER)
     title = (box.left + 10, box.top + _PANEL_TITLE / 2 + 1)
-    scene.canvas.text(title, panel["title"], room=box.width - 16)
+    scene.canvas.text(title, panel["title"], max_width=box.width - 16)
     inner = box.within(left=10, top=_PANEL_TITLE, right=10, bottom=8)
     return draw_kind(scene, inner, panel, answers)
 

@@ -143,8 +143,8 @@ def draw_legend(canvas: Canvas, names: Sequence[str], inks: Sequence[str], box: 
         left = box.left
         for position in line:
             canvas.line([(left, down), (left + 12, down)], inks[position], 3)
-            place, room = (left + 18, down), box.right - left - 18
-            canvas.text(place, names[position], size=SMALL, room=room)
+            place, max_width = (left + 18, down), box.right - left - 18
+            canvas.text(place, names[position], size=SMALL, max_width=max_width)
             left += _item_width(names[position])
     if missing:
         foot = (box.right, box.top + (len(lines) - 0.5) * _LEGEND_LINE)
@@ -157,7 +157,9 @@ def _more(missing: int) -> str:
 
 def draw_no_data(canvas: Canvas, box: Box, text: str = "No data") -> None:
     """Write that there is no data."""
-    canvas.text(box.middle, text, size=NORMAL, colour=drawing.FAINT, side="center", room=box.width)
+    canvas.text(
+        box.middle, text, size=NORMAL, colour=drawing.FAINT, side="center", max_width=box.width
+    )
 
 
 def _item_width(name: str) -> float:

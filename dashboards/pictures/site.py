@@ -29,18 +29,18 @@ from dashboards import prometheus_api
 from dashboards.build import dashboards
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
+from dashboards.promql import recording_rules
 from railscope.capture import write_capture
 from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program, ProgramError
 
-RULES = Path(__file__).parent.parent.parent / "alerts" / "rules"
 SCRAPE_SECONDS = 2
 INTERVAL_SECONDS = 5
 """Scrape interval set for the data source: rates smooth the steps of training a little."""
 WARM_UP_SECONDS = 30
 """Not shown: there are no rates yet."""
 _READY_SECONDS = 30.0
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,10 @@ class SiteNode:
 SITE_NODES = (
     SiteNode(NodeSpec("gpu-node-1", seed=7, scheduler="slurm")),
     SiteNode(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
-    SiteNode(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
-                    unclaimed=True), 0.55),
-    SiteNode(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"),
-           0.65),
-    SiteNode(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"),
-           0.8),
-    SiteNode(NodeSpec("gpu-node-6", seed=6, scenario="pcie_degraded", scheduler="slurm"),
-           0.75),
+    SiteNode(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes", unclaimed=True), 0.55),
+    SiteNode(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"), 0.65),
+    SiteNode(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"), 0.8),
+    SiteNode(NodeSpec("gpu-node-6", seed=6, scenario="pcie_degraded", scheduler="slurm"), 0.75),
     SiteNode(NodeSpec("gpu-node-7", seed=8, scenario="speed_down", scheduler="kubernetes")),
 )  # fmt: skip
 CHOSEN: Mapping[str, prometheus_api.Values] = {
@@ -83,6 +79,23 @@ language,40,month,32,2020-01-01T00:00:00Z,
 vision,4,day,32,2020-01-01T00:00:00Z,
 """
 _NOT_INSTALLED = "gpu-node-8"
+_COLLECTOR = ["collector", "run", "--listen", "127.0.0.1:0", "--state-directory", "collector"]
+_COLLECTOR += ["--tokens-file", "tokens.toml", "--allow-anonymous-read"]
+_COLLECTOR_SETTINGS = {
+    "COLLECTOR_VIEW_REFRESH_SECONDS": "1",
+    "COLLECTOR_TENANTS_FILE": "tenants.csv",
+    "COLLECTOR_QUOTAS_FILE": "quotas.csv",
+    "COLLECTOR_INVENTORY_FILE": "inventory.csv",
+    "COLLECTOR_METERING__PERIOD_SECONDS": "1",
+    "COLLECTOR_METERING__QUIET_SECONDS": "2",
+}
+_AGENT = ["agent", "run", "--listen", "127.0.0.1:0"]
+_AGENT_SETTINGS = {
+    "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
+    "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and is larger
+    "AGENT_PERIOD_SECONDS__LINK": "2",
+    "AGENT_PERIOD_SECONDS__NIC_SETTINGS": "5",
+}
 
 
 @asynccontextmanager
@@ -98,61 +111,19 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             stack.push_async_callback(program.stop)
             return program
 
-        collector = await start(
-            "collector",
-            [
-                "collector",
-                "run",
-                "--listen",
-                "127.0.0.1:0",
-                "--state-directory",
-                "collector",
-                "--tokens-file",
-                "tokens.toml",
-                "--allow-anonymous-read",
-            ],
-            {
-                "COLLECTOR_VIEW_REFRESH_SECONDS": "1",
-                "COLLECTOR_TENANTS_FILE": "tenants.csv",
-                "COLLECTOR_QUOTAS_FILE": "quotas.csv",
-                "COLLECTOR_INVENTORY_FILE": "inventory.csv",
-                "COLLECTOR_METERING__PERIOD_SECONDS": "1",
-                "COLLECTOR_METERING__QUIET_SECONDS": "2",
-            },
-        )
-        listens = (await collector.said(r"collector_started .*listen=(\S+:\d+)"))[1]
-        agents = {
-            node: await start(
-                f"agent of {node}",
-                [
-                    "agent",
-                    "run",
-                    "--node",
-                    node,
-                    "--listen",
-                    "127.0.0.1:0",
-                    "--collector",
-                    f"http://{listens}",
-                    "--state-directory",
-                    f"state-{node}",
-                    "--replay",
-                    node,
-                ],
-                {
-                    "AGENT_COLLECTOR__TOKEN": token,
-                    "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
-                    "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
-                    "AGENT_PERIOD_SECONDS__LINK": "2",
-                    "AGENT_PERIOD_SECONDS__NIC_SETTINGS": "5",
-                },
-            )
-            for node, token in tokens.items()
-        }
-        pages = {
+        collector = await start("collector", _COLLECTOR, _COLLECTOR_SETTINGS)
+        listen = (await collector.said(r"collector_started .*listen=(\S+:\d+)"))[1]
+        agents = {}
+        for node, token in tokens.items():
+            arguments = [*_AGENT, "--node", node, "--replay", node, "--state-directory"]
+            arguments += [f"state-{node}", "--collector", f"http://{listen}"]
+            settings = _AGENT_SETTINGS | {"AGENT_COLLECTOR__TOKEN": token}
+            agents[node] = await start(f"agent of {node}", arguments, settings)
+        addresses = {
             node: (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
             for node, agent in agents.items()
         }
-        (directory / "prometheus.yml").write_text(_scrapes(pages, listens))
+        (directory / "prometheus.yml").write_text(_scrapes(addresses, listen))
         (directory / "recorded.yml").write_text(_recorded())
         url = await stack.enter_async_context(_prometheus(directory))
         yield url, [collector, *agents.values()]
@@ -160,15 +131,15 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
 
 def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     """Write captures and settings of the collector; return the token of each node."""
-    tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SITE_NODES}
-    for server in SITE_NODES:
-        length = round(2 * server.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
+    tokens = {node.spec.node: secrets.token_urlsafe(24) for node in SITE_NODES}
+    for node in SITE_NODES:
+        length = round(2 * node.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
         write_capture(
-            directory / server.spec.node, about(server.spec, length), moments(server.spec, length)
+            directory / node.spec.node, about(node.spec, length), moments(node.spec, length)
         )
     digests = "".join(
-        f'"{node}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
-        for node, token in tokens.items()
+        f'"{name}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        for name, token in tokens.items()
     )
     (directory / "tokens.toml").write_text(f"[nodes]\n{digests}")
     (directory / "tenants.csv").write_text(_TENANTS)
@@ -179,13 +150,15 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
 
 def _inventory() -> str:
     """Return an inventory of all nodes, and of one that is not installed yet."""
-    nodes = (*(server.spec.node for server in SITE_NODES), _NOT_INSTALLED)
-    rows = (f"{node},8,10,2020-01-01T00:00:00Z,\n" for node in nodes)
+    names = (*(node.spec.node for node in SITE_NODES), _NOT_INSTALLED)
+    rows = (f"{name},8,10,2020-01-01T00:00:00Z,\n" for name in names)
     return "node,gpus,rdma_ports,from,to\n" + "".join(rows)
 
 
-def _scrapes(pages: Mapping[str, str], collector: str) -> str:
-    agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
+def _scrapes(addresses: Mapping[str, str], collector: str) -> str:
+    agents = [
+        {"targets": [address], "labels": {"node": node}} for node, address in addresses.items()
+    ]
     jobs: list[dict[str, Any]] = [
         {"job_name": "railscope-agent", "static_configs": agents},
         {
@@ -205,12 +178,7 @@ def _scrapes(pages: Mapping[str, str], collector: str) -> str:
 
 def _recorded() -> str:
     """Return the rules of recorded series in dashboards, evaluated as often as everything is scraped."""
-    groups = (
-        group
-        for path in sorted(RULES.glob("*.yml"))
-        for group in yaml.safe_load(path.read_text())["groups"]
-    )
-    rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    rules = list(recording_rules())
     return yaml.safe_dump({"groups": [{"name": "recorded", "rules": rules}]})
 
 
@@ -264,7 +232,7 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
         end = time.time() + WARM_UP_SECONDS + seconds
         click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
         while (left := end - time.time()) > 0:
-            await asyncio.sleep(min(_LOOK_SECONDS, left))
+            await asyncio.sleep(min(_POLL_SECONDS, left))
             for program in programs:
                 program.check_alive()
         missed = await prometheus.now(f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end)

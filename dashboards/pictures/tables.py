@@ -52,7 +52,7 @@ def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
 
 
 def transformed(frames: list[TableFrame], transformations: Iterable[Json]) -> list[TableFrame]:
-    """Apply a panel's transformations in their order. Raises CannotDraw for an unknown one."""
+    """Apply a panel's transformations in their order. Raises UnsupportedFeatureError for an unknown one."""
     for transformation in transformations:
         known = _TRANSFORMATIONS.get(transformation["id"])
         if known is None:
@@ -214,17 +214,17 @@ def draw_table(
     if not frame.rows:
         plot.draw_no_data(canvas, box)
         return False
-    looks = {
+    formats = {
         name: format_of(panel["fieldConfig"], name, numeric=frame.numeric(name))
         for name in frame.columns
     }
-    size, places = _places(frame, looks, box)
+    size, places = _places(frame, formats, box)
     columns = list(zip(frame.columns, places, strict=True))
     for name, place in columns:
         side, across = _side(place, numeric=frame.numeric(name))
         spot = (across, box.top + _ROW / 2)
-        room = place.width - 2 * _EDGE
-        canvas.text(spot, name, size=SMALL, colour=drawing.FAINT, side=side, room=room)
+        width = place.width - 2 * _EDGE
+        canvas.text(spot, name, size=SMALL, colour=drawing.FAINT, side=side, max_width=width)
     fitting = int((box.height - _ROW) // _ROW)
     fitting = fitting if len(frame.rows) <= fitting else max(fitting - 1, 0)
     for number, row in enumerate(frame.rows[:fitting]):
@@ -232,7 +232,7 @@ def draw_table(
         canvas.rules([[(box.left, top), (box.right, top)]], drawing.GRID)
         for name, place in columns:
             cell = Box(place.left, top, place.width, _ROW)
-            _draw_cell(canvas, cell, row.get(name), looks[name], size)
+            _draw_cell(canvas, cell, row.get(name), formats[name], size)
     if len(frame.rows) > fitting:
         more = f"+ {len(frame.rows) - fitting} more"
         below = (box.left + _EDGE, box.top + (fitting + 1.5) * _ROW)
@@ -240,24 +240,24 @@ def draw_table(
     return True
 
 
-def written(cell: TableCell, look: FieldFormat) -> str:
+def written(cell: TableCell, form: FieldFormat) -> str:
     """Return the text of a cell."""
     if cell is None:
-        return look.nothing
-    return look.text(cell) if isinstance(cell, float) else cell
+        return form.nothing
+    return form.text(cell) if isinstance(cell, float) else cell
 
 
-def _draw_cell(canvas: Canvas, box: Box, cell: TableCell, look: FieldFormat, size: float) -> None:
-    ink = drawing.LINK if look.linked else drawing.TEXT
+def _draw_cell(canvas: Canvas, box: Box, cell: TableCell, form: FieldFormat, size: float) -> None:
+    ink = drawing.LINK if form.linked else drawing.TEXT
     numeric = isinstance(cell, float)
-    if isinstance(cell, float) and look.cell != "auto":
-        ink = look.colour(cell)
-        if look.cell == "color-background":
+    if isinstance(cell, float) and form.cell != "auto":
+        ink = form.colour(cell)
+        if form.cell == "color-background":
             canvas.box(box.within(1, 1, 1, 1), drawing.mix_colour(ink, drawing.PANEL, 0.85))
             ink = drawing.ink_on(ink)
     side, across = _side(box, numeric=numeric)
-    place, room = (across, box.middle[1]), box.width - 2 * _EDGE
-    canvas.text(place, written(cell, look), size=size, colour=ink, side=side, room=room)
+    place, max_width = (across, box.middle[1]), box.width - 2 * _EDGE
+    canvas.text(place, written(cell, form), size=size, colour=ink, side=side, max_width=max_width)
 
 
 def _side(place: Box, *, numeric: bool) -> tuple[Side, float]:
@@ -265,14 +265,16 @@ def _side(place: Box, *, numeric: bool) -> tuple[Side, float]:
     return ("right", place.right - _EDGE) if numeric else ("left", place.left + _EDGE)
 
 
-def _places(frame: TableFrame, looks: dict[str, FieldFormat], box: Box) -> tuple[float, list[Box]]:
+def _places(
+    frame: TableFrame, formats: dict[str, FieldFormat], box: Box
+) -> tuple[float, list[Box]]:
     """Return the font size, and the boxes of columns.
 
     A column has the width it needs and an equal share of the remainder. If space is insufficient,
     the font becomes smaller, and then the widest columns narrower.
     """
     for size in (NORMAL, SMALL, _TINY):
-        needs = [_need(frame, name, looks[name], size) for name in frame.columns]
+        needs = [_need(frame, name, formats[name], size) for name in frame.columns]
         spare = box.width - sum(needs)
         if spare >= 0:
             break
@@ -287,16 +289,16 @@ def _places(frame: TableFrame, looks: dict[str, FieldFormat], box: Box) -> tuple
     return size, places
 
 
-def _need(frame: TableFrame, name: str, look: FieldFormat, size: float) -> float:
-    widest = max(width_of(written(row.get(name), look), size) for row in frame.rows)
+def _need(frame: TableFrame, name: str, form: FieldFormat, size: float) -> float:
+    widest = max(width_of(written(row.get(name), form), size) for row in frame.rows)
     return max(widest, width_of(name, SMALL)) + 2 * _EDGE + 1
 
 
-def _squeezed(needs: Sequence[float], room: float) -> list[float]:
+def _squeezed(needs: Sequence[float], width: float) -> list[float]:
     """Reduce the widest first, until all fit."""
     low, high = 0.0, max(needs)
     for _ in range(40):
         most = (low + high) / 2
-        fits = sum(min(need, most) for need in needs) <= room
+        fits = sum(min(need, most) for need in needs) <= width
         low, high = (most, high) if fits else (low, most)
     return [min(need, low) for need in needs]

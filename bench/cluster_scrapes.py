@@ -82,7 +82,7 @@ class ScrapeLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPages:
+class ClusterScrapes:
     """The loops that nodes replay, and the loop of the collector."""
 
     healthy: Sequence[ScrapeLoop]
@@ -97,17 +97,17 @@ class ClusterPages:
         return self.faulty[turn % len(self.faulty)]
 
 
-def loop_of(pages: Sequence[str], held: Container[str]) -> ScrapeLoop:
+def loop_of(scrapes: Sequence[str], held: Container[str]) -> ScrapeLoop:
     """Parse scrapes, keeping the metrics in `held`."""
     rows: dict[Labels, list[float]] = {}
-    for position, page in enumerate(pages):
-        for line in page.splitlines():
+    for position, scrape in enumerate(scrapes):
+        for line in scrape.splitlines():
             match = _SAMPLE.fullmatch(line)
             if match and match["name"] in held:
-                row = rows.setdefault(_labels(match), [np.nan] * len(pages))
+                row = rows.setdefault(_labels(match), [np.nan] * len(scrapes))
                 row[position] = float(match["value"])
     metrics = [metric_named(dict(labels)["__name__"]) for labels in rows]
-    values = np.array(list(rows.values())).reshape(len(rows), len(pages))
+    values = np.array(list(rows.values())).reshape(len(rows), len(scrapes))
     gauges = np.array(
         [m is not None and m.kind is MetricKind.GAUGE and m.unit != "" for m in metrics], bool
     )
@@ -135,25 +135,27 @@ def _unescaped(escape: re.Match[str]) -> str:
     return "\n" if escape[1] == "n" else escape[1]
 
 
-def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> ClusterPages:
+def cluster_scrapes_of(
+    nodes: int, loop_scrapes: int, faults: int, held: Container[str]
+) -> ClusterScrapes:
     """Render scrapes of healthy nodes, of nodes with the given number of faults, and of their collector.
 
     A fault starts at half of its node's scrapes. Only the metrics in `held` are kept.
     """
     service.configure_logs("error")
-    loops = [
-        loop_of(_agent_pages(NodeSpec(f"s{seed}", seed, scenario=what, scheduler=who), pages), held)
-        for seed, (what, who) in enumerate(
-            (*HEALTHY, *((what, "slurm") for what in FAULTY[:faults]))
-        )
-    ]
+    scenarios = (*HEALTHY, *((scenario, "slurm") for scenario in FAULTY[:faults]))
+    specs = (
+        NodeSpec(f"s{seed}", seed, scenario=scenario, scheduler=scheduler)
+        for seed, (scenario, scheduler) in enumerate(scenarios)
+    )
+    loops = [loop_of(_agent_scrapes(spec, loop_scrapes), held) for spec in specs]
     with TemporaryDirectory(prefix="bench-") as directory:
         collector = _collector_loop(nodes, Path(directory), held)
-    return ClusterPages(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
+    return ClusterScrapes(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
 
 
-def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
-    capture = simulate(spec, pages * SCRAPE_SECONDS, 1)
+def _agent_scrapes(spec: NodeSpec, loop_scrapes: int) -> list[str]:
+    capture = simulate(spec, loop_scrapes * SCRAPE_SECONDS, 1)
     clock = WalkClock(capture.about)
     agent = Agent(
         AgentSettings(node=spec.node), RecordedHost(capture, clock, lambda: clock.offset_ns)
@@ -161,8 +163,8 @@ def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
 
     async def read() -> list[str]:
         found = []
-        for page in range(1, pages + 1):
-            for second in (page * SCRAPE_SECONDS - 1, page * SCRAPE_SECONDS):
+        for scrape in range(1, loop_scrapes + 1):
+            for second in (scrape * SCRAPE_SECONDS - 1, scrape * SCRAPE_SECONDS):
                 clock.go_to(second * NS)
                 await agent.once()
             found.append(agent.page.text(TextFormat.PROMETHEUS))
@@ -184,8 +186,8 @@ def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Scrape
     ):
         found = []
         for turn in range(_COLLECTOR_TURNS):
-            loader.do("prepare", turn, 1)
-            loader.do("post", fleets.CONNECTIONS)
+            loader.execute("prepare", turn, 1)
+            loader.execute("post", fleets.CONNECTIONS)
             fleets.refreshes_of(server, 2)
             found.append(http_get(server.port, "/metrics"))
     return loop_of(found, held)
@@ -200,9 +202,9 @@ class SeriesWriter:
         self.seconds = [last - (scrapes - 1 - at) * SCRAPE_SECONDS for at in range(scrapes)]
         self._times = http_requests.encode_timestamps(second * 1000 for second in self.seconds)
 
-    def of_node(self, pages: ClusterPages, number: int) -> Iterator[Request]:
+    def of_node(self, cluster: ClusterScrapes, number: int) -> Iterator[Request]:
         """Return the requests that write the scrapes of a node."""
-        loop, name = pages.of(number), load.name(number)
+        loop, name = cluster.of(number), load.name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
         series = [_of(number, labels) for labels in loop.series]
         return self._scraped(loop, series, target, number)
