@@ -169,10 +169,7 @@ class _CurvePath:
 
     def _runs(self) -> Iterator[slice]:
         """Yield the parts without a gap."""
-        here = np.isfinite(self.high)
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False])).astype(int)))
-        for first, after in zip(edges[::2], edges[1::2], strict=True):
-            yield slice(int(first), int(after))
+        return plot.runs_of(np.isfinite(self.high))
 
     def upper(self) -> list[tuple[float, float]]:
         """Return the upper edge, with gaps."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dashboards.pictures import drawing
 from dashboards.pictures.drawing import NORMAL, SMALL, Box, Canvas, width_of
@@ -97,12 +98,14 @@ def marks_of(answer: QueryResult, colour: str) -> list[MarkedPeriod]:
     if not answer.series:
         return []
     here = np.any([~np.isnan(one.values) for one in answer.series], axis=0)
+    periods = (answer.times[run] for run in runs_of(here))
+    return [MarkedPeriod(float(times[0]), float(times[-1]), colour) for times in periods]
+
+
+def runs_of(here: NDArray[np.bool_]) -> Iterator[slice]:
+    """Yield the parts of a curve without a gap, from a mask of its values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False])).astype(int)))
-    times: Numbers = answer.times
-    return [
-        MarkedPeriod(float(times[first]), float(times[after - 1]), colour)
-        for first, after in zip(edges[::2], edges[1::2], strict=True)
-    ]
+    return (slice(first, after) for first, after in edges.reshape(-1, 2).tolist())
 
 
 def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
