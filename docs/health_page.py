@@ -70,13 +70,13 @@ def lines(made: str, table: Table) -> list[str]:
 
 def _row(rule: HealthRule) -> tuple[str, ...]:
     """Return the table row of a rule; its action may depend on the reported value."""
-    asks = rule.asks if isinstance(rule.asks, RequiredActions) else None
+    required = rule.actions if isinstance(rule.actions, RequiredActions) else None
     return (
         f"`{rule.reason}`",
         h.GPU_HEALTH.states[rule.state],
         rule.when,
-        ", ".join(asks.actions) if asks else "as reported",
-        ", ".join(asks.nvidia) if asks else "as reported",
+        ", ".join(required.actions) if required else "as reported",
+        ", ".join(required.nvidia) if required else "as reported",
         rule.origin,
         "yes" if rule.needed else "no",
         ", ".join(f"`{metric.name}`" for metric in rule.metrics),

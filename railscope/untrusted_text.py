@@ -23,7 +23,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -99,6 +99,7 @@ def quote_text(text: str) -> str:
 _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _STEP = re.compile(r"\[([0-9]+)\]|([^.\[\]]+)")
 _MAX_JSON_SHOWN = 40
+Shape = TypeVar("Shape")
 
 
 class ShapeError(TextFormatError):
@@ -109,10 +110,10 @@ class ShapeError(TextFormatError):
         super().__init__(f"{field}: {reason}" if field else reason)
 
 
-def check_shape(value: Any, shape: Any) -> None:
-    """Compare decoded JSON with a type. Raises ShapeError with field, value and expected type."""
+def convert_json(value: Any, shape: type[Shape]) -> Shape:
+    """Convert decoded JSON to a type. Raises ShapeError with field, value and expected type."""
     try:
-        msgspec.convert(value, shape, strict=True)
+        return msgspec.convert(value, shape, strict=True)
     except msgspec.ValidationError as error:
         found = _AT.fullmatch(str(error))
         what, field = (found[1], found[2]) if found else (str(error), "")

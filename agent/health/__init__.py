@@ -27,7 +27,7 @@ RULES: tuple[HealthRule, ...] = (
     *driver_rules.DRIVER_RULES,
     *hardware_rules.MEMORY_RULES,
     *link_rules.LINK_RULES,
-    *hardware_rules.BOARD_RULES,
+    *hardware_rules.SLOT_RULES,
 )
 _ACTIONS = {name: code for code, name in h.GPU_ACTION.states.items()}
 
@@ -75,7 +75,7 @@ def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerd
     has_result = any(
         isinstance(answers[rule.reason], bool) for rule in rules if rule.needed and rule.metrics
     )
-    actions = [rule.asked(facts) for rule in active]
+    actions = [rule.required_actions(facts) for rule in active]
     wanted = {action for each in actions for action in each.actions}
     return GpuVerdict(
         _state({rule.state for rule in active}, known=has_result and not missing),
@@ -93,3 +93,38 @@ def _state(states: set[int], *, known: bool) -> int:
     if not known or UNKNOWN in states:
         return UNKNOWN
     return DEGRADED if DEGRADED in states else HEALTHY
+
+
+MAX_ABSENT_FACTS = 3
+_XID_PREFIX = "Xid "
+
+
+def format_verdict(facts: GpuHealthFacts, verdict: GpuVerdict) -> str:
+    """Format the verdict on a GPU that is not healthy, based on these facts.
+
+    `failed: gpu_lost (NVML calls ...); do: drain, reboot (NVIDIA: RESTART_BM)`
+    """
+    reasons = [
+        f"{rule.reason} ({rule.description(facts)})"
+        for rule in RULES
+        if rule.reason in verdict.reasons
+    ]
+    parts = [", ".join(reasons)] if reasons else []
+    if verdict.state == UNKNOWN and verdict.missing:
+        parts.append(f"cannot be judged: {_format_absent_facts(verdict.missing)}")
+    if verdict.actions:
+        parts.append(f"actions: {', '.join(verdict.actions)}{_format_nvidia_actions(verdict)}")
+    return f"{h.GPU_HEALTH.states[verdict.state]}: {'; '.join(parts)}"
+
+
+def _format_absent_facts(missing: Mapping[str, Absent]) -> str:
+    first = [f"{reason} ({why.word})" for reason, why in list(missing.items())[:MAX_ABSENT_FACTS]]
+    more = len(missing) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _format_nvidia_actions(verdict: GpuVerdict) -> str:
+    """Return NVIDIA's terms, each once; Xid numbers are in the reasons already."""
+    actions = dict.fromkeys(action.rpartition(": ")[2] for action in verdict.nvidia)
+    other_actions = [action for action in actions if not action.startswith(_XID_PREFIX)]
+    return f" (NVIDIA: {', '.join(other_actions)})" if other_actions else ""

@@ -7,6 +7,7 @@ Sources: nvml.h (NVML_ERROR_GPU_IS_LOST, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION); N
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from agent.health import rule
 from agent.streams.kernel_log import JudgedXid
@@ -33,7 +34,7 @@ def _is_lost(facts: rule.GpuHealthFacts) -> bool:
     """Return True if both sources report it: one may have been read while the driver was unloaded."""
     pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
     if all(pulse is Absent.GONE for pulse in pulses):
-        return PRESENCE_METRICS.keys().isdisjoint(facts.silent) or _is_lost_by_nvml(facts)
+        return PRESENCE_METRICS.keys().isdisjoint(facts.absent_sources) or _is_lost_by_nvml(facts)
     alive = True in pulses
     for pulse in pulses:
         if isinstance(pulse, Absent) and not (alive and pulse is Absent.UNSUPPORTED):
@@ -43,8 +44,8 @@ def _is_lost(facts: rule.GpuHealthFacts) -> bool:
 
 def _has_readings(facts: rule.GpuHealthFacts, source: str) -> bool | Absent:
     """True if a source has any reading of the GPU, else the reason for which it has none."""
-    if source in facts.silent:
-        return facts.silent[source]
+    if source in facts.absent_sources:
+        return facts.absent_sources[source]
     readings = [facts.reading(metric) for metric in PRESENCE_METRICS[source]]
     absent = [reading for reading in readings if isinstance(reading, Absent)]
     if len(absent) < len(readings):
@@ -71,9 +72,9 @@ def is_firmware_unresponsive(xids: Iterable[JudgedXid]) -> bool:
 
 def _is_unresponsive(facts: rule.GpuHealthFacts) -> bool:
     reasons = [
-        facts.silent[source]
+        facts.absent_sources[source]
         for source in (rule.LOAD, rule.HEALTH, rule.NVLINK)
-        if source in facts.silent
+        if source in facts.absent_sources
     ]
     if any(reason in _UNRESPONSIVE_REASONS for reason in reasons):
         return True
@@ -111,8 +112,8 @@ def _xid_test(*, fatal: bool) -> rule.FaultTest:
     def test(facts: rule.GpuHealthFacts) -> bool:
         if _select_xids(facts, fatal=fatal):
             return True
-        if rule.KERNEL_LOG in facts.silent:
-            raise rule.AbsentFact(facts.silent[rule.KERNEL_LOG])
+        if rule.KERNEL_LOG in facts.absent_sources:
+            raise rule.AbsentFact(facts.absent_sources[rule.KERNEL_LOG])
         return False
 
     return test
@@ -141,76 +142,29 @@ def _xid_actions(facts: rule.GpuHealthFacts, *, fatal: bool) -> rule.RequiredAct
 
 
 DRIVER_RULES = (
-    rule.HealthRule(
-        reason="gpu_lost",
-        state=rule.FAILED,
-        when="NVML reports the GPU as lost, or does not list it although it was not removed",
-        origin="nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
-        tell=_is_lost,
-        asks=rule.RequiredActions(_LOST.actions, (_LOST.immediate,)),
-        sources=(),
-        metrics=(*PRESENCE_METRICS[rule.LOAD], *PRESENCE_METRICS[rule.HEALTH]),
-    ),
-    rule.HealthRule(
-        reason="driver_unresponsive",
-        state=rule.UNKNOWN,
-        when="a source of the GPU's readings has failed or is stale, or the GPU does not respond",
-        origin=(
-            "ours: a GPU without readings is neither known to be broken nor known to be healthy"
-        ),
-        tell=_is_unresponsive,
-        asks=rule.RequiredActions(("inspect",)),
-        sources=(),
-    ),
-    rule.HealthRule(
-        reason="recovery_action",
-        state=rule.FAILED,
-        when="the driver requires a reset of GPU or bus, or a reboot",
-        origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
-        tell=_recovery_test(may_finish=False),
-        asks=_recovery_actions,
-        says=_describe_recovery,
-        metrics=(h.GPU_RECOVERY_ACTION,),
-    ),
-    rule.HealthRule(
-        reason="recovery_drain",
-        state=rule.DEGRADED,
-        when=(
-            "the driver requires a reset after running processes have finished, or "
-            "a new IMEX domain"
-        ),
-        origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
-        tell=_recovery_test(may_finish=True),
-        asks=_recovery_actions,
-        says=_describe_recovery,
-        metrics=(h.GPU_RECOVERY_ACTION,),
-    ),
-    rule.HealthRule(
-        reason="xid_fatal",
-        state=rule.FAILED,
-        when=(
-            "a fatal Xid since the last reset of the GPU, load of its driver, or "
-            "recovery reported by it"
-        ),
-        origin="Xid catalogue, and the text of the message",
-        tell=_xid_test(fatal=True),
-        asks=lambda facts: _xid_actions(facts, fatal=True),
-        says=lambda facts: _describe_xids(facts, fatal=True),
-        sources=(),
-        needed=False,
-    ),
-    rule.HealthRule(
-        reason="xid_action",
-        state=rule.DEGRADED,
-        when=(
-            "an Xid since then that is not known to be fatal, but requires more "
-            "than a restart of the application"
-        ),
-        origin="Xid catalogue, and the text of the message",
-        tell=_xid_test(fatal=False),
-        asks=lambda facts: _xid_actions(facts, fatal=False),
-        says=lambda facts: _describe_xids(facts, fatal=False),
-        sources=(),
-        needed=False,
-    ),
-)
+    rule.HealthRule("gpu_lost", rule.FAILED, _is_lost,
+        "NVML reports the GPU as lost, or does not list it although it was not removed",
+        "nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
+        actions=rule.RequiredActions(_LOST.actions, (_LOST.immediate,)), sources=(),
+        metrics=(*PRESENCE_METRICS[rule.LOAD], *PRESENCE_METRICS[rule.HEALTH])),
+    rule.HealthRule("driver_unresponsive", rule.UNKNOWN, _is_unresponsive,
+        "a source of the GPU's readings has failed or is stale, or the GPU does not respond",
+        "ours: a GPU without readings is neither known to be broken nor known to be healthy",
+        sources=()),
+    rule.HealthRule("recovery_action", rule.FAILED, _recovery_test(may_finish=False),
+        "the driver requires a reset of GPU or bus, or a reboot",
+        "nvml.h, nvmlDeviceGpuRecoveryAction_t",
+        actions=_recovery_actions, describe=_describe_recovery, metrics=(h.GPU_RECOVERY_ACTION,)),
+    rule.HealthRule("recovery_drain", rule.DEGRADED, _recovery_test(may_finish=True),
+        "the driver requires a reset after running processes have finished, or a new IMEX domain",
+        "nvml.h, nvmlDeviceGpuRecoveryAction_t",
+        actions=_recovery_actions, describe=_describe_recovery, metrics=(h.GPU_RECOVERY_ACTION,)),
+    rule.HealthRule("xid_fatal", rule.FAILED, _xid_test(fatal=True),
+        "a fatal Xid since the last reset of the GPU, load of its driver, or recovery reported by it",
+        "Xid catalogue, and the text of the message",
+        actions=partial(_xid_actions, fatal=True), describe=partial(_describe_xids, fatal=True), sources=(), needed=False),
+    rule.HealthRule("xid_action", rule.DEGRADED, _xid_test(fatal=False),
+        "an Xid since then that is not known to be fatal, but requires more than a restart of the application",
+        "Xid catalogue, and the text of the message",
+        actions=partial(_xid_actions, fatal=False), describe=partial(_describe_xids, fatal=False), sources=(), needed=False),
+)  # fmt: skip

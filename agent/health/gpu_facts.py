@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from agent.health import RULES, rule as rules
+from agent.health import RULES, rule
 from agent.health.driver_rules import is_firmware_unresponsive
 from agent.host.files import BootState, BootStateFile
 from agent.streams.kernel_log import JudgedXid
@@ -31,8 +31,8 @@ from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 
-WINDOW_NS = 10 * rules.MINUTE_NS
-STEP_NS = rules.MINUTE_NS // 2
+WINDOW_NS = 10 * rule.MINUTE_NS
+STEP_NS = rule.MINUTE_NS // 2
 CounterKeyT = TypeVar("CounterKeyT", bound=Hashable)
 
 
@@ -105,11 +105,11 @@ class CounterWindow(Generic[CounterKeyT]):
             self._marks.append(_WindowMark(boot_ns, totals))
         while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= self.length_ns:
             self._marks.popleft()
-        minute_ago = boot_ns - rules.MINUTE_NS
+        minute_ago = boot_ns - rule.MINUTE_NS
         older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
         self._recent = next(older, self._marks[0])
 
-    def change(self, key: CounterKeyT) -> rules.CounterIncrease | None:
+    def change(self, key: CounterKeyT) -> rule.CounterIncrease | None:
         """Return the increase of a counter; None if it has been read at most once."""
         place = self._places.get(key)
         if place is None or self._recent is None:
@@ -117,7 +117,7 @@ class CounterWindow(Generic[CounterKeyT]):
         counter = self._counters[place]
         if counter.seen_ns <= counter.since_ns:
             return None
-        return rules.CounterIncrease(
+        return rule.CounterIncrease(
             *self._growth(place, counter, self._marks[0]),
             *self._growth(place, counter, self._recent),
         )
@@ -153,7 +153,7 @@ class GpuLifetime:
     energy: int | None = None
     polled_ns: int = -1
 
-    def look(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
+    def observe(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
         """Process the present readings; the recovery action was read at an earlier time.
 
         Events after the previous poll may be later than the reset and are not cleared.
@@ -172,29 +172,29 @@ MAX_GPUS = 64
 DEVICE_SOURCE = "gpu_device"
 """Source of the state of GPUs on the PCI bus."""
 READING_SOURCES = (
-    rules.LOAD,
-    rules.HEALTH,
-    rules.NVLINK,
-    rules.NVLINK_SIGNAL,
-    rules.SETTINGS,
-    rules.PATHS,
+    rule.LOAD,
+    rule.HEALTH,
+    rule.NVLINK,
+    rule.NVLINK_SIGNAL,
+    rule.SETTINGS,
+    rule.PATHS,
 )
-SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rules.KERNEL_LOG)
+SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rule.KERNEL_LOG)
 """All sources of facts."""
-_SOURCES_OF_EVERY_GPU = (rules.LOAD, rules.HEALTH)
+_SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
-_USED_METRICS = frozenset({c.GPU_ENERGY}.union(*(rule.metrics for rule in RULES)))
+_USED_METRICS = frozenset({c.GPU_ENERGY}.union(*(each.metrics for each in RULES)))
 _COUNTER_METRICS = frozenset(
     metric
-    for rule in RULES
-    for metric in rule.metrics
-    if rule.over_time and metric.kind is declare.MetricKind.COUNTER
+    for each in RULES
+    for metric in each.metrics
+    if each.over_time and metric.kind is declare.MetricKind.COUNTER
 )
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 
 LatestFrames = Mapping[str, Frame | Absent]
 """By source, the latest frame that is not stale, or an absence reason."""
-_ReadingKey = tuple[str, declare.Metric, rules.GpuPart]
+_ReadingKey = tuple[str, declare.Metric, rule.GpuPart]
 
 
 @dataclass(slots=True)
@@ -202,9 +202,7 @@ class _SourceReadings:
     """A source of GPU readings: its current frame, and the increase of its counters."""
 
     frame: Frame | None = None
-    columns: dict[str, list[tuple[int, declare.Metric, rules.GpuPart]]] = field(
-        default_factory=dict
-    )
+    columns: dict[str, list[tuple[int, declare.Metric, rule.GpuPart]]] = field(default_factory=dict)
     """By GPU, the columns that rules use."""
     _schema: Schema | None = None
     _window: CounterWindow[_ReadingKey] = field(default_factory=CounterWindow)
@@ -225,7 +223,7 @@ class _SourceReadings:
 
     def of(
         self, gpu: str
-    ) -> Iterator[tuple[declare.Metric, rules.GpuPart, Reading, rules.CounterIncrease | None]]:
+    ) -> Iterator[tuple[declare.Metric, rule.GpuPart, Reading, rule.CounterIncrease | None]]:
         """Yield the current readings of a GPU, with the increase of its counters."""
         if self.frame is None:
             return
@@ -291,7 +289,7 @@ class FactCollector:
         """Time up to which the Xids of each GPU are cleared, with the evidence for it."""
         return {name: gpu.lifetime for name, gpu in self._gpus.items()}
 
-    def look(self, latest: LatestFrames, now_ns: int) -> None:
+    def update(self, latest: LatestFrames, now_ns: int) -> None:
         """Process the current frames of all sources."""
         frames = {name: frame for name, frame in latest.items() if isinstance(frame, Frame)}
         self._absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
@@ -299,41 +297,41 @@ class FactCollector:
             readings.take(frames.get(name))
         devices = frames.get(DEVICE_SOURCE)
         self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
-        if rules.KERNEL_LOG in frames:
-            self._listen(frames[rules.KERNEL_LOG])
-        self._meet(devices)
+        if rule.KERNEL_LOG in frames:
+            self._check_kernel_log(frames[rule.KERNEL_LOG])
+        self._update_gpus(devices)
         for name, gpu in self._gpus.items():
-            energy, _ = self._readings[rules.LOAD].one(name, c.GPU_ENERGY)
-            recovery, reported_ns = self._readings[rules.HEALTH].one(name, h.GPU_RECOVERY_ACTION)
-            gpu.lifetime.look(now_ns, energy, recovery, reported_ns)
+            energy, _ = self._readings[rule.LOAD].one(name, c.GPU_ENERGY)
+            recovery, reported_ns = self._readings[rule.HEALTH].one(name, h.GPU_RECOVERY_ACTION)
+            gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
 
-    def facts(self, gpu: Entity) -> rules.GpuHealthFacts:
+    def facts(self, gpu: Entity) -> rule.GpuHealthFacts:
         """Return the facts about a GPU."""
         (name,) = gpu.key
-        met = self._gpus[name]
-        readings: dict[declare.Metric, dict[rules.GpuPart, Reading]] = {}
-        changes: dict[declare.Metric, dict[rules.GpuPart, rules.CounterIncrease]] = {}
+        known = self._gpus[name]
+        readings: dict[declare.Metric, dict[rule.GpuPart, Reading]] = {}
+        changes: dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]] = {}
         for source in self._readings.values():
             for metric, part, reading, change in source.of(name):
                 readings.setdefault(metric, {})[part] = reading
                 if change:
                     changes.setdefault(metric, {})[part] = change
-        gpu_xids = self._xids(met.address)
-        xids = tuple(xid for xid in gpu_xids if xid.boot_ns > met.lifetime.cleared_ns)
-        state = self._device_state(met)
+        gpu_xids = self._xids(known.address)
+        xids = tuple(xid for xid in gpu_xids if xid.boot_ns > known.lifetime.cleared_ns)
+        state = self._device_state(known)
         # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
         hung = state == _MISSING and is_firmware_unresponsive(xids)
         why = Absent.TIMEOUT if hung else Absent.GONE
         unlisted = {s: why for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns}
-        return rules.GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
+        return rule.GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
 
-    def _listen(self, log: Frame) -> None:
+    def _check_kernel_log(self, log: Frame) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""
         for metric, _, reading in log.readings():
             if metric is kernel.LOG_RECORDS and isinstance(reading, Absent):
-                self._absent[rules.KERNEL_LOG] = reading
+                self._absent[rule.KERNEL_LOG] = reading
 
-    def _meet(self, devices: Frame | None) -> None:
+    def _update_gpus(self, devices: Frame | None) -> None:
         for source in _SOURCES_OF_EVERY_GPU:
             frame = self._readings[source].frame
             for entity in frame.schema.entities if frame else ():
@@ -351,9 +349,9 @@ class FactCollector:
 
     def _add_missing_gpus(self, devices: Frame | None) -> None:
         """Add GPUs that NVML never reported: those that were lost before the agent started."""
-        met = {gpu.address for gpu in self._gpus.values()}
+        known = {gpu.address for gpu in self._gpus.values()}
         for entity in devices.schema.entities if devices else ():
-            if entity.kind is entities.GPU and entity.facts["pci_address"] not in met:
+            if entity.kind is entities.GPU and entity.facts["pci_address"] not in known:
                 self._add_gpu(entity)
 
     def _add_gpu(self, entity: Entity) -> None:

@@ -29,7 +29,6 @@ REPLAYS_PER_MINUTE_AND_LANE = {
 SOFTWARE_THERMAL_SHARE = Fraction(1, 10)
 _HARDWARE_THERMAL, _POWER_BRAKE = "hardware_thermal", "hardware_power_brake"
 _SOFTWARE_THERMAL = ("software_thermal", "thermal")  # the newer counter, and the older
-_INSPECT = rule.RequiredActions(("inspect",))
 
 
 def _is_narrow(facts: rule.GpuHealthFacts) -> bool:
@@ -80,108 +79,40 @@ def _is_thermally_limited(facts: rule.GpuHealthFacts) -> bool:
     return rule.any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
 
 
-BOARD_RULES = (
-    rule.HealthRule(
-        reason="pcie_width",
-        state=rule.DEGRADED,
-        when=(
-            "the PCIe link uses fewer lanes than the slot has, or than the settings "
-            "specify; unknown in guests"
-        ),
-        origin="sysfs-bus-pci, max_link_width of both ends: seating or riser",
-        tell=_is_narrow,
-        asks=_INSPECT,
-        sources=(rule.HEALTH, rule.PATHS),
-        metrics=(gpu_health.GPU_PCIE_WIDTH, gpu_health.GPU_PCIE_EXPECTED_WIDTH),
-    ),
-    rule.HealthRule(
-        reason="pcie_generation",
-        state=rule.DEGRADED,
-        when=(
-            "the PCIe link is slower than GPU and slot support, or than the "
-            f"settings specify, while the GPU is busy (P{BUSY_PERFORMANCE_STATE} or "
-            "faster)"
-        ),
-        origin="sysfs-bus-pci, max_link_speed of both ends; idle GPUs save power",
-        tell=_is_slow_under_load,
-        asks=_INSPECT,
+SLOT_RULES = (
+    rule.HealthRule("pcie_width", rule.DEGRADED, _is_narrow,
+        "the PCIe link uses fewer lanes than the slot has, or than the settings specify; unknown in guests",
+        "sysfs-bus-pci, max_link_width of both ends: seating or riser",
+        sources=(rule.HEALTH, rule.PATHS), metrics=(gpu_health.GPU_PCIE_WIDTH, gpu_health.GPU_PCIE_EXPECTED_WIDTH)),
+    rule.HealthRule("pcie_generation", rule.DEGRADED, _is_slow_under_load,
+        f"the PCIe link is slower than GPU and slot support, or than the settings specify, while the GPU is busy (P{BUSY_PERFORMANCE_STATE} or faster)",
+        "sysfs-bus-pci, max_link_speed of both ends; idle GPUs save power",
         sources=(rule.HEALTH, rule.LOAD, rule.PATHS),
-        metrics=(
-            gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE,
-            c.GPU_UTILIZATION,
-        ),
-    ),
-    rule.HealthRule(
-        reason="pcie_replays",
-        state=rule.DEGRADED,
-        when=(
-            "more PCIe replays per minute than a bit error ratio of 1e-12 causes at "
-            "this generation and width"
-        ),
-        origin="DCGM health: 0.15 to 3.84 per minute and lane, by generation; warns",
-        tell=_has_many_replays,
-        asks=_INSPECT,
-        metrics=(gpu_health.GPU_PCIE_REPLAYS, gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_WIDTH),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="pcie_errors",
-        state=rule.DEGRADED,
-        when="a fatal or non-fatal PCIe error that the GPU counted within ten minutes",
-        origin="ours: a healthy link has none",
-        tell=_has_pcie_errors,
-        asks=_INSPECT,
-        metrics=(gpu_health.GPU_PCIE_ERRORS,),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="thermal_hardware",
-        state=rule.DEGRADED,
-        when=(
-            "the hardware slowed the GPU down because of its temperature, now or "
-            "within ten minutes"
-        ),
-        origin="nvml.h, HwThermalSlowdown: above the hardware's limit; DCGM health warns",
-        tell=_slowdown_test(_HARDWARE_THERMAL),
-        asks=_INSPECT,
-        sources=(rule.LOAD,),
-        metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="thermal_software",
-        state=rule.DEGRADED,
-        when=(
-            "the driver reduced the clocks because of temperature for a tenth of "
-            "the last ten minutes"
-        ),
-        origin="ours: short slowdowns are normal operation near the limit",
-        tell=_is_thermally_limited,
-        asks=_INSPECT,
-        sources=(rule.LOAD,),
-        metrics=(c.GPU_THROTTLE_TIME,),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="power_brake",
-        state=rule.DEGRADED,
-        when="power supply or rack slowed the GPU down, now or within ten minutes",
-        origin="nvml.h, HwPowerBrakeSlowdown; check every GPU of the chassis",
-        tell=_slowdown_test(_POWER_BRAKE),
-        asks=_INSPECT,
-        sources=(rule.LOAD,),
-        metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="temperature_margin",
-        state=rule.DEGRADED,
-        when="the temperature has reached the nearest slowdown threshold",
-        origin="nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
-        tell=lambda facts: facts.number(c.GPU_TEMPERATURE_MARGIN) <= 0,
-        asks=_INSPECT,
-        metrics=(c.GPU_TEMPERATURE_MARGIN,),
-    ),
+        metrics=(gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE, c.GPU_UTILIZATION)),
+    rule.HealthRule("pcie_replays", rule.DEGRADED, _has_many_replays,
+        "more PCIe replays per minute than a bit error ratio of 1e-12 causes at this generation and width",
+        "DCGM health: 0.15 to 3.84 per minute and lane, by generation; warns",
+        metrics=(gpu_health.GPU_PCIE_REPLAYS, gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_WIDTH), over_time=True),
+    rule.HealthRule("pcie_errors", rule.DEGRADED, _has_pcie_errors,
+        "a fatal or non-fatal PCIe error that the GPU counted within ten minutes",
+        "ours: a healthy link has none",
+        metrics=(gpu_health.GPU_PCIE_ERRORS,), over_time=True),
+    rule.HealthRule("thermal_hardware", rule.DEGRADED, _slowdown_test(_HARDWARE_THERMAL),
+        "the hardware slowed the GPU down because of its temperature, now or within ten minutes",
+        "nvml.h, HwThermalSlowdown: above the hardware's limit; DCGM health warns",
+        sources=(rule.LOAD,), metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE), over_time=True),
+    rule.HealthRule("thermal_software", rule.DEGRADED, _is_thermally_limited,
+        "the driver reduced the clocks because of temperature for a tenth of the last ten minutes",
+        "ours: short slowdowns are normal operation near the limit",
+        sources=(rule.LOAD,), metrics=(c.GPU_THROTTLE_TIME,), over_time=True),
+    rule.HealthRule("power_brake", rule.DEGRADED, _slowdown_test(_POWER_BRAKE),
+        "power supply or rack slowed the GPU down, now or within ten minutes",
+        "nvml.h, HwPowerBrakeSlowdown; check every GPU of the chassis",
+        sources=(rule.LOAD,), metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE), over_time=True),
+    rule.HealthRule("temperature_margin", rule.DEGRADED, lambda facts: facts.number(c.GPU_TEMPERATURE_MARGIN) <= 0,
+        "the temperature has reached the nearest slowdown threshold",
+        "nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
+        metrics=(c.GPU_TEMPERATURE_MARGIN,)),
 )  # fmt: skip
 
 
@@ -192,6 +123,8 @@ MAX_RETIRED_PAGES = 63
 _DCGM = "DCGM health"
 _POLICY = "GPU Memory Error Management"
 _NVML = "nvml.h"
+_REPLACE = rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",))
+_RESET = rule.RequiredActions(("reset_gpu",), ("RESET_GPU",))
 
 
 def _has_many_remapped_rows(facts: rule.GpuHealthFacts) -> bool:
@@ -206,91 +139,40 @@ def _has_many_retired_pages(facts: rule.GpuHealthFacts) -> bool:
 
 
 MEMORY_RULES = (
-    rule.HealthRule(
-        reason="ecc_uncorrected_volatile",
-        state=rule.FAILED,
-        when="an uncorrectable memory error since the driver was loaded",
-        origin=f"{_DCGM}: volatile double-bit errors > 0 fail",
-        tell=rule.is_nonzero(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile"),
-        asks=rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)),
-        metrics=(gpu_health.GPU_ECC_ERRORS,),
-    ),
-    rule.HealthRule(
-        reason="row_remap_failed",
-        state=rule.FAILED,
-        when="a row of memory could not be replaced",
-        origin=f"{_POLICY}: failure flag; {_DCGM} fails",
-        tell=rule.is_nonzero(gpu_health.GPU_ROW_REMAP_FAILURE),
-        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_health.GPU_ROW_REMAP_FAILURE,),
-    ),
-    rule.HealthRule(
-        reason="row_remap_pending",
-        state=rule.DEGRADED,
-        when="a row of memory is pending replacement; running jobs are not affected",
-        origin=f"{_POLICY}: takes effect at a GPU reset",
-        tell=rule.is_nonzero(gpu_health.GPU_ROW_REMAP_PENDING),
-        asks=rule.RequiredActions(("reset_gpu",), ("RESET_GPU",)),
-        metrics=(gpu_health.GPU_ROW_REMAP_PENDING,),
-    ),
-    rule.HealthRule(
-        reason="remapped_rows_exhausted",
-        state=rule.DEGRADED,
-        when=f"{MAX_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
-        origin=f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
-        tell=_has_many_remapped_rows,
-        asks=rule.RequiredActions(("rma",), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_health.GPU_REMAPPED_ROWS,),
-    ),
-    rule.HealthRule(
-        reason="retired_pages_pending",
-        state=rule.DEGRADED,
-        when="a page of memory is pending retirement (before Ampere)",
-        origin=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
-        tell=rule.is_nonzero(gpu_health.GPU_RETIRED_PENDING),
-        asks=rule.RequiredActions(("reboot",)),
-        metrics=(gpu_health.GPU_RETIRED_PENDING,),
-    ),
-    rule.HealthRule(
-        reason="retired_pages_exhausted",
-        state=rule.FAILED,
-        when=f"{MAX_RETIRED_PAGES} or more retired pages of memory (before Ampere)",
-        origin=f"{_DCGM}: DCGM_LIMIT_MAX_RETIRED_PAGES fails",
-        tell=_has_many_retired_pages,
-        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        sources=(rule.SETTINGS,),
-        metrics=(gpu_health.GPU_RETIRED_PAGES,),
-        needed=False,
-    ),
-    rule.HealthRule(
-        reason="sram_threshold",
-        state=rule.FAILED,
-        when=(
-            "so many errors of on-chip memory that field diagnostics would fail; "
-            "readable by root only"
-        ),
-        origin=f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
-        tell=rule.is_nonzero(gpu_health.GPU_SRAM_THRESHOLD),
-        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_health.GPU_SRAM_THRESHOLD,),
-        needed=False,  # an agent without root would have no healthy GPU
-    ),
-    rule.HealthRule(
-        reason="unrepairable_memory",
-        state=rule.FAILED,
-        when="memory that cannot be repaired",
-        origin=f"{_NVML}, nvmlDeviceGetUnrepairableMemoryFlag_v1",
-        tell=rule.is_nonzero(gpu_health.GPU_UNREPAIRABLE),
-        asks=rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_health.GPU_UNREPAIRABLE,),
-    ),
-    rule.HealthRule(
-        reason="repair_pending",
-        state=rule.DEGRADED,
-        when="a repair of a memory channel or a TPC is pending",
-        origin=f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
-        tell=rule.is_any_nonzero(gpu_health.GPU_REPAIR_PENDING),
-        asks=rule.RequiredActions(("reset_gpu",), ("RESET_GPU",)),
-        metrics=(gpu_health.GPU_REPAIR_PENDING,),
-    ),
-)
+    rule.HealthRule("ecc_uncorrected_volatile", rule.FAILED, rule.is_nonzero(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile"),
+        "an uncorrectable memory error since the driver was loaded",
+        f"{_DCGM}: volatile double-bit errors > 0 fail",
+        actions=rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)), metrics=(gpu_health.GPU_ECC_ERRORS,)),
+    rule.HealthRule("row_remap_failed", rule.FAILED, rule.is_nonzero(gpu_health.GPU_ROW_REMAP_FAILURE),
+        "a row of memory could not be replaced",
+        f"{_POLICY}: failure flag; {_DCGM} fails",
+        actions=_REPLACE, metrics=(gpu_health.GPU_ROW_REMAP_FAILURE,)),
+    rule.HealthRule("row_remap_pending", rule.DEGRADED, rule.is_nonzero(gpu_health.GPU_ROW_REMAP_PENDING),
+        "a row of memory is pending replacement; running jobs are not affected",
+        f"{_POLICY}: takes effect at a GPU reset",
+        actions=_RESET, metrics=(gpu_health.GPU_ROW_REMAP_PENDING,)),
+    rule.HealthRule("remapped_rows_exhausted", rule.DEGRADED, _has_many_remapped_rows,
+        f"{MAX_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
+        f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
+        actions=rule.RequiredActions(("rma",), ("CONTACT_SUPPORT",)), metrics=(gpu_health.GPU_REMAPPED_ROWS,)),
+    rule.HealthRule("retired_pages_pending", rule.DEGRADED, rule.is_nonzero(gpu_health.GPU_RETIRED_PENDING),
+        "a page of memory is pending retirement (before Ampere)",
+        f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
+        actions=rule.RequiredActions(("reboot",)), metrics=(gpu_health.GPU_RETIRED_PENDING,)),
+    rule.HealthRule("retired_pages_exhausted", rule.FAILED, _has_many_retired_pages,
+        f"{MAX_RETIRED_PAGES} or more retired pages of memory (before Ampere)",
+        f"{_DCGM}: DCGM_LIMIT_MAX_RETIRED_PAGES fails",
+        actions=_REPLACE, sources=(rule.SETTINGS,), metrics=(gpu_health.GPU_RETIRED_PAGES,), needed=False),
+    rule.HealthRule("sram_threshold", rule.FAILED, rule.is_nonzero(gpu_health.GPU_SRAM_THRESHOLD),
+        "so many errors of on-chip memory that field diagnostics would fail; readable by root only",
+        f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
+        actions=_REPLACE, metrics=(gpu_health.GPU_SRAM_THRESHOLD,), needed=False),  # an agent without root would have no healthy GPU
+    rule.HealthRule("unrepairable_memory", rule.FAILED, rule.is_nonzero(gpu_health.GPU_UNREPAIRABLE),
+        "memory that cannot be repaired",
+        f"{_NVML}, nvmlDeviceGetUnrepairableMemoryFlag_v1",
+        actions=_REPLACE, metrics=(gpu_health.GPU_UNREPAIRABLE,)),
+    rule.HealthRule("repair_pending", rule.DEGRADED, rule.is_any_nonzero(gpu_health.GPU_REPAIR_PENDING),
+        "a repair of a memory channel or a TPC is pending",
+        f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
+        actions=_RESET, metrics=(gpu_health.GPU_REPAIR_PENDING,)),
+)  # fmt: skip

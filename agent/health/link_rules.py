@@ -16,7 +16,7 @@ CRC = ("crc", "crc_flit", "crc_data")
 CRC_PER_SECOND = 100
 """DCGM_LIMIT_MAX_NVLINK_CRC_ERROR: CRC errors only matter at rates of 100 and more per second."""
 WORST_BIT_ERROR_DECADES = 12
-_NOT_SUPPORTED, _NOT_STARTED, _IN_PROGRESS, _COMPLETED = h.GPU_FABRIC_STATE.states
+_NOT_SUPPORTED, *_, _COMPLETED = h.GPU_FABRIC_STATE.states
 _INACTIVE = 0
 _CARRIED = (
     n.NVLINK_RAW_TRANSMITTED,
@@ -104,100 +104,40 @@ def _has_many_bit_errors(facts: rule.GpuHealthFacts) -> bool:
 
 
 LINK_RULES = (
-    rule.HealthRule(
-        reason="fabric_not_joined",
-        state=rule.FAILED,
-        when="the GPU belongs to an NVLink fabric and has not joined it, or failed to join it",
-        origin="nvml.h, nvmlGpuFabricState_t: CUDA starts only once it is completed",
-        tell=_has_not_joined,
-        asks=rule.RequiredActions(("inspect",)),
-        metrics=(h.GPU_FABRIC_STATE, h.GPU_FABRIC_STATUS),
-    ),
-    rule.HealthRule(
-        reason="fabric_unhealthy",
-        state=rule.FAILED,
-        when="the driver reports the GPU's fabric health as unhealthy",
-        origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY",
-        tell=rule.is_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
-        asks=rule.RequiredActions(("inspect",)),
-        metrics=(h.GPU_FABRIC_HEALTH,),
-    ),
-    rule.HealthRule(
-        reason="fabric_limited",
-        state=rule.DEGRADED,
-        when="the driver reports the GPU's fabric health as limited in capacity",
-        origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY",
-        tell=rule.is_state(h.GPU_FABRIC_HEALTH, "limited_capacity"),
-        asks=rule.RequiredActions(("inspect",)),
-        metrics=(h.GPU_FABRIC_HEALTH,),
-    ),
-    rule.HealthRule(
-        reason="fabric_condition",
-        state=rule.DEGRADED,
-        when="a fault of the fabric at this GPU: bandwidth, routes, partition, fabric manager",
-        origin="nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*",
-        tell=rule.is_any_nonzero(h.GPU_FABRIC_CONDITION),
-        asks=rule.RequiredActions(("inspect",)),
-        metrics=(h.GPU_FABRIC_CONDITION,),
-    ),
-    rule.HealthRule(
-        reason="nvlink_down",
-        state=rule.FAILED,
-        when=(
-            "an NVLink is down that carried traffic since the driver was loaded, or "
-            "that belongs to a fabric"
-        ),
-        origin=f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
-        tell=_is_down,
-        asks=_RESET,
-        sources=(rule.NVLINK, rule.HEALTH),
-        metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED),
-    ),
-    rule.HealthRule(
-        reason="nvlink_recovering",
-        state=rule.FAILED,
-        when="a replay or a recovery of an NVLink within ten minutes",
-        origin=f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",
-        tell=_has_recovered,
-        asks=_RESET,
-        sources=(rule.NVLINK,),
-        metrics=(n.NVLINK_ERRORS, n.NVLINK_RECOVERIES),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="nvlink_crc",
-        state=rule.DEGRADED,
-        when="a CRC error of an NVLink within ten minutes",
-        origin=f"{_DCGM}: any increase warns (DCGM_FR_NVLINK_ERROR_THRESHOLD)",
-        tell=_has_crc_errors,
-        asks=rule.RequiredActions(("inspect",)),
-        sources=(rule.NVLINK,),
-        metrics=(n.NVLINK_ERRORS,),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="nvlink_crc_rate",
-        state=rule.FAILED,
-        when=(
-            f"{CRC_PER_SECOND} or more CRC errors per second over the NVLinks of the "
-            "GPU, for a minute"
-        ),
-        origin=f"{_DCGM}: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR fails",
-        tell=_has_high_crc_rate,
-        asks=_RESET,
-        sources=(rule.NVLINK,),
-        metrics=(n.NVLINK_ERRORS,),
-        over_time=True,
-    ),
-    rule.HealthRule(
-        reason="nvlink_bit_errors",
-        state=rule.FAILED,
-        when=f"an effective bit error ratio of an NVLink above 1e-{WORST_BIT_ERROR_DECADES}",
-        origin=f"{_DCGM}: effective BER above 1e-12 fails",
-        tell=_has_many_bit_errors,
-        asks=_RESET,
-        sources=(rule.NVLINK_SIGNAL,),
-        metrics=(n.NVLINK_BIT_ERRORS,),
-        needed=False,
-    ),
-)
+    rule.HealthRule("fabric_not_joined", rule.FAILED, _has_not_joined,
+        "the GPU belongs to an NVLink fabric and has not joined it, or failed to join it",
+        "nvml.h, nvmlGpuFabricState_t: CUDA starts only once it is completed",
+        metrics=(h.GPU_FABRIC_STATE, h.GPU_FABRIC_STATUS)),
+    rule.HealthRule("fabric_unhealthy", rule.FAILED, rule.is_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
+        "the driver reports the GPU's fabric health as unhealthy",
+        "nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY",
+        metrics=(h.GPU_FABRIC_HEALTH,)),
+    rule.HealthRule("fabric_limited", rule.DEGRADED, rule.is_state(h.GPU_FABRIC_HEALTH, "limited_capacity"),
+        "the driver reports the GPU's fabric health as limited in capacity",
+        "nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY",
+        metrics=(h.GPU_FABRIC_HEALTH,)),
+    rule.HealthRule("fabric_condition", rule.DEGRADED, rule.is_any_nonzero(h.GPU_FABRIC_CONDITION),
+        "a fault of the fabric at this GPU: bandwidth, routes, partition, fabric manager",
+        "nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*",
+        metrics=(h.GPU_FABRIC_CONDITION,)),
+    rule.HealthRule("nvlink_down", rule.FAILED, _is_down,
+        "an NVLink is down that carried traffic since the driver was loaded, or that belongs to a fabric",
+        f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
+        actions=_RESET, sources=(rule.NVLINK, rule.HEALTH), metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED)),
+    rule.HealthRule("nvlink_recovering", rule.FAILED, _has_recovered,
+        "a replay or a recovery of an NVLink within ten minutes",
+        f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",
+        actions=_RESET, sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS, n.NVLINK_RECOVERIES), over_time=True),
+    rule.HealthRule("nvlink_crc", rule.DEGRADED, _has_crc_errors,
+        "a CRC error of an NVLink within ten minutes",
+        f"{_DCGM}: any increase warns (DCGM_FR_NVLINK_ERROR_THRESHOLD)",
+        sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS,), over_time=True),
+    rule.HealthRule("nvlink_crc_rate", rule.FAILED, _has_high_crc_rate,
+        f"{CRC_PER_SECOND} or more CRC errors per second over the NVLinks of the GPU, for a minute",
+        f"{_DCGM}: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR fails",
+        actions=_RESET, sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS,), over_time=True),
+    rule.HealthRule("nvlink_bit_errors", rule.FAILED, _has_many_bit_errors,
+        f"an effective bit error ratio of an NVLink above 1e-{WORST_BIT_ERROR_DECADES}",
+        f"{_DCGM}: effective BER above 1e-12 fails",
+        actions=_RESET, sources=(rule.NVLINK_SIGNAL,), metrics=(n.NVLINK_BIT_ERRORS,), needed=False),
+)  # fmt: skip

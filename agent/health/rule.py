@@ -8,7 +8,7 @@ collects facts decides which are stale.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from typing import TypeAlias, TypeVar
 
@@ -47,13 +47,13 @@ class CounterIncrease:
     recent_ns: int
 
     def share(self) -> Fraction:
-        """Return the increase in nanoseconds as a share of the time. Raises Untold in the first minute."""
+        """Return the increase in nanoseconds as a share of the time. Raises AbsentFact in the first minute."""
         if self.over_ns < MINUTE_NS:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.increase, self.over_ns)
 
     def rate(self, per_ns: int) -> Fraction:
-        """Return the recent increase per period. Raises Untold in the first minute."""
+        """Return the recent increase per period. Raises AbsentFact in the first minute."""
         if self.recent_ns < MINUTE_NS:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.recent * per_ns, self.recent_ns)
@@ -70,7 +70,7 @@ class GpuHealthFacts:
     """Of counters that were read at least twice."""
     xids: tuple[JudgedXid, ...] = ()
     """Relevant Xids since the last reset of the GPU and the last load of its driver."""
-    silent: Mapping[str, Absent] = field(default_factory=dict)
+    absent_sources: Mapping[str, Absent] = field(default_factory=dict)
     """Sources without current readings of this GPU, with the reasons."""
     device_state: Reading = Absent.UNSUPPORTED
     """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
@@ -80,7 +80,7 @@ class GpuHealthFacts:
         return self.readings.get(metric, {}).get(part, Absent.UNSUPPORTED)
 
     def number(self, metric: declare.Metric, *part: str) -> int:
-        """Return the value of a reading. Raises Untold if it is absent."""
+        """Return the value of a reading. Raises AbsentFact if it is absent."""
         reading = self.reading(metric, *part)
         if isinstance(reading, Absent):
             raise AbsentFact(reading)
@@ -101,7 +101,7 @@ class GpuHealthFacts:
 def any_holds(values: Iterable[FactValue | Absent], test: Callable[[FactValue], bool]) -> bool:
     """True if a test holds for any of the values.
 
-    Unsupported values are ignored. Raises Untold if no test holds and a value is absent, or if none is
+    Unsupported values are ignored. Raises AbsentFact if no test holds and a value is absent, or if none is
     supported.
     """
     has_result, open_ = False, Absent.UNSUPPORTED
@@ -110,20 +110,20 @@ def any_holds(values: Iterable[FactValue | Absent], test: Callable[[FactValue], 
             if test(require_value(value)):
                 return True
             has_result = True
-        except AbsentFact as untold:
-            open_ = untold.reason if open_ is Absent.UNSUPPORTED else open_
+        except AbsentFact as absent:
+            open_ = absent.reason if open_ is Absent.UNSUPPORTED else open_
     if has_result and open_ is Absent.UNSUPPORTED:
         return False
     raise AbsentFact(open_)
 
 
 def require_all(values: Iterable[FactValue | Absent]) -> bool:
-    """Return False. Raises Untold as `any_holds` does: for a sum that an absent value may change."""
+    """Return False. Raises AbsentFact as `any_holds` does: for a sum that an absent value may change."""
     return any_holds(values, lambda _: False)
 
 
 def require_value(value: FactValue | Absent) -> FactValue:
-    """Return the value. Raises Untold if it is absent."""
+    """Return the value. Raises AbsentFact if it is absent."""
     if isinstance(value, Absent):
         raise AbsentFact(value)
     return value
@@ -154,25 +154,28 @@ class RequiredActions:
     nvidia: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HealthRule:
     """A fault of a GPU, with the resulting state and the required actions."""
 
     reason: str
     state: int
+    test: FaultTest
+    """Function that returns True if the fault is present. Raises AbsentFact if that is unknown."""
     when: str
     """Threshold in words."""
     origin: str
     """Origin of the threshold."""
-    tell: FaultTest
-    """Function that returns True if the fault is present. Raises Untold if that is unknown."""
-    asks: RequiredActions | Callable[[GpuHealthFacts], RequiredActions]
+    _: KW_ONLY
+    actions: RequiredActions | Callable[[GpuHealthFacts], RequiredActions] = RequiredActions(
+        (INSPECT,)
+    )
     sources: tuple[str, ...] = (HEALTH,)
     metrics: tuple[declare.Metric, ...] = ()
     """Metrics that the rule evaluates."""
     needed: bool = True
     """True if a GPU is healthy only if this rule can be evaluated."""
-    says: Callable[[GpuHealthFacts], str] | None = None
+    describe: Callable[[GpuHealthFacts], str] | None = None
     """Describes the fault for people; by default `when`."""
     over_time: bool = False
     """True if it compares readings: the first one is not sufficient, but the verdict does not wait."""
@@ -180,26 +183,25 @@ class HealthRule:
     def answer(self, facts: GpuHealthFacts) -> RuleResult:
         """Return True if the fault is present; a reason if a source of the rule has no current readings."""
         for source in self.sources:
-            if source in facts.silent:
-                return facts.silent[source]
+            if source in facts.absent_sources:
+                return facts.absent_sources[source]
         try:
-            return self.tell(facts)
-        except AbsentFact as untold:
-            return untold.reason
+            return self.test(facts)
+        except AbsentFact as absent:
+            return absent.reason
 
-    def asked(self, facts: GpuHealthFacts) -> RequiredActions:
+    def required_actions(self, facts: GpuHealthFacts) -> RequiredActions:
         """Return the actions for the fault, from mildest to hardest; a present fault is never ignored."""
-        asked = self.asks if isinstance(self.asks, RequiredActions) else self.asks(facts)
-        beyond = (
-            action
-            for action in ACTIONS_BY_SEVERITY
-            if action in asked.actions and action != _IGNORE
+        required = (
+            self.actions if isinstance(self.actions, RequiredActions) else self.actions(facts)
         )
-        return RequiredActions(tuple(beyond) or (INSPECT,), asked.nvidia)
+        wanted = set(required.actions) - {_IGNORE}
+        actions = tuple(name for name in ACTIONS_BY_SEVERITY if name in wanted)
+        return RequiredActions(actions or (INSPECT,), required.nvidia)
 
-    def said(self, facts: GpuHealthFacts) -> str:
+    def description(self, facts: GpuHealthFacts) -> str:
         """Describe the fault."""
-        return self.says(facts) if self.says else self.when
+        return self.describe(facts) if self.describe else self.when
 
     def prevents_healthy(self, facts: GpuHealthFacts, answer: RuleResult) -> bool:
         """True if this answer prevents the GPU from being called healthy or degraded."""
@@ -210,7 +212,9 @@ class HealthRule:
     def _is_first(self, facts: GpuHealthFacts) -> bool:
         """True if all readings of the rule are present, and only earlier ones are missing."""
         readings = (reading for m in self.metrics for reading in facts.parts(m).values())
-        return facts.silent.keys().isdisjoint(self.sources) and Absent.NOT_DUE not in readings
+        return (
+            facts.absent_sources.keys().isdisjoint(self.sources) and Absent.NOT_DUE not in readings
+        )
 
 
 def is_nonzero(metric: declare.Metric, *part: str) -> FaultTest:

@@ -91,7 +91,7 @@ class OwnerCalls:
 
     def _container(self, name: str, label: str) -> Json:
         content = self._files.read(f"{_CONTAINERS}/{name}/config.v2.json")
-        return _as_json(parse_docker_container(content, label))
+        return parse_docker_container(content, label)
 
     def _domain(self, path: str) -> Json:
         return _as_json(parse_domain(self._files.read(path)))

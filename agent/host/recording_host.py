@@ -34,7 +34,7 @@ _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     ],
 }
 
-_VIRTUAL_MACHINE_NAMES = ("name", "instance", "project", "project_id", "user")
+_VIRTUAL_MACHINE_NAMES = ("name", "project", "project_id")
 # Names of people and of their objects in the answers to a function: replaced as whole words.
 _NAMES: dict[str, Callable[[Json], list[Json]]] = {
     "kubelet.List": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],

@@ -20,39 +20,24 @@ from agent.owners import FormatError, slurm
 
 @dataclass(frozen=True, slots=True)
 class SlurmTask:
-    """A Slurm job, named by `job` or, if Slurm names control groups by SLUID, by `sluid` alone.
-
-    `task` is empty outside of tasks and `special` for helpers. `daemon` is True for a process of Slurm
-    itself, not of the user. `node` names the slurmd if several share a host.
-    """
+    """A Slurm job, named by `job` or, if Slurm names control groups by SLUID, by `sluid` alone."""
 
     job: int | None
     sluid: str
-    step: str
-    task: str
-    daemon: bool
-    user_id: int | None
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
 class PodOwner:
-    """A container of a Kubernetes pod; `container` is empty for processes of the pod itself.
-
-    The uid is written with dashes, except that of a static pod, which has none.
-    """
+    """A Kubernetes pod. The uid is written with dashes, except that of a static pod, which has none."""
 
     uid: str
-    container: str
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualMachineOwner:
-    """A libvirt domain: driver (`qemu`), name, and number since the start of libvirtd."""
+    """A libvirt domain."""
 
-    driver: str
     name: str
-    number: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +92,8 @@ _ID = "[0-9a-f]{64}"
 _NUMBER = "[0-9]{1,10}"
 _END = "(?=/|$)"
 _SLURM = re.compile(
-    rf"/(?:slurm(?:_(?P<node_v1>[^/]+))?/uid_(?P<user>{_NUMBER})"
-    r"|(?:(?P<node_v2>[^/]+)_)?slurmstepd\.scope)"
-    rf"/(?:job_(?P<job>{_NUMBER})|(?P<sluid>{slurm.SLUID_PATTERN}))"
-    r"(?:/step_(?P<step>[^/]+)(?P<daemon>/slurm)?(?:/user)?"
-    rf"(?:/task_(?P<task>{_NUMBER}|special))?)?{_END}"
+    rf"/(?:slurm(?:_[^/]+)?/uid_{_NUMBER}|(?:[^/]+_)?slurmstepd\.scope)"
+    rf"/(?:job_(?P<job>{_NUMBER})|(?P<sluid>{slurm.SLUID_PATTERN})){_END}"
 )
 _POD = re.compile(
     r"kubepods.*?[-/]pod"
@@ -131,7 +113,8 @@ _RUNTIMES = {
 _MACHINE = re.compile(
     rf"/(?:machine-(?P<scope>[^/]+)\.scope|(?P<directory>[^/]+)\.libvirt-[a-z]+){_END}"
 )
-_DOMAIN = re.compile(rf"(?P<driver>qemu|lxc|xen|ch)-(?:(?P<number>{_NUMBER})-)?(?P<name>.+)")
+_DOMAIN = re.compile(rf"(?:qemu|lxc|xen|ch)-(?:{_NUMBER}-)?(?P<name>.+)")
+"""Driver, number since the start of libvirtd, and name."""
 _USER = re.compile(
     rf"^/user\.slice/user-(?P<user>{_NUMBER})\.slice(?:/session-(?P<session>[^/]+)\.scope)?(?P<below>/.*)?$"
 )
@@ -191,33 +174,18 @@ def _slurm(path: str) -> SlurmTask | None:
     found = _SLURM.search(path)
     if found is None:
         return None
-    return SlurmTask(
-        job=int(found["job"]) if found["job"] else None,
-        sluid=found["sluid"] or "",
-        step=found["step"] or "",
-        task=found["task"] or "",
-        daemon=found["daemon"] is not None,
-        user_id=int(found["user"]) if found["user"] else None,
-        node=found["node_v1"] or found["node_v2"] or "",
-    )
+    return SlurmTask(int(found["job"]) if found["job"] else None, found["sluid"] or "")
 
 
 def _pod(path: str) -> PodOwner | None:
     found = _POD.search(path)
-    if found is None:
-        return None
-    container = _CONTAINER.search(path, found.end())
-    return PodOwner(found[1].replace("_", "-"), _container_of(container).id if container else "")
+    return PodOwner(found[1].replace("_", "-")) if found else None
 
 
 def _machine(path: str) -> VirtualMachineOwner | None:
     found = _MACHINE.search(path)
     domain = found and _DOMAIN.fullmatch(unescape_unit_name(found["scope"] or found["directory"]))
-    if not domain:
-        return None
-    return VirtualMachineOwner(
-        domain["driver"], domain["name"], int(domain["number"]) if domain["number"] else None
-    )
+    return VirtualMachineOwner(domain["name"]) if domain else None
 
 
 def _container(path: str) -> ContainerOwner | None:

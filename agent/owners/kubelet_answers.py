@@ -87,7 +87,6 @@ class ClaimedDevice:
     """
 
     driver: str
-    pool: str
     device: str
     share: str = ""
 
@@ -183,7 +182,7 @@ def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
-_MAX_BYTES, _SIGN, _RANGE = 10, 1 << 63, 1 << 64
+_MAX_BYTES, _RANGE = 10, 1 << 64
 
 
 class ProtobufMessage:
@@ -191,12 +190,8 @@ class ProtobufMessage:
 
     def __init__(self, content: bytes) -> None:
         self._pieces: dict[int, list[bytes]] = {}
-        self._integers: dict[int, list[int]] = {}
         for number, value in _fields(content):
-            if isinstance(value, int):
-                self._integers.setdefault(number, []).append(value)
-            else:
-                self._pieces.setdefault(number, []).append(value)
+            self._pieces.setdefault(number, []).append(value)
 
     def text(self, number: int) -> str:
         """Return a string field; the last value counts, and the default is empty."""
@@ -211,18 +206,13 @@ class ProtobufMessage:
             message = f"field {number}: invalid UTF-8: {error}"
             raise FormatError(message) from error
 
-    def integer(self, number: int) -> int:
-        """Return a signed integer (int64); the last value counts, and the default is zero."""
-        value = self._integers.get(number, [0])[-1]
-        return value - _RANGE if value >= _SIGN else value
-
     def messages(self, number: int) -> Iterator[ProtobufMessage]:
         """Return a repeated message; the caller merges one that arrives in several pieces."""
         return map(ProtobufMessage, self._pieces.get(number, ()))
 
 
-def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the fields in order: integers, and the bytes of length-delimited fields."""
+def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of each length-delimited field, in order; skip other fields."""
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)
@@ -231,8 +221,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
             message = f"byte {at}: invalid field number {number}"
             raise FormatError(message)
         if kind == _VARINT:
-            value, at = _varint(content, at)
-            yield number, value
+            _, at = _varint(content, at)
             continue
         if kind == _LENGTH:
             length, at = _varint(content, at)
@@ -264,11 +253,10 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class PodDevices:
-    """Devices of one resource (`nvidia.com/gpu`), and the NUMA nodes near them."""
+    """Devices of one resource (`nvidia.com/gpu`)."""
 
     resource: str
     ids: tuple[str, ...]
-    numa_nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +266,6 @@ class PodContainer:
     name: str
     devices: tuple[PodDevices, ...] = ()
     claims: tuple[PodResourceClaim, ...] = ()
-
-    def ids(self, resource: str) -> tuple[str, ...]:
-        """Return all devices of one resource."""
-        return tuple(
-            name for entry in self.devices if entry.resource == resource for name in entry.ids
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +311,7 @@ def _container(message: ProtobufMessage) -> PodContainer:
 
 
 def _devices(message: ProtobufMessage) -> PodDevices:
-    numa_nodes = tuple(
-        node.integer(1) for topology in message.messages(3) for node in topology.messages(1)
-    )
-    return PodDevices(message.text(1), message.texts(2), numa_nodes)
+    return PodDevices(message.text(1), message.texts(2))
 
 
 def _claim(message: ProtobufMessage) -> PodResourceClaim:
@@ -341,7 +320,7 @@ def _claim(message: ProtobufMessage) -> PodResourceClaim:
         message.text(2),
         message.text(3),
         tuple(
-            ClaimedDevice(resource.text(2), resource.text(3), resource.text(4), resource.text(5))
+            ClaimedDevice(resource.text(2), resource.text(4), resource.text(5))
             for resource in resources
         ),
         tuple(device.text(1) for resource in resources for device in resource.messages(1)),

@@ -31,27 +31,24 @@ class _DockerContainerFile(msgspec.Struct):
     Config: _DockerConfig | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DockerContainer:
-    """Name of a container, and the value of one of its labels; empty if it has none."""
+def parse_docker_container(content: bytes, label: str) -> dict[str, str]:
+    """Return `name` of a container, and the value of one of its labels as `label`; empty if it has none.
 
-    name: str
-    label: str
-
-
-def parse_docker_container(content: bytes, label: str) -> DockerContainer:
-    """Parse the file of a container. Raises FormatError."""
+    Raises FormatError.
+    """
     try:
         found = msgspec.json.decode(content, type=_DockerContainerFile)
     except msgspec.MsgspecError as error:
         message = f"invalid container file of Docker: {error}"
         raise FormatError(message) from error
     labels = (found.Config.Labels if found.Config else None) or {}
-    return DockerContainer(found.Name.removeprefix("/"), labels.get(label, "") if label else "")
+    return {
+        "name": found.Name.removeprefix("/"),
+        "label": labels.get(label, "") if label else "",
+    }
 
 
 _NUMBERS = ("domain", "bus", "slot", "function")
-_NOVA = "{*}instance"
 _HOST = re.compile(r"\bhost=(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _HOST_JSON = re.compile(
     r'"host"\s*:\s*"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"', re.IGNORECASE
@@ -63,17 +60,15 @@ _PROGRAM = re.compile(r"(?:^|/)(?:qemu-system-[a-z0-9_]+|qemu-kvm|kvm)$")
 class LibvirtDomain:
     """A virtual machine with the PCI addresses and mediated device ids of its passed-through devices.
 
-    Project, user and instance are those of OpenStack; empty for other machines.
+    The project is that of OpenStack; empty for other machines.
     """
 
     name: str
     uuid: str
     pci_addresses: tuple[str, ...] = ()
     mediated: tuple[str, ...] = ()
-    instance: str = ""
     project: str = ""
     project_id: str = ""
-    user: str = ""
 
 
 def parse_domain(content: bytes) -> LibvirtDomain:
@@ -93,7 +88,7 @@ def parse_domain(content: bytes) -> LibvirtDomain:
     if found is None:
         message = f"unexpected root element {root.tag[:100]!r}: expected an element with a domain"
         raise FormatError(message)
-    nova = found.find(f"metadata/{_NOVA}")
+    project = found.find("metadata/{*}instance/{*}owner/{*}project")  # of OpenStack Nova
     return LibvirtDomain(
         name=found.findtext("name", ""),
         uuid=found.findtext("uuid", ""),
@@ -105,24 +100,22 @@ def parse_domain(content: bytes) -> LibvirtDomain:
             source.get("uuid", "")
             for source in found.findall("devices/hostdev[@type='mdev']/source/address")
         ),
-        instance=_text(nova, "{*}name"),
-        project=_text(nova, "{*}owner/{*}project"),
-        project_id=_attribute(nova, "{*}owner/{*}project", "uuid"),
-        user=_text(nova, "{*}owner/{*}user"),
+        project=(project.text or "").strip() if project is not None else "",
+        project_id=project.get("uuid", "") if project is not None else "",
     )
 
 
 def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
     """Return the machine of a process, from its /proc/PID/cmdline; None if it is not QEMU."""
-    words = [word.decode(errors="backslashreplace") for word in cmdline.split(b"\0")]
-    if not _PROGRAM.search(words[0]):
+    program, *arguments = cmdline.decode(errors="backslashreplace").split("\0")
+    if not _PROGRAM.search(program):
         return None
-    options = dict(pairwise(words[1:]))
+    options = dict(pairwise(arguments))
     addresses = [
         f"{found[1] or '0000'}:{found[2]}".lower()
-        for word in words
-        if "vfio-pci" in word
-        for found in (*_HOST.finditer(word), *_HOST_JSON.finditer(word))
+        for argument in arguments
+        if "vfio-pci" in argument
+        for found in (*_HOST.finditer(argument), *_HOST_JSON.finditer(argument))
     ]
     name = options.get("-name", "")
     guest = re.search(r"(?:^|,)guest=([^,]*)", name)
@@ -141,12 +134,3 @@ def _address(source: ET.Element) -> str:
         message = f"invalid PCI address: {error}"
         raise FormatError(message) from error
     return f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
-
-
-def _text(nova: ET.Element | None, path: str) -> str:
-    return (nova.findtext(path, "") or "").strip() if nova is not None else ""
-
-
-def _attribute(nova: ET.Element | None, path: str, name: str) -> str:
-    found = nova.find(path) if nova is not None else None
-    return found.get(name, "") if found is not None else ""

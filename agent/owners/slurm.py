@@ -36,30 +36,24 @@ _OFF = {"", "off"}
 
 @dataclass(frozen=True, slots=True)
 class GresDevice:
-    """A device with its index, type and files."""
+    """A device with its index and the minor number of its /dev/nvidiaN; None without one.
+
+    The minor number of a MIG device is that of its GPU.
+    """
 
     index: int
-    type: str
-    files: tuple[str, ...]
-
-    @property
-    def minor(self) -> int | None:
-        """Minor number of its /dev/nvidiaN, which for a MIG device is that of its GPU. None without one."""
-        found = [_DEVICE_FILE.fullmatch(file) for file in self.files]
-        return next((int(device[1]) for device in found if device), None)
+    minor: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class GresConf:
-    """Devices that the file names for one node, and the AutoDetect method (`nvml`); empty if off."""
+    """Devices that the file names for one node, and the AutoDetect method (`nvml`); empty if off.
+
+    With AutoDetect, slurmd orders the devices, and the indices may be others.
+    """
 
     devices: tuple[GresDevice, ...]
     auto_detect: str
-
-    @property
-    def is_certain(self) -> bool:
-        """True if the indices are those of Slurm; with AutoDetect, slurmd orders the devices."""
-        return not self.auto_detect
 
 
 def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
@@ -103,11 +97,15 @@ def _pairs(line: str) -> dict[str, str]:
 
 def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:
     """Return the devices of a line: one per file, or one with several files."""
-    kind = fields.get("type", "")
     if "multiplefiles" in fields:
-        return [GresDevice(first, kind, expand_nodes(fields["multiplefiles"]))]
+        return [GresDevice(first, _minor(*expand_nodes(fields["multiplefiles"])))]
     files = expand_nodes(fields.get("file", ""))
-    return [GresDevice(first + place, kind, (file,)) for place, file in enumerate(files)]
+    return [GresDevice(index, _minor(file)) for index, file in enumerate(files, first)]
+
+
+def _minor(*files: str) -> int | None:
+    found = (_DEVICE_FILE.fullmatch(file) for file in files)
+    return next((int(device[1]) for device in found if device), None)
 
 
 SLURM_VARIABLES = (
@@ -126,32 +124,26 @@ def parse_slurm_variables(content: bytes) -> dict[str, str]:
     """Return the variables of the names above that are set."""
     found: dict[str, str] = {}
     for entry in content.split(b"\0"):
-        name, equals, value = entry.partition(b"=")
-        word = name.decode("ascii", errors="replace")
-        if equals and word in SLURM_VARIABLES:
-            found.setdefault(word, value.decode(errors="backslashreplace"))
+        name, equals, value = entry.decode(errors="backslashreplace").partition("=")
+        if equals and name in SLURM_VARIABLES:
+            found.setdefault(name, value)
     return found
 
 
 SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
 """Format as Slurm writes it. The first digit has the 4 bits that are left over from 12 digits."""
 
-_TITLE = re.compile(r"slurmstepd: \[([0-9]{1,10})\.([^\s\]]+)(?: stepmgr)?\]")
+_TITLE = re.compile(r"slurmstepd: \[([0-9]{1,10})\.[^\s\]]+(?: stepmgr)?\]")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmStep:
-    """A step of a job with its name: a number, `batch`, `extern`, `interactive`, `0+1`."""
+def parse_step_title(cmdline: bytes) -> int:
+    """Return the job of a slurmstepd, from its /proc/PID/cmdline. Raises FormatError.
 
-    job: int
-    step: str
-
-
-def parse_step_title(cmdline: bytes) -> SlurmStep:
-    """Return the step of a slurmstepd, from its /proc/PID/cmdline. Raises FormatError."""
+    The step in the title is a number, `batch`, `extern`, `interactive` or `0+1`.
+    """
     title = cmdline.rstrip(b"\0 ").decode(errors="backslashreplace")
     found = _TITLE.fullmatch(title)
     if found is None:
         message = f"invalid process title of slurmstepd: {title[:200]!r}"
         raise FormatError(message)
-    return SlurmStep(int(found[1]), found[2])
+    return int(found[1])

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from agent.health import RULES, GpuVerdict, judge
+from agent.health import RULES, GpuVerdict, format_verdict, judge
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from agent.health.rule import HEALTHY, LOAD, UNKNOWN
-from agent.health.verdict_text import format_verdict
 from agent.host import Host
 from agent.sampling import governor, hang_guard, source as base
 from agent.sampling.meter import ProcessMeter, ReplayMeter
@@ -291,7 +290,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
     def _look(self, now_ns: int) -> None:
         statuses = self._statuses()
         latest = {name: _latest(statuses.get(name), now_ns) for name in SOURCES}
-        self._gathering.look(latest, now_ns)
+        self._gathering.update(latest, now_ns)
 
     def _load_state(self) -> int:
         status = self._statuses().get(LOAD)

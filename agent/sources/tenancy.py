@@ -22,7 +22,6 @@ from agent.tenancy import (
     devices,
     gpu_processes,
     kubernetes,
-    pods,
     slurm,
     tenancy_state_file,
     virtual_machines,
@@ -83,22 +82,14 @@ class ClaimSource(source.SourceWithoutResources):
         self._gpus = gpus or GpuInventory()
         self._system = frozenset(settings.system_owners.split())
         self._trusted = _owners(settings.trusted_owners)
-        kubelet = pods.KubeletPodsUrl(
-            settings.kubelet_url, settings.kubelet_token_file, settings.kubelet_ca_file
-        )
-        self._kubernetes = kubernetes.KubernetesProvider(
-            settings.kubelet_socket, self._system, pods.PodRequests(kubelet)
-        )
+        self._kubernetes = kubernetes.KubernetesProvider(settings, self._system)
         self._processes = gpu_processes.GpuProcessOwners(
             lists or ProcessLists(), settings.owner_label
-        )
-        places = slurm.SlurmPaths(
-            settings.slurm_gpu_directory, settings.slurm_job_directory, settings.gres_conf
         )
         self.clock = ClockHistory()
         """Clock history of the boot, from the first poll on."""
         self._slurm = slurm.SlurmProvider(
-            places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses
+            settings, lambda: self._node, lambda: self.clock, lambda: self._uses.uses
         )
         adapters: tuple[ClaimProvider, ...] = (
             self._slurm,
@@ -192,7 +183,7 @@ class ClaimSource(source.SourceWithoutResources):
             list(self._looks(host, book)), book.in_force, self.devices
         )
         book.settle(looks, host.clock.now())
-        unread_providers = {report.adapter for report in looks if report.told.unread is not None}
+        unread_providers = {report.adapter for report in looks if report.report.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
         known = gpu_processes.ClaimContext(
             claims,
@@ -202,11 +193,13 @@ class ClaimSource(source.SourceWithoutResources):
             book.in_force(UNCLAIMED),
             host.boot_id,
         )
-        self._free, used = self._unclaimed.look(self._uses, known)
+        self._free, used = self._unclaimed.update(self._uses, known)
         if (report := self._of_processes(UNCLAIMED, used)) is not None:
             book.settle([report], host.clock.now())
-        self._problem = next((report.told.unread for report in looks if report.told.unread), None)
-        self._findings = tuple(f for report in looks for f in report.told.findings)
+        self._problem = next(
+            (report.report.unread for report in looks if report.report.unread), None
+        )
+        self._findings = tuple(f for report in looks for f in report.report.findings)
         self._findings += (*claim_placement.unplaced_findings(unplaced), *self._report_processes())
         if self._memory:
             now = host.clock.now()
@@ -230,11 +223,15 @@ class ClaimSource(source.SourceWithoutResources):
         self, host: Host, book: claim_tracker.ClaimTracker
     ) -> Iterator[claim_tracker.ProviderReport]:
         """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
-        yield self._ask_provider(host, book, self._kubernetes.name, self._kubernetes.look)
-        self._uses = self._processes.look(host, self.devices, self._kubernetes.pods)
+        yield self._ask_provider(host, book, self._kubernetes.name, self._kubernetes.poll)
+        self._uses = self._processes.poll(host, self.devices, self._kubernetes.pods)
         for adapter in self._adapters:
-            yield self._ask_provider(host, book, adapter.name, adapter.look)
-        trusted = tuple(self._claim(use) for use in self._uses.uses if self._is_trusted(use))
+            yield self._ask_provider(host, book, adapter.name, adapter.poll)
+        trusted = tuple(
+            gpu_processes.claim_of_use(use, ClaimAuthority.NODE_PLUGIN, self._system)
+            for use in self._uses.uses
+            if self._is_trusted(use)
+        )
         if (report := self._of_processes(PROCESS, trusted)) is not None:
             yield report
 
@@ -250,25 +247,7 @@ class ClaimSource(source.SourceWithoutResources):
         return claim_tracker.ProviderReport(name, claims_reported, began, host.clock.now())
 
     def _is_trusted(self, use: gpu_processes.DeviceUse) -> bool:
-        return use.whose.source in self._trusted and not use.whose.is_shared_or_hidden
-
-    def _claim(self, use: gpu_processes.DeviceUse) -> NodeClaim:
-        """Claim of processes with a trusted owner, on the device that they use."""
-        owner, device = use.whose, use.device
-        return NodeClaim(
-            source=owner.source,
-            level=ClaimAuthority.NODE_PLUGIN,
-            workload=owner.workload,
-            owner=owner.owner,
-            gpu=device.gpu,
-            device=device.id,
-            compute=device.compute,
-            memory=device.memory,
-            exclusive=False,
-            profile=device.profile,
-            pids=use.pids,
-            system=bool({owner.workload, owner.owner} & self._system),
-        )
+        return use.owner.source in self._trusted and not use.owner.is_shared_or_hidden
 
     def _of_processes(
         self, name: str, held: tuple[NodeClaim, ...]
@@ -293,7 +272,7 @@ class ClaimSource(source.SourceWithoutResources):
             )
             return
         hidden = sum(
-            use.whose.source == "process" and use.whose.is_shared_or_hidden
+            use.owner.source == "process" and use.owner.is_shared_or_hidden
             for use in self._uses.uses
         )
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))

@@ -26,19 +26,19 @@ _MAX_QUOTED = 5
 
 
 def place_claims(
-    looks: Sequence[ProviderReport],
+    reports: Sequence[ProviderReport],
     in_force: Callable[[str], tuple[NodeClaim, ...]],
     devices: NodeDevices,
 ) -> tuple[list[ProviderReport], list[NodeClaim]]:
     """Return the reports with devices from other providers, and the claims without a device."""
-    claimed = [(report.adapter, held) for report in looks for held in report.told.held]
+    claimed = [(report.adapter, held) for report in reports for held in report.report.held]
     counts = [(adapter, held) for adapter, held in claimed if not held.gpu]
     if not counts:
-        return list(looks), []
+        return list(reports), []
     claimed += [
         (report.adapter, h)
-        for report in looks
-        if report.told.unread
+        for report in reports
+        if report.report.unread
         for h in in_force(report.adapter)
     ]
     counts.sort(key=lambda one: (-one[1].level, one[1].key))
@@ -71,12 +71,12 @@ def place_claims(
     found = [
         replace(
             report,
-            told=replace(
-                report.told,
-                held=tuple(one for held in report.told.held for one in of(report.adapter, held)),
+            report=replace(
+                report.report,
+                held=tuple(one for held in report.report.held for one in of(report.adapter, held)),
             ),
         )
-        for report in looks
+        for report in reports
     ]
     return found, [held for rest in rests.values() for held in rest if not held.gpu]
 

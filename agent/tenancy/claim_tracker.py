@@ -89,7 +89,7 @@ class ProviderReport:
     """Report of one provider, with the start and end of its poll."""
 
     adapter: str
-    told: ClaimReport
+    report: ClaimReport
     began: NodeTimestamp
     ended: NodeTimestamp
 
@@ -148,7 +148,7 @@ class ClaimTracker:
         events, self._events = self._events, []
         return events
 
-    def settle(self, looks: Sequence[ProviderReport], now: NodeTimestamp) -> None:
+    def settle(self, reports: Sequence[ProviderReport], now: NodeTimestamp) -> None:
         """Process the reports of all providers.
 
         Emits everything in force again at the first call and every hour.
@@ -156,9 +156,9 @@ class ClaimTracker:
         if self._repeat_at_ns is None or now.boot_ns >= self._repeat_at_ns:
             self._emit_all_again(now, forget=self._repeat_at_ns is not None)
             self._repeat_at_ns = now.boot_ns + REPEAT_EVERY_NS
-        claimed = [(report.adapter, held) for report in looks for held in report.told.held]
+        claimed = [(report.adapter, held) for report in reports for held in report.report.held]
         known = {(adapter, *held.key) for adapter, held in claimed}
-        unread = {report.adapter: report.told for report in looks}
+        unread = {report.adapter: report.report for report in reports}
         claimed += [
             (one.adapter, one.held)
             for key, one in self._open.items()
@@ -170,10 +170,10 @@ class ClaimTracker:
         for adapter, held in claimed:
             alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
         self._hidden = {k: until for k, until in self._hidden.items() if now.boot_ns < until}
-        for report in looks:
+        for report in reports:
             self._take(report, alike)
         present = {(adapter, *held.key) for adapter, held in claimed}
-        polled_providers = {report.adapter for report in looks}
+        polled_providers = {report.adapter for report in reports}
         self._hidden = {
             key: until
             for key, until in self._hidden.items()
@@ -183,13 +183,13 @@ class ClaimTracker:
 
     def _take(self, report: ProviderReport, alike: ClaimsByWorkload) -> None:
         """Compare the report of one provider with its previous one."""
-        if report.told.unread is not None:
+        if report.report.unread is not None:
             return
         now, gap_ns = report.ended, self._gap_ns(report)
         present = dict(self._present(report, alike, now))
         for key, one in [(k, o) for k, o in self._open.items() if k[0] == report.adapter]:
             if key not in present:
-                if not _remains_in_force(one, report.told):
+                if not _remains_in_force(one, report.report):
                     self._end(key, now, self._edge(now), gap_ns, GONE)
             elif not present[key].agrees(one.held):
                 self._end(key, now, self._edge(now), gap_ns, CHANGED)
@@ -204,7 +204,7 @@ class ClaimTracker:
         self, report: ProviderReport, alike: ClaimsByWorkload, now: NodeTimestamp
     ) -> Iterator[tuple[tuple[str, ...], NodeClaim]]:
         """Yield the claims of a provider that have begun, except those left to a higher authority."""
-        for held in report.told.held:
+        for held in report.report.held:
             key = (report.adapter, *held.key)
             higher = self._higher(report.adapter, held, alike, now)
             if higher is not None:

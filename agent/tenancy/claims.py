@@ -23,7 +23,7 @@ import msgspec
 from agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict
-from agent.tenancy.devices import NodeDevices
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority
 from railscope.frame import NodeTimestamp
 from railscope.reading import Absent, reason_of
@@ -96,6 +96,22 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if colon and self.source in SOURCES_FOR_OTHERS:
             return source, name
         return self.source, self.workload
+
+    def on(self, device: ClaimableDevice, share: str = "") -> NodeClaim:
+        """Return the claim on a device, or on a share of it.
+
+        It is not exclusive on a share, nor on a device with unknown slots.
+        """
+        return msgspec.structs.replace(
+            self,
+            gpu=device.gpu,
+            device=device.id,
+            compute=device.compute,
+            memory=device.memory,
+            profile=device.profile,
+            share=share,
+            exclusive=self.exclusive and device.exact and not share,
+        )
 
     def has_begun(self, boot_id: str, now: NodeTimestamp) -> bool:
         """True if its start is not in the future, by the boot clock if it has that."""
@@ -176,7 +192,7 @@ class ClaimProvider(Protocol):
 
     name: str
 
-    def look(
+    def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
     ) -> ClaimReport:
         """Return the current claims. `in_force` contains this provider's claims that are in force.

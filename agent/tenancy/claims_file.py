@@ -60,7 +60,7 @@ class ClaimsFile:
     _content: bytes = b""
     _lines: tuple[ClaimsFileLine, ...] = ()
 
-    def look(
+    def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
     ) -> ClaimReport:
         """Return the claims on this node. An invalid file changes nothing."""
@@ -113,19 +113,14 @@ class ClaimsFile:
             owner=line.owner,
             tenant=line.tenant,
             node=node,
-            gpu=device.gpu,
-            device=device.id,
+            gpu="",
             reference="" if line.start_ns is None else str(line.start_ns),
-            compute=device.compute,
-            memory=device.memory,
-            profile=device.profile,
-            exclusive=line.exclusive and device.exact,
-            share=line.share,
+            exclusive=line.exclusive,
             system=line.system,
             start_ns=line.start_ns,
             end_ns=line.end_ns,
             uncertainty_ns=None if line.start_ns is None else 0,
-        )
+        ).on(device, line.share)
 
 
 def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:

@@ -43,7 +43,7 @@ class CommandClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     start_boot: BootTime | None = None
     end_boot: BootTime | None = None
 
-    def says(self, other: CommandClaim) -> bool:
+    def agrees(self, other: CommandClaim) -> bool:
         """True if another claim has the same content, whatever its times."""
         return _without_times(self) == _without_times(other)
 
@@ -123,7 +123,7 @@ class CommandClaims:
             self._open()
             known = self._claims.get(claim.id)
             if known is not None:
-                if known.end_ns is None and known.says(claim):
+                if known.end_ns is None and known.agrees(claim):
                     return known
                 if not (again and known.ended_before(claim)):
                     state = "has ended" if known.end_ns is not None else "differs"
@@ -183,7 +183,7 @@ class CommandClaims:
             raise ClaimNotStoredError(message) from error
         self._claims, self._past = claims, past
 
-    def look(
+    def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
     ) -> ClaimReport:
         """Return the claims. No claim ends before the stored ones have been read."""
@@ -228,18 +228,13 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
         workload=workload,
         owner=claim.owner,
         tenant=claim.tenant,
-        gpu=device.gpu,
-        device=device.id,
+        gpu="",
         reference=claim.id,
-        compute=device.compute,
-        memory=device.memory,
-        profile=device.profile,
-        exclusive=claim.exclusive and device.exact and not claim.share,
-        share=claim.share,
+        exclusive=claim.exclusive,
         system=claim.system,
         start_ns=claim.start_ns,
         start_boot=claim.start_boot,
         end_ns=claim.end_ns,
         end_boot=claim.end_boot,
         uncertainty_ns=0,
-    )
+    ).on(device, claim.share)

@@ -7,7 +7,7 @@ claimed. Users and administrators name a device by GPU index, UUID, PCI address 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -101,24 +101,27 @@ class NodeDevices:
         self, gpu: str, gpu_instance: str, compute_instance: str = ""
     ) -> ClaimableDevice | None:
         """Return a MIG device by its instance ids; without a compute instance, the GPU instance's first."""
-        owner = self.all.get(gpu)
-        for part in owner.parts if owner else ():
-            wanted = (gpu_instance, compute_instance or part.compute_instance)
-            if (part.gpu_instance, part.compute_instance) == wanted:
-                return _mig_device(owner, part)
-        return None
+        return self._part(
+            gpu,
+            lambda part: (
+                part.gpu_instance == gpu_instance
+                and compute_instance in {"", part.compute_instance}
+            ),
+        )
 
     def mig_with_index(self, gpu: str, index: int) -> ClaimableDevice | None:
         """Return a MIG device by its index on its GPU."""
-        owner = self.all.get(gpu)
-        found = (part for part in (owner.parts if owner else ()) if part.index == str(index))
-        return next((_mig_device(owner, part) for part in found), None)
+        return self._part(gpu, lambda part: part.index == str(index))
 
     def mig_placed(self, gpu: str, start: int) -> ClaimableDevice | None:
         """Return a MIG device by its first memory slice."""
+        return self._part(gpu, lambda part: part.start == start)
+
+    def _part(self, gpu: str, test: Callable[[MigNames], bool]) -> ClaimableDevice | None:
+        """Return the first MIG device of a GPU that passes a test."""
         owner = self.all.get(gpu)
-        found = (part for part in (owner.parts if owner else ()) if part.start == start)
-        return next((_mig_device(owner, part) for part in found), None)
+        found = (_mig_device(owner, part) for part in owner.parts if test(part)) if owner else ()
+        return next(iter(found), None)
 
     def memory_mib(self, place: str | int | None) -> int | None:
         """Return the memory of a GPU by UUID or index; without a name, that of all GPUs if it is equal."""
@@ -166,8 +169,7 @@ def _whole_gpu(gpu: GpuNames | None) -> ClaimableDevice | None:
     return ClaimableDevice(gpu.uuid, gpu.uuid) if gpu else None
 
 
-def _mig_device(gpu: GpuNames | None, part: MigNames) -> ClaimableDevice:
-    assert gpu is not None  # noqa: S101 - a part belongs to the GPU it was found on
+def _mig_device(gpu: GpuNames, part: MigNames) -> ClaimableDevice:
     if part.compute is None or part.memory is None:
         return ClaimableDevice(gpu.uuid, part.uuid, profile=part.profile, exact=False)
     return ClaimableDevice(gpu.uuid, part.uuid, part.compute, part.memory, part.profile)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists
 from agent.host import Host
 from agent.host.owners import OWNER
@@ -49,7 +51,7 @@ class ProcessOwner:
 class DeviceUse:
     """Processes of one owner on one GPU or MIG device. Times are wall clock."""
 
-    whose: ProcessOwner
+    owner: ProcessOwner
     device: ClaimableDevice
     pids: tuple[int, ...]
     seen: NodeTimestamp
@@ -89,7 +91,7 @@ class GpuProcessOwners:
     _missed: dict[int, int] = field(default_factory=dict)
     """Processes that NVML lists and /proc does not have, with the time of the first such list."""
 
-    def look(self, host: Host, devices: NodeDevices, pods: NodePods) -> DeviceUses:
+    def poll(self, host: Host, devices: NodeDevices, pods: NodePods) -> DeviceUses:
         """Group the processes of the latest lists by owner."""
         now = host.clock.now()
         listed = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
@@ -112,7 +114,7 @@ class GpuProcessOwners:
                 use = DeviceUse(
                     _with_pod_name(owner, pods), device, (process.pid,), one.at, begun_ns
                 )
-                key = (use.whose.source, use.whose.workload, device.id)
+                key = (use.owner.source, use.owner.workload, device.id)
                 found[key] = _join_uses(found[key], use) if key in found else use
         return DeviceUses(
             tuple(found.values()), unread, {uuid: one.at for uuid, one in good.items()}
@@ -250,12 +252,12 @@ class FirstListedUse:
 class ClaimContext:
     """Claims and other facts that process owners are compared with.
 
-    `silent` contains the providers that could not be read, `jobs` the Slurm job ids by SLUID. `in_force` is
+    `unread` contains the providers that could not be read, `jobs` the Slurm job ids by SLUID. `in_force` is
     unclaimed use that was reported before, possibly by an earlier run of the agent.
     """
 
     claims: Collection[NodeClaim]
-    silent: Collection[str]
+    unread: Collection[str]
     jobs: Mapping[str, str]
     system: Collection[str]
     in_force: Collection[NodeClaim]
@@ -270,21 +272,21 @@ class UnclaimedUseDetector:
     _listed: dict[str, int] = field(default_factory=dict)
     """Time of the last process list of each GPU (boot clock)."""
 
-    def look(
+    def update(
         self, uses: DeviceUses, known: ClaimContext
     ) -> tuple[tuple[DeviceUse, ...], tuple[NodeClaim, ...]]:
         """Return all unclaimed use, and the part of it that an earlier list also contained."""
         free = tuple(
             use
             for use in uses.uses
-            if use.whose.source not in known.silent
+            if use.owner.source not in known.unread
             and not any(may_cover(claim, use, known.jobs) for claim in known.claims)
         )
         keys = {_use_key(use) for use in free}
         self._first = {
             key: first
             for key, first in self._first.items()
-            if key in keys or key[2] in uses.unread or key[0] in known.silent
+            if key in keys or key[2] in uses.unread or key[0] in known.unread
         }
         for use in free:
             if _use_key(use) not in self._first:
@@ -311,7 +313,7 @@ def may_cover(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool
     if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
         return False
     source, workload = claim.workload_of
-    owner = use.whose
+    owner = use.owner
     if owner.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
         return True
     if source != owner.source:
@@ -321,20 +323,24 @@ def may_cover(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool
     return workload == owner.workload
 
 
-def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -> NodeClaim:
+def claim_of_use(use: DeviceUse, level: ClaimAuthority, system: Collection[str]) -> NodeClaim:
+    """Return the use of a device as a claim without a start; `system` are the system owners."""
+    owner = use.owner
     return NodeClaim(
-        source=use.whose.source,
-        level=ClaimAuthority.PROCESS,
-        workload=use.whose.workload,
-        owner=use.whose.owner,
-        gpu=use.device.gpu,
-        device=use.device.id,
-        compute=use.device.compute,
-        memory=use.device.memory,
+        source=owner.source,
+        level=level,
+        workload=owner.workload,
+        owner=owner.owner,
+        gpu="",
         exclusive=False,
-        system=bool({use.whose.workload, use.whose.owner} & set(known.system)),
-        profile=use.device.profile,
+        system=owner.workload in system or owner.owner in system,
         pids=tuple(sorted(use.pids)),
+    ).on(use.device)
+
+
+def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -> NodeClaim:
+    return msgspec.structs.replace(
+        claim_of_use(use, ClaimAuthority.PROCESS, known.system),
         start_ns=first.seen.wall_ns,
         start_boot=BootTime(known.boot_id, first.seen.boot_ns),
         uncertainty_ns=first.uncertainty_ns,
@@ -342,4 +348,4 @@ def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -
 
 
 def _use_key(use: DeviceUse) -> UseKey:
-    return use.whose.source, use.whose.workload, use.device.gpu, use.device.id
+    return use.owner.source, use.owner.workload, use.device.gpu, use.device.id

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import msgspec
 
+from agent.config import TenancySettings
 from agent.host import Host
 from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError, kubelet_answers
@@ -61,10 +62,10 @@ class _PodDevice:
 class KubernetesProvider:
     """Pods of this node."""
 
-    socket: str
+    settings: TenancySettings
     system: frozenset[str] = frozenset()
     """Namespaces of health checks and the administrator's own use."""
-    requests: PodRequests = field(default_factory=PodRequests)
+    requests: PodRequests = field(init=False)
     name: str = "kubernetes"
     pods: NodePods = field(default_factory=NodePods)
     """Pods as of the last poll."""
@@ -73,29 +74,34 @@ class KubernetesProvider:
     )
     _directories: PodDirectories = field(default_factory=PodDirectories)
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _ask_again_ns: int = 0
+    _replicas_valid_until_ns: int = 0
 
-    def look(
+    def __post_init__(self) -> None:
+        """Create the reader of the pod list."""
+        self.requests = PodRequests(self.settings)
+
+    def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
     ) -> ClaimReport:
         """Return the devices of all pods that have not ended."""
-        if not self.socket:
+        socket = self.settings.kubelet_socket
+        if not socket:
             return ClaimReport(
                 findings=(
                     ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "tenancy.kubelet_socket is not set"),
                 )
             )
-        self.pods = self._directories.look(host)
-        requests = self.requests.look(host, devices)
+        self.pods = self._directories.scan(host)
+        requests = self.requests.poll(host, devices)
         try:
-            answer = host.call(KUBELET, LIST, self.socket)
+            answer = host.call(KUBELET, LIST, socket)
             pods = msgspec.convert(answer, tuple[kubelet_answers.KubeletPod, ...])
         except FileNotFoundError as error:
             if in_force or self.pods.names:
                 return failed_report(
                     SUBJECT, error, "start the kubelet, or set tenancy.kubelet_socket"
                 )
-            detail = f"the kubelet is not installed: {self.socket} does not exist"
+            detail = f"the kubelet is not installed: {socket} does not exist"
             return ClaimReport(findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, detail),))
         except (OSError, msgspec.ValidationError) as error:
             return failed_report(
@@ -144,12 +150,12 @@ class KubernetesProvider:
         }
         found = [one for one in held if _pod_of(one) not in requests]
         for pod, request in requests.items():
-            of_pod = msgspec.structs.replace(self._of(*pod), exclusive=False)
+            of_pod = self._of(*pod)
             listed = [one for one in held if _pod_of(one) == pod]
             for part in request.parts:
                 device = _device_of_part(part, devices)
                 if device is not None:
-                    found.append(_claim_of_part(of_pod, part, device))
+                    found.append(_limit_to_share(of_pod.on(device), part))
                     continue
                 count = part.count if part.place is None else 1
                 taken, listed = listed[:count], listed[count:]
@@ -165,15 +171,11 @@ class KubernetesProvider:
 
     def _held(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
         pod, device = holding.pod, holding.device
-        return msgspec.structs.replace(
-            self._of(pod.namespace, pod.name),
-            gpu=device.gpu,
-            device=device.id + (f"::{holding.share}" if holding.share else ""),
-            compute=device.compute,
-            memory=device.memory,
-            exclusive=alone and device.exact and not holding.share and not holding.is_slot,
-            profile=device.profile,
-        )
+        if holding.share:
+            device = msgspec.structs.replace(device, id=f"{device.id}::{holding.share}")
+        exclusive = alone and not holding.share and not holding.is_slot
+        of_pod = self._of(pod.namespace, pod.name)
+        return msgspec.structs.replace(of_pod, exclusive=exclusive).on(device)
 
     def _of(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""
@@ -210,7 +212,7 @@ class KubernetesProvider:
             if entry.resource.startswith(_VENDOR) and not _is_gpu(entry.resource)
             for text in entry.ids
         )
-        passed = self._passed.look(host) if others else set()
+        passed = self._passed.scan(host) if others else set()
         for text in others if passed else ():
             for device in virtual_machines.find_passed_through(host, text, passed, devices):
                 yield _PodDevice(pod, text, device)
@@ -219,10 +221,12 @@ class KubernetesProvider:
         """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
         shared = {_base(each.text) for each in holdings if each.replica is not None}
         now_ns = host.clock.now().boot_ns
-        if not shared or (shared <= self._replicas.keys() and now_ns < self._ask_again_ns):
+        if not shared or (
+            shared <= self._replicas.keys() and now_ns < self._replicas_valid_until_ns
+        ):
             return
         try:
-            answer = host.call(KUBELET, ALLOCATABLE, self.socket)
+            answer = host.call(KUBELET, ALLOCATABLE, self.settings.kubelet_socket)
             given = msgspec.convert(answer, tuple[kubelet_answers.PodDevices, ...])
         except (OSError, msgspec.ValidationError):
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
@@ -232,7 +236,7 @@ class KubernetesProvider:
             if name is not None and name.replica is not None:
                 found.setdefault(_base(text), set()).add(name.replica)
         self._replicas = {base: tuple(sorted(replicas)) for base, replicas in found.items()}
-        self._ask_again_ns = now_ns + REPLICAS_VALID_NS
+        self._replicas_valid_until_ns = now_ns + REPLICAS_VALID_NS
 
     def _findings(
         self, held: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
@@ -240,7 +244,7 @@ class KubernetesProvider:
         pods = len({each.workload for each in held})
         detail = (
             f"{format_count(len(held), 'device')} held by "
-            f"{format_count(pods, 'pod')}, reported by {self.socket}"
+            f"{format_count(pods, 'pod')}, reported by {self.settings.kubelet_socket}"
         )
         yield ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)
         if unknown:
@@ -270,25 +274,7 @@ def _pod_of(held: NodeClaim) -> tuple[str, str]:
 
 def _device_of_part(part: RequestedShare, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device that a request names; None without a name, or if no device here has it."""
-    if part.place is None:
-        return None
-    name = str(part.place)
-    return naming.find_device(name, devices)
-
-
-def _claim_of_part(of_pod: NodeClaim, part: RequestedShare, device: ClaimableDevice) -> NodeClaim:
-    return _limit_to_share(
-        msgspec.structs.replace(
-            of_pod,
-            gpu=device.gpu,
-            device=device.id,
-            compute=device.compute,
-            memory=device.memory,
-            profile=device.profile,
-            exclusive=device.exact,
-        ),
-        part,
-    )
+    return None if part.place is None else naming.find_device(str(part.place), devices)
 
 
 def _limit_to_share(held: NodeClaim, part: RequestedShare) -> NodeClaim:

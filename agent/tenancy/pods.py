@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from agent.config import TenancySettings
 from agent.host import Host
 from agent.host.owners import KUBELET, PODS
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
@@ -56,7 +57,7 @@ class PodDirectories:
     def __init__(self) -> None:
         self._root = ""
 
-    def look(self, host: Host) -> NodePods:
+    def scan(self, host: Host) -> NodePods:
         """Return the pods of the node."""
         uids: dict[tuple[str, str], set[str]] = {}
         named: dict[str, tuple[str, str]] = {}
@@ -91,37 +92,28 @@ SUBJECT = "shares of GPUs in pods"
 _MAX_QUOTED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletPodsUrl:
-    """Address of the pod list of the kubelet; an empty URL disables it."""
-
-    url: str = ""
-    token_file: str = ""
-    ca_file: str = ""
-
-
 @dataclass(slots=True)
 class PodRequests:
     """Requests of the pods, read at each poll. If the list cannot be read, the previous one stays."""
 
-    kubelet: KubeletPodsUrl = field(default_factory=KubeletPodsUrl)
+    settings: TenancySettings
+    """Address of the pod list of the kubelet; an empty URL disables it."""
     ended: frozenset[tuple[str, str]] = frozenset()
     """Ended pods, by namespace and name."""
     findings: tuple[ProbeFinding, ...] = ()
     _entries: tuple[PodEntry, ...] = ()
 
-    def look(self, host: Host, devices: NodeDevices) -> Mapping[tuple[str, str], PodShareRequests]:
+    def poll(self, host: Host, devices: NodeDevices) -> Mapping[tuple[str, str], PodShareRequests]:
         """Return the requests for shares of each pod, by namespace and name."""
-        where, self.findings = self.kubelet, ()
-        if not where.url:
+        url, self.findings = self.settings.kubelet_url, ()
+        if not url:
             return {}
         try:
-            answer = host.call(KUBELET, PODS, where.url, where.token_file, where.ca_file)
+            files = self.settings.kubelet_token_file, self.settings.kubelet_ca_file
+            answer = host.call(KUBELET, PODS, url, *files)
             self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
         except (OSError, msgspec.ValidationError) as error:
-            remedy = (
-                f"check tenancy.kubelet_url {where.url}, kubelet_token_file and kubelet_ca_file"
-            )
+            remedy = f"check tenancy.kubelet_url {url}, kubelet_token_file and kubelet_ca_file"
             self.findings = (failure_finding(SUBJECT, error, remedy),)
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
         found = {

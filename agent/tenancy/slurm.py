@@ -18,10 +18,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from agent.config import TenancySettings
 from agent.host import Host
 from agent.host.owners import OWNER
 from agent.owners import FormatError, slurm
-from agent.owners.slurm import parse_step_title
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
 from agent.tenancy import claims, devices as naming, gpu_processes, slurm_files
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
@@ -67,7 +67,7 @@ class JobControlGroups:
     _known: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
     """By directory: the steps that were read, and the environment they have."""
 
-    def look(self, host: Host) -> list[tuple[JobControlGroup, JobEnvironment]]:
+    def scan(self, host: Host) -> list[tuple[JobControlGroup, JobEnvironment]]:
         """Return the jobs of the node. Raises OSError if their directories cannot be read."""
         found = list(_find_job_groups(host))
         paths = {group.path for group in found}
@@ -144,7 +144,7 @@ def _job_of_step(host: Host, directory: str) -> int | None:
     """Return the job id from the process title of the slurmstepd of one of its steps."""
     for pid in _read_pids(host, f"{directory}/slurm"):
         try:
-            return parse_step_title(host.read(f"/proc/{pid}/cmdline")).job
+            return slurm.parse_step_title(host.read(f"/proc/{pid}/cmdline"))
         except (OSError, FormatError):
             continue
     return None
@@ -201,20 +201,11 @@ def _device_names(environment: dict[str, str]) -> tuple[str, ...]:
 SUBJECT = "claims by Slurm"
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmPaths:
-    """Paths to read; an empty one is not read."""
-
-    gpu_files: str = ""
-    job_files: str = ""
-    gres_conf: str = "/etc/slurm/gres.conf"
-
-
 @dataclass(slots=True)
 class SlurmProvider:
     """Jobs of this node. `uses` returns the processes on its GPUs."""
 
-    places: SlurmPaths
+    settings: TenancySettings
     node: Callable[[], str]
     clock: Callable[[], claims.ClockHistory] = claims.ClockHistory
     uses: Callable[[], tuple[gpu_processes.DeviceUse, ...]] = tuple
@@ -222,14 +213,20 @@ class SlurmProvider:
     jobs: dict[str, str] = field(default_factory=dict)
     """Job ids by SLUID, as of the last poll."""
     _groups: JobControlGroups = field(default_factory=JobControlGroups)
-    _files: slurm_files.SlurmJobFiles | None = None
+    _files: slurm_files.SlurmJobFiles = field(init=False)
 
-    def look(
+    def __post_init__(self) -> None:
+        """Create the reader of the files of jobs."""
+        self._files = slurm_files.SlurmJobFiles(
+            self.settings.slurm_job_directory, self.settings.gres_conf
+        )
+
+    def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
     ) -> claims.ClaimReport:
         """Return the GPUs of all jobs that run on this node."""
         try:
-            groups = self._groups.look(host)
+            groups = self._groups.scan(host)
         except OSError as error:
             return claims.failed_report(
                 SUBJECT, error, "check that the node's cgroups are mounted at /sys/fs/cgroup"
@@ -259,14 +256,14 @@ class SlurmProvider:
             f"job_{environment.job}" for _, environment in groups
         }
         for use in self.uses():  # processes are the only evidence without visible groups
-            job = use.whose.workload
+            job = use.owner.workload
             if (
-                use.whose.source == self.name
+                use.owner.source == self.name
                 and not {job, f"job_{job}"} & there
                 and job not in wanted
             ):
                 held.append(_claim_of_job(job, use.device, JobEnvironment(None)))
-        findings = [*written.findings, *_findings(groups, held, homeless, self.places)]
+        findings = [*written.findings, *_findings(groups, held, homeless, self.settings)]
         return claims.ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
 
     def _of_group(
@@ -280,7 +277,7 @@ class SlurmProvider:
             holds = [
                 use.device
                 for use in self.uses()
-                if use.whose.source == self.name and use.whose.workload in {job, group.name}
+                if use.owner.source == self.name and use.owner.workload in {job, group.name}
             ]
         return [_claim_of_job(job, device, environment) for device in dict.fromkeys(holds)]
 
@@ -288,17 +285,15 @@ class SlurmProvider:
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
     ) -> slurm_files.SlurmFileClaims:
         """Return the claims in files; if they cannot be read, those in force from them."""
-        places, whole = self.places, slurm_files.SlurmFileClaims()
-        if self._files is None:
-            self._files = slurm_files.SlurmJobFiles(places.job_files, places.gres_conf)
+        gpu_files, whole = self.settings.slurm_gpu_directory, slurm_files.SlurmFileClaims()
         try:
-            if places.job_files:
-                whole = self._files.look(host, self.node(), devices, self.clock())
+            if self.settings.slurm_job_directory:
+                whole = self._files.read(host, self.node(), devices, self.clock())
         except OSError as error:
             _carry_over(whole, slurm_files.JOB_FILES_SUBJECT, error, in_force)
         try:
-            if places.gpu_files:
-                more = slurm_files.read_gpu_files(host, places.gpu_files, devices)
+            if gpu_files:
+                more = slurm_files.read_gpu_files(host, gpu_files, devices)
                 written_parts = {(held.workload, held.part) for held in whole.held}
                 whole.held += [h for h in more.held if (h.workload, h.part) not in written_parts]
                 whole.findings += more.findings
@@ -326,13 +321,9 @@ def _claim_of_job(
         level=ClaimAuthority.NODE_PLUGIN,
         workload=job,
         owner=environment.account or environment.user,
-        gpu=device.gpu,
-        device=device.id,
-        compute=device.compute,
-        memory=device.memory,
-        exclusive=device.exact and not environment.is_shared,
-        profile=device.profile,
-    )
+        gpu="",
+        exclusive=not environment.is_shared,
+    ).on(device)
 
 
 def _without_duplicates(held: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
@@ -347,9 +338,10 @@ def _findings(
     groups: list[tuple[JobControlGroup, JobEnvironment]],
     held: list[claims.NodeClaim],
     homeless: list[str],
-    places: SlurmPaths,
+    settings: TenancySettings,
 ) -> list[ProbeFinding]:
-    if not groups and not held and not places.gpu_files and not places.job_files:
+    has_files = settings.slurm_gpu_directory or settings.slurm_job_directory
+    if not groups and not held and not has_files:
         return [ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no control groups of Slurm jobs")]
     named, unnamed = len([one for one in held if one.gpu]), sum(one.count for one in held)
     amounts = [format_count(named, "device")] if named or not unnamed else []

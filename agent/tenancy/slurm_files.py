@@ -59,7 +59,7 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
             invalid.append(name)
             continue
         written.held += [
-            _claim_of_job(job, device, alone=len(jobs) == 1) for job in dict.fromkeys(jobs)
+            _claim_of_job(job, alone=len(jobs) == 1).on(device) for job in dict.fromkeys(jobs)
         ]
     if invalid:
         detail = f"{directory}: invalid file of a GPU: {', '.join(invalid[:_MAX_QUOTED])}"
@@ -70,17 +70,9 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
     return written
 
 
-def _claim_of_job(job: str, device: ClaimableDevice, *, alone: bool = True) -> NodeClaim:
+def _claim_of_job(job: str, *, alone: bool) -> NodeClaim:
     return NodeClaim(
-        source="slurm",
-        level=ClaimAuthority.SCHEDULER,
-        workload=job,
-        gpu=device.gpu,
-        device=device.id,
-        compute=device.compute,
-        memory=device.memory,
-        exclusive=alone and device.exact,
-        profile=device.profile,
+        source="slurm", level=ClaimAuthority.SCHEDULER, workload=job, gpu="", exclusive=alone
     )
 
 
@@ -92,7 +84,7 @@ class SlurmJobFiles:
     gres_conf: str
     _parsed: dict[str, tuple[bytes, tuple[SlurmJob, ...]]] = field(default_factory=dict)
 
-    def look(
+    def read(
         self, host: Host, node: str, devices: NodeDevices, clock: ClockHistory
     ) -> SlurmFileClaims:
         """Return the claims of jobs that run on this node. Raises OSError for the directory."""
@@ -166,7 +158,7 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
             ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.BROKEN, f"{path}: {error}", remedy)
         )
         return GresConf((), "")
-    if not conf.is_certain and not conf.devices:
+    if conf.auto_detect and not conf.devices:
         detail = f"{path}: order of the GPUs left to {conf.auto_detect}: assumed as /dev/nvidiaN"
         written.findings.append(ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.ABSENT, detail))
     return conf
@@ -216,7 +208,7 @@ class _AllocatedGpus:
         elif gres.name == "gpu":
             found = [_device_with_index(index, listed, devices) for index in gres.indices or ()]
             named = [device for device in found if device is not None]
-            yield from (self._held(device) for device in named)
+            yield from map(self._of_job().on, named)
             if gres.count > len(named):
                 yield self._unplaced(gres.count - len(named))
         elif gres.name in _SHARED and gres.count:
@@ -234,19 +226,7 @@ class _AllocatedGpus:
             what = f"{gres.name} {share.taken}/{share.there}"
             self.unclear.append(f"job {self.job.id} has {what}; expected a share of a GPU")
             return
-        yield self._held(device, part) if device is not None else self._unplaced(1, part)
-
-    def _held(self, device: ClaimableDevice, share: str = "") -> NodeClaim:
-        return msgspec.structs.replace(
-            self._of_job(),
-            gpu=device.gpu,
-            device=device.id,
-            compute=device.compute,
-            memory=device.memory,
-            profile=device.profile,
-            share=share,
-            exclusive=device.exact and not share,
-        )
+        yield self._of_job().on(device, part) if device is not None else self._unplaced(1, part)
 
     def _unplaced(self, count: int, share: str = "") -> NodeClaim:
         return msgspec.structs.replace(

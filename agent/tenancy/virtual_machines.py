@@ -42,7 +42,7 @@ class PassedThroughGpus:
     def __init__(self) -> None:
         self._bus: tuple[list[str], list[str]] = ([], [])
 
-    def look(self, host: Host) -> set[str]:
+    def scan(self, host: Host) -> set[str]:
         """Return their PCI addresses."""
         there = source.list_names(host, DEVICES)
         if there != self._bus[0]:
@@ -87,11 +87,11 @@ class VirtualMachineProvider:
     _machines: dict[str, LibvirtDomain] = field(default_factory=dict)
     """QEMU processes among the scanned ones, by process id."""
 
-    def look(
+    def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
     ) -> ClaimReport:
         """Return the claims of running machines. No machine is read without a passed-through GPU."""
-        passed = self._passed.look(host)
+        passed = self._passed.scan(host)
         mediated = set(source.list_names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
@@ -145,10 +145,9 @@ class VirtualMachineProvider:
             level=ClaimAuthority.NODE_PLUGIN,
             workload=domain.name or domain.uuid,
             owner=domain.project_id or domain.project,
-            gpu=device.gpu,
-            device=device.id,
+            gpu="",
             exclusive=exclusive,
-        )
+        ).on(device)
 
     def _by_process(self, host: Host) -> list[LibvirtDomain]:
         """Return machines from the command lines of QEMU processes; only new processes are read.

@@ -109,7 +109,7 @@ def read_kubernetes(
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
-            untrusted_text.check_shape(pod, _JobPod)
+            untrusted_text.convert_json(pod, _JobPod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             problem = _problem(unplaced, span, bad.now_ns)
             tenant = _name(pod, "namespace")

@@ -153,9 +153,9 @@ def _entry(entry: str) -> Gres:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         raise _invalid_resource(entry)
-    words = found[2].split(":")[1:]
-    counted = bool(words) and _QUANTITY.fullmatch(words[-1]) is not None
-    count = _quantity(words.pop()) if counted else None
+    parts = found[2].split(":")[1:]
+    counted = bool(parts) and _QUANTITY.fullmatch(parts[-1]) is not None
+    count = _quantity(parts.pop()) if counted else None
     indices: tuple[int, ...] | None = None
     shares: tuple[ShardShare, ...] | None = None
     for detail in _DETAIL.findall(found[3]):
@@ -168,7 +168,7 @@ def _entry(entry: str) -> Gres:
             shares = tuple(ShardShare(*map(int, pair.split("/"))) for pair in detail.split(","))
         elif kind != "S":  # not a list of nearby sockets
             raise _invalid_resource(entry)
-    return Gres(found[1], ":".join(words), 1 if count is None else count, indices, shares)
+    return Gres(found[1], ":".join(parts), 1 if count is None else count, indices, shares)
 
 
 def _quantity(text: str) -> int:
@@ -195,43 +195,26 @@ class NodeAllocation:
 class SlurmJob:
     """Slurm job at one time. Times are Unix seconds.
 
-    `id` is unique; an element of an array also has `array` (`30185_28`), as does the pending part of an
-    array (`30185_28-59%100`). A pending job has no start and a running one has no end: for these Slurm
-    prints plans, and the planned end is a separate field. `allocations` is None if the allocation is not
-    reported per node; `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
+    `id` is unique, also among the elements of an array. A pending job has no start and a running one has no
+    end: for these Slurm prints plans. `allocations` is None if the allocation is not reported per node;
+    `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
     """
 
     id: int
     user: str
-    user_id: int | None
     account: str
     state: str
     start_seconds: int | None
     end_seconds: int | None
-    planned_end_seconds: int | None
     nodes: tuple[str, ...]
     allocations: tuple[NodeAllocation, ...] | None = None
     gres_counts: dict[str, int] = field(default_factory=dict)
-    array: str = ""
-    sluid: str = ""
 
 
-_ENDED = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "COMPLETING",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "STAGE_OUT",
-        "TIMEOUT",
-    ]
-)
+_ENDED = frozenset([
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT",
+])  # fmt: skip
 _NOT_STARTED = frozenset(
     ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
@@ -244,20 +227,11 @@ _TIME = re.compile(
 _UNIX = re.compile("[0-9]{1,11}")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmJobTimes:
-    """Start, end and planned end of a job, interpreted by its state."""
-
-    start_seconds: int | None
-    end_seconds: int | None
-    planned_end_seconds: int | None
-
-
-def times(state: str, start: int | None, end: int | None) -> SlurmJobTimes:
-    """Interpret a printed start and end of a job in a state."""
+def times(state: str, start: int | None, end: int | None) -> tuple[int | None, int | None]:
+    """Return start and end of a job from the printed ones, which are plans in some states."""
     if state in _NOT_STARTED:
-        return SlurmJobTimes(None, None, None)
-    return SlurmJobTimes(start, end, None) if state in _ENDED else SlurmJobTimes(start, None, end)
+        return None, None
+    return start, end if state in _ENDED else None
 
 
 def seconds(text: str, zone: tzinfo) -> int | None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from railscope.slurm import FormatError, notation
-from railscope.untrusted_text import ShapeError, check_shape
+from railscope.untrusted_text import ShapeError, convert_json
 
 COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
 """Required columns. `JobID` may replace `JobIDRaw`, but does not distinguish arrays."""
@@ -118,8 +118,6 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
     try:
         column = "JobIDRaw"
         number = notation.job_number(row.id)
-        column = "UID"
-        user_id = notation.job_number(row["UID"]) if row["UID"] else None
         column = "Start"
         start = notation.sure_seconds(row["Start"], zone)
         column = "End"
@@ -135,16 +133,12 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
     job = notation.SlurmJob(
         id=number,
         user=row["User"],
-        user_id=user_id,
         account=row["Account"],
         state=row["State"].partition(" ")[0],
         start_seconds=start,
         end_seconds=end if start is not None else None,
-        planned_end_seconds=None,
         nodes=nodes,
         gres_counts=counts,
-        array=row["JobID"] if "_" in row["JobID"] else "",
-        sluid=row["SLUID"],
     )
     return AccountedJob(row.place, job, row["NodeList"])
 
@@ -160,7 +154,7 @@ class _SacctNumber(msgspec.Struct):
     """A number with a `set` flag."""
 
     set: bool
-    number: Any
+    number: int | None
     infinite: bool = False
 
 
@@ -186,11 +180,6 @@ class _SacctResources(msgspec.Struct):
     allocated: list[_SacctResource]
 
 
-class _SacctArray(msgspec.Struct):
-    job_id: Any = None
-    task_id: _Number = None
-
-
 class _SacctJob(msgspec.Struct):
     """Job fields that are read."""
 
@@ -201,8 +190,6 @@ class _SacctJob(msgspec.Struct):
     user: str | None = None
     account: str | None = None
     nodes: str | None = None
-    sluid: str | None = None
-    array: _SacctArray | None = None
 
 
 def parse_sacct_json(
@@ -210,14 +197,12 @@ def parse_sacct_json(
 ) -> tuple[AccountedJob, ...]:
     """Return the jobs of `sacct --json`; `rejected` as above. Raises AccountingError for other text."""
     try:
-        document = json.loads(text)
-        check_shape(document, _SacctJobs)
+        listed = convert_json(json.loads(text), _SacctJobs).jobs
     except (ShapeError, ValueError, RecursionError) as error:
         reason = f"invalid JSON of sacct: {error}"
         raise AccountingError(1, "", reason) from error
-    listed = list(enumerate(document["jobs"], start=1))
     found: list[AccountedJob] = []
-    for place, job in listed:
+    for place, job in enumerate(listed, start=1):
         try:
             found.append(_record_of(place, job))
         except AccountingError as error:
@@ -225,51 +210,48 @@ def parse_sacct_json(
     return tuple(found)
 
 
-def _record_of(place: int, job: Any) -> AccountedJob:
+def _record_of(place: int, listed: Any) -> AccountedJob:
     try:
-        check_shape(job, _SacctJob)
-        return AccountedJob(place, _job_of(job), notation.json_text(job.get("nodes")))
+        job = convert_json(listed, _SacctJob)
+        return AccountedJob(place, _job_of(job), job.nodes or "")
     except ShapeError as error:
         raise AccountingError(place, error.field, error.reason) from error
     except FormatError as error:
         raise AccountingError(place, "", str(error)) from error
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        reason = f"invalid JSON of sacct: {type(error).__name__} {error}"
-        raise AccountingError(place, "", reason) from error
 
 
-def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
-    number = notation.json_number(job["job_id"])
+def _job_of(job: _SacctJob) -> notation.SlurmJob:
+    number = _value(job.job_id)
     if number is None:
         message = "missing job ID"
         raise FormatError(message)
-    states = job["state"]["current"]
-    start, end = (notation.json_number(job["time"][name]) or None for name in ("start", "end"))
-    array = job.get("array") or {}
-    element = notation.json_number(array.get("task_id"))
+    states = job.state.current
+    start, end = _value(job.time.start) or None, _value(job.time.end) or None
     return notation.SlurmJob(
         id=number,
-        user=notation.json_text(job.get("user")),
-        user_id=None,
-        account=notation.json_text(job.get("account")),
-        state=notation.json_text(states if isinstance(states, str) else states[0]),
+        user=job.user or "",
+        account=job.account or "",
+        state=states if isinstance(states, str) else states[0],
         start_seconds=start,
         end_seconds=end if start is not None else None,
-        planned_end_seconds=None,
-        nodes=notation.expand_nodes(notation.value_or_empty(notation.json_text(job.get("nodes")))),
-        gres_counts=_counts(job["tres"]["allocated"]),
-        array=f"{array['job_id']}_{element}" if array.get("job_id") and element is not None else "",
-        sluid=notation.json_text(job.get("sluid")),
+        nodes=notation.expand_nodes(notation.value_or_empty(job.nodes or "")),
+        gres_counts=_counts(job.tres.allocated),
     )
 
 
-def _counts(allocated: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _value(number: _Number) -> int | None:
+    if isinstance(number, _SacctNumber):
+        return number.number if number.set and not number.infinite else None
+    return number
+
+
+def _counts(allocated: Iterable[_SacctResource]) -> dict[str, int]:
     """Return generic resources by name, with the type if present, as `parse_tres` does."""
     found: dict[str, int] = {}
     for one in allocated:
-        if notation.json_text(one["type"]) != "gres":
+        if one.type != "gres":
             continue
-        name, count = notation.json_text(one["name"]), notation.json_number(one["count"])
+        name, count = one.name or "", _value(one.count)
         if count is None or count < 0 or name in found:
             message = f"{name!r}: expected one count"
             raise FormatError(message)

@@ -17,7 +17,7 @@ from railscope.slurm import FormatError, notation
 
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
-_USER = re.compile(r"(.*)\(([0-9]{1,10})\)")
+_USER = re.compile(r"(.*)\([0-9]{1,10}\)")
 _WANTED = {
     "UserId": "UserId",
     "Priority": "Account",
@@ -54,20 +54,17 @@ def _job(record: str, zone: tzinfo) -> notation.SlurmJob:
     except KeyError as error:
         message = f"job {head['JobId'][:20]!r}: missing {error.args[0]}"
         raise FormatError(message) from error
-    when = notation.times(state, start, end)
+    start, end = notation.times(state, start, end)
     return notation.SlurmJob(
         id=notation.job_number(head["JobId"]),
         user=user[1] if user else fields["UserId"],
-        user_id=int(user[2]) if user else None,
         account=notation.value_or_empty(account),
         state=state,
-        start_seconds=when.start_seconds,
-        end_seconds=when.end_seconds,
-        planned_end_seconds=when.planned_end_seconds,
+        start_seconds=start,
+        end_seconds=end,
         nodes=notation.expand_nodes(fields.get("NodeList", "")),
         allocations=_allocations(lines),
         gres_counts=notation.parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
-        array="_".join(head[name] for name in ("ArrayJobId", "ArrayTaskId") if name in head),
     )
 
 
@@ -123,10 +120,7 @@ def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
     state = notation.json_text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
     start, end = (notation.json_number(job[name]) or None for name in ("start_time", "end_time"))
-    when = notation.times("COMPLETING" if is_completing else state, start, end)
-    element = notation.json_number(job.get("array_task_id"))
-    elements = notation.json_text(job.get("array_task_string")) if element is None else str(element)
-    array = notation.json_number(job.get("array_job_id"))
+    start, end = notation.times("COMPLETING" if is_completing else state, start, end)
     number = notation.json_number(job["job_id"])
     if number is None:
         message = "missing job ID"
@@ -134,17 +128,13 @@ def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
     return notation.SlurmJob(
         id=number,
         user=notation.json_text(job.get("user_name")),
-        user_id=notation.json_number(job.get("user_id")),
         account=notation.json_text(job.get("account")),
         state=state,
-        start_seconds=when.start_seconds,
-        end_seconds=when.end_seconds,
-        planned_end_seconds=when.planned_end_seconds,
+        start_seconds=start,
+        end_seconds=end,
         nodes=notation.expand_nodes(notation.json_text(job.get("nodes"))),
         allocations=_allocations_of(job),
         gres_counts=notation.parse_tres(notation.json_text(job.get("tres_alloc_str"))),
-        array=f"{array}_{elements}" if array and elements else "",
-        sluid=notation.json_text(job.get("sluid")),
     )
 
 

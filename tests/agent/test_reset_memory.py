@@ -18,7 +18,7 @@ def lived(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
     """A GPU whose energy counter was seen to stand so."""
     lifetime = GpuLifetime()
     for look, energy in enumerate(energies, 1):
-        lifetime.look(look * every_ns, energy, Absent.UNSUPPORTED, 0)
+        lifetime.observe(look * every_ns, energy, Absent.UNSUPPORTED, 0)
     return lifetime
 
 
@@ -35,7 +35,7 @@ def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path)
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-1": lived(100, 200)})
     lifetime = memory.load()["GPU-1"]
-    lifetime.look(1000 * NS, 3, Absent.UNSUPPORTED, 0)
+    lifetime.observe(1000 * NS, 3, Absent.UNSUPPORTED, 0)
     assert lifetime.cleared_ns == 10 * NS, "all until the last look before"
 
 

@@ -90,7 +90,7 @@ def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
 def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
     sources: dict[str, Absent], reason: Absent
 ) -> None:
-    verdict = judge(GpuHealthFacts(silent=sources))
+    verdict = judge(GpuHealthFacts(absent_sources=sources))
     assert (verdict.state, verdict.reasons, verdict.action) == (UNKNOWN, (), reason)
 
 
@@ -159,7 +159,10 @@ def test_pages_of_a_cause_that_cannot_be_told_leave_it_open_how_many_there_are()
 
 def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
     starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
-    assert judge(GpuHealthFacts(silent=starting)).answers["driver_unresponsive"] is Absent.NOT_DUE
+    assert (
+        judge(GpuHealthFacts(absent_sources=starting)).answers["driver_unresponsive"]
+        is Absent.NOT_DUE
+    )
 
 
 def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None:

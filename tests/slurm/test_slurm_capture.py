@@ -37,24 +37,20 @@ def test_a_job_that_holds_a_server():
     assert job == SlurmJob(
         id=30214,
         user="test_username",
-        user_id=1472000020,
         account="test_account",
         state="RUNNING",
         start_seconds=1_727_229_251,
         end_seconds=None,
-        planned_end_seconds=1_727_272_451,
         nodes=("node1751",),
         allocations=(NodeAllocation("node1751", a100s(*EIGHT, count=8)),),
         gres_counts={"gpu": 8},
-        array="30185_28",
     )
 
 
 def test_two_elements_of_arrays_share_a_server():
     first, second = jobs("scontrol_out_main_array_job.txt")
-    assert (first.array, second.array) == ("30185_28-59%100", "31185_128")
     assert (first.account, second.account) == ("test2_account", "test_account")
-    assert (second.user, second.user_id) == ("test_username_2", 1472000020)
+    assert second.user == "test_username_2"
     assert first.allocations == (NodeAllocation("node1751", a100s(0, 1, 2, 3, count=8)),)
     assert second.allocations == (NodeAllocation("node1751", a100s(5, 6, 7, count=8)),)
 
@@ -65,7 +61,7 @@ def test_a_job_on_many_servers_is_told_node_by_node():
     assert job.nodes == tuple(names)
     assert job.allocations == tuple(NodeAllocation(name, a100s(*EIGHT, count=8)) for name in names)
     assert job.gres_counts == {"gpu": 64}
-    assert job.planned_end_seconds == 1_732_038_758
+    assert job.end_seconds is None
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +76,7 @@ def test_the_queue_lists_nodes_and_resources_as_jobs_do(queue):
         is_running = row[_STATE] == "RUNNING"
         nodes = expand_nodes(row[_NODES])
         assert len(nodes) == len(set(nodes)) == (int(row[_NODE_COUNT]) if is_running else 0)
-        start = times(row[_STATE], seconds(row[_START], UTC), None).start_seconds
+        start, _ = times(row[_STATE], seconds(row[_START], UTC), None)
         assert (start is not None) == is_running
         if row[0] != "N/A" and is_running:
             (asked,) = parse_gres(row[0].removeprefix("gres/"))

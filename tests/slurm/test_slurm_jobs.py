@@ -40,19 +40,16 @@ JobId=3385 ArrayJobId=3380 ArrayTaskId=5 JobName=train
 JOB = SlurmJob(
     id=3385,
     user="anna",
-    user_id=1000,
     account="physics",
     state="RUNNING",
     start_seconds=START,
     end_seconds=None,
-    planned_end_seconds=END,
     nodes=("n01", "n02"),
     allocations=(
         NodeAllocation("n01", (GPUS,)),
         NodeAllocation("n02", (Gres("gpu", "h100", 1, (6,)), SHARDS)),
     ),
     gres_counts={"gpu": 5, "gpu:h100": 5},
-    array="3380_5",
 )
 
 
@@ -68,11 +65,10 @@ def test_a_job_that_runs():
 def test_what_was_said_about_a_plan_is_told_when_it_has_come():
     ended = one(TEXT.replace("RUNNING", "COMPLETED"))
     assert (ended.start_seconds, ended.end_seconds) == (START, END)
-    assert ended.planned_end_seconds is None
     waits = one(TEXT.replace("RUNNING", "PENDING"))
-    assert (waits.start_seconds, waits.end_seconds, waits.planned_end_seconds) == (None, None, None)
-    unlimited = one(TEXT.replace("EndTime=2026-01-01T04:00:00", "EndTime=Unknown"))
-    assert unlimited.planned_end_seconds is None
+    assert (waits.start_seconds, waits.end_seconds) == (None, None)
+    unlimited = TEXT.replace("EndTime=2026-01-01T04:00:00", "EndTime=Unknown")
+    assert one(unlimited) == one(TEXT)
 
 
 def test_without_details_it_is_not_known_what_is_held_where():
@@ -163,8 +159,8 @@ def test_json_tells_what_text_tells():
 
 
 def test_a_job_that_completes_still_holds_its_devices_and_has_its_end():
-    (job,) = of_json(in_new_json(job_state=["FAILED", "COMPLETING"], sluid="sEKNKTV3WPV500"))
-    assert (job.state, job.end_seconds, job.sluid) == ("FAILED", END, "sEKNKTV3WPV500")
+    (job,) = of_json(in_new_json(job_state=["FAILED", "COMPLETING"]))
+    assert (job.state, job.end_seconds) == ("FAILED", END)
 
 
 def test_a_job_that_waits():
@@ -180,13 +176,7 @@ def test_a_job_that_waits():
             end_time={"set": True, "infinite": False, "number": 0},
         )
     )
-    assert (job.nodes, job.allocations, job.array, job.start_seconds) == ((), None, "", None)
-
-
-def test_elements_of_an_array_that_wait_together():
-    unset = {"set": False, "infinite": False, "number": 0}
-    (job,) = of_json(in_new_json(array_task_id=unset, array_task_string="28-59%100"))
-    assert job.array == "3380_28-59%100"
+    assert (job.nodes, job.allocations, job.start_seconds) == ((), None, None)
 
 
 def test_devices_are_of_the_nodes_that_are_still_held():
@@ -229,13 +219,13 @@ JobIDRaw|JobID|User|UID|Account|State|Start|End|NodeList|AllocTRES
 
 def test_accounting():
     first, cancelled, running, pending = (record.job for record in parse_sacct(SACCT, EAST))
-    assert (first.id, first.array, first.user, first.user_id) == (3385, "3380_5", "anna", 1000)
+    assert (first.id, first.user) == (3385, "anna")
     assert (first.start_seconds, first.end_seconds) == (START, END)
     assert (first.nodes, first.gres_counts) == (("n01", "n02"), {"gpu": 5, "gpu:h100": 5})
     assert first.allocations is None
-    assert (cancelled.state, cancelled.nodes, cancelled.array) == ("CANCELLED", (), "")
+    assert (cancelled.state, cancelled.nodes) == ("CANCELLED", ())
     assert (running.start_seconds, running.end_seconds) == (START, None)
-    assert (pending.start_seconds, pending.array) == (None, "3388_[5-8%2]")
+    assert pending.start_seconds is None
 
 
 def test_accounting_of_which_each_line_ends_in_a_separator():

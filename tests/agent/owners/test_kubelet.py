@@ -35,7 +35,7 @@ MANY = tuple(
     )
     for n in range(2_000)
 )
-GPUS = PodDevices("nvidia.com/gpu", ("GPU-0", "GPU-1"), (0, 1))
+GPUS = PodDevices("nvidia.com/gpu", ("GPU-0", "GPU-1"))
 SHORT = 0.2
 
 

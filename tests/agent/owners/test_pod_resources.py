@@ -15,7 +15,6 @@ from agent.owners.kubelet_answers import (
     PodContainer,
     PodDevices,
     PodResourceClaim,
-    ProtobufMessage,
     parse_allocatable,
     parse_pods,
 )
@@ -27,15 +26,15 @@ TRAINING = KubeletPod(
         PodContainer(
             "pytorch",
             (
-                PodDevices("nvidia.com/gpu", ("GPU-a", "GPU-b"), (0,)),
-                PodDevices("nvidia.com/gpu", ("GPU-c",), (1,)),
+                PodDevices("nvidia.com/gpu", ("GPU-a", "GPU-b")),
+                PodDevices("nvidia.com/gpu", ("GPU-c",)),
                 PodDevices("rdma/hca", ("mlx5_0",)),
             ),
             (
                 PodResourceClaim(
                     "gpu-claim",
                     "physics",
-                    (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0", "share-1"),),
+                    (ClaimedDevice("gpu.nvidia.com", "gpu-0", "share-1"),),
                     ("k8s.gpu.nvidia.com/claim=1",),
                 ),
             ),
@@ -48,15 +47,12 @@ DEVICES = st.builds(
     PodDevices,
     NAMES,
     st.lists(NAMES, max_size=3).map(tuple),
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=2).map(tuple),
 )
 CLAIMS = st.builds(
     PodResourceClaim,
     NAMES,
     NAMES,
-    st.lists(st.builds(ClaimedDevice, NAMES, NAMES, NAMES, NAMES), min_size=1, max_size=2).map(
-        tuple
-    ),
+    st.lists(st.builds(ClaimedDevice, NAMES, NAMES, NAMES), min_size=1, max_size=2).map(tuple),
     st.lists(NAMES, max_size=2).map(tuple),
 )
 CONTAINERS = st.builds(
@@ -70,7 +66,6 @@ PODS = st.builds(KubeletPod, NAMES, NAMES, st.lists(CONTAINERS, max_size=2).map(
 
 def test_an_answer():
     assert parse_pods(wire.listed(TRAINING)) == (TRAINING,)
-    assert TRAINING.containers[0].ids("nvidia.com/gpu") == ("GPU-a", "GPU-b", "GPU-c")
 
 
 def test_no_pods():
@@ -135,11 +130,6 @@ def test_a_field_that_comes_again_replaces_the_first():
 def test_bytes_that_are_no_answer(content, problem):
     with pytest.raises(FormatError, match=problem):
         parse_pods(content)
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_signed_integers(value):
-    assert ProtobufMessage(wire.integer(1, value)).integer(1) == value
 
 
 @given(st.binary())

@@ -44,17 +44,15 @@ MACHINE = LibvirtDomain(
     uuid="1b6a5c0e-8d0e-4d4e-9a57-7a3a0e4d5e11",
     pci_addresses=(ADDRESS,),
     mediated=("c2177883-f1bb-47f0-914d-32a22e3a8804",),
-    instance="train-vm",
     project="vision",
     project_id=PROJECT,
-    user="eva",
 )
 
 
 def answer(**more: Any) -> dict[str, Any]:
     return {
-        "name": "web", "uuid": "u", "pci_addresses": [ADDRESS], "mediated": [], "instance": "",
-        "project": "", "project_id": "", "user": "", **more,
+        "name": "web", "uuid": "u", "pci_addresses": [ADDRESS], "mediated": [], "project": "",
+        "project_id": "", **more,
     }  # fmt: skip
 
 
