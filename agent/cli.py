@@ -140,10 +140,10 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
     elif form == "dcgm":
-        click.echo(one.page.dcgm_text(TextFormat.PROMETHEUS), nl=False)
+        click.echo(one.endpoint.dcgm_text(TextFormat.PROMETHEUS), nl=False)
     else:
         text_format = TextFormat.OPENMETRICS if form == "openmetrics" else TextFormat.PROMETHEUS
-        click.echo(one.page.text(text_format), nl=False)
+        click.echo(one.endpoint.text(text_format), nl=False)
 
 
 @agent.command()
@@ -309,7 +309,7 @@ async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool)
 
 
 def _as_json(one: Agent) -> list[dict[str, Any]]:
-    frames = list(one.page.fresh_frames())
+    frames = list(one.endpoint.fresh_frames())
     entities = chain.from_iterable(frame.schema.entities for frame in frames)
     devices = names_in(map(to_wire_entity, entities))
     entries = []

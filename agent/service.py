@@ -23,7 +23,7 @@ from agent.machine_sources import machine_sources
 from agent.sampling.counter_unwrap import CounterStateFile
 from agent.sampling.governor import BudgetKeeper
 from agent.sampling.hang_guard import CallTime
-from agent.sampling.meter import AgentMeter, create_meter
+from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
 from agent.sampling.status import AuditLogState, ShippingStats
@@ -85,7 +85,7 @@ class Agent:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     stats: ShippingStats = field(default_factory=ShippingStats)
     own_events: list[Event] = field(default_factory=list)
-    meter: AgentMeter | None = None
+    meter: ProcessMeter | None = None
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
     call_time: CallTime = field(default_factory=CallTime)
     """Durations of calls and reads."""
@@ -98,7 +98,7 @@ class Agent:
         meter = self.meter or create_meter(self.host)
         self._numbering = EventNumbering()
         sources = self._sources()
-        self.keeper = BudgetKeeper(self.settings.budget, sources, meter, self._give_back)
+        self.keeper = BudgetKeeper(self.settings.budget, sources, meter, self._drop_caches)
         self.sampler = Sampler(
             self.host,
             self.origin,
@@ -108,12 +108,12 @@ class Agent:
             self.keeper,
             call_time=self.call_time,
         )
-        self.page = MetricsEndpoint(
+        self.endpoint = MetricsEndpoint(
             self.node,
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
             self.settings.read_metrics_token(),
-            self.keeper.in_words,
+            self.keeper.describe_use,
         )
         self._tls = server_connections.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
@@ -140,8 +140,8 @@ class Agent:
             ),
         ]
 
-    def _give_back(self) -> None:
-        self.page.forget()
+    def _drop_caches(self) -> None:
+        self.endpoint.forget()
 
     def _take_events(self) -> list[Event]:
         events = [*self.sampler.take_events(), *self.own_events]
@@ -165,7 +165,7 @@ class Agent:
                 source.remember(CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
         self._shipper = self._make_shipper()
-        server = HttpServer(self.page.respond)
+        server = HttpServer(self.endpoint.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             await self._claims.start()
@@ -177,7 +177,7 @@ class Agent:
                 listen=f"{host}:{port}",
                 collector=self.settings.collector.url or "none",
             )
-            if not self.page.token and not _is_loopback(host):
+            if not self.endpoint.token and not _is_loopback(host):
                 log.warning(
                     "metrics_endpoint_unprotected",
                     listen=f"{host}:{port}",

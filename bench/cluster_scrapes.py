@@ -167,7 +167,7 @@ def _agent_scrapes(spec: NodeSpec, loop_scrapes: int) -> list[str]:
             for second in (scrape * SCRAPE_SECONDS - 1, scrape * SCRAPE_SECONDS):
                 clock.go_to(second * NS)
                 await agent.once()
-            found.append(agent.page.text(TextFormat.PROMETHEUS))
+            found.append(agent.endpoint.text(TextFormat.PROMETHEUS))
         return found
 
     return asyncio.run(read())

@@ -43,25 +43,25 @@ class WindowMeans:
 
     def __init__(self, grid: WindowGrid) -> None:
         self._window_ns = grid.window_ns
-        self._spoken_ns = self._weighed = 0
+        self._covered_ns = self._weighted = 0
 
     def forget(self) -> None:
         """Reset: the current window has no values."""
-        self._spoken_ns = self._weighed = 0
+        self._covered_ns = self._weighted = 0
 
     def ended(self, since_ns: int, until_ns: int, value: int) -> Iterator[tuple[int, int]]:
         """Process a value; yield numbers of windows that end in its time, and their value."""
         begun_ns = until_ns - until_ns % self._window_ns
         if begun_ns <= since_ns:
-            self._spoken_ns += until_ns - since_ns
-            self._weighed += value * (until_ns - since_ns)
+            self._covered_ns += until_ns - since_ns
+            self._weighted += value * (until_ns - since_ns)
             return
         first_ns = since_ns - since_ns % self._window_ns + self._window_ns
-        spoken_ns = self._spoken_ns + first_ns - since_ns
-        yield 1, (self._weighed + value * (first_ns - since_ns)) // spoken_ns
+        covered_ns = self._covered_ns + first_ns - since_ns
+        yield 1, (self._weighted + value * (first_ns - since_ns)) // covered_ns
         if more := (begun_ns - first_ns) // self._window_ns:
             yield more, value
-        self._spoken_ns, self._weighed = until_ns - begun_ns, value * (until_ns - begun_ns)
+        self._covered_ns, self._weighted = until_ns - begun_ns, value * (until_ns - begun_ns)
 
 
 class WindowHistogram:
@@ -77,7 +77,7 @@ class WindowHistogram:
         self._sum = 0
         self._start = 0
 
-    def see(self, windows: int, value: int) -> None:
+    def count(self, windows: int, value: int) -> None:
         """Count windows with a value, in steps of the metric's scale."""
         self._counts[bisect_left(self._bounds, value)] += windows
         self._sum += windows * value
@@ -89,7 +89,7 @@ class WindowHistogram:
         for part in parts:
             columns.add(self._metric, Entity(self._metric.about, (*self._key, part)))
 
-    def tell(self, into: RowBuilder, problem: Absent | None) -> None:
+    def put(self, into: RowBuilder, problem: Absent | None) -> None:
         """Fill the columns, or set them absent for a problem.
 
         They are not due before the first window.

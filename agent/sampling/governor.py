@@ -28,7 +28,7 @@ from heapq import heapify, heappop, heapreplace
 import structlog
 
 from agent.config import BudgetSettings
-from agent.sampling.meter import AgentMeter, ProcessMeter, ReadCost
+from agent.sampling.meter import ProcessMeter, ReadCost
 from agent.sampling.source import Source, longest_period_seconds
 from railscope.catalog.agent import GOVERNOR_STATES
 from railscope.timestamps import SECOND_NS
@@ -91,7 +91,7 @@ WINDOW_NS = 10 * SECOND_NS
 """Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
 WINDOWS_OF_USE = 6
 REPROBE_NS = 60 * SECOND_NS
-CPU, BLOCKING, HAS_ROOM = "processor time", "blocks its thread", "within budget"
+CPU, BLOCKING, FITS = "processor time", "blocks its thread", "within budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ class GovernedSource:
     @property
     def max_stretch(self) -> int:
         """Greatest stretch that the longest period allows."""
-        most = 1
-        while most < MAX_STRETCH and self.period_ns * most * 2 <= self.longest_ns:
-            most *= 2
-        return most
+        stretch = 1
+        while stretch < MAX_STRETCH and self.period_ns * stretch * 2 <= self.longest_ns:
+            stretch *= 2
+        return stretch
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class GovernedLoad:
 
     def __init__(self, source: GovernedSource, settled_after: int = SETTLED_AFTER) -> None:
         self.source = source
-        self.most = source.max_stretch
+        self.max_stretch = source.max_stretch
         self.stretch = 1
         self.why = ""
         self.changed_ns = 0
@@ -189,16 +189,16 @@ class StretchFitter:
         shares = [share(load, 1) for load in loads]
         self._total = sum(shares)
         self._takers = max(sum(share > 0 for share in shares), 1)
-        self._dearest = [
-            (-share, place) for place, share in enumerate(shares) if loads[place].most > 1
+        self._most_expensive = [
+            (-share, place) for place, share in enumerate(shares) if loads[place].max_stretch > 1
         ]
-        heapify(self._dearest)
+        heapify(self._most_expensive)
 
     def into(self, allowance: float) -> dict[str, int]:
         """Return the stretches above 1, for loads above their fair share and up to their limits."""
         fair = allowance / self._takers
-        while self._total > allowance and self._dearest:
-            share, place = -self._dearest[0][0], self._dearest[0][1]
+        while self._total > allowance and self._most_expensive:
+            share, place = -self._most_expensive[0][0], self._most_expensive[0][1]
             if share <= fair:
                 break
             load = self._loads[place]
@@ -206,10 +206,10 @@ class StretchFitter:
             self._stretches[load.source.name] = stretch
             lower = self._share(load, stretch)
             self._total += lower - share
-            if stretch < load.most:
-                heapreplace(self._dearest, (-lower, place))
+            if stretch < load.max_stretch:
+                heapreplace(self._most_expensive, (-lower, place))
             else:
-                heappop(self._dearest)
+                heappop(self._most_expensive)
         return dict(self._stretches)
 
 
@@ -299,14 +299,14 @@ class Governor:
             if load.stretch < least:
                 load.set(least, why, at_ns)
             elif load.stretch > most and at_ns - load.changed_ns >= HOLD_NS:
-                load.set(most, HAS_ROOM, at_ns)
+                load.set(most, FITS, at_ns)
         self.state = self._graded()
 
     def _wanted(self) -> tuple[_WantedStretches, _WantedStretches]:
         """Return the stretches required by the budget, and those required by its relaxed part."""
         least = SOURCES_SHARE * self.cpu_ratio
         whole = StretchFitter(tuple(self.loads.values()), GovernedLoad.cpu_share)
-        needed = dict.fromkeys(self.loads, (1, HAS_ROOM))
+        needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
         for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
             allowance = max(part * self.cpu_ratio - self.rest, part * least)
@@ -356,16 +356,16 @@ class MemoryKeeper:
 
     budget_bytes: int
     resident_bytes: Callable[[], int]
-    give_back: Callable[[], None]
+    release_memory: Callable[[], None]
     state: int = WITHIN
-    _look_from_ns: int = 0
-    _give_back_from_ns: int = 0
+    _check_from_ns: int = 0
+    _release_from_ns: int = 0
 
-    def look(self, at_ns: int) -> None:
+    def update(self, at_ns: int) -> None:
         """Check the resident memory periodically."""
-        if not self.budget_bytes or at_ns < self._look_from_ns:
+        if not self.budget_bytes or at_ns < self._check_from_ns:
             return
-        self._look_from_ns = at_ns + MEMORY_POLL_NS
+        self._check_from_ns = at_ns + MEMORY_POLL_NS
         try:
             resident = self._lowered(at_ns)
         except OSError as error:  # the agent's own source fails as well, and reports it
@@ -374,17 +374,17 @@ class MemoryKeeper:
         state = AT_LIMIT if resident > self.budget_bytes else WITHIN
         if state != self.state:
             self.state = state
-            tell = log.warning if state == AT_LIMIT else log.info
+            report = log.warning if state == AT_LIMIT else log.info
             event = "memory_over_budget" if state == AT_LIMIT else "memory_within_budget"
-            tell(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
+            report(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
 
     def _lowered(self, at_ns: int) -> int:
         """Return the resident memory, after a release if it is too much."""
         before = self.resident_bytes()
-        if before <= self.budget_bytes or at_ns < self._give_back_from_ns:
+        if before <= self.budget_bytes or at_ns < self._release_from_ns:
             return before
-        self._give_back_from_ns = at_ns + RELEASE_EVERY_NS
-        self.give_back()
+        self._release_from_ns = at_ns + RELEASE_EVERY_NS
+        self.release_memory()
         after = self.resident_bytes()
         log.info("memory_released", before_bytes=before, resident_bytes=after)
         return after
@@ -396,8 +396,8 @@ class BudgetKeeper:
 
     budget: BudgetSettings
     sources: Iterable[Source]
-    meter: AgentMeter = field(default_factory=ProcessMeter)
-    give_back: Callable[[], None] = lambda: None
+    meter: ProcessMeter = field(default_factory=ProcessMeter)
+    drop_caches: Callable[[], None] = lambda: None
     """Drops caches that the agent can rebuild; the freed memory is returned to the system afterwards."""
     governor: Governor = field(init=False)
     memory: MemoryKeeper = field(init=False)
@@ -406,28 +406,20 @@ class BudgetKeeper:
         """Start at the configured periods."""
         self.governor = create_governor(self.budget, self.sources)
         self.memory = MemoryKeeper(
-            self.budget.memory_bytes, self.meter.resident_bytes, self._give_back
+            self.budget.memory_bytes, self.meter.resident_bytes, self._release_memory
         )
 
-    def took(self, name: str, spent: ReadCost, at_ns: int) -> None:
-        """Record a read of a source."""
-        self.governor.took(name, spent, at_ns)
-
-    def absent(self, name: str) -> None:
-        """Record that a source has no devices on this node."""
-        self.governor.absent(name)
-
-    def look(self, at_ns: int) -> None:
+    def update(self, at_ns: int) -> None:
         """Decide again; called after reads."""
         self.governor.decide(self.meter.process_cpu_ns(), at_ns)
-        self.memory.look(at_ns)
+        self.memory.update(at_ns)
 
     def stretch(self, name: str) -> tuple[int, str]:
         """Return the stretch of a source's period, and the reason for its last change."""
         load = self.governor.loads[name]
         return load.stretch, load.why
 
-    def in_words(self) -> str:
+    def describe_use(self) -> str:
         """Describe the use of the processor budget."""
         use, bound = self.governor.use, self.budget.cpu_ratio
         used = "not measured yet" if use is None else f"{format_percent(use)} of a core"
@@ -436,9 +428,9 @@ class BudgetKeeper:
         state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
         return f"{used}, budget {format_percent(bound)}: {state}"
 
-    def _give_back(self) -> None:
-        self.give_back()
-        self.meter.give_back()
+    def _release_memory(self) -> None:
+        self.drop_caches()
+        self.meter.release_memory()
 
 
 def format_percent(ratio: float) -> str:

@@ -184,7 +184,7 @@ class GuardedHost(HostWrapper):
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Call a seam; its answer is well-formed and complete. Raises OSError or NvmlError."""
-        device = device_asked(seam, function, arguments)
+        device = device_of_call(seam, function, arguments)
         answer = self.guarded(
             device, f"{seam}.{function}", lambda: self._host.call(seam, function, *arguments)
         )
@@ -267,7 +267,7 @@ def _read_into(
     return lambda: files.read_into(values, reasons, start)
 
 
-def device_asked(seam: str, function: str, arguments: Sequence[int | str]) -> str:
+def device_of_call(seam: str, function: str, arguments: Sequence[int | str]) -> str:
     """Return the device that a call is about; the function itself if it names none."""
     if not arguments:
         return f"{seam}.{function}"

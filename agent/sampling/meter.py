@@ -1,7 +1,7 @@
 """Cost of the agent itself: processor time, elapsed time, memory.
 
 These belong to this process, not to the host that it reads, so they are not part of the host and
-not recorded. Components receive a meter as an argument; tests pass their own.
+not recorded. Components receive a meter as an argument.
 
 The cost of a replay is excluded for an agent that reads a capture or a simulated node. A replay
 holds its capture in memory and decodes answers that a node would have available. Neither is a cost
@@ -16,33 +16,13 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from agent.host import Clock, Host
 from agent.host.recorded_host import RecordedHost
 
 _PAGE_BYTES = 4096
 _RESIDENT_FIELD = 1
-
-
-class AgentMeter(Protocol):
-    """Measures this process."""
-
-    def thread_cpu_ns(self) -> int:
-        """Return the processor time of the calling thread."""
-        ...
-
-    def process_cpu_ns(self) -> int:
-        """Return the processor time of all threads."""
-        ...
-
-    def resident_bytes(self) -> int:
-        """Return the resident memory of the process. Raises OSError."""
-        ...
-
-    def give_back(self) -> None:
-        """Return unused memory to the system."""
-        ...
 
 
 class ProcessMeter:
@@ -57,12 +37,12 @@ class ProcessMeter:
         return time.process_time_ns()
 
     def resident_bytes(self) -> int:
-        """Return the resident pages of proc_pid_statm(5), in bytes."""
+        """Return the resident pages of proc_pid_statm(5), in bytes. Raises OSError."""
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - read every second
             return int(file.read().split()[_RESIDENT_FIELD]) * _PAGE_BYTES
 
-    def give_back(self) -> None:
-        """Collect garbage; then call malloc_trim(3), which only glibc has."""
+    def release_memory(self) -> None:
+        """Return unused memory to the system: collect garbage, then call malloc_trim(3) of glibc."""
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -96,7 +76,7 @@ class ReadCost:
 class Stopwatch:
     """Measures the cost of the calling thread, lap by lap."""
 
-    def __init__(self, clock: Clock, meter: AgentMeter) -> None:
+    def __init__(self, clock: Clock, meter: ProcessMeter) -> None:
         self._clock = clock
         self._meter = meter
         self.boot_ns = clock.now().boot_ns
@@ -131,7 +111,7 @@ class ReplayMeter(ProcessMeter):
         return max(super().resident_bytes() - self.host.cost.resident_bytes, 0)
 
 
-def create_meter(host: Host) -> AgentMeter:
+def create_meter(host: Host) -> ProcessMeter:
     """Return the meter for a host."""
     return ReplayMeter(host) if isinstance(host, RecordedHost) else ProcessMeter()
 
@@ -139,9 +119,9 @@ def create_meter(host: Host) -> AgentMeter:
 def measure_memory(make: Callable[[], ReplayHost]) -> ReplayHost:
     """Create a recorded host, and record the memory that its capture takes."""
     meter = ProcessMeter()
-    meter.give_back()
+    meter.release_memory()
     before = meter.resident_bytes()
     host = make()
-    meter.give_back()
+    meter.release_memory()
     host.cost.resident_bytes = max(meter.resident_bytes() - before, 0)
     return host

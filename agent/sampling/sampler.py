@@ -234,7 +234,7 @@ class Sampler:
         """Update the periods. A change takes effect with the next read of its source."""
         if self.keeper is None:
             return
-        self.keeper.look(now.boot_ns)
+        self.keeper.update(now.boot_ns)
         for member in due:
             stretch, why = self.keeper.stretch(member.status.source.name)
             if stretch != member.status.stretch:
@@ -247,9 +247,9 @@ class Sampler:
         if self.keeper is None:
             return
         if status.state == UNSUPPORTED:
-            self.keeper.absent(status.source.name)
+            self.keeper.governor.absent(status.source.name)
         else:
-            self.keeper.took(status.source.name, outcome.spent, now.boot_ns)
+            self.keeper.governor.took(status.source.name, outcome.spent, now.boot_ns)
 
     async def _tick(self, family: _DeviceFamily, due: Sequence[_FamilyMember]) -> None:
         """Read the due members; slow reads stay pending with their family, hung calls are left behind."""
@@ -297,17 +297,14 @@ class Sampler:
             family.pending = future, reads
             # The last may have returned at its deadline, before the future completed: it is not late.
             for late in due[reads.taken : reads.taken + 1]:
-                self._grader.overdue(late.status, self._deadline_seconds(late), now)
+                self._grader.overdue(late.status, self.limits.deadline_seconds(late.status), now)
             for member in due[reads.taken + 1 :]:
                 self._grader.record_wait(member.status, now)
         return ()
 
     def _limit(self, member: _FamilyMember) -> float:
         """Return the time limit of one call of a read."""
-        return min(self._deadline_seconds(member), MAX_CALL_SECONDS)
-
-    def _deadline_seconds(self, member: _FamilyMember) -> float:
-        return self.limits.deadline_seconds(member.status)
+        return min(self.limits.deadline_seconds(member.status), MAX_CALL_SECONDS)
 
     async def _read(self, family: _DeviceFamily, reads: _FamilyReads) -> asyncio.Future[None]:
         """Run the reads, and wait for each of them until its own deadline.
@@ -321,7 +318,7 @@ class Sampler:
             await self.call_time.wait(future, TURN_SECONDS)
         while not future.done():
             spent = self.call_time.seconds() - reads.running_since
-            left = self._deadline_seconds(reads.running) - spent
+            left = self.limits.deadline_seconds(reads.running.status) - spent
             limit, of_call = self._limit(reads.running), family.guard.running_seconds
             if of_call >= limit or (left <= 0 and of_call < limit / 2):
                 break

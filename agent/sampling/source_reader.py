@@ -6,14 +6,14 @@ Everything here runs on the thread of the source's family. The event loop receiv
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import itemgetter
 
 from agent.host import Host, NvmlError
-from agent.sampling import known_devices, source as base
-from agent.sampling.meter import AgentMeter, ProcessMeter, ReadCost, Stopwatch
+from agent.sampling import known_devices, source
+from agent.sampling.counter_unwrap import column_picker
+from agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
 from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
@@ -32,7 +32,7 @@ class ReadOutcome:
     """Result of one read: a frame (None if the source has no columns) or a problem."""
 
     frame: Frame | None
-    findings: tuple[base.ProbeFinding, ...]
+    findings: tuple[source.ProbeFinding, ...]
     spent: ReadCost
     problem: str = ""
     broken: int = 0
@@ -40,31 +40,30 @@ class ReadOutcome:
     kept_back: bool = False
     """True if the source only sampled: its previous readings stay valid."""
 
-    @property
-    def duration_ns(self) -> int:
-        """Duration of the read."""
-        return self.spent.total.wall_ns
-
 
 class SourceReader:
     """A source with the plan of its last probe."""
 
     def __init__(
-        self, source: base.Source, host: Host, origin: FrameOrigin, meter: AgentMeter | None = None
+        self,
+        sampled_source: source.Source,
+        host: Host,
+        origin: FrameOrigin,
+        meter: ProcessMeter | None = None,
     ) -> None:
-        self.source = source
+        self.source = sampled_source
         self._host = host
         self._origin = origin
         self._meter = meter or ProcessMeter()
-        self._inventory: base.ProbeResult | None = None
-        self._schema = Schema(source.name, ())
+        self._inventory: source.ProbeResult | None = None
+        self._schema = Schema(self.source.name, ())
         self._known = known_devices.KnownDevices()
         self._width = 0
         """Number of the source's own columns; those hidden by failed calls follow them."""
         self._hidden = b""
         self._failed: tuple[known_devices.FailedCall, ...] = ()
         self._repeat_due_ns = 0
-        self._ordered = _picker([])
+        self._ordered = column_picker([])
         self._sequence = 0
         self._probe_due_ns = 0
         self._kept_events: tuple[Event, ...] = ()
@@ -78,14 +77,15 @@ class SourceReader:
                 self._probe(started_ns)
                 probe = watch.lap()
             instant = self._host.clock.now()
-            table = self._read()
+            table = source.RowBuilder(self._width)
+            self.source.read(self._host, table)
         except (OSError, NvmlError) as error:
-            finding, reason = _failed_outcome(self.source, error), base.reason_for(error)
+            finding, reason = _failed_outcome(self.source.name, error), source.reason_for(error)
             return self._failure(finding, reason, ReadCost(watch.lap(), probe))
         except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
             problem = f"fault in the source: {type(error).__name__}: {error}"
-            finding = base.ProbeFinding(
-                self.source.name, base.ProbeVerdict.BROKEN, problem, "report this as a bug"
+            finding = source.ProbeFinding(
+                self.source.name, source.ProbeVerdict.BROKEN, problem, "report this as a bug"
             )
             return self._failure(finding, Absent.ERROR, ReadCost(watch.lap(), probe))
         if table.grown:
@@ -103,7 +103,7 @@ class SourceReader:
         )
 
     @property
-    def _inventory_findings(self) -> tuple[base.ProbeFinding, ...]:
+    def _inventory_findings(self) -> tuple[source.ProbeFinding, ...]:
         return self._inventory.findings if self._inventory else ()
 
     def take_back(self, outcome: ReadOutcome) -> None:
@@ -122,13 +122,15 @@ class SourceReader:
         with suppress(OSError):  # a device that is gone closes its files in spite of the error
             self.source.close()
 
-    def _failure(self, finding: base.ProbeFinding, reason: Absent, spent: ReadCost) -> ReadOutcome:
+    def _failure(
+        self, finding: source.ProbeFinding, reason: Absent, spent: ReadCost
+    ) -> ReadOutcome:
         """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
         self._inventory = None
         count = len(self._schema.columns)
         frame = None
         if count:
-            table = base.RowBuilder(self._width)
+            table = source.RowBuilder(self._width)
             table.put_none(0, self._width, reason)
             frame = self._frame(table, self._host.clock.now())
         return ReadOutcome(frame, (finding,), spent, finding.detail, count)
@@ -154,16 +156,11 @@ class SourceReader:
         self._width, self._hidden = len(inventory.columns), known.hidden
         order = Schema.ordered(known.columns)
         columns = tuple(known.columns[position] for position in order)
-        self._ordered = _picker([known.positions[position] for position in order])
+        self._ordered = column_picker([known.positions[position] for position in order])
         if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
             self._schema = Schema(self.source.name, columns, known.bystanders)
 
-    def _read(self) -> base.RowBuilder:
-        table = base.RowBuilder(self._width)
-        self.source.read(self._host, table)
-        return table
-
-    def _frame(self, table: base.RowBuilder, instant: NodeTimestamp) -> Frame | None:
+    def _frame(self, table: source.RowBuilder, instant: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()
         if not self._schema.columns and not events:
             return None
@@ -204,19 +201,8 @@ def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
     return stored
 
 
-def _picker(order: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    """Return a function that puts a row into the order of its schema, implemented in C."""
-    if len(order) > 1:
-        return itemgetter(*order)
-    return lambda row: [row[position] for position in order]
-
-
-def _failed_outcome(source: base.Source, error: OSError | NvmlError) -> base.ProbeFinding:
-    denied = base.reason_for(error) is Absent.DENIED
-    mend = base.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
-    return base.ProbeFinding(
-        source.name,
-        base.ProbeVerdict.DENIED if denied else base.ProbeVerdict.BROKEN,
-        str(error),
-        mend,
-    )
+def _failed_outcome(name: str, error: OSError | NvmlError) -> source.ProbeFinding:
+    denied = source.reason_for(error) is Absent.DENIED
+    verdict = source.ProbeVerdict.DENIED if denied else source.ProbeVerdict.BROKEN
+    remedy = source.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return source.ProbeFinding(name, verdict, str(error), remedy)

@@ -85,7 +85,7 @@ class SourceGrader:
         status.findings = outcome.findings
         if outcome.kept_back:
             status.reads += 1
-            status.duration_ns = outcome.duration_ns
+            status.duration_ns = outcome.spent.total.wall_ns
             status.finished_boot_ns = now.boot_ns
             return
         status.frame = outcome.frame
@@ -93,7 +93,7 @@ class SourceGrader:
             self._grade(status, FAILED, outcome.problem, now)
             return
         status.reads += 1
-        status.duration_ns = outcome.duration_ns
+        status.duration_ns = outcome.spent.total.wall_ns
         status.finished_boot_ns = now.boot_ns
         columns = len(outcome.frame.values) if outcome.frame else 0
         problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
@@ -144,7 +144,7 @@ class SourceGrader:
             "after": status.state_name,
             "problem": problem,
         }
-        self._tell(catalog.SOURCE_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
+        self._queue_event(catalog.SOURCE_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
     def hung(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
@@ -155,18 +155,18 @@ class SourceGrader:
         else:
             log.info("hung_call_returned", **facts)
         facts["state"] = "hung" if hangs else "returned"
-        self._tell(catalog.HANG_EVENT, Entity(entities.NODE), facts, now)
+        self._queue_event(catalog.HANG_EVENT, Entity(entities.NODE), facts, now)
 
     def stretched(self, status: SourceState, stretch: int, why: str, now: NodeTimestamp) -> None:
         """Report that the governor has changed the period of a source."""
         before_ns, status.stretch = status.period_ns, stretch
         name = status.source.name
         facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
-        tell = log.warning if status.period_ns > before_ns else log.info
-        tell("period_changed", source=name, **facts)
-        self._tell(catalog.GOVERNOR_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
+        report = log.warning if status.period_ns > before_ns else log.info
+        report("period_changed", source=name, **facts)
+        self._queue_event(catalog.GOVERNOR_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
-    def _tell(
+    def _queue_event(
         self,
         event_class: declare.EventClass,
         about: Entity,

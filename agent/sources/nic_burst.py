@@ -251,7 +251,7 @@ class BurstPort:
         for what, amount in grown.items():
             value = self._value(what[0], amount, elapsed_ns)
             if value is not None:
-                self.windows[what].see(windows, value)
+                self.windows[what].count(windows, value)
 
     def _waits(self, before: _NicCounters, now: _NicCounters) -> bool:
         """True if the driver has not refreshed its counters since the last sample, as far as is visible."""
@@ -379,7 +379,7 @@ class NicBurstSource:
         for port, first in self._columns:
             into.put_all(first, (port.window_ns, port.kept.unseen))
             for windows in port.windows.values():
-                windows.tell(into, port.problem)
+                windows.put(into, port.problem)
             port.read_speed()
 
     def close(self) -> None:

@@ -258,7 +258,7 @@ async def test_the_landing_page_says_what_was_lengthened() -> None:
         machine.gpu_cpu_ms *= 100
         await one.until(lambda: one.status("gpu").stretch > 1, within=10)
         statuses = one.run.sampler.statuses
-        page = MetricsEndpoint("n", statuses.values, lambda: 0, "", one.keeper.in_words)
+        page = MetricsEndpoint("n", statuses.values, lambda: 0, "", one.keeper.describe_use)
         body = page.respond(AgentRequest("/", {})).body.decode()
     assert "<b>8 s</b>, not 1 s" in body
     assert "budget 1 %: stretching" in body

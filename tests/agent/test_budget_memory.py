@@ -22,18 +22,18 @@ from railscope.exposition import TextFormat
 
 
 def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:
-    def give_back() -> None:
+    def release_memory() -> None:
         dropped.append(meter.resident)
-        meter.give_back()
+        meter.release_memory()
 
-    return MemoryKeeper(64 * MIB, meter.resident_bytes, give_back)
+    return MemoryKeeper(64 * MIB, meter.resident_bytes, release_memory)
 
 
 def test_memory_within_its_budget_is_left_alone() -> None:
     dropped: list[int] = []
     keeper = memory(FakeMeter(64 * MIB), dropped)
     for look in range(100):
-        keeper.look(look * MEMORY_POLL_NS)
+        keeper.update(look * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [])
 
 
@@ -44,7 +44,7 @@ def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
     keeper = memory(meter, dropped)
     with capture_logs() as logs:
         for look in range(10):
-            keeper.look(look * MEMORY_POLL_NS)
+            keeper.update(look * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
     assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_released", 60 * MIB)]
 
@@ -55,10 +55,10 @@ def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_t
     keeper = memory(meter, dropped)
     with capture_logs() as logs:
         for look in range(2 * RELEASE_EVERY_NS // MEMORY_POLL_NS):
-            keeper.look(look * MEMORY_POLL_NS)
+            keeper.update(look * MEMORY_POLL_NS)
         assert (keeper.state, len(dropped)) == (AT_LIMIT, 2)
         meter.spare = 10 * MIB
-        keeper.look(2 * RELEASE_EVERY_NS)
+        keeper.update(2 * RELEASE_EVERY_NS)
         assert keeper.state == WITHIN
     events = [entry["event"] for entry in logs]
     assert events.count("memory_over_budget") == events.count("memory_within_budget") == 1
@@ -69,7 +69,7 @@ def test_memory_that_cannot_be_measured_changes_nothing() -> None:
     meter = FakeMeter(70 * MIB)
     meter.unreadable = PermissionError(13, "Permission denied")
     keeper = memory(meter, dropped)
-    keeper.look(0)
+    keeper.update(0)
     assert (keeper.state, dropped) == (WITHIN, [])
 
 
@@ -91,10 +91,10 @@ def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
     agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(100 * MIB))
     status = agent.sampler.statuses["rdma"]
     status.frame = SourceReader(RdmaSource(), host, ORIGIN).run().frame
-    before = agent.page.text(TextFormat.PROMETHEUS)
-    agent.keeper.look(host.clock.now().boot_ns)
+    before = agent.endpoint.text(TextFormat.PROMETHEUS)
+    agent.keeper.update(host.clock.now().boot_ns)
     assert agent.meter.times_given_back == 1  # type: ignore[attr-defined] # the fake of above
-    assert agent.page.text(TextFormat.PROMETHEUS) == before
+    assert agent.endpoint.text(TextFormat.PROMETHEUS) == before
 
 
 # The meter ----------------------------------------------------------------------------------------
@@ -117,4 +117,4 @@ def test_the_real_meter_counts_the_work_of_its_own_thread() -> None:
     assert meter.process_cpu_ns() - process_ns >= 20 * 1_000_000
     assert meter.thread_cpu_ns() - thread_ns < 20 * 1_000_000
     assert MIB < meter.resident_bytes() < 1 << 40
-    meter.give_back()
+    meter.release_memory()

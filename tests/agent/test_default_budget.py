@@ -56,7 +56,7 @@ class AnswerMeter:
     def resident_bytes(self) -> int:
         return 50 * MIB
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         """Nothing is held."""
 
 

@@ -330,4 +330,4 @@ def test_a_frame_is_of_the_moment_after_a_slow_probe() -> None:
     outcome = read_once(GpuSource.load(), host)
     assert outcome.frame is not None
     assert outcome.frame.instant.boot_ns == before + 4 * NS
-    assert outcome.duration_ns == 4 * NS
+    assert outcome.spent.total.wall_ns == 4 * NS

@@ -267,10 +267,10 @@ async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
     for pid in range(1, 20):
         host.calls[COMPUTE] = [process(pid), process(pid + 1)]
         await one.once()
-        for frame in one.page.fresh_frames():
+        for frame in one.endpoint.fresh_frames():
             if is_shipped(frame):
                 schemas.setdefault(frame.schema.stream, set()).add(frame.schema)
     assert "gpu_sharing" in schemas
     assert "gpu_process" not in schemas
     assert {len(found) for found in schemas.values()} == {1}
-    assert "railscope_gpu_process_memory_used_bytes" in one.page.text(TextFormat.PROMETHEUS)
+    assert "railscope_gpu_process_memory_used_bytes" in one.endpoint.text(TextFormat.PROMETHEUS)

@@ -13,8 +13,8 @@ from agent.sampling.hang_guard import (
     GuardedHost,
     HungCall,
     HungCalls,
-    device_asked,
     device_of,
+    device_of_call,
 )
 from railscope.reading import PRESENT, Absent
 
@@ -57,7 +57,7 @@ def test_the_device_of_a_file(path: str, device: str) -> None:
 def test_the_device_of_a_call(
     seam: str, function: str, arguments: tuple[int | str, ...], device: str
 ) -> None:
-    assert device_asked(seam, function, arguments) == device
+    assert device_of_call(seam, function, arguments) == device
 
 
 def guarded(device: str) -> tuple[FakeHost, GuardedHost]:

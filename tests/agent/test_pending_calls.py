@@ -216,7 +216,7 @@ async def test_a_stuck_gpu_ages_itself_alone(
     states = {name: status.state for name, status in agent.sampler.statuses.items()}
     assert (states["gpu"], states["nvlink"], states["rdma"]) == (PARTIAL, PARTIAL, OK)
     assert list(agent.sampler.hung.by_device) == ["nvml/1"]
-    page = agent.page.text(TextFormat.PROMETHEUS)
+    page = agent.endpoint.text(TextFormat.PROMETHEUS)
     assert 'railscope_source_state{source="gpu",state="partial"} 1' in page
     assert page.count("railscope_gpu_power_watts{") == 1
     assert 'railscope_agent_hung_device_seconds{device="nvml/1"} ' in page

@@ -128,7 +128,7 @@ def readings(capture: Capture) -> dict[str, list[str]]:
     one = Agent(AgentSettings(), walk.host, node="n")
     asyncio.run(walk.read(one))
     found: dict[str, list[str]] = {}
-    for frame in one.page.fresh_frames():
+    for frame in one.endpoint.fresh_frames():
         if frame.schema.stream in {"agent", "self"}:
             continue
         for metric, _, reading in frame.readings():

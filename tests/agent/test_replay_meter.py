@@ -75,7 +75,7 @@ def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
 def test_the_page_of_a_replay_shows_its_cost_apart() -> None:
     agent = Agent(AgentSettings(node="n1"), replayed({"/proc/loadavg": "1 1 1 1/1 1\n"}))
     asyncio.run(agent.once())
-    page = samples(agent.page.text(TextFormat.PROMETHEUS))
+    page = samples(agent.endpoint.text(TextFormat.PROMETHEUS))
     assert page[sample("railscope_agent_replay_cpu_seconds_total")] > 0
     assert page[sample("railscope_agent_replay_resident_memory_bytes")] == 0
 
@@ -94,8 +94,8 @@ async def main():
     for _ in range(int(sys.argv[2])):
         await agent.once()
         for form in TextFormat:
-            agent.page.text(form)
-            agent.page.dcgm_text(form)
+            agent.endpoint.text(form)
+            agent.endpoint.dcgm_text(form)
     print(agent.keeper.meter.resident_bytes(), host.cost.resident_bytes)
 
 asyncio.run(main())

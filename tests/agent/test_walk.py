@@ -60,10 +60,10 @@ async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_en
     walked = Agent(AgentSettings(), walk.host, "n")
     await walk.read(walked)
     recovering = sample("railscope_gpu_health_reason_active", gpu=GPU, reason="nvlink_recovering")
-    assert samples(walked.page.text(TextFormat.PROMETHEUS))[recovering] == 1
+    assert samples(walked.endpoint.text(TextFormat.PROMETHEUS))[recovering] == 1
     looked = Agent(AgentSettings(), walk.host, "n")
     await looked.once()
-    assert recovering not in samples(looked.page.text(TextFormat.PROMETHEUS))
+    assert recovering not in samples(looked.endpoint.text(TextFormat.PROMETHEUS))
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
             await call_time.settled(agent, clock)
-            yield agent.page.text(TextFormat.PROMETHEUS)
+            yield agent.endpoint.text(TextFormat.PROMETHEUS)
     finally:
         over.set()
         task.cancel()

@@ -37,7 +37,7 @@ class FakeMeter:
             raise self.unreadable
         return self.resident
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         self.times_given_back += 1
         self.resident -= self.spare
         self.spare = 0

@@ -227,7 +227,7 @@ class GpuBurstSource(source.SourceWithoutResources):
         """Fetch the samples since the last ones of every GPU."""
         for device, first in self._columns:
             for buffer in device.supported:
-                buffer.windows.tell(into, buffer.fetch(host, device.index, device.limit_milliwatts))
+                buffer.windows.put(into, buffer.fetch(host, device.index, device.limit_milliwatts))
             into.put_all(first, (self._grid.window_ns, max(b.unseen for b in device.supported)))
         into.grown = self._gpus.generation != self._generation
 
@@ -309,4 +309,4 @@ class _SampleBuffer:
             return
         whole = _PERCENT if self.kind == _UTILIZATION else limit_milliwatts
         for windows, seen in self._averaged.ended(last_ns, at_ns, value * _STEPS // whole):
-            self.windows.see(windows, seen)
+            self.windows.count(windows, seen)
