@@ -50,8 +50,10 @@ class DeviceNames:
             elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
                 others = [facts.get("rdma_device", ""), _rail(facts.get("rail", ""))]
                 self._names[name] = f"{name} ({', '.join(filter(None, others))})"
-        words = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
-        self._pattern = re.compile(rf"(?<![\w.:-])(?:{words})(?![\w.:-]*\w)") if words else None
+        any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
+        self._pattern = (
+            re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None
+        )
 
     def spell_out(self, text: str) -> str:
         """Return a text with the other names of a device appended to each of its names."""
@@ -136,8 +138,8 @@ def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _metrics_findings(url: str, page: str) -> list[ProbeFinding]:
-    lines = page.splitlines()
+def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
+    lines = exposition.splitlines()
     of_agent = {m["name"]: float(m["value"]) for line in lines if (m := _OF_AGENT.fullmatch(line))}
     of_source: dict[str, dict[str, float]] = {}
     for line in lines:
@@ -192,7 +194,7 @@ _DENIED = {
 
 async def check(
     agent: Agent,
-    say: Callable[[str], None],
+    write: Callable[[str], None],
     read: Callable[[Agent], Awaitable[None]] = Agent.once,
     *,
     live: bool = False,
@@ -202,7 +204,7 @@ async def check(
     With `live`, the agent that runs on this node is queried too. A GPU that is degraded or has failed
     counts as broken; for an unknown GPU the findings of its sources count.
     """
-    say(f"Railscope agent {__version__} on node {agent.node}")
+    write(f"Railscope agent {__version__} on node {agent.node}")
     await read(agent)
     statuses = agent.sampler.statuses.values()
     found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
@@ -215,16 +217,16 @@ async def check(
     for finding in sorted(
         dict.fromkeys(found), key=lambda one: _RANKS.get(one.verdict, len(_RANKS))
     ):
-        _print_finding(finding, names, say)
+        _print_finding(finding, names, write)
     return all(
         finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in found
     )
 
 
-def _print_finding(finding: ProbeFinding, names: DeviceNames, say: Callable[[str], None]) -> None:
-    say(names.spell_out(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}"))
+def _print_finding(finding: ProbeFinding, names: DeviceNames, write: Callable[[str], None]) -> None:
+    write(names.spell_out(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}"))
     if finding.remedy:
-        say(names.spell_out(f"         -> {finding.remedy}"))
+        write(names.spell_out(f"         -> {finding.remedy}"))
 
 
 def _readings(status: SourceState) -> list[ProbeFinding]:
@@ -391,16 +393,16 @@ class CaptureWalk:
 
     def __init__(self, capture: Capture) -> None:
         self._clock = WalkClock(capture.about)
-        self._looks = find_read_offsets(capture)
+        self._offsets = find_read_offsets(capture)
         self.host = RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
 
     def go_to_end(self) -> None:
         """Advance to the end of the capture without earlier reads."""
-        self._clock.go_to(self._looks[-1])
+        self._clock.go_to(self._offsets[-1])
 
     async def read(self, agent: Agent) -> None:
         """Have an agent of this host read all sources at each offset."""
-        for offset_ns in self._looks:
+        for offset_ns in self._offsets:
             self._clock.go_to(offset_ns)
             await agent.once()
 

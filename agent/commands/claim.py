@@ -79,18 +79,18 @@ class AgentClient:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, path, content, headers)
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, path, sent, headers)
             answer = connection.getresponse()
-            told = json.loads(answer.read())
-            return answer.status, told if isinstance(told, dict) else {"error": str(told)}
+            content = json.loads(answer.read())
+            return answer.status, content if isinstance(content, dict) else {"error": str(content)}
         except PermissionError as error:
             message = (
                 f"cannot connect to {self._where}: {error.strerror}; fix: run the command as root"
             )
             raise click.ClickException(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return _NO_ANSWER, {"error": (f"no response from the agent at {self._where}: {error}")}
+            return _NO_ANSWER, {"error": f"no response from the agent at {self._where}: {error}"}
         finally:
             connection.close()
 
@@ -200,8 +200,8 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
     answer = _create_client(options).ask(
         "POST", CLAIMS_PATH, {k: v for k, v in body.items() if v is not None}
     )
-    told = answer["claim"]
-    click.echo(f"{told['id']}: {', '.join(told['devices'])} since {told['start']}")
+    started = answer["claim"]
+    click.echo(f"{started['id']}: {', '.join(started['devices'])} since {started['start']}")
 
 
 @claim.command()
@@ -229,8 +229,8 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
         message = "missing claim: expected its id or --from-slurm"
         raise click.UsageError(message)
     for one in dict.fromkeys(names):
-        told = agent.ask("POST", f"{CLAIMS_PATH}/{quote(str(one), safe='')}/end", body)["claim"]
-        click.echo(f"{told['id']}: {', '.join(told['devices'])} until {told['end']}")
+        ended = agent.ask("POST", f"{CLAIMS_PATH}/{quote(str(one), safe='')}/end", body)["claim"]
+        click.echo(f"{ended['id']}: {', '.join(ended['devices'])} until {ended['end']}")
 
 
 @claim.command(name="list")

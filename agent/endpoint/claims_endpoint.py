@@ -98,7 +98,7 @@ class ClaimsEndpoint:
         self, settings: TenancySettings, state: Path, tenancy: ClaimSource, clock: Clock
     ) -> None:
         """Raises SettingsError for a setting that cannot work."""
-        self._is_asked_for = bool(settings.socket)
+        self._is_required = bool(settings.socket)
         self._path = Path(settings.socket) if settings.socket else state / CLAIMS_SOCKET
         self._listen = settings.listen
         self._token = _read_token(settings)
@@ -125,7 +125,7 @@ class ClaimsEndpoint:
             listening = _bind_socket(self._path)
         except OSError as error:
             message = f"cannot listen on {self._path}: {error.strerror or error}"
-            if is_first and (self._is_asked_for or error.errno == errno.EADDRINUSE):
+            if is_first and (self._is_required or error.errno == errno.EADDRINUSE):
                 raise SettingsError(message) from error
             if is_first:
                 log.warning(
@@ -153,7 +153,7 @@ class ClaimsEndpoint:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
             return _json_response(
-                {"error": ("missing or wrong token: expected the bearer token of tenancy.token")},
+                {"error": "missing or wrong token: expected the bearer token of tenancy.token"},
                 HTTPStatus.UNAUTHORIZED,
             )
         return await self._respond(request)
@@ -180,14 +180,13 @@ class ClaimsEndpoint:
         if request.path == CLAIMS_PATH and request.method == "POST":
             start = msgspec.json.decode(request.body, type=ClaimStartRequest)
             claim = self._claim(start)
-            told = self._tenancy.told
-            kept = await asyncio.to_thread(told.start, claim, again=start.again)
-            return _json_response({"claim": _claim_json(kept)})
+            stored = await asyncio.to_thread(self._tenancy.told.start, claim, again=start.again)
+            return _json_response({"claim": _claim_json(stored)})
         if end and request.method == "POST":
             when = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
-            edge = self._instant(when, "end")
-            kept = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), *edge)
-            return _json_response({"claim": _claim_json(kept)})
+            edge = self._timestamp(when, "end")
+            stored = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), *edge)
+            return _json_response({"claim": _claim_json(stored)})
         known = request.path == CLAIMS_PATH or end
         status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
         message = (
@@ -203,7 +202,7 @@ class ClaimsEndpoint:
                 "missing owner of the claim: expected tenant or owner",
             )
         devices = dict.fromkeys(self._device(text) for text in start.gpus)
-        start_ns, start_boot = self._instant(start.start, "start")
+        start_ns, start_boot = self._timestamp(start.start, "start")
         share = _parse_share(start)
         return command_claims.CommandClaim(
             id=start.id,
@@ -232,22 +231,22 @@ class ClaimsEndpoint:
         )
         raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
-    def _instant(self, when: datetime | None, what: str) -> tuple[int, claims.BootTime | None]:
+    def _timestamp(self, when: datetime | None, what: str) -> tuple[int, claims.BootTime | None]:
         """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
         now, history = self._clock.now(), self._tenancy.clock
         if when is None:
             return now.wall_ns, history.now(now)
         try:
-            told_ns = from_datetime(when)
+            timestamp_ns = from_datetime(when)
         except TimestampError as error:
             message = f"{what}: {error}"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
-        if told_ns > now.wall_ns + _MAX_FUTURE_NS:
+        if timestamp_ns > now.wall_ns + _MAX_FUTURE_NS:
             message = (
                 f"invalid {what} {when.isoformat()}: expected a time that is not in the future"
             )
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
-        return told_ns, history.at(told_ns)
+        return timestamp_ns, history.at(timestamp_ns)
 
     def _in_force(self) -> list[dict[str, str]]:
         """Return the claims of the last poll, and those made since."""

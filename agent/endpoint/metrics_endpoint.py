@@ -44,8 +44,8 @@ class MetricsEndpoint:
             return replace(refused, headers={"WWW-Authenticate": "Bearer"})
         answers = {
             "/": self._landing,
-            "/metrics": lambda asked: _exposition_response(asked, self.text),
-            "/metrics/dcgm": lambda asked: _exposition_response(asked, self.dcgm_text),
+            "/metrics": lambda request: _exposition_response(request, self.text),
+            "/metrics/dcgm": lambda request: _exposition_response(request, self.dcgm_text),
             "/-/healthy": lambda _: AgentResponse.text("healthy"),
             "/-/ready": self._ready,
         }

@@ -256,7 +256,7 @@ def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> Delivery
         reply = msgspec.json.decode(answer.body, type=_CollectorReply)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         reply = None
-    said = reply.error if reply else ""
+    detail = reply.error if reply else ""
     if status in DECISIONS and not marked:
         problem = (
             f"unexpected response from {url}: status {status} without the mark of a "
@@ -275,10 +275,10 @@ def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> Delivery
         return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, wanted)
     if reply is not None and status in _REJECTING_STATUSES:
         return DeliveryResult(
-            EnvelopeDecision.REFUSED, f"{url}: rejected with status {status}: {said}"
+            EnvelopeDecision.REFUSED, f"{url}: rejected with status {status}: {detail}"
         )
     advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
-    problem = f"{url}: status {status}{f' ({said})' if said else ''}: {advice}"
+    problem = f"{url}: status {status}{f' ({detail})' if detail else ''}: {advice}"
     return DeliveryResult(
         EnvelopeDecision.LATER, problem, retry_after_seconds=_retry_after(answer.headers)
     )

@@ -72,7 +72,8 @@ class Shipper:
     clock: Clock
     directory: Path
     stats: ShippingStats
-    tell: list[Event]
+    events: list[Event]
+    """Events of the agent, which its own source reports."""
     _pending: list[Frame] = field(default_factory=list)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _fresh: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,7 +124,7 @@ class Shipper:
                     answer = await self._offer(client, found[1])
                     if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
                         break
-                    await self._acknowledged(*found)
+                    await self._remove_shipped(*found)
         except TimeoutError:
             log.warning("shutdown_shortened", url=self._client.url, directory=str(self.directory))
 
@@ -233,10 +234,10 @@ class Shipper:
                 continue
             answer = await self._offer(self._client, found[1])
             if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
-                await self._acknowledged(*found)
+                await self._remove_shipped(*found)
                 pause_seconds = FIRST_RETRY_SECONDS
             elif answer.verdict is EnvelopeDecision.REFUSED:
-                await self._refused(*found, answer)
+                await self._remove_rejected(*found, answer)
             else:
                 self._unreachable(answer)
                 wait_seconds = answer.retry_after_seconds or pause_seconds
@@ -288,30 +289,28 @@ class Shipper:
     async def _post(self, client: CollectorClient, body: bytes) -> DeliveryResult:
         return await client.post(body, wire.SentAt.at(self.clock.now(), self.origin.boot_id))
 
-    async def _acknowledged(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
-        await self._disk.submit(lambda: self._shipped(spooled, body))
-
-    async def _refused(
-        self, spooled: SpooledEnvelope | None, body: bytes, answer: DeliveryResult
-    ) -> None:
-        await self._disk.submit(lambda: self._rejected(spooled, body, answer))
-
-    # Both run on the spool's thread as one step: an envelope removed there is counted even if the waiting
+    # An envelope is removed and counted as one step on the spool's thread: it counts even if the waiting
     # task is cancelled meanwhile.
 
-    def _shipped(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
-        frames = self._release(spooled, body)
-        if self._problem != "":
-            log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
-            self._problem = ""
-        self.stats.shipped_frames += frames
+    async def _remove_shipped(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
+        def remove() -> None:
+            frames = self._release(spooled, body)
+            if self._problem != "":
+                log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
+                self._problem = ""
+            self.stats.shipped_frames += frames
 
-    def _rejected(
+        await self._disk.submit(remove)
+
+    async def _remove_rejected(
         self, spooled: SpooledEnvelope | None, body: bytes, answer: DeliveryResult
     ) -> None:
-        frames = self._release(spooled, body)
-        log.error("envelope_rejected", frames=frames, problem=answer.problem)
-        self._lost(FrameLoss("rejected", 1, frames))
+        def remove() -> None:
+            frames = self._release(spooled, body)
+            log.error("envelope_rejected", frames=frames, problem=answer.problem)
+            self._lost(FrameLoss("rejected", 1, frames))
+
+        await self._disk.submit(remove)
 
     def _release(self, spooled: SpooledEnvelope | None, body: bytes) -> int:
         """Remove an envelope from the spool or from memory; runs on the spool's thread.
@@ -337,7 +336,7 @@ class Shipper:
         self.stats.dropped_frames[loss.reason] += loss.frames
         now = self.clock.now()
         facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}
-        self.tell.append(
+        self.events.append(
             Event(GAP_EVENT, Entity(DROP, (loss.reason,)), now.wall_ns, now.boot_ns, facts)
         )
         log.error("frames_lost", reason=loss.reason, frames=loss.frames)

@@ -60,7 +60,7 @@ class Spool:
         self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
         self.size = sum(spooled.size for spooled in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
-        self._untold: list[FrameLoss] = []
+        self._unreported: list[FrameLoss] = []
 
     def __len__(self) -> int:
         """Number of spooled envelopes."""
@@ -69,12 +69,12 @@ class Spool:
     def put(self, body: bytes, frames: int) -> FrameLoss | None:
         """Store an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
-        loss = self._make_room(len(head) + len(body))
+        loss = self._free_space(len(head) + len(body))
         spooled = SpooledEnvelope(self._next, len(head) + len(body), frames)
         try:
             write_durably(self._path(spooled), head + body)
         except OSError:
-            self._untold += [loss] if loss else []
+            self._unreported += [loss] if loss else []
             raise
         self._next += 1
         self._waiting.append(spooled)
@@ -87,8 +87,8 @@ class Spool:
         Envelopes dropped for one that then could not be stored are returned here, too. Raises OSError if
         the disk cannot be read now; the envelope stays.
         """
-        if self._untold:
-            return self._untold.pop(0)
+        if self._unreported:
+            return self._unreported.pop(0)
         if not self._waiting:
             return None
         spooled = self._waiting[0]
@@ -120,7 +120,7 @@ class Spool:
             )
         return True
 
-    def _make_room(self, wanted: int) -> FrameLoss | None:
+    def _free_space(self, wanted: int) -> FrameLoss | None:
         envelopes = frames = 0
         while self._waiting and self.size + wanted > self._max_bytes:
             oldest = self._waiting[0]

@@ -130,8 +130,8 @@ class AuditLogClient:
 
     def _text(self, answer: HttpAnswer) -> str:
         if answer.status != HTTPStatus.OK:
-            said = answer.body[:200].decode(errors="replace").strip()
-            message = f"{self.url}{CHECKPOINT_PATH}: status {answer.status} ({said})"
+            detail = answer.body[:200].decode(errors="replace").strip()
+            message = f"{self.url}{CHECKPOINT_PATH}: status {answer.status} ({detail})"
             raise AuditLogUnavailableError(message)
         try:
             return answer.body.decode()
@@ -225,13 +225,13 @@ class AuditWitness:
     client: AuditLogClient
     store: WitnessStore
     clock: Clock
-    tell: list[Event]
+    events: list[Event]
     state: AuditLogState
     _held: str = ""
     _checkpoint: signed_note.Checkpoint | None = None
     _key: signed_note.PublicKey | None = None
     _witness: signed_note.SecretKey | None = None
-    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str, str]] = field(default_factory=set)
     _problem: str = ""
     _disagreed: str = ""
     _beginning: bool = False
@@ -249,7 +249,7 @@ class AuditWitness:
                     if not opened:
                         await self._disk.submit(self._open)
                         opened = True
-                    await self.look()
+                    await self.check()
                     self._problem = ""
                 except (AuditLogUnavailableError, signed_note.NoteError, OSError) as error:
                     self._cannot(str(error))
@@ -281,7 +281,7 @@ class AuditWitness:
             self._held = note
             self._show(HOLDS)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Check the log once. Raises AuditLogUnavailableError, NoteError, OSError."""
         self._beginning = False
         offer = await self.client.newest()
@@ -359,18 +359,18 @@ class AuditWitness:
     async def _dispute(self, kind: str, offered: str) -> None:
         """Report once a state that no honest log can have, and store the evidence."""
         self._show(DISPUTED)
-        if (kind, self._held, offered) in self._told or len(self._told) >= MAX_EVIDENCE:
+        if (kind, self._held, offered) in self._reported or len(self._reported) >= MAX_EVIDENCE:
             return
         held = self._held
         directory = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))
-        self._told.add((kind, held, offered))
+        self._reported.add((kind, held, offered))
         facts = {
             "kind": kind,
             **_checkpoint_facts("held", held),
             **_checkpoint_facts("offered", offered),
         }
         now = self.clock.now()
-        self.tell.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        self.events.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         log.error(
             "audit_log_disputed",
             **facts,

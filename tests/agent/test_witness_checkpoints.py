@@ -125,7 +125,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
                 log.records[-count:] = [b"other %d/%d" % (number, n) for n in range(count + 3)]
             else:
                 witness = witness_of(directory, log)
-            await witness.look()
+            await witness.check()
             honest = log.records[: len(held)] == held
             if honest:
                 held = list(log.records)
@@ -148,11 +148,11 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
     async def follow(directory: Path) -> None:
         log = Log([b"%d" % n for n in range(size)])
         witness = witness_of(directory, log)
-        await witness.look()
+        await witness.check()
         held = witness.store.held()
         log.records = [b"other %d" % n for n in range(size + more)]
         log.proof = proof
-        await witness.look()
+        await witness.check()
         assert (witness.state.state, witness.store.held()) == (DISPUTED, held)
 
     with tempfile.TemporaryDirectory() as directory:
@@ -162,14 +162,14 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
 async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Path) -> None:
     log = Log([b"%d" % n for n in range(10)])
     witness = witness_of(tmp_path, log)
-    await witness.look()
+    await witness.check()
     del log.records[-1]
     for _ in range(3):
-        await witness.look()
+        await witness.check()
     assert len(witness.tell) == 1
     for number in range(MAX_EVIDENCE + 20):
         log.records[-1] = b"version %d" % number
-        await witness.look()
+        await witness.check()
     assert len(list((tmp_path / "evidence").iterdir())) == MAX_EVIDENCE
     assert len(witness.tell) == MAX_EVIDENCE
 
@@ -177,19 +177,19 @@ async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Pa
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:
     log = Log([b"%d" % n for n in range(10)])
     witness = witness_of(tmp_path, log)
-    await witness.look()
+    await witness.check()
     lost = log.records[7:]
     del log.records[7:]
-    await witness.look()
+    await witness.check()
     assert witness.state.state == DISPUTED
     log.records += [*lost, b"more"]
-    await witness.look()
+    await witness.check()
     assert witness.state == AuditLogState(HOLDS, 11)
 
 
 def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:
     log = Log([b"1"])
-    asyncio.run(witness_of(tmp_path, log).look())
+    asyncio.run(witness_of(tmp_path, log).check())
     (tmp_path / "held").write_text("nonsense")
     with pytest.raises(NoteError, match=r"invalid checkpoint file .*held"):
         witness_of(tmp_path, log)

@@ -66,7 +66,7 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
         custody = custody_of(tmp_path / "agents", one.url)
         for records in (1, 300, 0):
             await sign(one, records)
-            await custody.look()
+            await custody.check()
             assert custody.state == AuditLogState(HOLDS, one.collector.trail.log.signed.size)
         (vouched,) = one.collector.audit.custody.witnesses.nodes.values()
         assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
@@ -82,7 +82,7 @@ async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
         await sign(one)
         for _ in range(2):
             custody = custody_of(tmp_path / "agents", one.url)
-            await custody.look()
+            await custody.check()
             held = custody.store.held()
             await custody.client.close()
     assert custody_of(tmp_path / "agents", one.url).store.held() == held
@@ -97,7 +97,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     async with running(settings_in(tmp_path)) as one:
         custody = custody_of(tmp_path / "agents", one.url)
         await sign(one, 5)
-        await custody.look()
+        await custody.check()
         held = custody.store.held()
         await custody.client.close()
     shutil.rmtree(audit_directory(tmp_path))
@@ -107,7 +107,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         with pytest.raises(AuditError, match="0 of 1 agents have presented"):
             await sign(one)
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
         with pytest.raises(
             AuditError, match="n1 has a signed checkpoint that is missing in this log"
         ):
@@ -136,7 +136,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         custody = custody_of(tmp_path / "agents", one.url)
         await sign(one, 5)
-        await custody.look()
+        await custody.check()
         await custody.client.close()
         size = one.collector.trail.log.signed.size
     shutil.rmtree(tmp_path / "state")
@@ -146,7 +146,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         assert one.collector.trail.log.signed.size > size
         custody = custody_of(tmp_path / "agents", one.url)
         for _ in range(3):
-            await custody.look()
+            await custody.check()
         with pytest.raises(AuditError, match=r"the first \d+ records differ"):
             await sign(one)
         await custody.client.close()
@@ -158,12 +158,12 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 5)
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
         await custody.client.close()
     shutil.rmtree(audit_directory(tmp_path))
     async with running(waiting_for(tmp_path, agents=1)) as one:
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
         assert custody.state.state == DISPUTED
         assert "n1" in one.collector.audit.guard.refused
         await custody.client.close()
@@ -174,13 +174,13 @@ async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
         await custody.client.close()
     shutil.rmtree(tmp_path / "state")
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 9)
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
         await custody.client.close()
     assert [event.facts["kind"] for event in custody.tell] == ["other_key"]
 
@@ -193,7 +193,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
         for node in ("n1", "n2"):
             assert log.signed.size == 0
             custody = custody_of(tmp_path / "agents", one.url, node)
-            await custody.look()
+            await custody.check()
             assert custody.state.state == HOLDS_NONE
             await custody.client.close()
         async with asyncio.timeout(10):
@@ -218,7 +218,7 @@ async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -
         await sign(one)
         right = str(audit_directory(tmp_path) / "key.pub")
         custody = custody_of(tmp_path / "agents", one.url, key=right)
-        await custody.look()
+        await custody.check()
         assert custody.state.state == HOLDS
         assert not (tmp_path / "agents" / "n1" / "log.pub").exists()
         await custody.client.close()
@@ -240,9 +240,9 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
     with pytest.raises(AuditLogUnavailableError):
-        await custody.look()
+        await custody.check()
     assert (custody.state.state, custody.tell) == (HOLDS, [])
     await custody.client.close()
 
@@ -251,7 +251,7 @@ async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         honest = custody_of(tmp_path / "agents", one.url, "n1")
-        await honest.look()
+        await honest.check()
         note, key = honest.store.held(), str(witness_key(honest.store.witness("n1")))
         other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
         with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
@@ -286,7 +286,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         custody = custody_of(tmp_path / "agents", one.url)
-        await custody.look()
+        await custody.check()
         await custody.client.close()
     (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
     with pytest.raises(VerifyError, match="/witnesses: not signed"):
