@@ -113,7 +113,7 @@ def test_a_gpu_is_not_called_lost_before_the_bus_has_been_looked_at(
     state: int | Absent, answer: Absent
 ) -> None:
     unlisted = {"gpu": Absent.GONE, "gpu_health": Absent.GONE}
-    verdict = judge(with_faults([Fault(silent=unlisted, device_state=state)]))
+    verdict = judge(with_faults([Fault(absent_sources=unlisted, device_state=state)]))
     assert (verdict.state, verdict.answers["gpu_lost"]) == (UNKNOWN, answer)
 
 
@@ -185,9 +185,9 @@ def test_what_needs_root_does_not_keep_a_gpu_from_being_healthy() -> None:
 
 
 def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
-    verdict = judge(with_faults([Fault(silent={"kernel": Absent.DENIED})]))
+    verdict = judge(with_faults([Fault(absent_sources={"kernel": Absent.DENIED})]))
     assert verdict.answers["xid_fatal"] is Absent.DENIED
-    told = judge(with_faults([Fault(silent={"kernel": Absent.DENIED}, xids=(xid(79),))]))
+    told = judge(with_faults([Fault(absent_sources={"kernel": Absent.DENIED}, xids=(xid(79),))]))
     assert told.state == FAILED
 
 

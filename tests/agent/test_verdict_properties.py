@@ -69,14 +69,14 @@ def test_a_gpu_that_something_needed_is_not_known_of_is_never_healthy(
 def test_a_gpu_that_a_needed_source_is_silent_of_is_never_healthy(
     source: str, reason: Absent, faults: list[Fault]
 ) -> None:
-    verdict = judge(with_faults([*faults, Fault(silent={source: reason})]))
+    verdict = judge(with_faults([*faults, Fault(absent_sources={source: reason})]))
     assert verdict.state in {UNKNOWN, FAILED}
 
 
 @given(
     SOME_FAULTS,
     # Silence is no fault more: it takes knowledge away, also that of faults.
-    st.sampled_from([fault for _, fault in FAULTS if not fault.silent]),
+    st.sampled_from([fault for _, fault in FAULTS if not fault.absent_sources]),
     st.lists(st.tuples(st.sampled_from(needed_metrics()), st.sampled_from(BROKEN)), max_size=2),
 )
 def test_one_more_fault_never_makes_a_gpu_better(
@@ -94,7 +94,9 @@ def test_one_more_fault_never_makes_a_gpu_better(
 def test_the_action_is_the_hardest_that_any_fault_asks_for(faults: list[Fault]) -> None:
     facts = with_faults(faults)
     verdict = judge(facts)
-    asked = {a for reason in verdict.reasons for a in BY_REASON[reason].asked(facts).actions}
+    asked = {
+        a for reason in verdict.reasons for a in BY_REASON[reason].required_actions(facts).actions
+    }
     assert set(verdict.actions) == asked
     assert "ignore" not in asked
     if asked:

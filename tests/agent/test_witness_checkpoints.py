@@ -136,7 +136,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
                 assert read_checkpoint(note, KEY.public).tree == tree_of(held)
             if not honest:
                 assert log.shown[-1] == note
-                assert witness.tell
+                assert witness.events
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(follow(Path(directory)))
@@ -166,12 +166,12 @@ async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Pa
     del log.records[-1]
     for _ in range(3):
         await witness.check()
-    assert len(witness.tell) == 1
+    assert len(witness.events) == 1
     for number in range(MAX_EVIDENCE + 20):
         log.records[-1] = b"version %d" % number
         await witness.check()
     assert len(list((tmp_path / "evidence").iterdir())) == MAX_EVIDENCE
-    assert len(witness.tell) == MAX_EVIDENCE
+    assert len(witness.events) == MAX_EVIDENCE
 
 
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
         await custody.client.close()
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert [one.node for one in found.witnesses] == ["n1"]
-    assert custody.tell == []
+    assert custody.events == []
 
 
 async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         unsigned = one.collector.trail.log.size - one.collector.trail.log.signed.size
         assert unsigned >= 2
     assert (custody.state.state, custody.store.held()) == (DISPUTED, held)
-    (event,) = custody.tell
+    (event,) = custody.events
     assert event.facts["kind"] == "rollback"
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
     assert (evidence / "held").read_text() == held
@@ -150,7 +150,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         with pytest.raises(AuditError, match=r"the first \d+ records differ"):
             await sign(one)
         await custody.client.close()
-    assert [event.facts["kind"] for event in custody.tell] == ["fork"]
+    assert [event.facts["kind"] for event in custody.events] == ["fork"]
     assert custody.state == AuditLogState(DISPUTED, size)
 
 
@@ -182,7 +182,7 @@ async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.check()
         await custody.client.close()
-    assert [event.facts["kind"] for event in custody.tell] == ["other_key"]
+    assert [event.facts["kind"] for event in custody.events] == ["other_key"]
 
 
 async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
@@ -243,7 +243,7 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
         await custody.check()
     with pytest.raises(AuditLogUnavailableError):
         await custody.check()
-    assert (custody.state.state, custody.tell) == (HOLDS, [])
+    assert (custody.state.state, custody.events) == (HOLDS, [])
     await custody.client.close()
 
 

@@ -37,14 +37,14 @@ def both(*faults: Fault) -> Fault:
 
 FAULTS: list[tuple[str, Fault]] = [
     ("gpu_lost", all_gone(*PULSE)),
-    ("gpu_lost", Fault(silent={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=4)),
+    ("gpu_lost", Fault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=4)),
     (
         "gpu_lost",
-        Fault(silent={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=Absent.GONE),
+        Fault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=Absent.GONE),
     ),
-    ("driver_unresponsive", Fault(silent={"gpu": Absent.TIMEOUT})),
-    ("driver_unresponsive", Fault(silent={"gpu_health": Absent.ERROR})),
-    ("driver_unresponsive", Fault(silent={"nvlink": Absent.DENIED, "gpu": Absent.NOT_DUE})),
+    ("driver_unresponsive", Fault(absent_sources={"gpu": Absent.TIMEOUT})),
+    ("driver_unresponsive", Fault(absent_sources={"gpu_health": Absent.ERROR})),
+    ("driver_unresponsive", Fault(absent_sources={"nvlink": Absent.DENIED, "gpu": Absent.NOT_DUE})),
     *(("recovery_action", reading(h.GPU_RECOVERY_ACTION, value)) for value in (1, 2, 6, 7, 8)),
     *(("recovery_drain", reading(h.GPU_RECOVERY_ACTION, value)) for value in (3, 4, 5)),
     ("row_remap_failed", reading(h.GPU_ROW_REMAP_FAILURE, 1)),
@@ -115,7 +115,10 @@ FAULTS: list[tuple[str, Fault]] = [
 QUIET: list[tuple[str, Fault]] = [
     ("gpu_lost", reading(c.GPU_POWER, Absent.ERROR)),
     ("gpu_lost", all_gone(c.GPU_POWER, c.GPU_PERFORMANCE_STATE)),
-    ("driver_unresponsive", Fault(silent={"nvlink": Absent.UNSUPPORTED, "kernel": Absent.DENIED})),
+    (
+        "driver_unresponsive",
+        Fault(absent_sources={"nvlink": Absent.UNSUPPORTED, "kernel": Absent.DENIED}),
+    ),
     ("recovery_action", reading(h.GPU_RECOVERY_ACTION, Absent.UNSUPPORTED)),
     ("remapped_rows_exhausted", reading(h.GPU_REMAPPED_ROWS, 511, "uncorrectable")),
     ("retired_pages_exhausted", reading(h.GPU_RETIRED_PAGES, 31, "uncorrectable")),
@@ -156,5 +159,5 @@ QUIET: list[tuple[str, Fault]] = [
     ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, 1)),
     ("xid_fatal", Fault(xids=(xid(94, RESET_WANTED),))),
     ("xid_action", Fault(xids=(xid(79),))),
-    ("xid_fatal", Fault(silent={"kernel": Absent.UNSUPPORTED})),
+    ("xid_fatal", Fault(absent_sources={"kernel": Absent.UNSUPPORTED})),
 ]

@@ -43,7 +43,7 @@ class Fault:
     @property
     def places(self) -> set[object]:
         """Return the parts of the facts that it changes."""
-        return {*self.readings, *self.changes, *self.silent, *(x.number for x in self.xids)}
+        return {*self.readings, *self.changes, *self.absent_sources, *(x.number for x in self.xids)}
 
 
 def reading(metric: Metric, value: Reading, *part: str) -> Fault:
@@ -66,17 +66,22 @@ def with_faults(faults: Iterable[Fault], facts: GpuHealthFacts | None = None) ->
     found = facts or healthy()
     readings = {metric: dict(parts) for metric, parts in found.readings.items()}
     changes = {metric: dict(parts) for metric, parts in found.changes.items()}
-    xids, silent, state = found.xids, dict(found.silent), found.device_state
+    xids, absent_sources, state = found.xids, dict(found.absent_sources), found.device_state
     for fault in faults:
         for (metric, part), value in fault.readings.items():
             readings.setdefault(metric, {})[part] = value
         for (metric, part), grown in fault.changes.items():
             changes.setdefault(metric, {})[part] = grown
         xids += fault.xids
-        silent |= fault.silent
+        absent_sources |= fault.absent_sources
         state = state if fault.device_state is None else fault.device_state
     return replace(
-        found, readings=readings, changes=changes, xids=xids, silent=silent, device_state=state
+        found,
+        readings=readings,
+        changes=changes,
+        xids=xids,
+        absent_sources=absent_sources,
+        device_state=state,
     )
 
 

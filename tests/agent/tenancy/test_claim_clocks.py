@@ -91,7 +91,7 @@ class Story:
     def end(self) -> None:
         self.host.files["/run/jobs/7"] = json.dumps({"jobs": []})
         self.host.calls[LISTED] = []
-        edge = self.endpoint._instant(None, "end")  # noqa: SLF001 - no socket needed
+        edge = self.endpoint._timestamp(None, "end")  # noqa: SLF001 - no socket needed
         self.looked.tenancy.told.end("c", *edge)
 
 

@@ -26,11 +26,11 @@ from agent.sampling.source import ProbeFinding
 from railscope.capture import Capture, CaptureMetadata
 
 PODS = (
-    KubeletPod("train-0", "research", (PodContainer("main", (PodDevices("nvidia.com/gpu", (uuid(0),), (0,)),)),)),
+    KubeletPod("train-0", "research", (PodContainer("main", (PodDevices("nvidia.com/gpu", (uuid(0),)),)),)),
     KubeletPod("web", "shop", (PodContainer("main"),)),
     KubeletPod(
         "claimed", "research",
-        (PodContainer("main", (), (PodResourceClaim("c", "research", (ClaimedDevice("gpu.nvidia.com", "n", "gpu-1"),)),)),),
+        (PodContainer("main", (), (PodResourceClaim("c", "research", (ClaimedDevice("gpu.nvidia.com", "gpu-1"),)),)),),
     ),
 )  # fmt: skip
 LISTED = b"".join(wire.listed(pod) for pod in PODS)
