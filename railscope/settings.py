@@ -1,16 +1,20 @@
 """Settings: one TOML file per program, then the environment, then flags.
 
-A settings type is a frozen msgspec Struct with a description on each field; sample files and the
+A settings type is a frozen msgspec Struct with a docstring below each field; sample files and the
 reference are generated from it. Unknown keys are errors that name the most similar valid one.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import math
 import os
+import textwrap
 import typing
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -40,11 +44,6 @@ _BOUNDS = {
 
 class SettingsError(ValueError):
     """A setting that is unknown, of the wrong type or out of bounds; the message names it."""
-
-
-def described(text: str, **bounds: Any) -> msgspec.Meta:
-    """Return the description of a setting, with its bounds (`ge`, `le`, `min_length`, ...)."""
-    return msgspec.Meta(description=text, **bounds)
 
 
 def default_file(program: str, environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -178,14 +177,18 @@ def expectation(hint: Any) -> str:
 
 def _table(hint: Any, key: str, value: Any, where: str) -> Any:
     """Parse a table given as text, as in the environment: `{ a = 1 }`. Other values are unchanged."""
-    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-    if typing.get_origin(plain) is not dict or not isinstance(value, str):
+    if typing.get_origin(_plain(hint)) is not dict or not isinstance(value, str):
         return value
     try:
         return parse_toml(f"{key} = {value}")[key]
     except TomlError as error:
         message = f"{where}: invalid {key}: expected a table such as {{ a = 1 }}: {error}"
         raise SettingsError(message) from error
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without its bounds."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def _section(hint: Any) -> type[msgspec.Struct] | None:
@@ -213,27 +216,32 @@ class SettingField(msgspec.Struct, frozen=True):
 def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, SettingField]]:
     """Return every setting by its dotted key."""
     found: list[tuple[str, SettingField]] = []
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints, texts = typing.get_type_hints(kind, include_extras=True), _docstrings(kind)
     for info in msgspec.structs.fields(kind):
-        section = _section(hints[info.name])
-        if section:
+        hint = hints[info.name]
+        if section := _section(hint):
             found += fields(section, f"{prefix}{info.name}.")
             continue
-        found.append((prefix + info.name, _field(hints[info.name], _default(info))))
+        made = info.default_factory
+        default = info.default if made is msgspec.NODEFAULT else made()
+        type_name = getattr(_plain(hint), "__name__", str(hint))
+        found.append((prefix + info.name, SettingField(texts[info.name], default, type_name)))
     return found
 
 
-def _default(info: msgspec.structs.FieldInfo) -> Any:
-    made = info.default_factory
-    return info.default if made is msgspec.NODEFAULT else made()
-
-
-def _field(hint: Any, default: Any) -> SettingField:
-    if typing.get_origin(hint) is not Annotated:
-        message = f"a setting of type {hint} has no description"
-        raise TypeError(message)
-    plain, meta = typing.get_args(hint)[:2]
-    return SettingField(meta.description, default, getattr(plain, "__name__", str(plain)))
+def _docstrings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the docstring below each field, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def sample(kind: type[msgspec.Struct], title: str) -> str:

@@ -13,7 +13,6 @@ from agent.config import PREFIX, AgentSettings
 from railscope.settings import (
     SettingsError,
     default_file,
-    described,
     fields,
     load,
     sample,
@@ -23,16 +22,21 @@ from railscope.settings import (
 class Inner(msgspec.Struct, frozen=True, kw_only=True):
     """A section."""
 
-    period: Annotated[float, described("Seconds.", ge=0.1)] = 1.0
-    name: Annotated[str, described("A name.")] = ""
+    period: Annotated[float, msgspec.Meta(ge=0.1)] = 1.0
+    """Seconds."""
+    name: str = ""
+    """A name."""
 
 
 class Outer(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a test."""
 
-    port: Annotated[int, described("Port.", ge=1, le=65535)] = 80
-    verbose: Annotated[bool, described('Say "more".')] = False
-    directory: Annotated[str, described("Where.")] = 'C:\\new "directory"'
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 80
+    """Port."""
+    verbose: bool = False
+    """Print "more"."""
+    directory: str = 'C:\\new "directory"'
+    """Directory."""
     inner: Inner = Inner()
 
 
@@ -149,7 +153,8 @@ def test_the_sample_file_shows_the_defaults(tmp_path: Path, kind: type[msgspec.S
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
-    numbers: Annotated[dict[str, int], described("Numbers by name.")] = {}
+    numbers: dict[str, int] = {}
+    """Numbers by name."""
 
 
 def test_a_table_comes_from_the_environment_as_in_a_file(tmp_path: Path) -> None:
