@@ -249,11 +249,11 @@ class CollectorClock:
 def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
     """Return the reason why the nodes contradict the clock; empty if they do not."""
     count = len(offsets_ns)
-    for sign, word in ((1, "ahead of"), (-1, "behind")):
+    for sign, relation in ((1, "ahead of"), (-1, "behind")):
         far = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets_ns)
         few = is_unconfirmed and count < MIN_NODES and far == count
         if far and (few or (count >= MIN_NODES and 2 * far > count)):
-            return f"{far} of {count} nodes are over a minute {word} the collector"
+            return f"{far} of {count} nodes are over a minute {relation} the collector"
     return ""
 
 

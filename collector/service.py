@@ -93,7 +93,7 @@ class Collector:
         self.core = CollectorState(StoredSchemas(self.directory / "schemas"))
         self.restart = Restart(self.directory, self.core, limits=self.settings.limits)
         self.twins = NodeTwins(self.core.evidence.problems.report)
-        self.core.on_envelope.append(self.twins.hear)
+        self.core.on_envelope.append(self.twins.check)
         log_settings = self.settings.frame_log
         self.log = FrameLog(
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes

@@ -222,6 +222,9 @@ def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, Sett
         if section := _section(hint):
             found += fields(section, f"{prefix}{info.name}.")
             continue
+        if info.name not in texts:
+            message = f"setting {info.name} has no description: expected a docstring below it"
+            raise TypeError(message)
         made = info.default_factory
         default = info.default if made is msgspec.NODEFAULT else made()
         type_name = getattr(_plain(hint), "__name__", str(hint))

@@ -221,7 +221,7 @@ class NicModel:
     pci_device: int
     firmware: str
     interface_firmware: str
-    board: str
+    board_id: str
     hca_type: str
     interface_name: str
     rdma_name: str

@@ -113,8 +113,8 @@ def port_values(cable: fabric.Cable) -> dict[str, int]:
             flow.data_bytes - flow.packets * _ETHERNET_HEADER_BYTES
         )
     found |= _wire_values(seen) | _pause_values(seen)
-    found["corrected_bits"] = sum(seen.mended_bits)
-    for lane, corrected in enumerate(seen.mended_bits):
+    found["corrected_bits"] = sum(seen.corrected_bits)
+    for lane, corrected in enumerate(seen.corrected_bits):
         found[f"lane_{lane}_corrected_bits"] = corrected
     found["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
     found["pcie_write_stall_percent"] = cable.pcie_write_stall_percent

@@ -71,7 +71,7 @@ class Cable:
         # A pause frame can stop the peer for this long; a NIC that continues to pause sends the
         # next one after half of it.
         self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
-        self._work_since_boot(uptime_ns)
+        self._add_work_since_boot(uptime_ns)
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class Cable:
     def advance(
         self,
         span: TimeSpan,
-        wish: TrafficDemand,
+        demand: TrafficDemand,
         conditions: PortConditions,
         outages: Sequence[TimeSpan] = (),
     ) -> None:
@@ -106,31 +106,31 @@ class Cable:
         self.pcie_halved = conditions.pcie_halved
         self.counters.pcie_errors += conditions.pcie_errors
         up = 1.0 - sum(span.share_in(outage) for outage in outages)
-        most = _GOODPUT * self.lanes / device_models.LANES
+        max_share = _GOODPUT * self.lanes / device_models.LANES
         ripple = 1.0 + 0.03 * self._rate_drift.advance(span.seconds)
-        send, receive = wish.send * ripple * up, wish.receive * ripple * up
+        send, receive = demand.send * ripple * up, demand.receive * ripple * up
         receive = max(receive, conditions.foreign_receive * up * (0.98 + 0.02 * ripple))
-        crowded = self._crowded()
-        paused = conditions.paused * wish.busy
-        pausing = conditions.stuck + max(conditions.pausing, crowded) * wish.busy
-        send = min(send, (1.0 - paused) * most)
-        receive = min(receive, (1.0 - pausing) * most)
+        excess = self._excess_ratio()
+        paused = conditions.paused * demand.busy
+        pausing = conditions.stuck + max(conditions.pausing, excess) * demand.busy
+        send = min(send, (1.0 - paused) * max_share)
+        receive = min(receive, (1.0 - pausing) * max_share)
         dropped = receive * (conditions.unprotected + conditions.lossy)
         if conditions.stuck or conditions.unprotected:
             receive *= 0.001
         self._loaded = receive
         self._transfer(span, send, receive, conditions)
-        self._pause(span, wish.busy, (paused, pausing), conditions)
-        self._lose(span, dropped, 1.0 - up)
-        stall_percent = conditions.pcie_write_stall_percent + _MAX_STALL_PERCENT * crowded
-        self._stall(span, wish.busy, stall_percent)
+        self._pause(span, demand.busy, (paused, pausing), conditions)
+        self._count_losses(span, dropped, 1.0 - up)
+        stall_percent = conditions.pcie_write_stall_percent + _MAX_STALL_PERCENT * excess
+        self._stall(span, demand.busy, stall_percent)
         for outage in outages:
-            self._break(span, outage)
+            self._count_outage(span, outage)
         self.up = not any(outage.start_ns <= span.end_ns < outage.end_ns for outage in outages)
-        self.optics.advance(span, wish.busy, conditions.margin_lost)
-        self._keep_watch(span, up)
+        self.optics.advance(span, demand.busy, conditions.margin_lost)
+        self._receive_and_sample(span, up)
 
-    def _crowded(self) -> float:
+    def _excess_ratio(self) -> float:
         """Share of the line rate that exceeds PCIe bandwidth."""
         if not self.pcie_halved:
             return 0.0
@@ -165,12 +165,12 @@ class Cable:
         share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MAX_MARKED)
         marked = round_randomly(received * share, dice)
         counters.marked_packets += marked
-        most = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
-        told = round_randomly(min(marked * _NOTIFIED, most), dice)
-        heard = round_randomly(sent * usual * _NOTIFIED, dice)
+        max_notifications = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
+        notifications = round_randomly(min(marked * _NOTIFIED, max_notifications), dice)
+        handled = round_randomly(sent * usual * _NOTIFIED, dice)
         if self.settings.notifying:
-            counters.notifications_sent += told
-            counters.notifications_handled += heard
+            counters.notifications_sent += notifications
+            counters.notifications_handled += handled
 
     def _count(
         self, flow: port_model.TrafficFlow, astray: port_model.TrafficFlow, packets: int
@@ -209,7 +209,7 @@ class Cable:
         counters.storm_warnings += conditions.storm_warnings
         counters.storm_errors += conditions.storm_errors
 
-    def _lose(self, span: TimeSpan, dropped: float, down: float) -> None:
+    def _count_losses(self, span: TimeSpan, dropped: float, down: float) -> None:
         """Count losses while no pause protects the buffer, and retries towards a link that is down."""
         counters, dice = self.counters, self._dice
         lost = round_randomly(dropped * self._frames_per_second * span.seconds, dice)
@@ -229,13 +229,13 @@ class Cable:
         if self.pcie_write_stall_percent > _STALLED_PERCENT:
             self.counters.write_stalled_ns += span.length_ns
 
-    def _break(self, span: TimeSpan, outage: TimeSpan) -> None:
+    def _count_outage(self, span: TimeSpan, outage: TimeSpan) -> None:
         """Take the link down and up again."""
         went_down, came_up = span.passes(outage.start_ns), span.passes(outage.end_ns)
         self.counters.link_downs += went_down
         self.counters.carrier_changes += went_down + came_up
 
-    def _keep_watch(self, span: TimeSpan, up: float) -> None:
+    def _receive_and_sample(self, span: TimeSpan, up: float) -> None:
         """Receive LLDP frames of neighbours, and sample the optics."""
         if self.up:
             frames = span.count_recurring(self._neighbour_offset_ns, _LLDP_PERIOD_NS)
@@ -244,7 +244,7 @@ class Cable:
         if self._signal.due(span):
             self._signal.sample(self.counters, self._loaded)
 
-    def _work_since_boot(self, uptime_ns: int) -> None:
+    def _add_work_since_boot(self, uptime_ns: int) -> None:
         """Set the counters of a port that has been under normal load since boot."""
         counters = self.counters
         uptime_seconds = uptime_ns // NS_PER_SECOND

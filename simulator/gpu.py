@@ -287,24 +287,24 @@ class GpuNvLinks:
 
         Wrong bits are isolated, except on a bad link, where they occur in bursts.
         """
-        words = self.bits(self.up_ns) // CODEWORD_BITS
+        codewords = self.bits(self.up_ns) // CODEWORD_BITS
         mean = CODEWORD_BITS * link.raw_bit_error_ratio
         share = mean if symbols else 1.0 - mean
         for number in range(2, symbols + 1):
             share *= mean / number
-        return int(words * share) + (link.errors >> symbols if symbols else 0)
+        return int(codewords * share) + (link.errors >> symbols if symbols else 0)
 
     def raw_ratio(self, link: NvLinkState) -> int:
         """Ratio of wrong bits before any correction, in NVML's encoding."""
         wrong = 1000 * link.recent_errors / self.bits(self.recent_ns)
-        return ratio_word(link.raw_bit_error_ratio + wrong)
+        return encode_ratio(link.raw_bit_error_ratio + wrong)
 
     def error_ratio(self, recent_errors: int) -> int:
         """Ratio of errors to bits during the last span, in NVML's encoding."""
-        return ratio_word(recent_errors / self.bits(self.recent_ns))
+        return encode_ratio(recent_errors / self.bits(self.recent_ns))
 
 
-def ratio_word(ratio: float) -> int:
+def encode_ratio(ratio: float) -> int:
     """Encode a ratio of at most one as mantissa (bits 8 to 11) and negative exponent (bits 0 to 7)."""
     if ratio <= 0:
         return NO_ERROR

@@ -178,7 +178,7 @@ def show_vital_data(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the data of all NICs to a `CaptureMoment`."""
     for cable in model.present_cables:
         port = cable.port
-        _show(into, port.pci_address, port.rdma_device, _of_card(port.nic, port.mac))
+        _show(into, port.pci_address, port.rdma_device, _nic_vital_data(port.nic, port.mac))
     for bridge in model.machine.bridges:
         keywords = {"PN": "SSS7A28517", "SN": bridge.guid.replace(":", ""), "VA": _BRIDGE_MARK}
         data = _data(_BRIDGE_NAME, keywords)
@@ -191,7 +191,7 @@ def _show(into: CaptureMoment, pci_address: str, rdma_device: str, data: bytes) 
     into.files[f"/sys/class/infiniband/{rdma_device}/device/vpd"] = text
 
 
-def _of_card(nic: device_models.NicModel, mac: str) -> bytes:
+def _nic_vital_data(nic: device_models.NicModel, mac: str) -> bytes:
     part = "MCX75310AAS-NEAT" if nic is device_models.CONNECTX7 else nic.name
     return _data(f"{nic.name} adapter card", {"PN": part, "SN": mac.replace(":", "").upper()})
 
@@ -241,18 +241,18 @@ def show_pci_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
         directory = f"{root}/{device.address}"
         into.links[directory] = device.path
         into.links[f"{directory}/driver"] = f"/sys/bus/pci/drivers/{device.driver}"
-        under = below.get(device.address, "")
-        card = cables.get(device.address)
+        downstream = below.get(device.address, "")
+        nic_cable = cables.get(device.address)
         files = _facts(device)
         files |= _link(device, lost=device.address in lost)
-        if under in removed:
+        if downstream in removed:
             files |= _NOTHING_THERE
-        elif card or under in cables:
-            files |= _degraded(device, cables[device.address if card else under])
+        elif nic_cable or downstream in cables:
+            files |= _degraded(device, cables[device.address if nic_cable else downstream])
         files |= _errors(
             device,
-            corrected={"BadTLP": card.counters.pcie_errors} if card else {},
-            fatal=_SURPRISE_DOWN if under in lost | removed else {},
+            corrected={"BadTLP": nic_cable.counters.pcie_errors} if nic_cable else {},
+            fatal=_SURPRISE_DOWN if downstream in lost | removed else {},
         )
         for name, content in files.items():
             failed = isinstance(content, dict)
@@ -288,13 +288,13 @@ def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, 
     }
 
 
-def _degraded(device: node_hardware.SimulatedPciDevice, card: fabric.Cable) -> dict[str, Json]:
+def _degraded(device: node_hardware.SimulatedPciDevice, cable: fabric.Cable) -> dict[str, Json]:
     """Return a NIC's link at either end: limited to that of the NIC, or half of it."""
-    nic = card.port.nic
+    nic = cable.port.nic
     generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes
-    if card.pcie_halved == "speed":
+    if cable.pcie_halved == "speed":
         generation -= 1
-    elif card.pcie_halved == "lanes":
+    elif cable.pcie_halved == "lanes":
         lanes //= 2
     return {"current_link_speed": SPEEDS[generation], "current_link_width": lanes}
 

@@ -145,13 +145,13 @@ def _pause(cable: fabric.Cable) -> dict[str, Json]:
 def _fec(cable: fabric.Cable) -> dict[str, Json]:
     seen = cable.counters
     statistics = {
-        "corrected_blocks": [seen.mended_blocks],
+        "corrected_blocks": [seen.corrected_blocks],
         "uncorrectable_blocks": [seen.broken_blocks],
     }
     if cable.port.nic.driver != "ice":
-        statistics["corrected_bits"] = [sum(seen.mended_bits)]
+        statistics["corrected_bits"] = [sum(seen.corrected_bits)]
     if cable.port.nic.driver == "mlx5_core":
-        statistics["corrected_bits"] += seen.mended_bits
+        statistics["corrected_bits"] += seen.corrected_bits
     return {
         "modes": ["RS"],
         "automatic": False,

@@ -28,12 +28,12 @@ DOUBLE_BIT_ECC, XID, DRAM_RETIREMENT, RECOVERY_ACTION = 0x2, 0x8, 0x400, 0x8000
 _KINDS_SINCE = 590
 """First driver branch with events of retirement and of the recovery action."""
 
-_RECOVERY_WORDS = {
+_RECOVERY_NAMES = {
     GPU_RESET: "GPU Reset Required",
     NODE_REBOOT: "Node Reboot Required",
     DRAIN_AND_RESET: "Drain and Reset",
 }
-_NOBODY = "pid='<unknown>', name=<unknown>, "
+_UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>, "
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class _ReportingDriver:
         """Yield the recovery action, if the driver reports one."""
         model = self.parts.model
         if model.has_recovery_action:
-            word = _RECOVERY_WORDS[action]
-            text = f"GPU recovery action changed from 0x0 (None) to {action:#x} ({word})"
+            name = _RECOVERY_NAMES[action]
+            text = f"GPU recovery action changed from 0x0 (None) to {action:#x} ({name})"
             yield self.xid(154, text, dead=dead)
         if model.driver_branch >= _KINDS_SINCE and not dead:
             yield DriverReport(event=(RECOVERY_ACTION, action))
@@ -96,13 +96,13 @@ class _ReportingDriver:
             what = f"Row Remapper: New row (0x{BAD_ADDRESS:016x}) marked for remapping, reset gpu to activate."
         else:
             what = f"Dynamic Page Retirement: New page retired, reboot to activate (0x{BAD_ADDRESS // PAGE_BYTES:016x})."
-        yield self.xid(63, _NOBODY + what)
+        yield self.xid(63, _UNKNOWN_PROCESS + what)
         if model.driver_branch >= _KINDS_SINCE:
             yield DriverReport(event=(DRAM_RETIREMENT, 0))
 
 
 def _gpu_lost(driver: _ReportingDriver) -> Iterator[DriverReport]:
-    yield driver.xid(79, _NOBODY + "GPU has fallen off the bus.", dead=True)
+    yield driver.xid(79, _UNKNOWN_PROCESS + "GPU has fallen off the bus.", dead=True)
     yield DriverReport(f"NVRM: GPU {driver.address}.0: GPU has fallen off the bus.")
     yield from driver.recovery(NODE_REBOOT, dead=True)
 
@@ -112,7 +112,7 @@ def _gpu_hung(driver: _ReportingDriver) -> Iterator[DriverReport]:
         f"Timeout after 6s of waiting for RPC response from GPU{driver.gpu.index} GSP!"
         " Expected function 76 (GSP_RM_CONTROL) (0x20803039 0x4)."
     )
-    yield driver.xid(119, _NOBODY + text, dead=True)
+    yield driver.xid(119, _UNKNOWN_PROCESS + text, dead=True)
     yield from driver.recovery(GPU_RESET, dead=True)
 
 
@@ -124,11 +124,11 @@ def _row_remap(driver: _ReportingDriver) -> Iterator[DriverReport]:
 def _uncorrected(driver: _ReportingDriver) -> Iterator[DriverReport]:
     where = f"physical address 0x{BAD_ADDRESS:x} partition 6, subpartition 1"
     text = f"An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at {where}."
-    yield driver.xid(48, _NOBODY + text)
+    yield driver.xid(48, _UNKNOWN_PROCESS + text)
     yield DriverReport(event=(DOUBLE_BIT_ECC, 0))
     yield from driver.bad_memory()
     if driver.parts.model.remaps_rows:
-        yield driver.xid(94, _NOBODY + "Contained: SM (0x1). RST: No, D-RST: Yes")
+        yield driver.xid(94, _UNKNOWN_PROCESS + "Contained: SM (0x1). RST: No, D-RST: Yes")
     yield from driver.recovery(DRAIN_AND_RESET)
 
 
@@ -136,11 +136,11 @@ def _nvlink_errors(driver: _ReportingDriver) -> Iterator[DriverReport]:
     links = driver.parts.model.nvlink
     link = min(STRUCK_LINK, links.links - 1) if links else 0
     if driver.parts.model.generation >= GpuGeneration.BLACKWELL:
-        word = 0x0008_0226 | link << 13  # the link number is in the interrupt status word
+        status = 0x0008_0226 | link << 13  # the link number is in the interrupt status word
         yield driver.xid(
             149,
             f"NETIR_BER_EVENT Nonfatal XC0 i0 Link {link:02d}"
-            f" (0x{word:08x} 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)",
+            f" (0x{status:08x} 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)",
         )
         return
     if driver.parts.nvswitches:
@@ -154,7 +154,7 @@ def _nvlink_errors(driver: _ReportingDriver) -> Iterator[DriverReport]:
         yield DriverReport(f"{switch}, Data {{0x00000020, 0x00000020, 0x00000000, 0x00000020}}")
     yield driver.xid(
         74,
-        f"{_NOBODY}NVLink: fatal error detected on link {link}"
+        f"{_UNKNOWN_PROCESS}NVLink: fatal error detected on link {link}"
         "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
     )
     yield from driver.recovery(GPU_RESET)
@@ -174,16 +174,16 @@ ERROR, WARNING, INFO = 3, 4, 6
 
 def nic_reports(scenario: Scenario, parts: NodeHardware) -> Iterator[tuple[int, str]]:
     """Yield levels and texts at the onset, in order."""
-    tell = {"nic_lost": _nic_lost, "pcie_degraded": _nic_degraded}.get(scenario.spec.scenario)
-    if tell:
+    report = {"nic_lost": _nic_lost, "pcie_degraded": _nic_degraded}.get(scenario.spec.scenario)
+    if report:
         port = next(port for port in parts.ports if port.rail == scenario.spec.struck)
         path = next(device.path for device in parts.pci if device.address == port.pci_address)
         root, *_, above, _ = path.split("/")[4:]
-        yield from tell(port, root, above)
+        yield from report(port, root, above)
 
 
 def _nic_lost(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int, str]]:
-    slot, card = 1 + (port.rail or 0), f"{port.nic.driver} {port.pci_address}"
+    slot, nic = 1 + (port.rail or 0), f"{port.nic.driver} {port.pci_address}"
     yield INFO, f"pcieport {above}: pciehp: Slot({slot}): Link Down"
     yield INFO, f"pcieport {above}: pciehp: Slot({slot}): Card not present"
     yield (
@@ -199,25 +199,25 @@ def _nic_lost(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int,
     )
     yield ERROR, f"pcieport {above}:    [ 5] SDES                   (First)"
     if port.nic is CONNECTX7:
-        yield ERROR, f"{card}: poll_health:831:(pid 0): Fatal error 3 detected"
-        yield ERROR, f"{card}: mlx5_health_try_recover:338:(pid 1211): handling bad device here"
-    yield INFO, f"{card} {port.interface}: {port.nic.link_down}"
+        yield ERROR, f"{nic}: poll_health:831:(pid 0): Fatal error 3 detected"
+        yield ERROR, f"{nic}: mlx5_health_try_recover:338:(pid 1211): handling bad device here"
+    yield INFO, f"{nic} {port.interface}: {port.nic.link_down}"
 
 
 def _nic_degraded(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int, str]]:
     del above
-    card = f"{port.nic.driver} {port.pci_address}"
+    nic = f"{port.nic.driver} {port.pci_address}"
     yield (
         WARNING,
         f"pcieport {root}: AER: Correctable error message received from {port.pci_address}",
     )
     yield (
         WARNING,
-        (f"{card}: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)"),
+        (f"{nic}: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)"),
     )
     ids = f"[{port.nic.pci_vendor:04x}:{port.nic.pci_device:04x}]"
-    yield WARNING, f"{card}:   device {ids} error status/mask=00000040/00000000"
-    yield WARNING, f"{card}:    [ 6] BadTLP                "
+    yield WARNING, f"{nic}:   device {ids} error status/mask=00000040/00000000"
+    yield WARNING, f"{nic}:    [ 6] BadTLP                "
 
 
 _BOOT_STEP_US = 350_000

@@ -86,21 +86,21 @@ class HostState:
             node_hardware.LOOPBACK: InterfaceTraffic(),
         }
         self.pressure = {resource: PressureStall() for resource in RESOURCES}
-        self._work_since_boot(uptime_ns)
+        self._add_work_since_boot(uptime_ns)
 
     def advance(self, span: TimeSpan, demand: workload.JobDemand) -> None:
         """Advance by a span."""
         drift = self._drift.advance(span.seconds)
         busy = max(_JOB_CPU * demand.present * (1.0 + 0.1 * drift) + 0.004, 0.001)
         waiting = 0.05 * demand.checkpoint
-        self._compute(span, busy, waiting)
-        self._remember(span, demand)
-        self._store(span, demand.checkpoint)
-        self._talk(span, demand.present)
-        self._wait(span, "cpu", 0.004 * busy, 0.0)
-        self._wait(span, "io", 0.002 + 0.4 * demand.checkpoint, 0.25 * demand.checkpoint)
+        self._use_cpus(span, busy, waiting)
+        self._use_memory(span, demand)
+        self._use_disk(span, demand.checkpoint)
+        self._use_network(span, demand.present)
+        self._add_stalls(span, "cpu", 0.004 * busy, 0.0)
+        self._add_stalls(span, "io", 0.002 + 0.4 * demand.checkpoint, 0.25 * demand.checkpoint)
 
-    def _compute(self, span: TimeSpan, busy: float, waiting: float) -> None:
+    def _use_cpus(self, span: TimeSpan, busy: float, waiting: float) -> None:
         capacity_ns = span.length_ns * node_hardware.LOGICAL_CPUS
         taken = {
             "user": int(busy * capacity_ns),
@@ -118,14 +118,16 @@ class HostState:
         self.running = 1 + round(tasks)
         self.last_process += round_randomly(6.0 * span.seconds, self._dice)
 
-    def _remember(self, span: TimeSpan, demand: workload.JobDemand) -> None:
+    def _use_memory(self, span: TimeSpan, demand: workload.JobDemand) -> None:
         job = _JOB_MEMORY * MEMORY_BYTES * demand.resident
         self.job_memory_bytes = int(job) // _PAGE_BYTES * _PAGE_BYTES
         written = int(demand.checkpoint * _CHECKPOINT_BYTES_PER_SECOND * span.seconds)
-        room = int(0.3 * MEMORY_BYTES)
-        self.cached_bytes = min(self.cached_bytes + written // _PAGE_BYTES * _PAGE_BYTES, room)
+        max_cached_bytes = int(0.3 * MEMORY_BYTES)
+        self.cached_bytes = min(
+            self.cached_bytes + written // _PAGE_BYTES * _PAGE_BYTES, max_cached_bytes
+        )
 
-    def _store(self, span: TimeSpan, checkpoint: float) -> None:
+    def _use_disk(self, span: TimeSpan, checkpoint: float) -> None:
         """Write logs all the time and checkpoints at intervals, in pages."""
         rate = 60_000 + checkpoint * _CHECKPOINT_BYTES_PER_SECOND
         pages = round_randomly(rate * span.seconds / _PAGE_BYTES, self._dice)
@@ -142,7 +144,7 @@ class HostState:
         busy_us = writes * 12 + reads * 80
         self.disk.busy_us += min(busy_us, span.length_ns // NS_PER_US)
 
-    def _talk(self, span: TimeSpan, present: float) -> None:
+    def _use_network(self, span: TimeSpan, present: float) -> None:
         for name, rate in (
             (node_hardware.ETHERNET, 9_000 + 24_000 * present),
             (node_hardware.LOOPBACK, 3_000.0),
@@ -159,7 +161,7 @@ class HostState:
             traffic.received_packets += received
             traffic.received_bytes += received * (400 if name == node_hardware.LOOPBACK else 220)
 
-    def _wait(self, span: TimeSpan, resource: str, some: float, full: float) -> None:
+    def _add_stalls(self, span: TimeSpan, resource: str, some: float, full: float) -> None:
         pressure = self.pressure[resource]
         length_us = span.length_ns // NS_PER_US
         pressure.some_us += int(some * length_us)
@@ -169,7 +171,7 @@ class HostState:
             for percent, share in ((pressure.some_percent, some), (pressure.full_percent, full)):
                 percent[place] = percent[place] * kept + 100 * share * (1.0 - kept)
 
-    def _work_since_boot(self, uptime_ns: int) -> None:
+    def _add_work_since_boot(self, uptime_ns: int) -> None:
         uptime_seconds = uptime_ns // NS_PER_SECOND
         self.disk.writes = uptime_seconds * 950
         self.disk.written_bytes = self.disk.writes * _REQUEST_BYTES
@@ -242,8 +244,8 @@ class NodeModel:
         moved: dict[int | None, tuple[int, int]] = {}
         for cable in self.cables:
             rail, before = cable.port.rail, cable.moved_bytes
-            wish = _wish(cable.port, demand)
-            cable.advance(span, wish, scenario.port(rail, span), scenario.link_outages(rail))
+            wanted = _traffic_demand(cable.port, demand)
+            cable.advance(span, wanted, scenario.port(rail, span), scenario.link_outages(rail))
             sent, received = cable.moved_bytes
             moved[rail] = sent - before[0], received - before[1]
         for index in scenario.resets(span):
@@ -262,7 +264,9 @@ class NodeModel:
             cable.reload()
 
 
-def _wish(port: node_hardware.SimulatedPort, demand: workload.JobDemand) -> fabric.TrafficDemand:
+def _traffic_demand(
+    port: node_hardware.SimulatedPort, demand: workload.JobDemand
+) -> fabric.TrafficDemand:
     """Return the traffic that the job requests from a port."""
     if port.rail is not None:
         rate = workload.EXCHANGE_RATE * demand.exchanged

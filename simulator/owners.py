@@ -146,18 +146,18 @@ class SimulatedOwners:
         into.names[f"{_SCOPE}/{directory}"] = ["step_0"]
         into.names[step] = ["slurm", "user"]
         into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(mine)))
-        said = {
+        environment = {
             "SLURM_JOB_ID": str(self._job),
             "SLURM_JOB_ACCOUNT": "research",
             "SLURM_JOB_USER": "eva",
             "SLURM_JOB_GPUS": ",".join(str(gpu.identity.index) for gpu in model.gpus),
         }
         if devices := [device.uuid for gpu in model.gpus for device in gpu.sharing.mig_devices]:
-            said["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         for task, (_, tenant) in enumerate(mine):
             group = f"/system.slice/slurmstepd.scope/{directory}/step_0/user/task_{task}"
             into.files[f"{_GROUPS}{group}/cgroup.procs"] = f"{tenant.pid}\n"
-            into.calls[f"owner.environ({tenant.pid})"] = said
+            into.calls[f"owner.environ({tenant.pid})"] = environment
             _show_process(model, into, tenant, group)
 
 

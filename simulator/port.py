@@ -119,8 +119,8 @@ class PortCounters:
     link_downs: int = 0
     carrier_changes: int = 1
     observed_bits: int = 0
-    mended_bits: list[int] = field(default_factory=lambda: [0] * LANES)
-    mended_blocks: int = 0
+    corrected_bits: list[int] = field(default_factory=lambda: [0] * LANES)
+    corrected_blocks: int = 0
     broken_blocks: int = 0
     symbol_errors: int = 0
     checksum_errors: int = 0
@@ -313,19 +313,19 @@ class PortSignal:
 
     def sample(self, counters: PortCounters, loaded: float) -> None:
         """Count bits and the errors among them; packets are hit in proportion to the link's load."""
-        bits, mended = self._bits(self.up_ns), []
+        bits, corrected = self._bits(self.up_ns), []
         for strained_ns in self._strained_ns:
             strain = strained_ns / self.up_ns if self.up_ns else 0.0
             mean = bits * self.bit_error_rate / LANES * strain
-            mended.append(max(round(self.dice.gauss(mean, math.sqrt(mean))), 0))
+            corrected.append(max(round(self.dice.gauss(mean, math.sqrt(mean))), 0))
         broken = round_randomly(self._breaking, self.error_dice)
         bad_frames = round_randomly(broken * loaded, self.error_dice)
         self.reload()
         counters.observed_bits += bits
-        counters.mended_bits = [
-            before + fresh for before, fresh in zip(counters.mended_bits, mended, strict=True)
+        counters.corrected_bits = [
+            before + fresh for before, fresh in zip(counters.corrected_bits, corrected, strict=True)
         ]
-        counters.mended_blocks += max(blocks_with_errors(bits, sum(mended)) - broken, 0)
+        counters.corrected_blocks += max(blocks_with_errors(bits, sum(corrected)) - broken, 0)
         counters.broken_blocks += broken
         counters.symbol_errors += broken * SYMBOLS_OF_A_BROKEN_BLOCK
         counters.checksum_errors += bad_frames

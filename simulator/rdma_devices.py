@@ -68,7 +68,7 @@ def _device_files(cable: Cable) -> dict[str, str]:
     rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[lane]})"
     return {
         "fw_ver": nic.firmware,
-        **({"board_id": nic.board} if nic.board else {}),
+        **({"board_id": nic.board_id} if nic.board_id else {}),
         "hca_type": nic.hca_type,
         "node_guid": port.guid,
         "sys_image_guid": port.guid,

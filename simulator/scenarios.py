@@ -145,11 +145,11 @@ class FlappingLink(LinkOutages):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        room_ns = (duration_ns - self.onset_ns) // (self.times + 1)
+        interval_ns = (duration_ns - self.onset_ns) // (self.times + 1)
         lengths_ns = [
-            min(seconds(self.dice.uniform(0.4, 6.0)), room_ns // 2) for _ in range(self.times)
+            min(seconds(self.dice.uniform(0.4, 6.0)), interval_ns // 2) for _ in range(self.times)
         ]
-        starts_ns = [self.onset_ns + room_ns * number for number in range(self.times)]
+        starts_ns = [self.onset_ns + interval_ns * number for number in range(self.times)]
         self.outages = tuple(
             TimeSpan(start_ns, start_ns + length_ns)
             for start_ns, length_ns in zip(starts_ns, lengths_ns, strict=True)

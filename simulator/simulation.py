@@ -35,7 +35,7 @@ def show_directories(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the directory entries to a `CaptureMoment` that contains all other results."""
     entries = _entries(into)
     for cable in model.present_cables:
-        _show_card(into, cable.port, entries)
+        _show_nic_directories(into, cable.port, entries)
     into.names[f"{_NET}/{node_hardware.LOOPBACK}"] = sorted(
         entries[f"{_NET}/{node_hardware.LOOPBACK}"] - {"device"}
     )
@@ -45,7 +45,7 @@ def show_directories(model: node_model.NodeModel, into: CaptureMoment) -> None:
     into.links[f"{directory}/device/driver"] = "/sys/bus/virtio/drivers/virtio_net"
 
 
-def _show_card(
+def _show_nic_directories(
     into: CaptureMoment, port: node_hardware.SimulatedPort, entries: dict[str, set[str]]
 ) -> None:
     net, pci = f"{_NET}/{port.interface}", f"{_PCI}/{port.pci_address}"
@@ -75,16 +75,16 @@ class NicRemoval:
     """Records the entries of each NIC in the first `CaptureMoment`, and makes them fail after its removal."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, list[tuple[str, str]]] = {}
+        self._recorded: dict[str, list[tuple[str, str]]] = {}
 
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Make files, directories, links and calls of removed NICs fail."""
-        if not self._asked:
+        if not self._recorded:
             ports = [cable.port for cable in model.present_cables]
-            self._asked = {port.pci_address: _keys(port, into) for port in ports}
+            self._recorded = {port.pci_address: _keys(port, into) for port in ports}
         for cable in model.cables:
             if cable.removed:
-                for section, key in self._asked[cable.port.pci_address]:
+                for section, key in self._recorded[cable.port.pci_address]:
                     code = errno.ENODEV if section == "calls" else errno.ENOENT
                     getattr(into, section)[key] = failure(OSError(code, ""))
 
@@ -99,12 +99,12 @@ def _keys(port: node_hardware.SimulatedPort, seen: CaptureMoment) -> list[tuple[
             f"/sys/bus/pci/devices/{port.pci_address}",
         )
     )
-    asked = (f"({port.interface})", f"({port.interface},", f"({port.rdma_device},")
+    calls = (f"({port.interface})", f"({port.interface},", f"({port.rdma_device},")
     return [
         (section, key)
         for section in SECTIONS
         for key in getattr(seen, section)
-        if f"{key}/".startswith(directories) or any(part in key for part in asked)
+        if f"{key}/".startswith(directories) or any(part in key for part in calls)
     ]
 
 
@@ -123,11 +123,11 @@ def about(spec: NodeSpec, seconds: int) -> CaptureMetadata:
         started_boot_ns=spec.started_boot_ns,
         duration_ns=seconds * NS_PER_SECOND,
         origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
-        hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_cards(spec)} a GPU and two for storage",
+        hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_nic_names(spec)} a GPU and two for storage",
     )
 
 
-def _cards(spec: NodeSpec) -> str:
+def _nic_names(spec: NodeSpec) -> str:
     return " or ".join(
         sorted({device_models.nic_of(spec.nic, rail).name for rail in range(spec.gpus)})
     )

@@ -271,7 +271,7 @@ class _TenantInputs:
     server_pid: int
 
     @property
-    def room_bytes(self) -> int:
+    def available_bytes(self) -> int:
         """Memory available to processes."""
         return self.model.memory_bytes - self.model.reserved_bytes
 
@@ -282,7 +282,7 @@ class _TenantInputs:
     def process(self, count: int, least: float, most: float) -> GpuTenant:
         """Return one of `count` processes of the job with equal shares."""
         share = 1.0 / count
-        held = self.held(self.room_bytes * share, least, most)
+        held = self.held(self.available_bytes * share, least, most)
         return GpuTenant(next(self.pids), JOB, share, share, 1.0, held)
 
 
@@ -308,7 +308,7 @@ def _instances(part: _TenantInputs, devices: tuple[SimulatedMigDevice, ...]) -> 
             next(part.pids),
             JOB,
             compute=device.profile.multiprocessors / part.model.multiprocessors,
-            memory=device.memory_bytes / part.room_bytes,
+            memory=device.memory_bytes / part.available_bytes,
             load=part.dice.uniform(0.4, 1.0),
             held_bytes=part.held(device.memory_bytes - device.overhead_bytes, 0.3, 0.9),
             mig=device,
@@ -328,7 +328,7 @@ def _virtual_machines(
             pid,
             VGPU_MANAGER,
             compute=1.0 / _VIRTUAL_MACHINES,
-            memory=kind.frame_buffer_bytes / part.room_bytes,
+            memory=kind.frame_buffer_bytes / part.available_bytes,
             load=part.dice.uniform(0.2, 0.9),
             held_bytes=kind.frame_buffer_bytes,
             vgpu=guest,

@@ -63,12 +63,10 @@ class JobColumns:
     """Indices of counters in `columns`; `rates` has their positions among all counters."""
     rates: Positions
 
-    def seats(
-        self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], nobody: int
-    ) -> Positions:
+    def slots(self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], none: int) -> Positions:
         """Return for each column the seat of its owner."""
         found = [
-            by_gpu.get(owner.gpu, nobody) if owner.gpu else by_rail.get(owner.rail, nobody)
+            by_gpu.get(owner.gpu, none) if owner.gpu else by_rail.get(owner.rail, none)
             for owner in self.owners
         ]
         return np.array(found, np.intp)[self.owner_of]
@@ -186,8 +184,8 @@ def metered(wire: WireSchema) -> MeteredColumns:
 
 def sku_of(model: str) -> str:
     """Return a GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
-    words = re.findall(r"[a-z0-9]+", model.lower())
-    return "-".join(word for word in words if word not in {"nvidia", "tesla", "geforce"})
+    names = re.findall(r"[a-z0-9]+", model.lower())
+    return "-".join(name for name in names if name not in {"nvidia", "tesla", "geforce"})
 
 
 def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]:
@@ -219,11 +217,11 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ..
 
 
 def _parts(
-    told: list[ReportedMigInstance], instances: dict[int, WireEntity], model: str
+    reported: list[ReportedMigInstance], instances: dict[int, WireEntity], model: str
 ) -> tuple[ReportedMigInstance, ...]:
     """Return the instances of one GPU: as reported, if all were and no two overlap."""
-    if len(told) == len(instances) and _are_apart(told):
-        return tuple(sorted(told))
+    if len(reported) == len(instances) and _are_apart(reported):
+        return tuple(sorted(reported))
     return _placed([e for _, e in sorted(instances.items())], model)
 
 
@@ -298,7 +296,7 @@ class DeviceColumns:
     order: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
     starts: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
 
-    def look(self, codes: npt.NDArray[np.uint8]) -> ShownDevices:
+    def states(self, codes: npt.NDArray[np.uint8]) -> ShownDevices:
         """Return the state of each device from a row of reasons."""
         if not self.names:
             return ShownDevices()

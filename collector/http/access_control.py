@@ -370,9 +370,13 @@ class RequestAuthorizer:
         return json_answer({"error": text}, HTTPStatus.UNAUTHORIZED, headers)
 
     def _forbidden(
-        self, request: web.Request, route: Route, found: AuthenticationResult, why: tuple[str, str]
+        self,
+        request: web.Request,
+        route: Route,
+        found: AuthenticationResult,
+        denial: tuple[str, str],
     ) -> web.Response:
-        reason, text = why
+        reason, text = denial
         label = found.credential.label if found.credential else ""
         address = request.remote or ""
         self.witness.denied(DeniedRequest(address, _path(request), reason, label, found.shown))

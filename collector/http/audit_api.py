@@ -103,7 +103,7 @@ class SignedEntries:
         note = read_note(self.directory / "checkpoint")
         return note, Tiles(self.directory, read_checkpoint(note, self.key).tree.size)
 
-    def page(self, wanted: EntrySelection) -> dict[str, Any]:
+    def select(self, wanted: EntrySelection) -> dict[str, Any]:
         """Return entries from an index on, with their proofs. Raises NotYetError, OSError, ValueError."""
         note, tiles = self.checkpoint()
         sequences = self._sequences(tiles, wanted)
@@ -284,7 +284,7 @@ class AuditApi:
             credential.tenant if own else request.query.get("tenant"),
             own,
         )
-        return json_answer(await self._read(credential, lambda: self.entries.page(wanted)))
+        return json_answer(await self._read(credential, lambda: self.entries.select(wanted)))
 
     async def _entry(self, request: web.Request, credential: Credential) -> web.Response:
         tenant = credential.tenant if credential.role is Role.TENANT else None

@@ -50,7 +50,10 @@ class BillingApi:
         return {"statements": self._issued, "statement": self._statement, "export": self._export}
 
     async def _issued(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, tenant = await self._made(credential, self.billing), _whose(request, credential)
+        billing, tenant = (
+            await self._made(credential, self.billing),
+            _selected_tenant(request, credential),
+        )
         issued = await self._made(credential, lambda: billing.issued(tenant))
         return json_answer({"statements": issued, "forms": billing.statement_forms})
 
@@ -67,7 +70,7 @@ class BillingApi:
     async def _export(self, request: web.Request, credential: Credential) -> web.Response:
         billing, period = await self._made(credential, self.billing), _period(request)
         form = _form(request, billing.export_forms)
-        tenant = _whose(request, credential)
+        tenant = _selected_tenant(request, credential)
         found = await self._made(credential, lambda: _hashed(billing.export(tenant, period, form)))
         if found is None:
             return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
@@ -93,7 +96,7 @@ def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
     return None if content is None else (content, hashlib.sha256(content).hexdigest())
 
 
-def _whose(request: web.Request, credential: Credential) -> str | None:
+def _selected_tenant(request: web.Request, credential: Credential) -> str | None:
     """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
     return credential.tenant if credential.role is Role.TENANT else request.query.get("tenant")
 

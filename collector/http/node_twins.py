@@ -44,7 +44,7 @@ class NodeTwins:
     report: Callable[[EvidenceProblem], None]
     _nodes: dict[str, _SendingNode] = field(default_factory=dict)
 
-    def hear(self, record: FrameRecord, envelope: Envelope) -> None:
+    def check(self, record: FrameRecord, envelope: Envelope) -> None:
         """Check an envelope."""
         node = self._nodes.setdefault(envelope.node, _SendingNode())
         pair = self._boots(node, record.sent.boot_id) or self._runs(node, envelope)

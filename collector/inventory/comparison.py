@@ -254,7 +254,7 @@ class _FreshDevices:
         row = self._row(node, stream)
         known = self._core.schemas.get(row.schema) if row else None
         if row and known:
-            return known.showing.devices.look(row.block.reasons[row.index])
+            return known.showing.devices.states(row.block.reasons[row.index])
         if agent and self._found_nothing(agent, stream):
             return schema_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"

@@ -95,7 +95,7 @@ class FleetSeats:
             if table is None:
                 nobody = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_SEAT, np.int32)
                 table = self._tables[id(row.block)] = SeatTable(row.block, known.jobs, nobody)
-            table.seats[row.index] = known.jobs.seats(by_gpu, by_rail, NO_SEAT)
+            table.seats[row.index] = known.jobs.slots(by_gpu, by_rail, NO_SEAT)
 
     def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
         """Return for each rail a seat of the only job with GPUs on it; rails with two jobs are omitted."""

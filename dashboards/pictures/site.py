@@ -112,7 +112,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             return program
 
         collector = await start("collector", _COLLECTOR, _COLLECTOR_SETTINGS)
-        listen = (await collector.said(r"collector_started .*listen=(\S+:\d+)"))[1]
+        listen = (await collector.find_logged(r"collector_started .*listen=(\S+:\d+)"))[1]
         agents = {}
         for node, token in tokens.items():
             arguments = [*_AGENT, "--node", node, "--replay", node, "--state-directory"]
@@ -120,7 +120,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             settings = _AGENT_SETTINGS | {"AGENT_COLLECTOR__TOKEN": token}
             agents[node] = await start(f"agent of {node}", arguments, settings)
         addresses = {
-            node: (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
+            node: (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
             for node, agent in agents.items()
         }
         (directory / "prometheus.yml").write_text(_scrapes(addresses, listen))

@@ -110,7 +110,7 @@ class DemoRun:
         except asyncio.CancelledError:
             if self._stopped_by is None:
                 raise
-            self._screen.say(
+            self._screen.print(
                 f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}"
             )
             return True
@@ -124,20 +124,20 @@ class DemoRun:
         cluster, watchers, screen = self._cluster, self._watchers, self._screen
         await asyncio.to_thread(watchers.write)
         await asyncio.to_thread(cluster.prepare)
-        screen.say(
+        screen.print(
             f"Starting {len(cluster.nodes)} simulated nodes with 8 GPUs and 8 rails each ..."
         )
         async with cluster:
             await asyncio.to_thread(watchers.point_at, cluster.collector, cluster.pages)
             where = f"{cluster.addresses()}\n\n{watchers.how_to_start()}"
-            screen.say(where)
+            screen.print(where)
             await self._show(where)
             shipped = await cluster.stop_agents()
             views = await cluster.settled_views()
             good, report = verdict(cluster.node_names, shipped, views)
-            screen.say(f"\n{report}\n\nAUDIT LOG")
+            screen.print(f"\n{report}\n\nAUDIT LOG")
             good = await cluster.check_audit_log() and good
-        screen.say(
+        screen.print(
             f"\n{watchers.how_to_start()}\nThey show the demo whenever it runs: `make demo`."
         )
         return good
@@ -173,7 +173,7 @@ class DemoRun:
                 await asyncio.sleep(left)
             struck = FaultTarget.of(self._cluster.nodes[change.fault.node], change)
             await asyncio.to_thread(record.add, change, struck)
-            self._screen.announce(_words(change, struck))
+            self._screen.announce(_fault_message(change, struck))
             if not change.fault.scenario:
                 await self._switch_agent(change)
 
@@ -184,7 +184,7 @@ class DemoRun:
             await self._cluster.restart_agent(change.fault.node)
 
 
-def _words(change: FaultChange, struck: FaultTarget) -> str:
+def _fault_message(change: FaultChange, struck: FaultTarget) -> str:
     fault = change.fault
     if not change.begins:
         return f"FAULT ENDS    {fault.node}: {fault.name}; its alerts resolve within minutes"

@@ -140,7 +140,7 @@ class DemoCluster:
         self._agents: dict[str, Program] = {}
         try:
             await self._collector.start(self.directory)
-            match = await self._collector.said(r"collector_started .*listen=(\S+:\d+)")
+            match = await self._collector.find_logged(r"collector_started .*listen=(\S+:\d+)")
             self.collector = match[1]
             for name in self.node_names:
                 await self._start_agent(name, self._free_address(name))
@@ -191,7 +191,7 @@ class DemoCluster:
         await self._agents[name].start(self.directory)
 
     async def _wait_for_agent(self, name: str) -> None:
-        match = await self._agents[name].said(r"agent_started .*listen=(\S+:\d+)")
+        match = await self._agents[name].find_logged(r"agent_started .*listen=(\S+:\d+)")
         self.pages[name] = match[1]
 
     async def __aexit__(self, *_: object) -> None:
@@ -230,11 +230,11 @@ class DemoCluster:
 
     async def settled_views(self) -> dict[str, Any]:
         """Return the views, computed after all received data."""
-        asked_ns = (await self._get("/api/v1/cluster"))["instant_ns"]
+        requested_ns = (await self._get("/api/v1/cluster"))["instant_ns"]
         async with asyncio.timeout(_SETTLE_SECONDS):
             while True:
                 views = await self.views()
-                if views["cluster"]["instant_ns"] > asked_ns:
+                if views["cluster"]["instant_ns"] > requested_ns:
                     views["own"] = await self._own_counts()
                     return views
                 await asyncio.sleep(0.2)
@@ -263,7 +263,7 @@ class DemoCluster:
     def addresses(self) -> str:
         """List the addresses to open during the demo, and those that are not the usual ones."""
         pages = "\n".join(
-            f"  {f'http://{page}/metrics':40} {name}" for name, page in self.pages.items()
+            f"  {f'http://{address}/metrics':40} {name}" for name, address in self.pages.items()
         )
         usual = {} if self.any_ports else self._usual_ports()
         actual = {_COLLECTOR: self.collector, **self.pages}

@@ -107,12 +107,12 @@ class FaultTarget(NamedTuple):
                 "rdma_device": port.rdma_device,
                 "rail": spec.struck,
             }
-            words = f"NIC {port.interface} ({port.rdma_device}) of rail {spec.struck}"
-            return cls(port.interface, names, fault.text.format(nic=words))
+            name = f"NIC {port.interface} ({port.rdma_device}) of rail {spec.struck}"
+            return cls(port.interface, names, fault.text.format(nic=name))
         gpu = parts.gpus[spec.struck]
         names = {"gpu": gpu.uuid, "gpu_index": gpu.index, "pci_address": gpu.pci_address}
-        words = f"GPU {gpu.index} ({gpu.uuid}, {gpu.pci_address})"
-        return cls(gpu.uuid, names, fault.text.format(gpu=words))
+        name = f"GPU {gpu.index} ({gpu.uuid}, {gpu.pci_address})"
+        return cls(gpu.uuid, names, fault.text.format(gpu=name))
 
 
 class FaultRecord:

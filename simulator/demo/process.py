@@ -73,7 +73,7 @@ class Program:
         await process.wait()
         self._news.set()
 
-    async def said(self, pattern: str) -> re.Match[str]:
+    async def find_logged(self, pattern: str) -> re.Match[str]:
         """Wait for a line of the log. Raises ProgramError if it does not appear."""
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -85,7 +85,7 @@ class Program:
                     await self._news.wait()
         except TimeoutError:
             message = (
-                f"starting {self.name} failed: expected {pattern!r} in its log: {self.last_words()}"
+                f"starting {self.name} failed: expected {pattern!r} in its log: {self.log_tail()}"
             )
             raise ProgramError(message) from None
 
@@ -96,10 +96,10 @@ class Program:
     def check_alive(self) -> None:
         """Raise ProgramError if the process has ended."""
         if self._process is None or self._process.returncode is not None:
-            message = f"{self.name} has ended: {self.last_words()}"
+            message = f"{self.name} has ended: {self.log_tail()}"
             raise ProgramError(message)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Return the end of the log."""
         return "\n".join(list(self._lines)[-5:]) or "its log is empty"
 

@@ -107,7 +107,7 @@ def account_table(account: dict[str, Any]) -> str:
         for name, tenant in account["tenants"].items()
         if int(tenant["held_ns"])
     ]
-    body += [[words, *_time(str(ns)), ""] for words, ns in unheld_ns(account).items()]
+    body += [[title, *_time(str(ns)), ""] for title, ns in unheld_ns(account).items()]
     body += [
         [
             f"{account['gpus']} GPUs x time",
@@ -151,7 +151,7 @@ class DemoScreen:
         self._states: dict[str, str] = {}
         self.is_gone = False
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a text; after an error nothing is printed any more."""
         if self.is_gone:
             return
@@ -167,13 +167,13 @@ class DemoScreen:
         """Print an event, with its time."""
         line = f"{dt.datetime.now().astimezone():%H:%M:%S}  {text}"
         self._news.append(line)
-        self.say(line)
+        self.print(line)
 
     def draw(self, views: dict[str, Any], footer: str) -> None:
         """Show the views: all of them in a terminal, else only changes of the nodes."""
         if self._is_terminal:
             news = "\n".join(self._news)
-            self.say(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")
+            self.print(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")
             return
         for row in views["nodes"]["rows"]:
             state = "reporting" if row.get("railscope_node_reporting") else "stale"

@@ -58,8 +58,8 @@ class Watchers:
         Raises WatchersError without a checkout, or if the directory cannot be written.
         """
         try:
-            for name, source, words in self._copies():
-                self._put(name, _replaced(source, words))
+            for name, source, replacements in self._copies():
+                self._put(name, _replaced(source, replacements))
             for source in sorted((CHECKOUT / "alerts" / "rules").glob("*.yml")):
                 self._put(f"prometheus/rules/{source.name}", self._linked(source))
             alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
@@ -84,12 +84,12 @@ class Watchers:
         provisioning = CHECKOUT / "dashboards" / "provisioning"
         prometheus = CHECKOUT / "deploy" / "prometheus" / "prometheus.yml"
         yield "prometheus/prometheus.yml", prometheus, {"../../alerts/rules": "rules"}
-        for kind, words in {
+        for kind, replacements in {
             "datasources": {"http://localhost:9090": f"http://{HOST}:{self.ports.prometheus}"},
             "dashboards": {"/var/lib/grafana/dashboards/railscope": str(DASHBOARDS)},
         }.items():
             source = provisioning / kind / "railscope.yml"
-            yield f"grafana/provisioning/{kind}/railscope.yml", source, words
+            yield f"grafana/provisioning/{kind}/railscope.yml", source, replacements
 
     def _linked(self, rules: Path) -> str:
         """Return the rules, with alerts that link to the local dashboards and runbooks."""
@@ -143,8 +143,10 @@ class Watchers:
     def how_to_start(self) -> str:
         """Return the commands, ready to copy."""
         lines = [f"Prometheus, Alertmanager and Grafana find all they need in {self.directory}:"]
-        lines += [f"  {shlex.join(words)}\n      {url}" for url, words in self.commands().items()]
-        programs = {words[0] for words in self.commands().values()}
+        lines += [
+            f"  {shlex.join(command)}\n      {url}" for url, command in self.commands().items()
+        ]
+        programs = {command[0] for command in self.commands().values()}
         missing = [_PACKAGES[one] for one in programs & set(_PACKAGES) if not shutil.which(one)]
         if missing:
             lines.append(f"  not installed here: apt-get install {' '.join(sorted(missing))}")
@@ -167,9 +169,9 @@ class Watchers:
         path.write_text(text, encoding="utf-8")
 
 
-def _replaced(path: Path, words: Mapping[str, str]) -> str:
+def _replaced(path: Path, replacements: Mapping[str, str]) -> str:
     text = path.read_text(encoding="utf-8")
-    for old, new in words.items():
+    for old, new in replacements.items():
         if old not in text:
             message = f"replacing an address failed: {path}: expected {old!r} in it"
             raise WatchersError(message)

@@ -37,32 +37,32 @@ class SimulatedNvml:
         into.calls["nvml.nvmlSystemGetCudaDriverVersion()"] = settings.cuda_version(parts.model)
         confidential = settings.confidential_computing(parts.model)
         into.calls["nvml.nvmlSystemGetConfComputeState()"] = confidential
-        self._look_at_links(model)
+        self._refresh_links(model)
         for gpu, of_links in zip(model.gpus, self._links, strict=True):
             into.calls |= _as_it_answers(gpu, _answers(model, gpu) | of_links)
             sharing.show_files(gpu, into)
         self._events.show(model, into)
 
-    def _look_at_links(self, model: NodeModel) -> None:
+    def _refresh_links(self, model: NodeModel) -> None:
         last_ns, now_ns = self._links_shown_ns, model.offset_ns
         if last_ns is not None and now_ns // LINKS_PERIOD_NS == last_ns // LINKS_PERIOD_NS:
             return
         self._links_shown_ns = now_ns
         for place, gpu in enumerate(model.gpus):
-            told = results.NvmlResults(gpu.identity.index)
-            health.add_links(model.machine, gpu, told)
-            self._links[place] = told.found
+            into = results.NvmlResults(gpu.identity.index)
+            health.add_links(model.machine, gpu, into)
+            self._links[place] = into.found
 
 
 def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
-    told = results.NvmlResults(gpu.identity.index)
-    settings.add_identity(model.spec, gpu, told)
-    load.add_load(gpu, told)
-    health.add_health(gpu, told)
-    settings.add_settings(gpu, told)
-    load.add_gpm_metrics(gpu, told)
-    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // NS_PER_US, told)
-    found = told.found
+    into = results.NvmlResults(gpu.identity.index)
+    settings.add_identity(model.spec, gpu, into)
+    load.add_load(gpu, into)
+    health.add_health(gpu, into)
+    settings.add_settings(gpu, into)
+    load.add_gpm_metrics(gpu, into)
+    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // NS_PER_US, into)
+    found = into.found
     for device in gpu.sharing.mig_devices:
         found |= sharing.instance_results(gpu, device).found
     return found

@@ -23,7 +23,7 @@ _PCIE_ERRORS_SINCE, _REPAIRS_SINCE, _FLAG_SINCE = 550, 580, 590
 _SOURCES = ("L2", "Sm", "Pcie", "Mcu", "Other")
 
 
-def add_health(gpu: GpuState, told: NvmlResults) -> None:
+def add_health(gpu: GpuState, into: NvmlResults) -> None:
     """Add the health of this GPU."""
     model, errors = gpu.model, gpu.errors
     cut = bool(gpu.sharing.mig_devices)
@@ -32,7 +32,7 @@ def add_health(gpu: GpuState, told: NvmlResults) -> None:
     repairs = model.remaps_rows and model.driver_branch >= _REPAIRS_SINCE
     flag = model.generation >= GpuGeneration.HOPPER and model.driver_branch >= _FLAG_SINCE
     lanes, generation = 16, model.pcie_generation
-    told.calls(
+    into.calls(
         PerformanceState=0,
         EnforcedPowerLimit=model.power_limit_milliwatts,
         MarginTemperature=supported_if(model.has_temperature_margins, gpu.silicon.margin_celsius),
@@ -57,14 +57,14 @@ def add_health(gpu: GpuState, told: NvmlResults) -> None:
     rows = (errors.correctable_rows, errors.uncorrectable_rows)
     for cause, count in enumerate(rows):
         pages = [BAD_ADDRESS // PAGE_BYTES * PAGE_BYTES] * count
-        told.call("RetiredPages", supported_if(not model.remaps_rows, pages), cause)
+        into.call("RetiredPages", supported_if(not model.remaps_rows, pages), cause)
     if model.has_recovery_action:
-        told.field(230, gpu.recovery_action)
+        into.field(230, gpu.recovery_action)
     if repairs and can_remap:
-        told.field(301, rows[0])
-        told.field(302, rows[1])
-    _add_memory_errors(gpu, told)
-    _add_pcie_errors(gpu, told)
+        into.field(301, rows[0])
+        into.field(302, rows[1])
+    _add_memory_errors(gpu, into)
+    _add_pcie_errors(gpu, into)
 
 
 def _banks(gpu: GpuState) -> Json:
@@ -80,7 +80,7 @@ def _sram() -> Json:
     return {"version": _SRAM_V1, **none, "bThresholdExceeded": 0}
 
 
-def _add_memory_errors(gpu: GpuState, told: NvmlResults) -> None:
+def _add_memory_errors(gpu: GpuState, into: NvmlResults) -> None:
     """Add the errors: all are of the memory; on-chip memory has none."""
     errors = gpu.errors
     counts = (
@@ -91,21 +91,21 @@ def _add_memory_errors(gpu: GpuState, told: NvmlResults) -> None:
     located = _VOLTA_LOCATIONS if volta else _LOCATIONS_SINCE_TURING
     for type_, lifetimes in enumerate(counts):
         for counter, count in enumerate(lifetimes):
-            told.call("TotalEccErrors", count, type_, counter)
-            told.field(3 + 2 * counter + type_, count)
+            into.call("TotalEccErrors", count, type_, counter)
+            into.field(3 + 2 * counter + type_, count)
             for location in range(_LOCATIONS):
                 here = count if location == DRAM else 0
                 answer = supported_if(location in located, here)
-                told.call("MemoryErrorCounter", answer, type_, counter, location)
+                into.call("MemoryErrorCounter", answer, type_, counter, location)
 
 
-def _add_pcie_errors(gpu: GpuState, told: NvmlResults) -> None:
-    told.field(94, gpu.pcie_replays)
-    told.field(95, 0)
-    told.field(169, 0)
+def _add_pcie_errors(gpu: GpuState, into: NvmlResults) -> None:
+    into.field(94, gpu.pcie_replays)
+    into.field(95, 0)
+    into.field(169, 0)
     if gpu.model.driver_branch >= _PCIE_ERRORS_SINCE:
         for number in _PCIE_ERRORS:
-            told.field(number, 0)
+            into.field(number, 0)
 
 
 _ACTIVE, _LEADS_TO_GPU, _LEADS_TO_SWITCH = 1, 0, 2
@@ -122,49 +122,49 @@ _RUN_STARTS = {
     "ecc_data": (148, 154),
 }
 _RUN_LENGTH = 6
-_SILENT_PACKET_ERRORS = (205, 206, 207, 209, 210, 212)
+_ZERO_PACKET_ERRORS = (205, 206, 207, 209, 210, 212)
 
 
-def add_links(parts: NodeHardware, gpu: GpuState, told: NvmlResults) -> None:
+def add_links(parts: NodeHardware, gpu: GpuState, into: NvmlResults) -> None:
     """Add the traffic and signal quality of every link of this GPU."""
     links = gpu.links
     if links is None:
-        told.call("NvLinkState", NOT_SUPPORTED, 0)
+        into.call("NvLinkState", NOT_SUPPORTED, 0)
         return
     generation = gpu.model.generation
-    told.field(91, len(links.links))
+    into.field(91, len(links.links))
     for number, link in enumerate(links.links):
-        _add_link_end(parts, gpu, number, told)
+        _add_link_end(parts, gpu, number, into)
         if generation > GpuGeneration.VOLTA:
-            told.field(f"165:{number}", _ACTIVE)
-            told.field(f"164:{number}", links.model.raw_megabytes)
+            into.field(f"165:{number}", _ACTIVE)
+            into.field(f"164:{number}", links.model.raw_megabytes)
         if generation >= GpuGeneration.HOPPER:
-            told.field(f"167:{number}", 0)  # at full speed: the links of a job are never idle
+            into.field(f"167:{number}", 0)  # at full speed: the links of a job are never idle
         carried = (link.transmitted_kibibytes, link.received_kibibytes)
         for entry, kibibytes in enumerate((*carried, *map(links.raw, carried)), 138):
-            told.field(f"{entry}:{number}", kibibytes)
+            into.field(f"{entry}:{number}", kibibytes)
         if generation >= GpuGeneration.BLACKWELL:
-            _add_packets(number, link, told)
-            _add_signal(number, links, link, told)
+            _add_packets(number, link, into)
+            _add_signal(number, links, link, into)
         elif generation >= GpuGeneration.HOPPER:
             for entry, count in ((161, link.errors), (162, link.errors // 8), (163, link.errors)):
-                told.field(f"{entry}:{number}", count)
+                into.field(f"{entry}:{number}", count)
         else:
-            _add_error_fields(number, generation, link, told)
+            _add_error_fields(number, generation, link, into)
 
 
-def _add_link_end(parts: NodeHardware, gpu: GpuState, number: int, told: NvmlResults) -> None:
+def _add_link_end(parts: NodeHardware, gpu: GpuState, number: int, into: NvmlResults) -> None:
     links = gpu.model.nvlink
     if links is None:
         return
-    told.call("NvLinkState", _ACTIVE, number)
-    told.call("NvLinkVersion", links.version, number)
-    told.call("NvLinkRemoteDeviceType", _LEADS_TO_GPU if links.peers else _LEADS_TO_SWITCH, number)
+    into.call("NvLinkState", _ACTIVE, number)
+    into.call("NvLinkVersion", links.version, number)
+    into.call("NvLinkRemoteDeviceType", _LEADS_TO_GPU if links.peers else _LEADS_TO_SWITCH, number)
     ends = parts.nvswitches
     if links.peers:
         ends = tuple(peer for peer in parts.peers if peer != gpu.identity.pci_address)
     # Switches of the fifth generation are not PCI devices of the host.
-    told.call("NvLinkRemotePciInfo", supported_if(ends, _end(ends, number)), number)
+    into.call("NvLinkRemotePciInfo", supported_if(ends, _end(ends, number)), number)
 
 
 def _end(ends: tuple[str, ...], number: int) -> Json:
@@ -172,36 +172,36 @@ def _end(ends: tuple[str, ...], number: int) -> Json:
 
 
 def _add_error_fields(
-    number: int, generation: GpuGeneration, link: NvLinkState, told: NvmlResults
+    number: int, generation: GpuGeneration, link: NvLinkState, into: NvmlResults
 ) -> None:
     counts = {"replay": link.errors, "recovery": link.errors // 8, "crc_flit": link.errors}
     for kind in _EARLIER_RUNS[generation]:
         first = _RUN_STARTS[kind][number // _RUN_LENGTH]
-        told.field(first + number % _RUN_LENGTH, counts.get(kind, 0))
+        into.field(first + number % _RUN_LENGTH, counts.get(kind, 0))
 
 
-def _add_packets(number: int, link: NvLinkState, told: NvmlResults) -> None:
-    told.field(f"201:{number}", link.transmitted_kibibytes * _PACKETS_PER_KIBIBYTE)
-    told.field(f"203:{number}", link.received_kibibytes * _PACKETS_PER_KIBIBYTE)
-    for entry in _SILENT_PACKET_ERRORS:
-        told.field(f"{entry}:{number}", 0)
-    told.field(f"208:{number}", link.errors // 16)
-    told.field(f"211:{number}", link.errors // 16)
-    told.field(f"213:{number}", link.errors // 32)
-    told.field(f"214:{number}", 0)
+def _add_packets(number: int, link: NvLinkState, into: NvmlResults) -> None:
+    into.field(f"201:{number}", link.transmitted_kibibytes * _PACKETS_PER_KIBIBYTE)
+    into.field(f"203:{number}", link.received_kibibytes * _PACKETS_PER_KIBIBYTE)
+    for entry in _ZERO_PACKET_ERRORS:
+        into.field(f"{entry}:{number}", 0)
+    into.field(f"208:{number}", link.errors // 16)
+    into.field(f"211:{number}", link.errors // 16)
+    into.field(f"213:{number}", link.errors // 32)
+    into.field(f"214:{number}", 0)
 
 
-def _add_signal(number: int, links: GpuNvLinks, link: NvLinkState, told: NvmlResults) -> None:
+def _add_signal(number: int, links: GpuNvLinks, link: NvLinkState, into: NvmlResults) -> None:
     """Add signal values: symbols are the corrected errors, effective errors the uncorrected ones."""
     raw = links.raw_errors(link)
-    told.field(f"219:{number}", link.errors // 2)
-    told.field(f"220:{number}", links.error_ratio(link.recent_errors // 2))
-    told.field(f"221:{number}", link.errors)
-    told.field(f"222:{number}", links.error_ratio(link.recent_errors))
-    told.field(f"289:{number}", raw // 2)
-    told.field(f"290:{number}", raw - raw // 2)
-    told.field(f"293:{number}", links.raw_ratio(link))
+    into.field(f"219:{number}", link.errors // 2)
+    into.field(f"220:{number}", links.error_ratio(link.recent_errors // 2))
+    into.field(f"221:{number}", link.errors)
+    into.field(f"222:{number}", links.error_ratio(link.recent_errors))
+    into.field(f"289:{number}", raw // 2)
+    into.field(f"290:{number}", raw - raw // 2)
+    into.field(f"293:{number}", links.raw_ratio(link))
     for symbols in range(16):
-        told.field(f"{235 + symbols}:{number}", links.codewords(link, symbols))
-    told.field(f"294:{number}", 16 * link.transmitted_kibibytes)
-    told.field(f"295:{number}", 2 * link.errors)
+        into.field(f"{235 + symbols}:{number}", links.codewords(link, symbols))
+    into.field(f"294:{number}", 16 * link.transmitted_kibibytes)
+    into.field(f"295:{number}", 2 * link.errors)

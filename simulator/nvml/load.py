@@ -23,13 +23,13 @@ _HEAT_COUNTERS = {575: 251, 590: 269}
 """First field of the three slowdown counters, by the driver version that introduced it."""
 
 
-def add_load(gpu: GpuState, told: NvmlResults) -> None:
+def add_load(gpu: GpuState, into: NvmlResults) -> None:
     """Add the load of this GPU."""
-    _add_memory_and_clocks(gpu, told)
+    _add_memory_and_clocks(gpu, into)
     model, silicon = gpu.model, gpu.silicon
     whole = not gpu.sharing.mig_devices
     older = model.driver_branch < _TEMPERATURE_V_SINCE
-    told.calls(
+    into.calls(
         UtilizationRates=supported_if(
             whole, {"gpu": silicon.occupied_percent, "memory": silicon.memory_percent}
         ),
@@ -40,33 +40,33 @@ def add_load(gpu: GpuState, told: NvmlResults) -> None:
     )
     used = [[sample.stamp_us, sample.occupied_percent] for sample in gpu.samples]
     drawn = [[sample.stamp_us, sample.power_milliwatts] for sample in gpu.samples]
-    told.call("Samples", supported_if(whole, used), _UTILIZATION_SAMPLES)
-    told.call("Samples", drawn, _POWER_SAMPLES)
+    into.call("Samples", supported_if(whole, used), _UTILIZATION_SAMPLES)
+    into.call("Samples", drawn, _POWER_SAMPLES)
     for engine, since in (
         ("Encoder", GpuGeneration.VOLTA), ("Decoder", GpuGeneration.VOLTA),
         ("Jpg", GpuGeneration.AMPERE), ("Ofa", GpuGeneration.AMPERE),
     ):  # fmt: skip
         has = whole and model.generation >= since
-        told.call(f"{engine}Utilization", supported_if(has, [0, _ENCODER_PERIOD_US]))
-    told.call("TemperatureV", FUNCTION_NOT_FOUND if older else silicon.core_celsius, 0)
-    told.call("Temperature", silicon.core_celsius, 0)
-    told.field(83, silicon.energy_millijoules)
+        into.call(f"{engine}Utilization", supported_if(has, [0, _ENCODER_PERIOD_US]))
+    into.call("TemperatureV", FUNCTION_NOT_FOUND if older else silicon.core_celsius, 0)
+    into.call("Temperature", silicon.core_celsius, 0)
+    into.field(83, silicon.energy_millijoules)
     if model.averages_power:
-        told.field(185, silicon.power_milliwatts)
-    told.field(186, silicon.instant_milliwatts)
+        into.field(185, silicon.power_milliwatts)
+    into.field(186, silicon.instant_milliwatts)
     if model.generation >= GpuGeneration.HOPPER:
-        told.field(_MEMORY, silicon.memory_milliwatts)
+        into.field(_MEMORY, silicon.memory_milliwatts)
     if model.grace:
-        told.field(_MODULE, silicon.instant_milliwatts + round(1000 * _GRACE_WATTS))
+        into.field(_MODULE, silicon.instant_milliwatts + round(1000 * _GRACE_WATTS))
     if model.thresholds.memory:
-        told.field(82, silicon.memory_celsius)
-    _add_throttling(gpu, told)
-    _add_pcie_traffic(gpu, told)
+        into.field(82, silicon.memory_celsius)
+    _add_throttling(gpu, into)
+    _add_pcie_traffic(gpu, into)
 
 
-def _add_memory_and_clocks(gpu: GpuState, told: NvmlResults) -> None:
+def _add_memory_and_clocks(gpu: GpuState, into: NvmlResults) -> None:
     model, silicon, used = gpu.model, gpu.silicon, gpu.sharing.used_bytes
-    told.call(
+    into.call(
         "MemoryInfo",
         {
             "version": _MEMORY_V2,
@@ -78,75 +78,75 @@ def _add_memory_and_clocks(gpu: GpuState, told: NvmlResults) -> None:
     )
     graphics, memory = silicon.clock_megahertz, model.memory_megahertz
     for kind, now in enumerate((graphics, graphics, memory, silicon.video_megahertz)):
-        told.call("ClockInfo", now, kind)
+        into.call("ClockInfo", now, kind)
     most = model.max_megahertz
     for kind, limit in enumerate((most, most, memory, model.max_video_megahertz)):
-        told.call("MaxClockInfo", limit, kind)
+        into.call("MaxClockInfo", limit, kind)
 
 
-def _add_throttling(gpu: GpuState, told: NvmlResults) -> None:
+def _add_throttling(gpu: GpuState, into: NvmlResults) -> None:
     throttled = gpu.silicon.throttled
-    told.field(74, throttled.power_cap_ns)
-    told.field(75, throttled.software_thermal_ns)
+    into.field(74, throttled.power_cap_ns)
+    into.field(75, throttled.software_thermal_ns)
     for quiet in range(76, 82):
-        told.field(quiet, 0)
+        into.field(quiet, 0)
     places = [field for since, field in _HEAT_COUNTERS.items() if gpu.model.driver_branch >= since]
     slowdowns = (throttled.software_thermal_ns, throttled.hardware_thermal_ns, 0)
     if places:
         for number, slowdown_ns in enumerate(slowdowns, places[-1]):
-            told.field(number, slowdown_ns)
+            into.field(number, slowdown_ns)
 
 
-def _add_pcie_traffic(gpu: GpuState, told: NvmlResults) -> None:
+def _add_pcie_traffic(gpu: GpuState, into: NvmlResults) -> None:
     if gpu.model.driver_branch >= _BYTE_COUNTERS_SINCE:
-        told.field(197, gpu.bus.pcie_out.moved_bytes)
-        told.field(198, gpu.bus.pcie_in.moved_bytes)
+        into.field(197, gpu.bus.pcie_out.moved_bytes)
+        into.field(198, gpu.bus.pcie_in.moved_bytes)
     if gpu.links is None:
         return
     links = gpu.links
     sent = sum(link.transmitted_kibibytes for link in links.links)
     received = sum(link.received_kibibytes for link in links.links)
     for number, kibibytes in enumerate((sent, received, links.raw(sent), links.raw(received)), 138):
-        told.field(f"{number}:{ALL_LINKS}", kibibytes)
+        into.field(f"{number}:{ALL_LINKS}", kibibytes)
 
 
 _MEBIBYTE, _KIBIBYTES = 1 << 20, 1024
 _DECODERS, _JPEG_DECODERS, _OPTICAL_FLOW = range(30, 37), range(40, 47), 50
-_SILENT_PIPES = (6, 8, 9, 11)
+_IDLE_PIPES = (6, 8, 9, 11)
 """Idle pipes: tensor pipes for double precision (two variants) and integers; double precision."""
 
-_SILENT_CYCLES = (251, 253, 254, 258)
+_IDLE_CYCLES = (251, 253, 254, 258)
 _CYCLES_SINCE = 590
 
 
-def add_gpm_metrics(gpu: GpuState, told: NvmlResults) -> None:
+def add_gpm_metrics(gpu: GpuState, into: NvmlResults) -> None:
     """Add the activity of the GPU's SMs and links; none before Hopper."""
     if not gpu.model.has_gpm:
         return
-    _add_pipes(gpu.activity, told)
+    _add_pipes(gpu.activity, into)
     for engine in (*_DECODERS, *_JPEG_DECODERS, _OPTICAL_FLOW):
-        told.metric(engine, 0.0)
+        into.metric(engine, 0.0)
     bus = gpu.bus
     rates = {20: bus.pcie_out.bytes_per_second, 21: bus.pcie_in.bytes_per_second}
     if bus.grace:
         rates |= {100: bus.c2c_out.bytes_per_second, 101: bus.c2c_in.bytes_per_second}
     for number, bytes_per_second in rates.items():
-        told.metric(number, round(bytes_per_second / _MEBIBYTE, 3))
+        into.metric(number, round(bytes_per_second / _MEBIBYTE, 3))
     if gpu.links:
-        told.metric(60, round(gpu.links.receive_kibibytes_per_second / _KIBIBYTES, 3))
-        told.metric(61, round(gpu.links.transmit_kibibytes_per_second / _KIBIBYTES, 3))
+        into.metric(60, round(gpu.links.receive_kibibytes_per_second / _KIBIBYTES, 3))
+        into.metric(61, round(gpu.links.transmit_kibibytes_per_second / _KIBIBYTES, 3))
     if gpu.model.driver_branch >= _CYCLES_SINCE:
-        _add_cycles(gpu.cycles, told)
+        _add_cycles(gpu.cycles, into)
 
 
-def add_instance_gpm_metrics(gpu: GpuState, device: SimulatedMigDevice, told: NvmlResults) -> None:
+def add_instance_gpm_metrics(gpu: GpuState, device: SimulatedMigDevice, into: NvmlResults) -> None:
     """Add the SM activity of a MIG device, which has only share metrics."""
     if not gpu.model.has_gpm:
         return
-    _add_pipes(activity_shares(gpu.sharing.demand_on(device), gpu.silicon.ripple), told)
+    _add_pipes(activity_shares(gpu.sharing.demand_on(device), gpu.silicon.ripple), into)
 
 
-def _add_pipes(seen: ActivityShares, told: NvmlResults) -> None:
+def _add_pipes(seen: ActivityShares, into: NvmlResults) -> None:
     shares = {
         1: seen.graphics,
         2: seen.sm,
@@ -157,12 +157,12 @@ def _add_pipes(seen: ActivityShares, told: NvmlResults) -> None:
         10: seen.dram,
         12: seen.fp32,
         13: seen.fp16,
-    } | dict.fromkeys(_SILENT_PIPES, 0.0)
+    } | dict.fromkeys(_IDLE_PIPES, 0.0)
     for number, share in sorted(shares.items()):
-        told.metric(number, round(100 * share, 4))
+        into.metric(number, round(100 * share, 4))
 
 
-def _add_cycles(cycles: SmCycles, told: NvmlResults) -> None:
+def _add_cycles(cycles: SmCycles, into: NvmlResults) -> None:
     counts = {
         248: cycles.elapsed,
         249: cycles.sm,
@@ -171,6 +171,6 @@ def _add_cycles(cycles: SmCycles, told: NvmlResults) -> None:
         257: cycles.integer,
         259: cycles.fp32,
         260: cycles.fp16,
-    } | dict.fromkeys(_SILENT_CYCLES, 0)
+    } | dict.fromkeys(_IDLE_CYCLES, 0)
     for number, count in sorted(counts.items()):
-        told.metric(number, float(count))  # float, like all GPM metrics
+        into.metric(number, float(count))  # float, like all GPM metrics

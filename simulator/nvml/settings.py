@@ -35,12 +35,12 @@ def cuda_version(model: GpuModel) -> int:
     return _CUDA[model.driver_branch]
 
 
-def add_identity(spec: NodeSpec, gpu: GpuState, told: NvmlResults) -> None:
+def add_identity(spec: NodeSpec, gpu: GpuState, into: NvmlResults) -> None:
     """Add the identity of this GPU."""
     model, identity = gpu.model, gpu.identity
     domain, bus, slot = identity.pci_address.partition(".")[0].split(":")
     blackwell = model.generation >= GpuGeneration.BLACKWELL
-    told.calls(
+    into.calls(
         UUID=identity.uuid,
         Name=model.name,
         Serial=identity.serial,
@@ -156,7 +156,7 @@ def confidential_computing(model: GpuModel) -> Json:
     return supported_if(model.generation >= GpuGeneration.HOPPER, off)
 
 
-def add_settings(gpu: GpuState, told: NvmlResults) -> None:
+def add_settings(gpu: GpuState, into: NvmlResults) -> None:
     """Add the settings of this GPU."""
     model = gpu.model
     limits = model.thresholds
@@ -164,13 +164,13 @@ def add_settings(gpu: GpuState, told: NvmlResults) -> None:
     absolute = (limits.shutdown, limits.slowdown, limits.memory, limits.operating)
     for number, celsius in enumerate(absolute):
         has = not model.has_temperature_margins and celsius is not None
-        told.call("TemperatureThreshold", supported_if(has, celsius), number)
+        into.call("TemperatureThreshold", supported_if(has, celsius), number)
     if model.has_temperature_margins:
         for number, margin in enumerate(_margins(limits), 193):
             if margin is not None:
-                told.field(number, margin)
-    told.call("NumFans", supported_if(condition=False, answer=0))  # cooled by the chassis
-    told.calls(
+                into.field(number, margin)
+    into.call("NumFans", supported_if(condition=False, answer=0))  # cooled by the chassis
+    into.calls(
         BAR1MemoryInfo=bar1_of_gpu(gpu),
         PersistenceMode=1,
         ComputeMode=_EXCLUSIVE_PROCESS if gpu.sharing.mode == "mps" else _DEFAULT,
@@ -183,16 +183,16 @@ def add_settings(gpu: GpuState, told: NvmlResults) -> None:
     )
     least, most = 1000 * model.min_limit_watts, model.power_limit_milliwatts
     for number, milliwatts in ((187, least), (188, most), (189, most), (190, most), (192, most)):
-        told.field(number, milliwatts)
+        into.field(number, milliwatts)
     if model.generation >= GpuGeneration.HOPPER:
-        told.field(_PEAK_POWER, _ALL_OF_IT)
+        into.field(_PEAK_POWER, _ALL_OF_IT)
     if model.grace:
-        told.field(170, _C2C_LINKS)
+        into.field(170, _C2C_LINKS)
         for link in range(_C2C_LINKS):
-            told.field(f"171:{link}", 1)
-            told.field(f"172:{link}", _C2C_MEGABYTES)
+            into.field(f"171:{link}", 1)
+            into.field(f"172:{link}", _C2C_MEGABYTES)
             for number in _C2C_ERRORS:
-                told.field(f"{number}:{link}", 0)
+                into.field(f"{number}:{link}", 0)
 
 
 def _margins(limits: GpuTemperatureThresholds) -> tuple[int | None, ...]:

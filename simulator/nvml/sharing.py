@@ -16,11 +16,11 @@ _MEMORY_V2 = 0x0200_0028
 _UUID_OF_MACHINE = 1
 
 
-def add_tenants(gpu: GpuState, now_us: int, told: NvmlResults) -> None:
+def add_tenants(gpu: GpuState, now_us: int, into: NvmlResults) -> None:
     """Add the users of this GPU, at a time in microseconds since 1970."""
     sharing = gpu.sharing
     cut = bool(sharing.mig_devices)
-    told.call(
+    into.call(
         "MigDevices",
         [
             {
@@ -35,24 +35,24 @@ def add_tenants(gpu: GpuState, now_us: int, told: NvmlResults) -> None:
             for device in sharing.mig_devices
         ],
     )
-    _add_processes(list(sharing.present), told, graphics=sharing.mode == "vgpu")
+    _add_processes(list(sharing.present), into, graphics=sharing.mode == "vgpu")
     busy = _utilization(gpu, now_us, "pid") or NOT_FOUND
-    told.call("ProcessUtilization", NOT_SUPPORTED if cut else busy)
+    into.call("ProcessUtilization", NOT_SUPPORTED if cut else busy)
     vgpus = [tenant.vgpu.number for tenant in sharing.present if tenant.vgpu]
     host = sharing.mode == "vgpu"
-    told.call("ActiveVgpus", vgpus if host else NOT_SUPPORTED)
-    told.call(
+    into.call("ActiveVgpus", vgpus if host else NOT_SUPPORTED)
+    into.call(
         "VgpuUtilization", _utilization(gpu, now_us, "vgpuInstance") if host else NOT_SUPPORTED
     )
     for tenant in sharing.present:
         if tenant.vgpu:
-            _add_vgpus(tenant.vgpu, told)
+            _add_vgpus(tenant.vgpu, into)
 
 
-def _add_processes(tenants: list[GpuTenant], told: NvmlResults, *, graphics: bool) -> None:
+def _add_processes(tenants: list[GpuTenant], into: NvmlResults, *, graphics: bool) -> None:
     listed = [_process(tenant) for tenant in tenants]
     clients = [_process(tenant) for tenant in tenants if tenant.mps_client]
-    told.calls(
+    into.calls(
         ComputeRunningProcesses=listed,
         GraphicsRunningProcesses=listed if graphics else [],
         MPSComputeRunningProcesses=clients,
@@ -89,9 +89,9 @@ def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
     return found
 
 
-def _add_vgpus(vgpu: SimulatedVgpu, told: NvmlResults) -> None:
+def _add_vgpus(vgpu: SimulatedVgpu, into: NvmlResults) -> None:
     instance = f"nvml.nvmlVgpuInstanceGet{{}}({vgpu.number})"
-    told.found |= {
+    into.found |= {
         instance.format("FbUsage"): vgpu.used_bytes,
         instance.format("VmID"): [vgpu.machine, _UUID_OF_MACHINE],
         instance.format("UUID"): vgpu.uuid,
@@ -102,10 +102,10 @@ def _add_vgpus(vgpu: SimulatedVgpu, told: NvmlResults) -> None:
 
 def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
     """Return the results of a MIG device: its resources, and its users."""
-    told = NvmlResults(device.uuid)
+    into = NvmlResults(device.uuid)
     profile, tenants = device.profile, gpu.sharing.on(device)
     used = device.overhead_bytes + sum(tenant.held_bytes for tenant in tenants)
-    told.calls(
+    into.calls(
         Name=f"{gpu.model.name} MIG {profile.name}",
         MemoryInfo={
             "version": _MEMORY_V2,
@@ -127,10 +127,10 @@ def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
             "memorySizeMB": profile.memory_mebibytes,
         },
     )
-    told.call("TotalEccErrors", 0, 1, 0)
-    _add_processes(tenants, told, graphics=False)
-    load.add_instance_gpm_metrics(gpu, device, told)
-    return told
+    into.call("TotalEccErrors", 0, 1, 0)
+    _add_processes(tenants, into, graphics=False)
+    load.add_instance_gpm_metrics(gpu, device, into)
+    return into
 
 
 def show_files(gpu: GpuState, into: CaptureMoment) -> None:

@@ -103,7 +103,7 @@ class Site:
     async def _start(self, program: Program, word: str) -> Program:
         self.programs.append(program)
         await program.start(self.directory)
-        await program.said(word)
+        await program.find_logged(word)
         return program
 
     async def get(self, path: str) -> Any:

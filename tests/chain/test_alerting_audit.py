@@ -89,4 +89,4 @@ async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
             raw = bundle.read_bytes()
             bundle.write_bytes(raw.replace(b'"kind":"collector"', b'"kind":"operator!"'))
         await watch.hears([altered])
-    await collector.said("audit_verification_failed")
+    await collector.find_logged("audit_verification_failed")

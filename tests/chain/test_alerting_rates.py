@@ -86,4 +86,4 @@ async def test_what_takes_a_while_reaches_who_must_act(site: Site) -> None:
         await watch.hears(WANTED)
         await watch.evaluates_to(INHIBITED)
         assert [labels for labels in NOT_TOLD if watch.hook.has(labels)] == []
-    assert await agents[STUCK.node].said("call_hung.*nvml/")
+    assert await agents[STUCK.node].find_logged("call_hung.*nvml/")

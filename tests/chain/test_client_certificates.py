@@ -31,7 +31,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
         return {f"RAILSCOPE_AGENT_COLLECTOR__{name}": value for name, value in link.items()}
 
     good = await site.agent("n1", **showing("railscope:node/n1"))
-    await good.said("collector_reached")
+    await good.find_logged("collector_reached")
     wrong = (
         (
             showing("railscope:node/n1"),
@@ -42,7 +42,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
     )
     for shown, said in wrong:
         agent = await site.agent("n2", **shown)
-        line = await agent.said("collector_unreachable")
+        line = await agent.find_logged("collector_unreachable")
         assert said in line.string
         await agent.stop()
     for shown in (
@@ -50,7 +50,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
         showing("railscope:node/n2", of=Authority(tmp_path / "other")),
     ):
         agent = await site.agent("n2", **shown)
-        await agent.said("collector_unreachable")
+        await agent.find_logged("collector_unreachable")
         await agent.stop()
     await good.stop()
     await collector.stop()

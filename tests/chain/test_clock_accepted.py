@@ -73,7 +73,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     assert store.contacts() == {}
 
     await accept_clock(site)
-    await collector.said("reload_started")
+    await collector.find_logged("reload_started")
     await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
 
     async def is_stored() -> bool:
@@ -92,7 +92,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
 
     await acknowledged(site, sender.body(some(sender, at=10)), 13)
     await collector.stop()
-    assert not collector.find("Traceback"), collector.last_words()
+    assert not collector.find("Traceback"), collector.log_tail()
     steps = [one for one in read(state / "audit") if one.type == "evidence.clock_step"]
     assert [one.out for one in steps][-1] == "done"
     assert steps[-1].data["delta_ns"] == str(correction.delta_ns)
@@ -112,7 +112,7 @@ async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
     await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
     own.write_text("limits = 5")
     await accept_clock(site)
-    await collector.said("reload_rejected")
+    await collector.find_logged("reload_rejected")
     own.write_text("")
     await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
     database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)

@@ -61,7 +61,7 @@ async def test_kill_both_sides_again_and_again(site: Site):
         await agent.stop()
     last = {node: agent.find(r"agent_stopped shipped_frames=(\d+) dropped_frames=0 waiting_envelopes=0")
             for node, agent in agents.items()}  # fmt: skip
-    assert all(last.values()), [agent.last_words() for agent in agents.values()]
+    assert all(last.values()), [agent.log_tail() for agent in agents.values()]
     found = identities(site)
     assert all(count == 1 for count in found.values()), "a frame was stored twice"
     for run, sequences in frames_of_runs(found).items():
@@ -98,7 +98,7 @@ async def test_an_outage_is_made_up_for_from_the_spool(site: Site, tmp_path: Pat
     await until(waiting, "envelopes wait in the spool")
     assert agent.find("collector_unreachable"), "the outage is said"
     await site.collector()
-    await agent.said("collector_reached")
+    await agent.find_logged("collector_reached")
     await until(lambda: _empty(spool), "the spool is empty")
     await agent.stop()
     for sequences in frames_of_runs(identities(site)).values():

@@ -58,7 +58,7 @@ async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     collector = await site.collector(**SMALL)
     count = await lost_files(site)
     assert count > 0
-    await collector.said("file_lost")
+    await collector.find_logged("file_lost")
     gaps = [one for one in read(state / "audit") if one.type == "evidence.gap"]
     assert [(one.out, one.data["what"], one.data["count"]) for one in gaps] == [
         ("failed", "files", count)

@@ -34,7 +34,7 @@ async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1")
-    page = await agent.said(r"agent_started .*listen=(\S+:\d+)")
+    page = await agent.find_logged(r"agent_started .*listen=(\S+:\d+)")
     config = {
         "global": {"scrape_interval": "500ms"},
         "rule_files": [str(RULES / "*.yml")],
@@ -85,13 +85,13 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp
     }
     collector = await site.collector(**environment)
     await site.agent("n1")
-    await collector.said("influx_connection_failed")
+    await collector.find_logged("influx_connection_failed")
     command = [
         "victoria-metrics", f"-httpListenAddr=127.0.0.1:{port}", "-storageDataPath=vm",
         "-influxSkipSingleField", "-search.latencyOffset=0s",
     ]  # fmt: skip
     async with server("victoria-metrics", *command, directory=tmp_path):
-        await collector.said("influx_connected")
+        await collector.find_logged("influx_connected")
 
         async def written() -> bool:
             return bool(await query(port, "railscope_rail_sum_gpu_power_watts"))

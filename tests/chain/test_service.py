@@ -78,7 +78,7 @@ async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str)
     await systemd.said("WATCHDOG=1")
     config.write_text("nonsense = 1\n")
     program.signal(signal.SIGHUP)
-    line = await program.said("reload_rejected")
+    line = await program.find_logged("reload_rejected")
     assert "unknown key 'nonsense'" in line.string
     systemd.forget()
     config.write_text(good)
@@ -116,15 +116,15 @@ async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site
     kept = tokens.read_text()
     tokens.write_text("no toml")
     collector.signal(signal.SIGHUP)
-    line = await collector.said("reload_rejected.*tokens_file")
+    line = await collector.find_logged("reload_rejected.*tokens_file")
     tokens.write_text(kept)
     config.write_text('[tls]\ncertificate_file = "nowhere.pem"\n')
     collector.signal(signal.SIGHUP)
-    line = await collector.said("reload_rejected.*nowhere.pem")
+    line = await collector.find_logged("reload_rejected.*nowhere.pem")
     assert "the previous settings remain in use" in line.string
     assert (await site.get("/api/v1/nodes"))["rows"] == []
     agent = await site.agent("n1")
-    await agent.said("collector_reached")
+    await agent.find_logged("collector_reached")
 
 
 async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path):
@@ -134,10 +134,10 @@ async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path
     tokens.write_text("[nodes]\n")
     await site.collector()
     agent = await site.agent("n1")
-    line = await agent.said("collector_unreachable")
+    line = await agent.find_logged("collector_unreachable")
     assert "missing or wrong token; fix: compare collector.token_file" in line.string
     tokens.write_text(kept)
-    await agent.said("collector_reached")
+    await agent.find_logged("collector_reached")
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
@@ -181,13 +181,13 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
     trusting = {"RAILSCOPE_AGENT_COLLECTOR__CA_FILE": str(certificate_file)}
     page_tls = {f"RAILSCOPE_AGENT_TLS__{name.upper()}": value for name, value in tls.items()}
     doubtful = await site.agent("n1")
-    line = await doubtful.said("collector_unreachable")
+    line = await doubtful.find_logged("collector_unreachable")
     assert "untrusted certificate of the collector" in line.string
     assert "set collector.ca_file" in line.string
     await doubtful.stop()
     agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_METRICS_TOKEN="secret")  # noqa: S106
-    await agent.said("collector_reached")
-    page = (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
+    await agent.find_logged("collector_reached")
+    page = (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
     context = ssl.create_default_context(cafile=str(certificate_file))
     for token, expected in (("wrong", 401), ("secret", 200)):
         headers = {"Authorization": f"Bearer {token}"}
@@ -202,7 +202,7 @@ async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1", "--collector", f"{site.url}/typo")
-    line = await agent.said("collector_unreachable")
+    line = await agent.find_logged("collector_unreachable")
     assert "unknown path; fix: check that collector.url" in line.string
 
 

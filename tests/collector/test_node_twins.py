@@ -27,7 +27,7 @@ class Watch:
             START_WALL_NS + now * SECOND, START_BOOT_NS + now * SECOND, boot or sender.boot_id
         )
         record = FrameRecord(sender.node, START_WALL_NS + now * SECOND, sent, b"")
-        self.twins.hear(record, sender.envelope(some(sender, at=at)))
+        self.twins.check(record, sender.envelope(some(sender, at=at)))
 
 
 def test_boots_that_take_turns_are_identity_conflict():

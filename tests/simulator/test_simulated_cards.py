@@ -102,7 +102,7 @@ def test_every_driver_tells_the_same_of_a_port(spec: NodeSpec) -> None:
             assert not any("pause_seconds" in name for name, _ in told)
             continue
         assert told[catalog.LINK_DOWNS.name, ""] == seen.link_downs
-        assert told[catalog.CORRECTED.name, ""] == sum(seen.mended_bits)
+        assert told[catalog.CORRECTED.name, ""] == sum(seen.corrected_bits)
         assert told[catalog.LINE_RECEIVED.name, ""] == seen.observed_bits
         assert told[catalog.UNCORRECTED_SYMBOLS.name, ""] == seen.symbol_errors
         for priority, traffic in enumerate(by_priority(seen)):

@@ -8,7 +8,7 @@ from support.simulated import ALL_WAYS, SECONDS, STEP, Nvml, node, pairs
 
 from railscope.capture import Capture, CaptureTimeline
 from simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
-from simulator.gpu import NO_ERROR, ratio_word
+from simulator.gpu import NO_ERROR, encode_ratio
 
 ALL_LINKS = 0xFFFF_FFFF
 KIBIBYTE, MEBIBYTE = 1024, 1 << 20
@@ -122,7 +122,7 @@ def test_an_idle_node_moves_nothing_and_computes_nothing() -> None:
     [(0.0, NO_ERROR), (1e-12, 1 << 8 | 12), (4.4e-9, 4 << 8 | 9), (9.7e-3, 1 << 8 | 2), (1.0, 0x100)],
 )  # fmt: skip
 def test_bit_error_ratios_are_written_as_nvml_does(ratio: float, word: int) -> None:
-    assert ratio_word(ratio) == word
+    assert encode_ratio(ratio) == word
 
 
 # Models ---------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
         assert grown[f"astray_{way}_words"] in {0, grown[f"{way}_words"]}
     assert grown["notifications_sent"] <= grown["marked_packets"] <= grown["received_packets"]
     assert 0 <= cable.pcie_write_stall_percent <= 100
-    assert grown["mended_bits"] <= grown["observed_bits"]
+    assert grown["corrected_bits"] <= grown["observed_bits"]
     assert grown["symbol_errors"] >= grown["broken_blocks"] >= grown["checksum_errors"]
 
 

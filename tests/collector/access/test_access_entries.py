@@ -124,7 +124,9 @@ def test_a_tenant_pages_through_its_own_entries(
         own = [n for n, whose in enumerate(tenants) if tenant in (None, whose) and n >= first]
         found, at = [], first
         while at is not None:
-            page = entries.page(EntrySelection(at, most, tenant, of_tenant_only=tenant is not None))
+            page = entries.select(
+                EntrySelection(at, most, tenant, of_tenant_only=tenant is not None)
+            )
             assert len(page["entries"]) <= most
             found += check(page)
             at = page["next"]
@@ -140,9 +142,9 @@ def test_an_index_that_is_ahead_shows_only_what_its_checkpoint_covers(tmp_path: 
         SignedEntries(tmp_path, KEY.public),
         EntrySelection(250, 100, "vision", of_tenant_only=True),
     )
-    assert check(entries.page(wanted)) == list(range(250, 258))
+    assert check(entries.select(wanted)) == list(range(250, 258))
     file.write_bytes(before)
-    assert check(entries.page(wanted)) == list(range(250, 256))
+    assert check(entries.select(wanted)) == list(range(250, 256))
 
 
 def test_a_reference_that_could_name_somebody_is_withheld_from_a_tenant(tmp_path: Path) -> None:
@@ -151,14 +153,14 @@ def test_a_reference_that_could_name_somebody_is_withheld_from_a_tenant(tmp_path
     closed = draft({"tenant": "vision", "number": 1}, references=("frame/n1/1", claim))
     log_of(tmp_path, [open_, closed])
     entries = SignedEntries(tmp_path, KEY.public)
-    own = entries.page(EntrySelection(0, 100, "vision", of_tenant_only=True))
+    own = entries.select(EntrySelection(0, 100, "vision", of_tenant_only=True))
     assert check(own) == [0, 1]
     shown = msgspec.json.encode(own)
     assert claim.encode() not in shown
     assert own["entries"][1]["withheld"] == ["ref"]
     assert base64.b64encode(claim.encode())[:-4] not in shown
     assert entries.proof(1, "vision") is None
-    assert claim.encode() in msgspec.json.encode(entries.page(EntrySelection(0, 100, "vision")))
+    assert claim.encode() in msgspec.json.encode(entries.select(EntrySelection(0, 100, "vision")))
 
 
 @given(names, st.text(min_size=1, max_size=5))
@@ -195,13 +197,13 @@ async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path)
     await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
     entries = SignedEntries(tmp_path, KEY.public, max_read=10, indexed_at_once=7)
     with pytest.raises(IndexBehindError, match="50 records are not indexed yet"):
-        entries.page(EntrySelection(0, 100, "vision"))
-    assert len(check(entries.page(EntrySelection(0, 100)))) == 60, "who reads all needs no index"
+        entries.select(EntrySelection(0, 100, "vision"))
+    assert len(check(entries.select(EntrySelection(0, 100)))) == 60, "who reads all needs no index"
     task = asyncio.create_task(entries.run())
     async with asyncio.timeout(20):
         while True:
             try:
-                page = entries.page(EntrySelection(0, 100, "vision"))
+                page = entries.select(EntrySelection(0, 100, "vision"))
                 break
             except IndexBehindError:
                 await asyncio.sleep(0.01)
@@ -212,11 +214,11 @@ async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path)
 def test_before_the_first_checkpoint_and_with_a_broken_one(tmp_path: Path) -> None:
     entries = SignedEntries(tmp_path, KEY.public)
     with pytest.raises(FileNotFoundError):
-        entries.page(EntrySelection())
+        entries.select(EntrySelection())
     log_of(tmp_path, [of("vision", 0)])
     (tmp_path / "checkpoint").write_text("nonsense")
     with pytest.raises(ValueError, match="no"):
-        entries.page(EntrySelection())
+        entries.select(EntrySelection())
 
 
 def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) -> None:
