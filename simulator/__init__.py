@@ -17,9 +17,9 @@
 All output follows from the spec and its seed: no clock is read.
 """
 
-from simulator.device_models import MODELS, NICS, SHORT_NAMES, find_model
+from simulator.device_models import MODELS, SHORT_NAMES, find_model
 from simulator.simulation import about, moments, simulate
-from simulator.spec import MODES, SCENARIOS, SCHEDULERS, NodeSpec
+from simulator.spec import MODES, NICS, SCENARIOS, SCHEDULERS, NodeSpec
 from simulator.tree import write_tree
 
 __all__ = [

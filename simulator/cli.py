@@ -6,7 +6,9 @@ on a node that is simulated in real time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -19,33 +21,19 @@ from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, about, find_model, moments
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _choice(name: str, default: str, text: str) -> Callable[[_Command], _Command]:
+    return click.option(name, default=default, show_default=True, help=text)
+
 
 @click.command()
-@click.option("--scenario", default="training", show_default=True, help="Scenario to simulate.")
-@click.option(
-    "--model",
-    default="h100",
-    show_default=True,
-    help="GPU model: v100, t4, a100, l40s, h100, h200, b200, gb200.",
-)
-@click.option(
-    "--mode",
-    default="whole",
-    show_default=True,
-    help="GPU sharing mode: whole, mig, mps, time_slicing, vgpu, passthrough.",
-)
-@click.option(
-    "--nic",
-    default="cx7",
-    show_default=True,
-    help="NIC model: cx7, bnxt, irdma, mixed.",
-)
-@click.option(
-    "--scheduler",
-    default="none",
-    show_default=True,
-    help="Scheduler that assigns the GPUs: none, kubernetes, slurm.",
-)
+@_choice("--scenario", "training", "Scenario to simulate.")
+@_choice("--model", "h100", "GPU model: v100, t4, a100, l40s, h100, h200, b200, gb200.")
+@_choice("--mode", "whole", "GPU sharing mode: whole, mig, mps, time_slicing, vgpu, passthrough.")
+@_choice("--nic", "cx7", "NIC model: cx7, bnxt, irdma, mixed.")
+@_choice("--scheduler", "none", "Scheduler that assigns the GPUs: none, kubernetes, slurm.")
 @click.option(
     "--unclaimed", is_flag=True, help="Include one process that uses a GPU without a claim."
 )
@@ -64,40 +52,19 @@ from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, r
     help="Seconds between two samples; 0.1 shows bursts.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--node", default="gpu-node-0", show_default=True, help="Name of the node.")
+@_choice("--node", "gpu-node-0", "Name of the node.")
 @click.argument("directory", type=click.Path(path_type=Path))
-def simulate(  # noqa: PLR0913 - one for each option
-    *,
-    scenario: str,
-    model: str,
-    mode: str,
-    nic: str,
-    scheduler: str,
-    unclaimed: bool,
-    seconds: int,
-    step_seconds: float,
-    seed: int,
-    node: str,
-    directory: Path,
+def simulate(
+    *, model: str, seconds: int, step_seconds: float, directory: Path, **choices: Any
 ) -> None:
     """Write a capture of a simulated GPU node, with 8 GPUs (4 with gb200) and a rail each, to DIRECTORY."""
     try:
         found = find_model(model)
-        spec = NodeSpec(
-            node=node,
-            seed=seed,
-            gpus=found.per_node,
-            model=found.name,
-            scenario=scenario,
-            mode=mode,
-            nic=nic,
-            scheduler=scheduler,
-            unclaimed=unclaimed,
-        )
+        spec = NodeSpec(gpus=found.per_node, model=found.name, **choices)
         write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{directory}: {seconds} s of {node}, {SCENARIOS[scenario]}")
+    click.echo(f"{directory}: {seconds} s of {spec.node}, {SCENARIOS[spec.scenario]}")
 
 
 class SimulatedHost(RecordedHost):

@@ -77,6 +77,13 @@ class GpuConditions:
 class Scenario:
     """A healthy training job; base class of all other scenarios."""
 
+    hangs_job = False
+    """True if the other ranks wait for the struck device forever, from the onset on."""
+    gpu_from_onset = GpuConditions()
+    """Conditions of the struck GPU from the onset on."""
+    port_from_onset = PortConditions()
+    """Conditions of the struck port from the onset on."""
+
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         self.spec = spec
         self.onset_ns = duration_ns // 2
@@ -85,8 +92,7 @@ class Scenario:
 
     def job(self, span: TimeSpan) -> JobConditions:
         """Return the job's conditions."""
-        del span
-        return JobConditions()
+        return JobConditions(hung=self.hangs_job and span.end_ns > self.onset_ns)
 
     def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
         """Return the conditions of the port of a rail, or of a storage port."""
@@ -98,13 +104,11 @@ class Scenario:
 
     def struck_port(self, span: TimeSpan) -> PortConditions:
         """Return the conditions of the port that the fault strikes."""
-        del span
-        return PortConditions()
+        return self.port_from_onset if self.onset_ns <= span.end_ns else PortConditions()
 
     def struck_gpu(self, span: TimeSpan) -> GpuConditions:
         """Return the conditions of the GPU that the fault strikes."""
-        del span
-        return GpuConditions()
+        return self.gpu_from_onset if self.onset_ns <= span.end_ns else GpuConditions()
 
     def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link of a port is down."""

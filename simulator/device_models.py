@@ -5,10 +5,8 @@ The models are data: data/gpu_models.toml and data/nic_models.toml.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import convert
@@ -245,16 +243,6 @@ _NIC_MODELS = read_table("nic_models", dict[str, NicModel])
 CONNECTX7, THOR2, E810 = (_NIC_MODELS[name] for name in ("cx7", "bnxt", "irdma"))
 
 _MIXED_RAILS = 4
-
-NICS: Mapping[str, str] = MappingProxyType(
-    {
-        "cx7": "NVIDIA ConnectX-7 of 400 Gb/s (mlx5).",
-        "bnxt": "Broadcom BCM57608 of 400 Gb/s (bnxt_en, bnxt_re).",
-        "irdma": "Intel E810 of 100 Gb/s (ice, irdma).",
-        "mixed": "ConnectX-7 on the first four rails, BCM57608 on the others.",
-    }
-)
-"""NICs by name: description in one sentence."""
 
 
 def nic_of(nic: str, rail: int | None) -> NicModel:

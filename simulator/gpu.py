@@ -33,7 +33,6 @@ _OCCUPANCY, _TENSOR, _INTEGER, _FP32, _FP16 = 0.31, 0.62, 0.24, 0.21, 0.09
 _DRAM = 0.85
 """Memory that is in use all the time moves this share of its peak bandwidth."""
 
-_NS_PER_US = 1000
 _USUAL = JobDemand(present=1.0, occupied=1.0, activity=0.6, memory_activity=0.4)
 
 
@@ -92,7 +91,7 @@ class SmCycles:
         self, span: TimeSpan, megahertz: int, multiprocessors: int, seen: ActivityShares
     ) -> None:
         """Count cycles for a span at one clock."""
-        elapsed = megahertz * multiprocessors * span.length_ns // _NS_PER_US
+        elapsed = megahertz * multiprocessors * span.length_ns // NS_PER_US
         self.elapsed += elapsed
         for pipe in fields(self)[1:]:
             counted = getattr(self, pipe.name) + round(elapsed * getattr(seen, pipe.name))

@@ -31,8 +31,6 @@ from simulator.node_hardware import ETHERNET, KERNEL, LOOPBACK, MANAGEMENT_ADDRE
 from simulator.node_model import InterfaceTraffic, NodeModel
 from simulator.spec import MAX_GPUS, NodeSpec
 
-MANAGEMENT_MAC = "52:54:00:12:34:56"
-MANAGEMENT_MTU_BYTES, LOOPBACK_MTU_BYTES = 1500, 65536
 _COPPER_METRES = 2
 
 
@@ -46,6 +44,9 @@ class InterfaceTables:
     link_modes: dict[str, dict[str, list[Json]]]
     transceivers: dict[str, dict[str, dict[str, Json]]]
     transceiver_thresholds: dict[str, Json]
+    files: dict[str, dict[str, Json]]
+    link: dict[str, Json]
+    links: dict[str, dict[str, Json]]
 
 
 INTERFACES = read_table("interfaces", InterfaceTables)
@@ -60,16 +61,8 @@ def show_interfaces(model: NodeModel, into: CaptureMoment) -> None:
         port = cable.port
         found = ethtool_statistics(cable)
         _show_files(into, port.interface, _interface_files(cable), paths[port.pci_address])
-        into.calls[f"ethtool.driver({port.interface})"] = {
-            "driver": port.nic.driver,
-            "version": KERNEL,
-            "firmware": port.nic.interface_firmware,
-            "bus": port.pci_address,
-        }
-        into.calls[f"ethtool.statistics({port.interface})"] = {
-            "names": list(found),
-            "values": list(found.values()),
-        }
+        driver = (port.nic.driver, KERNEL, port.nic.interface_firmware, port.pci_address)
+        _show_ethtool(into, port.interface, driver, found)
     _show_management(into, model.server.traffic[ETHERNET], paths[MANAGEMENT_ADDRESS])
     _show_loopback(into)
 
@@ -96,49 +89,29 @@ def _show_files(into: CaptureMoment, interface: str, files: dict[str, Json], dev
     into.links[f"{directory}/device"] = device
 
 
+def _show_ethtool(
+    into: CaptureMoment, interface: str, driver: tuple[str, str, str, str], found: dict[str, int]
+) -> None:
+    """Add the driver (name, version, firmware and bus) of an interface, and its statistics."""
+    names = ("driver", "version", "firmware", "bus")
+    into.calls[f"ethtool.driver({interface})"] = dict(zip(names, driver, strict=True))
+    statistics = {"names": list(found), "values": list(found.values())}
+    into.calls[f"ethtool.statistics({interface})"] = statistics
+
+
 def _show_management(into: CaptureMoment, traffic: InterfaceTraffic, pci_path: str) -> None:
-    files = {
-        "speed": -1,
-        "carrier": 1,
-        "carrier_changes": 1,
-        "mtu": MANAGEMENT_MTU_BYTES,
-        "operstate": "up",
-        "address": MANAGEMENT_MAC,
-        "dev_port": 0,
+    _show_files(into, ETHERNET, INTERFACES.files[ETHERNET], f"{pci_path}/virtio0")
+    statistics = {
+        "rx_queue_0_packets": traffic.received_packets,
+        "rx_queue_0_bytes": traffic.received_bytes,
+        "tx_queue_0_packets": traffic.sent_packets,
+        "tx_queue_0_bytes": traffic.sent_bytes,
     }
-    _show_files(into, ETHERNET, files, f"{pci_path}/virtio0")
-    into.calls[f"ethtool.driver({ETHERNET})"] = {
-        "driver": "virtio_net",
-        "version": "1.0.0",
-        "firmware": "",
-        "bus": MANAGEMENT_ADDRESS,
-    }
-    into.calls[f"ethtool.statistics({ETHERNET})"] = {
-        "names": [
-            "rx_queue_0_packets",
-            "rx_queue_0_bytes",
-            "tx_queue_0_packets",
-            "tx_queue_0_bytes",
-        ],
-        "values": [
-            traffic.received_packets,
-            traffic.received_bytes,
-            traffic.sent_packets,
-            traffic.sent_bytes,
-        ],
-    }
+    _show_ethtool(into, ETHERNET, ("virtio_net", "1.0.0", "", MANAGEMENT_ADDRESS), statistics)
 
 
 def _show_loopback(into: CaptureMoment) -> None:
-    files = {
-        "speed": failure(OSError(errno.EINVAL, "")),
-        "carrier": 1,
-        "carrier_changes": 0,
-        "mtu": LOOPBACK_MTU_BYTES,
-        "operstate": "unknown",
-        "address": "00:00:00:00:00:00",
-        "dev_port": 0,
-    }
+    files = {"speed": failure(OSError(errno.EINVAL, "")), **INTERFACES.files[LOOPBACK]}
     _show_files(into, LOOPBACK, files, failure(OSError(errno.ENOENT, "")))
     for function in ("driver", "statistics"):
         into.calls[f"ethtool.{function}({LOOPBACK})"] = failure(OSError(errno.EOPNOTSUPP, ""))
@@ -151,11 +124,8 @@ def show_links(model: NodeModel, into: CaptureMoment) -> None:
     """Add all interfaces to a `CaptureMoment`."""
     traffic = network(model)
     interfaces = [
-        _link(1, LOOPBACK, traffic[LOOPBACK])
-        | {"mtu": LOOPBACK_MTU_BYTES, "address": "00:00:00:00:00:00"}
-        | {"operational_state": "unknown", "carrier_changes": 0, "carrier_up_count": 0},
-        _link(2, ETHERNET, traffic[ETHERNET])
-        | {"mtu": MANAGEMENT_MTU_BYTES, "address": MANAGEMENT_MAC},
+        _link(index, name, traffic[name]) | INTERFACES.links[name]
+        for index, name in enumerate((LOOPBACK, ETHERNET), 1)
     ]
     for place, cable in enumerate(model.cables):
         if cable.removed:
@@ -181,17 +151,7 @@ def _link(index: int, name: str, traffic: InterfaceTraffic) -> dict[str, Json]:
     return {
         "index": index,
         "name": name,
-        "kind": "",
-        "operational_state": "up",
-        "up": True,
-        "carrier": 1,
-        "mtu": 0,
-        "address": "",
-        "master": "",
-        "lower": "",
-        "carrier_changes": 1,
-        "carrier_up_count": 1,
-        "carrier_down_count": 0,
+        **INTERFACES.link,
         "statistics": dict.fromkeys(INTERFACES.link_statistics, 0)
         | {
             "rx_packets": traffic.received_packets,

@@ -15,13 +15,11 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 
+from simulator.data import read_table
 from simulator.device_models import CONNECTX7, GpuGeneration, GpuModel, NicModel, find_model, nic_of
-from simulator.spec import NodeSpec
+from simulator.spec import MAX_GPUS, NodeSpec
 
-NVIDIA, INTEL, SAMSUNG, BROADCOM, VIRTIO = 0x10DE, 0x8086, 0x144D, 0x1000, 0x1AF4
-CLASS_GPU, CLASS_ETHERNET, CLASS_INFINIBAND, CLASS_BRIDGE = 0x030200, 0x020000, 0x020700, 0x060400
-CLASS_OTHER_BRIDGE, CLASS_NVME = 0x068000, 0x010802
-NVSWITCH, ROOT_PORT, SWITCH, NVME, VIRTIO_NET = 0x22A3, 0x352A, 0xC030, 0xA824, 0x1000
+CLASS_ETHERNET, CLASS_INFINIBAND = 0x020000, 0x020700
 VFIO = "vfio-pci"
 """Driver that passes a device through to a virtual machine."""
 
@@ -38,12 +36,12 @@ _BRIDGES = ((2, "0000:2d:00.0"), (8, "0000:ae:00.0"), (12, "0000:e4:00.0"), (13,
 class SimulatedPciDevice:
     """A PCI device, a port of a switch, or a root port. Generation 0: no PCI Express link."""
 
-    path: str
-    vendor: int
-    device: int
-    pci_class: int
-    driver: str
-    numa_node: int
+    path: str = ""
+    numa_node: int = 0
+    vendor: int = 0
+    device: int = 0
+    pci_class: int = CLASS_ETHERNET
+    driver: str = ""
     generation: int = 5
     lanes: int = 16
 
@@ -58,6 +56,9 @@ class SimulatedPciDevice:
         return self.path.split("/")[-2]
 
 
+_KINDS = read_table("pci_devices", dict[str, SimulatedPciDevice])
+
+
 @dataclass(frozen=True, slots=True)
 class PciRail:
     """A GPU, its NIC, and all devices between them and the host bridge."""
@@ -66,26 +67,14 @@ class PciRail:
     nic: str
     devices: tuple[SimulatedPciDevice, ...]
 
-    def with_nic(self, nic: NicModel) -> PciRail:
-        """Return the same rail with a different NIC."""
-        return replace(
-            self,
-            devices=tuple(
-                _nic(device.path, device.numa_node, nic) if device.address == self.nic else device
-                for device in self.devices
-            ),
-        )
-
-    def handed_over(self) -> PciRail:
+    def passed_through(self) -> PciRail:
         """Return the same rail with GPU and NIC passed through to a virtual machine."""
         ends = {self.gpu, self.nic}
-        return replace(
-            self,
-            devices=tuple(
-                replace(device, driver=VFIO) if device.address in ends else device
-                for device in self.devices
-            ),
+        devices = (
+            replace(device, driver=VFIO) if device.address in ends else device
+            for device in self.devices
         )
+        return replace(self, devices=tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +91,18 @@ class PciLayout:
     bridges: tuple[tuple[int, str], ...] = ()
 
 
-def layout(model: GpuModel) -> PciLayout:
-    """Return the layout for GPUs of this model: a DGX H100's, or a tray with Grace processors."""
+def layout(model: GpuModel, nics: str) -> PciLayout:
+    """Return the layout for such GPUs and NICs: a DGX H100's, or a tray with Grace processors."""
+    make_rail, count = (_grace_rail, len(_GRACE_GPU_DOMAINS)) if model.grace else (_rail, MAX_GPUS)
+    rails = tuple(make_rail(index, model, nic_of(nics, index)) for index in range(count))
     if model.grace:
-        rails = tuple(_grace_rail(index, model) for index in range(len(_GRACE_GPU_DOMAINS)))
         return PciLayout(rails, (0, 1, 4, 5), ((2, "0006:01:00.0"), (6, "0016:01:00.0")))
-    rails = tuple(_rail(index, model) for index in range(len(_RAIL_BUSES)))
     storage = ((1, "0000:29:00.0"), (7, "0000:aa:00.0"))
     bridges = _BRIDGES if model.generation >= GpuGeneration.BLACKWELL else ()
     return PciLayout(rails, (0, 3, 4, 5, 6, 9, 10, 11), storage, bridges)
 
 
-def _rail(index: int, model: GpuModel) -> PciRail:
+def _rail(index: int, model: GpuModel, nic_model: NicModel) -> PciRail:
     nic_bus, numa = _RAIL_BUSES[index], index // GPUS_PER_NUMA_NODE
     root_bus, upper_bus, lower_bus = nic_bus - 3, nic_bus - 2, nic_bus - 1
     nic, gpu = f"0000:{nic_bus:02x}:00.0", f"0000:{nic_bus + _GPU_AFTER_NIC:02x}:00.0"
@@ -124,15 +113,15 @@ def _rail(index: int, model: GpuModel) -> PciRail:
         gpu,
         nic,
         (
-            _root_port(root, numa),
-            *(_switch_port(port, numa) for port in (upper, to_nic, to_gpu)),
-            _nic(f"{to_nic}/{nic}", numa, CONNECTX7),
+            _device("root_port", root, numa),
+            *(_device("switch_port", port, numa) for port in (upper, to_nic, to_gpu)),
+            _nic_device(f"{to_nic}/{nic}", numa, nic_model),
             _gpu_device(f"{to_gpu}/{gpu}", numa, model),
         ),
     )
 
 
-def _grace_rail(index: int, model: GpuModel) -> PciRail:
+def _grace_rail(index: int, model: GpuModel, nic_model: NicModel) -> PciRail:
     """Return a rail of a GB200 tray: its PCI domains, with the bus and port numbers of its NICs."""
     numa = index // GRACE_GPUS_PER_NUMA_NODE
     gpu_domain, nic_domain = (
@@ -147,9 +136,9 @@ def _grace_rail(index: int, model: GpuModel) -> PciRail:
         gpu,
         nic,
         (
-            *(_root_port(port, numa) for port in (gpu_root, nic_root)),
-            *(_switch_port(port, numa) for port in (upper, lower)),
-            _nic(f"{lower}/{nic}", numa, CONNECTX7),
+            *(_device("root_port", port, numa) for port in (gpu_root, nic_root)),
+            *(_device("switch_port", port, numa) for port in (upper, lower)),
+            _nic_device(f"{lower}/{nic}", numa, nic_model),
             _gpu_device(f"{gpu_root}/{gpu}", numa, model),
         ),
     )
@@ -162,25 +151,22 @@ def other_devices(
     devices = []
     for numa, address in enumerate(storage):
         root = _own_root(address)
-        devices += [_root_port(root, numa), _nic(f"{root}/{address}", numa, nic)]
+        devices += [
+            _device("root_port", root, numa),
+            _nic_device(f"{root}/{address}", numa, nic),
+        ]
     for place, address in enumerate(bridges):
         root, numa = _own_root(address), place * 2 // len(bridges)
-        bridge = _nic(f"{root}/{address}", numa, CONNECTX7)
-        devices += [_root_port(root, numa), replace(bridge, pci_class=CLASS_INFINIBAND)]
+        bridge = _nic_device(f"{root}/{address}", numa, CONNECTX7)
+        devices += [
+            _device("root_port", root, numa),
+            replace(bridge, pci_class=CLASS_INFINIBAND),
+        ]
     root = "/sys/devices/pci0000:22/0000:22:01.0"
     devices += [
-        _root_port(root, 0),
-        SimulatedPciDevice(f"{root}/0000:23:00.0", SAMSUNG, NVME, CLASS_NVME, "nvme", 0, 4, 4),
-        SimulatedPciDevice(
-            f"/sys/devices/pci0000:00/{MANAGEMENT_ADDRESS}",
-            VIRTIO,
-            VIRTIO_NET,
-            CLASS_ETHERNET,
-            "virtio-pci",
-            0,
-            0,
-            0,
-        ),
+        _device("root_port", root),
+        _device("nvme", f"{root}/0000:23:00.0"),
+        _device("management", f"/sys/devices/pci0000:00/{MANAGEMENT_ADDRESS}"),
     ]
     return devices + (_nvswitches(nvswitches) if nvswitches else [])
 
@@ -195,51 +181,28 @@ def _own_root(address: str) -> str:
 def _nvswitches(count: int) -> list[SimulatedPciDevice]:
     root = "/sys/devices/pci0000:00/0000:00:01.0"
     upper = f"{root}/0000:03:00.0"
-    devices = [_root_port(root, 0), _switch_port(upper, 0)]
+    devices = [_device("root_port", root), _device("switch_port", upper)]
     for place in range(count):
         lower = f"{upper}/0000:04:{place:02x}.0"
-        devices += [
-            _switch_port(lower, 0),
-            SimulatedPciDevice(
-                f"{lower}/0000:{5 + place:02x}:00.0",
-                NVIDIA,
-                NVSWITCH,
-                CLASS_OTHER_BRIDGE,
-                "nvidia-nvswitch",
-                0,
-                2,
-                2,
-            ),
-        ]
+        nvswitch = f"{lower}/0000:{5 + place:02x}:00.0"
+        devices += [_device("switch_port", lower), _device("nvswitch", nvswitch)]
     return devices
 
 
-def _root_port(path: str, numa: int) -> SimulatedPciDevice:
-    return SimulatedPciDevice(path, INTEL, ROOT_PORT, CLASS_BRIDGE, "pcieport", numa)
-
-
-def _switch_port(path: str, numa: int) -> SimulatedPciDevice:
-    return SimulatedPciDevice(path, BROADCOM, SWITCH, CLASS_BRIDGE, "pcieport", numa)
-
-
-def _nic(path: str, numa: int, nic: NicModel) -> SimulatedPciDevice:
-    return SimulatedPciDevice(
-        path,
-        nic.pci_vendor,
-        nic.pci_device,
-        CLASS_ETHERNET,
-        nic.driver,
-        numa,
-        nic.pcie_generation,
-        nic.pcie_lanes,
-    )
+def _device(kind: str, path: str, numa: int = 0) -> SimulatedPciDevice:
+    return replace(_KINDS[kind], path=path, numa_node=numa)
 
 
 def _gpu_device(path: str, numa: int, model: GpuModel) -> SimulatedPciDevice:
     device = model.pci_device >> 16
+    return replace(_device("gpu", path, numa), device=device, generation=model.pcie_generation)
+
+
+def _nic_device(path: str, numa: int, nic: NicModel) -> SimulatedPciDevice:
     return SimulatedPciDevice(
-        path, NVIDIA, device, CLASS_GPU, "nvidia", numa, model.pcie_generation
-    )
+        path, numa, nic.pci_vendor, nic.pci_device, driver=nic.driver,
+        generation=nic.pcie_generation, lanes=nic.pcie_lanes,
+    )  # fmt: skip
 
 
 KERNEL = "5.15.0-1063-nvidia"
@@ -311,17 +274,13 @@ def build_node_hardware(spec: NodeSpec) -> NodeHardware:
     """Create a node's components. Raises ValueError for an impossible configuration."""
     model = find_model(spec.model)
     _check(spec, model)
-    server = layout(model)
-    rails = [
-        rail.with_nic(nic_of(spec.nic, index))
-        for index, rail in enumerate(server.rails[: spec.gpus])
-    ]
-    own = rails[: spec.own_gpus]
-    handed_over = [rail.handed_over() for rail in rails[spec.own_gpus :]]
+    server = layout(model, spec.nic)
+    own = server.rails[: spec.own_gpus]
+    passed_through = [rail.passed_through() for rail in server.rails[spec.own_gpus : spec.gpus]]
     storage = [address for _, address in server.storage]
     bridges = tuple(_bridge(spec, number, address) for number, address in server.bridges)
     nvswitches = model.nvlink.nvswitches if model.nvlink else 0
-    tree = [device for rail in own + handed_over for device in rail.devices]
+    tree = [device for rail in (*own, *passed_through) for device in rail.devices]
     tree += other_devices(
         storage,
         nic_of(spec.nic, None),

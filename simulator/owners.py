@@ -8,7 +8,6 @@ without using it.
 
 from __future__ import annotations
 
-import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from railscope.capture import CaptureMoment, Json
 from simulator.gpu import GpuState
 from simulator.node_model import NodeModel
+from simulator.spec import NS_PER_SECOND, NodeSpec
 from simulator.workload import MPS_SERVER, GpuTenant
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -26,7 +26,7 @@ _SCOPE = f"{_SLICE}/slurmstepd.scope"
 _LOGS = "/var/log/pods"
 _SESSION = "/user.slice/user-1000.slice/session-7.scope"
 _TEAMS = ("team-red", "team-blue")
-_TICKS_PER_SECOND, _NS_PER_SECOND = 100, 1_000_000_000
+_TICKS_PER_SECOND = 100
 _JOB_AGE_SECONDS = 3600
 
 
@@ -49,116 +49,107 @@ class SimulatedPod:
         return f"/kubepods.slice/{_QUALITY}/{name}/cri-containerd-{container}.scope"
 
 
-class SimulatedOwners:
-    """Owners of the GPUs as shown by kubelet, Slurm and kernel."""
+def show_owners(model: NodeModel, into: CaptureMoment) -> None:
+    """Add the owners to a `CaptureMoment`; nothing without a scheduler."""
+    scheduler = model.spec.scheduler
+    if scheduler == "kubernetes":
+        _show_pods(model, into)
+    elif scheduler == "slurm":
+        _show_job(model, into)
 
-    def __init__(self, model: NodeModel) -> None:
-        spec = model.spec
-        self._job = spec.shared_stream("slurm").randrange(10_000, 90_000)
-        self._dice_name = f"{spec.seed}/{spec.node}/pod"
 
-    def show(self, model: NodeModel, into: CaptureMoment) -> None:
-        """Add the owners to a `CaptureMoment`; nothing without a scheduler."""
-        scheduler = model.spec.scheduler
-        if scheduler == "kubernetes":
-            self._show_pods(model, into)
-        elif scheduler == "slurm":
-            self._show_job(model, into)
-
-    # Kubernetes ----------------------------------------------------------------------------------
-
-    def _show_pods(self, model: NodeModel, into: CaptureMoment) -> None:
-        pods = list(self._pods(model))
-        into.calls[f"kubelet.List({KUBELET})"] = [_listed(pod) for pod in pods]
-        into.calls[f"kubelet.GetAllocatableResources({KUBELET})"] = [_allocatable(model)]
-        into.names[_LOGS] = sorted(f"{pod.namespace}_{pod.name}_{pod.uid}" for pod in pods)
-        into.names[_PODS] = [_QUALITY]
-        into.names[f"{_PODS}/{_QUALITY}"] = sorted(pod.group.split("/")[3] for pod in pods)
-        groups = {pid: pod.group for pod in pods for pid in pod.pids}
-        for gpu in model.gpus:
-            for tenant in gpu.sharing.present:
-                default = "/system.slice/nvidia-mps.service"
-                group = groups.get(tenant.pid, default if tenant.name == MPS_SERVER else _SESSION)
-                _show_process(model, into, tenant, group)
-
-    def _pods(self, model: NodeModel) -> Iterator[SimulatedPod]:
-        """Yield the running pods; the unclaimed process is in none."""
-        whole: SimulatedPod | None = None
-        for gpu in model.gpus:
-            sharing = gpu.sharing
-            cut = {device.uuid: device for device in sharing.mig_devices}
-            shared = sharing.mode in {"mps", "time_slicing"}
-            place = 0
-            for tenant in sharing.present:
-                if tenant.name == MPS_SERVER or _is_unclaimed(model, gpu, tenant):
-                    continue
-                if not cut and not shared:
-                    whole = whole or self._pod("train-0", "research", "nvidia.com/gpu")
-                    whole.devices.append(gpu.identity.uuid)
-                    whole.pids.append(tenant.pid)
-                    continue
-                if tenant.mig:
-                    resource, device = f"nvidia.com/mig-{tenant.mig.profile.name}", tenant.mig.uuid
-                    place = tenant.mig.index
-                else:
-                    resource, device = "nvidia.com/gpu.shared", f"{gpu.identity.uuid}::{place}"
-                name = f"infer-{gpu.identity.index}-{place}"
-                pod = self._pod(name, _TEAMS[place % len(_TEAMS)], resource)
-                pod.devices.append(device)
-                pod.pids.append(tenant.pid)
-                place += 1
-                yield pod
-            if cut:
-                last = sharing.mig_devices[-1]
-                resource = f"nvidia.com/mig-{last.profile.name}"
-                notebook = self._pod(f"notebook-{gpu.identity.index}", "research", resource)
-                notebook.devices.append(last.uuid)
-                yield notebook
-        if whole:
-            yield whole
-
-    def _pod(self, name: str, namespace: str, resource: str) -> SimulatedPod:
-        dice = random.Random(f"{self._dice_name}/{namespace}/{name}")  # noqa: S311 - repeatable
-        return SimulatedPod(
-            name, namespace, str(uuid.UUID(int=dice.getrandbits(128), version=4)), resource
-        )
-
-    # Slurm ---------------------------------------------------------------------------------------
-
-    def _show_job(self, model: NodeModel, into: CaptureMoment) -> None:
-        """Add one job that has all GPUs of the node, with one task per process."""
-        directory = f"job_{self._job}"
-        mine = [
-            (gpu, tenant)
-            for gpu in model.gpus
-            for tenant in gpu.sharing.present
-            if not _is_unclaimed(model, gpu, tenant)
-        ]
-        into.names[_SLICE] = ["cron.service", "slurmd.service", "slurmstepd.scope"]
-        into.names[_SCOPE] = [directory, "system"] if mine else ["system"]
-        for gpu in model.gpus:
-            for tenant in gpu.sharing.present:
-                if _is_unclaimed(model, gpu, tenant):
-                    _show_process(model, into, tenant, _SESSION)
-        if not mine:
-            return
-        step = f"{_SCOPE}/{directory}/step_0"
-        into.names[f"{_SCOPE}/{directory}"] = ["step_0"]
-        into.names[step] = ["slurm", "user"]
-        into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(mine)))
-        environment = {
-            "SLURM_JOB_ID": str(self._job),
-            "SLURM_JOB_ACCOUNT": "research",
-            "SLURM_JOB_USER": "eva",
-            "SLURM_JOB_GPUS": ",".join(str(gpu.identity.index) for gpu in model.gpus),
-        }
-        if devices := [device.uuid for gpu in model.gpus for device in gpu.sharing.mig_devices]:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        for task, (_, tenant) in enumerate(mine):
-            group = f"/system.slice/slurmstepd.scope/{directory}/step_0/user/task_{task}"
-            into.files[f"{_GROUPS}{group}/cgroup.procs"] = f"{tenant.pid}\n"
-            into.calls[f"owner.environ({tenant.pid})"] = environment
+def _show_pods(model: NodeModel, into: CaptureMoment) -> None:
+    pods = list(_pods(model))
+    into.calls[f"kubelet.List({KUBELET})"] = [_listed(pod) for pod in pods]
+    into.calls[f"kubelet.GetAllocatableResources({KUBELET})"] = [_allocatable(model)]
+    into.names[_LOGS] = sorted(f"{pod.namespace}_{pod.name}_{pod.uid}" for pod in pods)
+    into.names[_PODS] = [_QUALITY]
+    into.names[f"{_PODS}/{_QUALITY}"] = sorted(pod.group.split("/")[3] for pod in pods)
+    groups = {pid: pod.group for pod in pods for pid in pod.pids}
+    for gpu in model.gpus:
+        for tenant in gpu.sharing.present:
+            default = "/system.slice/nvidia-mps.service"
+            group = groups.get(tenant.pid, default if tenant.name == MPS_SERVER else _SESSION)
             _show_process(model, into, tenant, group)
+
+
+def _pods(model: NodeModel) -> Iterator[SimulatedPod]:
+    """Yield the running pods; the unclaimed process is in none."""
+    whole: SimulatedPod | None = None
+    for gpu in model.gpus:
+        sharing = gpu.sharing
+        cut = {device.uuid: device for device in sharing.mig_devices}
+        shared = sharing.mode in {"mps", "time_slicing"}
+        place = 0
+        for tenant in sharing.present:
+            if tenant.name == MPS_SERVER or _is_unclaimed(model, gpu, tenant):
+                continue
+            if not cut and not shared:
+                whole = whole or _pod(model.spec, "train-0", "research", "nvidia.com/gpu")
+                whole.devices.append(gpu.identity.uuid)
+                whole.pids.append(tenant.pid)
+                continue
+            if tenant.mig:
+                resource, device = f"nvidia.com/mig-{tenant.mig.profile.name}", tenant.mig.uuid
+                place = tenant.mig.index
+            else:
+                resource, device = "nvidia.com/gpu.shared", f"{gpu.identity.uuid}::{place}"
+            name = f"infer-{gpu.identity.index}-{place}"
+            pod = _pod(model.spec, name, _TEAMS[place % len(_TEAMS)], resource)
+            pod.devices.append(device)
+            pod.pids.append(tenant.pid)
+            place += 1
+            yield pod
+        if cut:
+            last = sharing.mig_devices[-1]
+            resource = f"nvidia.com/mig-{last.profile.name}"
+            notebook = _pod(model.spec, f"notebook-{gpu.identity.index}", "research", resource)
+            notebook.devices.append(last.uuid)
+            yield notebook
+    if whole:
+        yield whole
+
+
+def _pod(spec: NodeSpec, name: str, namespace: str, resource: str) -> SimulatedPod:
+    number = spec.stream(f"pod/{namespace}/{name}").getrandbits(128)
+    return SimulatedPod(name, namespace, str(uuid.UUID(int=number, version=4)), resource)
+
+
+def _show_job(model: NodeModel, into: CaptureMoment) -> None:
+    """Add one job that has all GPUs of the node, with one task per process."""
+    number = model.spec.shared_stream("slurm").randrange(10_000, 90_000)
+    directory = f"job_{number}"
+    mine = [
+        (gpu, tenant)
+        for gpu in model.gpus
+        for tenant in gpu.sharing.present
+        if not _is_unclaimed(model, gpu, tenant)
+    ]
+    into.names[_SLICE] = ["cron.service", "slurmd.service", "slurmstepd.scope"]
+    into.names[_SCOPE] = [directory, "system"] if mine else ["system"]
+    for gpu in model.gpus:
+        for tenant in gpu.sharing.present:
+            if _is_unclaimed(model, gpu, tenant):
+                _show_process(model, into, tenant, _SESSION)
+    if not mine:
+        return
+    step = f"{_SCOPE}/{directory}/step_0"
+    into.names[f"{_SCOPE}/{directory}"] = ["step_0"]
+    into.names[step] = ["slurm", "user"]
+    into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(mine)))
+    environment = {
+        "SLURM_JOB_ID": str(number),
+        "SLURM_JOB_ACCOUNT": "research",
+        "SLURM_JOB_USER": "eva",
+        "SLURM_JOB_GPUS": ",".join(str(gpu.identity.index) for gpu in model.gpus),
+    }
+    if devices := [device.uuid for gpu in model.gpus for device in gpu.sharing.mig_devices]:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    for task, (_, tenant) in enumerate(mine):
+        group = f"/system.slice/slurmstepd.scope/{directory}/step_0/user/task_{task}"
+        into.files[f"{_GROUPS}{group}/cgroup.procs"] = f"{tenant.pid}\n"
+        into.calls[f"owner.environ({tenant.pid})"] = environment
+        _show_process(model, into, tenant, group)
 
 
 def _is_unclaimed(model: NodeModel, gpu: GpuState, tenant: GpuTenant) -> bool:
@@ -168,7 +159,7 @@ def _is_unclaimed(model: NodeModel, gpu: GpuState, tenant: GpuTenant) -> bool:
 
 def _show_process(model: NodeModel, into: CaptureMoment, tenant: GpuTenant, group: str) -> None:
     """Add the kernel's files of a process that was started one hour ago."""
-    started = model.spec.started_boot_ns // _NS_PER_SECOND - _JOB_AGE_SECONDS
+    started = model.spec.started_boot_ns // NS_PER_SECOND - _JOB_AGE_SECONDS
     ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
     behind = " ".join(["R", *["0"] * 18, str(ticks)])
     into.files[f"/proc/{tenant.pid}/stat"] = f"{tenant.pid} ({tenant.name}) {behind} 0\n"
@@ -186,7 +177,7 @@ def _allocatable(model: NodeModel) -> Json:
     ids: list[str] = []
     for gpu in model.gpus:
         sharing = gpu.sharing
-        clients = [tenant for tenant in sharing.all_ever if tenant.name != MPS_SERVER]
+        clients = [tenant for tenant in sharing.tenants if tenant.name != MPS_SERVER]
         if sharing.mode in {"mps", "time_slicing"}:
             ids += [f"{gpu.identity.uuid}::{place}" for place in range(len(clients))]
         else:

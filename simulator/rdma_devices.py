@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator.device_models import CONNECTX7, LANES
+from simulator.device_models import CONNECTX7, LANES, NicModel
 from simulator.driver_counters import RDMA, counters, hw_counters, optional_counters
 from simulator.fabric import Cable
-from simulator.node_hardware import NvSwitchFunction
+from simulator.node_hardware import NvSwitchFunction, SimulatedPort
 from simulator.node_model import NodeModel
 
 ROOT = "/sys/class/infiniband"
@@ -64,20 +64,29 @@ def _show_counters(
 
 def _device_files(cable: Cable) -> dict[str, str]:
     port, nic = cable.port, cable.port.nic
-    lane = port.gigabits // LANES
-    rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[lane]})"
+    rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[port.gigabits // LANES]})"
+    state = ("4: ACTIVE", "5: LinkUp", rate) if cable.up else ("1: DOWN", "3: Disabled", DOWN_RATE)
+    board = {"board_id": nic.board_id} if nic.board_id else {}
+    return _files(port, nic, board, (*state, "Ethernet"))
+
+
+def _files(
+    device: SimulatedPort | NvSwitchFunction,
+    nic: NicModel,
+    board: dict[str, str],
+    state: tuple[str, str, str, str],
+) -> dict[str, str]:
+    """Return the files of a device; the state of its port is logical, physical, rate, link layer."""
+    names = ("state", "phys_state", "rate", "link_layer")
     return {
         "fw_ver": nic.firmware,
-        **({"board_id": nic.board_id} if nic.board_id else {}),
+        **board,
         "hca_type": nic.hca_type,
-        "node_guid": port.guid,
-        "sys_image_guid": port.guid,
+        "node_guid": device.guid,
+        "sys_image_guid": device.guid,
         "node_type": "1: CA",
-        "node_desc": port.rdma_device,
-        "ports/1/state": "4: ACTIVE" if cable.up else "1: DOWN",
-        "ports/1/phys_state": "5: LinkUp" if cable.up else "3: Disabled",
-        "ports/1/rate": rate if cable.up else DOWN_RATE,
-        "ports/1/link_layer": "Ethernet",
+        "node_desc": device.rdma_device,
+        **{f"ports/1/{name}": text for name, text in zip(names, state, strict=True)},
     }
 
 
@@ -103,23 +112,9 @@ def _show_bridge(into: CaptureMoment, bridge: NvSwitchFunction, path: Json) -> N
     directory = f"{ROOT}/{bridge.rdma_device}"
     into.links[f"{directory}/device"] = path
     into.names[f"{directory}/device/net"] = failure(OSError(errno.ENOENT, ""))
-    _show_files(
-        into,
-        directory,
-        {
-            "fw_ver": CONNECTX7.firmware,
-            "board_id": "MT_0000001130",
-            "hca_type": CONNECTX7.hca_type,
-            "node_guid": bridge.guid,
-            "sys_image_guid": bridge.guid,
-            "node_type": "1: CA",
-            "node_desc": bridge.rdma_device,
-            "ports/1/state": "4: ACTIVE",
-            "ports/1/phys_state": "5: LinkUp",
-            "ports/1/rate": "400 Gb/sec (4X NDR)",
-            "ports/1/link_layer": "InfiniBand",
-        },
-    )
+    state = ("4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)", "InfiniBand")
+    files = _files(bridge, CONNECTX7, {"board_id": "MT_0000001130"}, state)
+    _show_files(into, directory, files)
     _show_counters(into, directory, "counters", RDMA.counters.zeros)
     _show_counters(into, directory, "hw_counters", {"lifespan": 10})
     into.calls[f"netlink.rdma_statistics({bridge.rdma_device},1)"] = {}

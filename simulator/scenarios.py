@@ -28,37 +28,22 @@ class ThermalThrottling(conditions.Scenario):
 class Xid79(conditions.Scenario):
     """A GPU falls off the bus, which stops the job."""
 
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Hung: the other ranks wait for the lost one."""
-        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
-
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
-        """Lost."""
-        return conditions.GpuConditions(lost=self.onset_ns <= span.end_ns)
+    hangs_job, gpu_from_onset = True, conditions.GpuConditions(lost=True)
 
 
 class GpuHung(conditions.Scenario):
-    """The firmware of a GPU stops responding to the driver, and the job waits."""
+    """The firmware of a GPU stops responding to the driver, and the job waits.
 
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Hung: the other ranks wait for the struck one."""
-        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
+    Every call runs into its timeout.
+    """
 
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
-        """Every call runs into its timeout."""
-        return conditions.GpuConditions(hung=self.onset_ns <= span.end_ns)
+    hangs_job, gpu_from_onset = True, conditions.GpuConditions(hung=True)
 
 
 class DriverStuck(conditions.Scenario):
     """A driver thread holds the lock of a GPU permanently: calls for this GPU never return."""
 
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Hung: the other ranks wait for the struck one."""
-        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
-
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
-        """No call returns."""
-        return conditions.GpuConditions(stuck=self.onset_ns <= span.end_ns)
+    hangs_job, gpu_from_onset = True, conditions.GpuConditions(stuck=True)
 
 
 class RowRemap(conditions.Scenario):
@@ -195,13 +180,7 @@ class OpticsFading(conditions.Scenario):
 class NicLost(conditions.Scenario):
     """A NIC disappears from the bus; the other ranks wait for its data."""
 
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Hung from the onset on."""
-        return conditions.JobConditions(hung=span.end_ns > self.onset_ns)
-
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
-        """Removed from the onset on."""
-        return conditions.PortConditions(removed=self.onset_ns <= span.end_ns)
+    hangs_job, port_from_onset = True, conditions.PortConditions(removed=True)
 
 
 class PcieDegraded(conditions.Scenario):
@@ -363,21 +342,13 @@ class PfcVictim(conditions.SlowedExchange):
         return conditions.PortConditions(paused=span.share_after(self.onset_ns) * self.paused)
 
 
-class LinkFlap(conditions.Scenario):
+class LinkFlap(LinkOutages):
     """The link of one rail is down for some seconds; the job waits for it."""
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
         length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), duration_ns // 4)
-        self.outage = TimeSpan(self.onset_ns, self.onset_ns + length_ns)
-
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Nothing is exchanged during the outage."""
-        return conditions.JobConditions(exchange_pace=1.0 - span.share_in(self.outage))
-
-    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
-        """Return the spans in which the link is down."""
-        return (self.outage,) if rail == self.spec.struck else ()
+        self.outages = (TimeSpan(self.onset_ns, self.onset_ns + length_ns),)
 
 
 class LinkDown(LinkOutages):

@@ -163,7 +163,7 @@ class NodeInterfaces:
             host_files.show_pci_devices,
             show_directories,
             host_files.show_host,
-            owners.SimulatedOwners(model).show,
+            owners.show_owners,
             kernel_log.SimulatedKernelLog(model).show,
             NicRemoval().show,
         )

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 import random
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from simulator.device_models import NICS
+from simulator.data import read_table
 
 
 class SimulatorError(Exception):
@@ -24,58 +22,11 @@ class SimulatorError(Exception):
 MAX_GPUS = 8
 STRUCK = 3
 
-SCENARIOS: Mapping[str, str] = MappingProxyType(
-    {
-        "idle": "No job: GPUs at idle clocks, nothing on the rails.",
-        "training": "A healthy synchronous training job on all GPUs, with checkpoints.",
-        "incast": "From half time on, too many senders at one rail: ECN marks, CNPs sent, no pause.",
-        "pause_storm": "From half time on, one rail's NIC sends pause permanently; storm events.",
-        "slow_receiver": "From half time on, one rail's NIC waits for PCIe and pauses the switch.",
-        "stalled_receiver": "The same, so bad that pause takes a large share of the port's time.",
-        "pfc_victim": "From half time on, the switch pauses one rail's NIC for others' congestion.",
-        "thermal": "From half time on, one GPU is badly cooled and throttles; the job waits for it.",
-        "xid79": "At half time one GPU falls off the bus; the job hangs.",
-        "row_remap": "At half time a GPU marks a memory row for remapping, pending until a reset.",
-        "link_down": "From half time on, one rail's link is down; the job waits for it.",
-        "link_flap": "At half time one rail's link goes down and comes up again.",
-        "flapping": "From half time on, one rail's link goes down and comes up again and again.",
-        "speed_down": "At half time one rail's cable fails: errors, then a link of half the speed.",
-        "optics": "From half time on, one rail's optics lose power, until errors are uncorrectable.",
-        "nic_lost": "At half time one rail's NIC vanishes from the bus; the job hangs.",
-        "pcie_degraded": "At half time one rail's NIC loses half its PCIe bandwidth.",
-        "settings_drift": "At half time rails lose settings: PFC, ECN, DSCP trust and MTU in turn.",
-        "counter_reset": "At half time the drivers are reloaded: counters restart at zero.",
-        "nvlink_errors": "From half time on, one NVLink of a GPU has errors and retransmits.",
-        "ecc_uncorrected": "At half time a GPU has an uncorrectable memory error; the job ends.",
-        "gpu_hung": "From half time on, one GPU's firmware does not answer; the job hangs.",
-        "driver_stuck": "From half time on, no call about one GPU returns; the job hangs.",
-        "unclaimed": "From half time on, a process uses one GPU without a claim.",
-        "nvml_denied": "NVML denies the agent activity of GPUs and errors of their on-chip memory.",
-    }
+_CHOICES = read_table("choices", dict[str, dict[str, str]])
+"""Allowed values of fields of a specification, with the meaning of each in one sentence."""
+SCENARIOS, MODES, SCHEDULERS, NICS = (
+    _CHOICES[name] for name in ("scenario", "mode", "scheduler", "nic")
 )
-"""Scenarios by name: description in one sentence."""
-
-MODES: Mapping[str, str] = MappingProxyType(
-    {
-        "whole": "Each GPU belongs to one process of the job.",
-        "mig": "Each GPU is partitioned into MIG instances, each with its own process or idle.",
-        "mps": "The clients of an MPS server share each GPU.",
-        "time_slicing": "Two processes take turns on each GPU.",
-        "vgpu": "A hypervisor has the GPUs; virtual machines have virtual GPUs on them.",
-        "passthrough": "The second half of the GPUs is passed through to virtual machines.",
-    }
-)
-"""Modes of GPU sharing by name: users of the GPUs, in one sentence."""
-
-
-SCHEDULERS: Mapping[str, str] = MappingProxyType(
-    {
-        "none": "No scheduler; GPUs are not assigned.",
-        "kubernetes": "Processes belong to pods, to which the kubelet assigned devices.",
-        "slurm": "Processes are the tasks of one Slurm job, which has all GPUs of the node.",
-    }
-)
-"""Schedulers of the GPUs by name, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +55,11 @@ class NodeSpec:
         if not 1 <= self.gpus <= MAX_GPUS:
             message = f"invalid number of GPUs: {self.gpus}: expected 1 to {MAX_GPUS}"
             raise ValueError(message)
-        if self.scenario not in SCENARIOS:
-            message = f"unknown scenario: {self.scenario!r}: expected one of {', '.join(SCENARIOS)}"
-            raise ValueError(message)
-        if self.mode not in MODES:
-            message = f"unknown mode: {self.mode!r}: expected one of {', '.join(MODES)}"
-            raise ValueError(message)
-        if self.scheduler not in SCHEDULERS:
-            known = ", ".join(SCHEDULERS)
-            message = f"unknown scheduler: {self.scheduler!r}: expected one of {known}"
-            raise ValueError(message)
-        if self.nic not in NICS:
-            message = f"unknown NIC: {self.nic!r}: expected one of {', '.join(NICS)}"
-            raise ValueError(message)
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                kind = "NIC" if name == "nic" else name
+                message = f"unknown {kind}: {value!r}: expected one of {', '.join(choices)}"
+                raise ValueError(message)
 
     @property
     def own_gpus(self) -> int:

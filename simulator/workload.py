@@ -195,24 +195,20 @@ class GpuTenant:
 
 
 class GpuSharing:
-    """The tenants of one GPU, and those present after the last span."""
+    """All tenants of one GPU, and those present after the last span."""
 
     def __init__(self, spec: NodeSpec, model: GpuModel, index: int) -> None:
         self.mode = spec.mode
         self.mig_devices = _mig_devices_of(spec, model, index) if spec.mode == "mig" else ()
         first_pid = spec.stream("processes").randrange(20_000, 50_000)
         pids = iter(range(first_pid + 1 + index * _PIDS_PER_GPU, 1 << 22))
-        part = _TenantInputs(model, spec.stream(f"gpu {index} tenants"), pids, first_pid)
-        self._tenants = tuple(_TENANTS[spec.mode](part, self.mig_devices))
-        self._compute = sum(tenant.compute * tenant.load for tenant in self._tenants)
-        self._memory = sum(tenant.memory * tenant.load for tenant in self._tenants)
-        self.present = tuple(tenant for tenant in self._tenants if tenant.stays)
+        dice = spec.stream(f"gpu {index} tenants")
+        inputs = _TenantInputs(model, dice, pids, first_pid, self.mig_devices)
+        self.tenants = tuple(_TENANTS[spec.mode](inputs))
+        self._compute = sum(tenant.compute * tenant.load for tenant in self.tenants)
+        self._memory = sum(tenant.memory * tenant.load for tenant in self.tenants)
+        self.present = tuple(tenant for tenant in self.tenants if tenant.stays)
         self._demand = JobDemand()
-
-    @property
-    def all_ever(self) -> tuple[GpuTenant, ...]:
-        """Every tenant, present or not."""
-        return self._tenants
 
     @property
     def used_bytes(self) -> int:
@@ -246,9 +242,9 @@ class GpuSharing:
         """Apply the job's demand to the tenants; return the resulting demand on the GPU."""
         self._demand = demand
         if demand.resident:
-            self.present = self._tenants
+            self.present = self.tenants
         else:
-            self.present = tuple(tenant for tenant in self._tenants if tenant.stays)
+            self.present = tuple(tenant for tenant in self.tenants if tenant.stays)
         if self.mode in ALONE:
             return demand
         # Virtual machines use time slices in turn: unused time of a slice is idle.
@@ -269,6 +265,7 @@ class _TenantInputs:
     dice: random.Random
     pids: Iterator[int]
     server_pid: int
+    mig_devices: tuple[SimulatedMigDevice, ...]
 
     @property
     def available_bytes(self) -> int:
@@ -286,59 +283,55 @@ class _TenantInputs:
         return GpuTenant(next(self.pids), JOB, share, share, 1.0, held)
 
 
-def _whole(part: _TenantInputs, _: tuple[SimulatedMigDevice, ...]) -> Iterator[GpuTenant]:
-    yield part.process(1, 0.85, 0.89)
+def _whole(inputs: _TenantInputs) -> Iterator[GpuTenant]:
+    yield inputs.process(1, 0.85, 0.89)
 
 
-def _time_slices(part: _TenantInputs, _: tuple[SimulatedMigDevice, ...]) -> Iterator[GpuTenant]:
-    for _number in range(2):
-        yield part.process(2, 0.5, 0.8)
+def _time_slices(inputs: _TenantInputs) -> Iterator[GpuTenant]:
+    for _ in range(2):
+        yield inputs.process(2, 0.5, 0.8)
 
 
-def _mps_clients(part: _TenantInputs, _: tuple[SimulatedMigDevice, ...]) -> Iterator[GpuTenant]:
-    yield GpuTenant(part.server_pid, MPS_SERVER, 0.0, 0.0, 0.0, _SERVER_BYTES)
-    for _number in range(_CLIENTS):
-        yield replace(part.process(_CLIENTS, 0.5, 0.8), mps_client=True)
+def _mps_clients(inputs: _TenantInputs) -> Iterator[GpuTenant]:
+    yield GpuTenant(inputs.server_pid, MPS_SERVER, 0.0, 0.0, 0.0, _SERVER_BYTES)
+    for _ in range(_CLIENTS):
+        yield replace(inputs.process(_CLIENTS, 0.5, 0.8), mps_client=True)
 
 
-def _instances(part: _TenantInputs, devices: tuple[SimulatedMigDevice, ...]) -> Iterator[GpuTenant]:
+def _instances(inputs: _TenantInputs) -> Iterator[GpuTenant]:
     """Yield a process on each MIG device except the last, which is free."""
-    for device in devices[:-1]:
+    for device in inputs.mig_devices[:-1]:
         yield GpuTenant(
-            next(part.pids),
+            next(inputs.pids),
             JOB,
-            compute=device.profile.multiprocessors / part.model.multiprocessors,
-            memory=device.memory_bytes / part.available_bytes,
-            load=part.dice.uniform(0.4, 1.0),
-            held_bytes=part.held(device.memory_bytes - device.overhead_bytes, 0.3, 0.9),
+            compute=device.profile.multiprocessors / inputs.model.multiprocessors,
+            memory=device.memory_bytes / inputs.available_bytes,
+            load=inputs.dice.uniform(0.4, 1.0),
+            held_bytes=inputs.held(device.memory_bytes - device.overhead_bytes, 0.3, 0.9),
             mig=device,
         )
 
 
-def _virtual_machines(
-    part: _TenantInputs, _: tuple[SimulatedMigDevice, ...]
-) -> Iterator[GpuTenant]:
-    kind = part.model.vgpu_type
+def _virtual_machines(inputs: _TenantInputs) -> Iterator[GpuTenant]:
+    kind = inputs.model.vgpu_type
     if kind is None:
         return
-    for _number in range(_VIRTUAL_MACHINES):
-        pid, used = next(part.pids), part.held(kind.frame_buffer_bytes, 0.3, 0.9)
-        guest = SimulatedVgpu(_FIRST_VGPU + pid, _uuid(part.dice), _uuid(part.dice), kind, used)
+    for _ in range(_VIRTUAL_MACHINES):
+        pid, used = next(inputs.pids), inputs.held(kind.frame_buffer_bytes, 0.3, 0.9)
+        guest = SimulatedVgpu(_FIRST_VGPU + pid, _uuid(inputs.dice), _uuid(inputs.dice), kind, used)
         yield GpuTenant(
             pid,
             VGPU_MANAGER,
             compute=1.0 / _VIRTUAL_MACHINES,
-            memory=kind.frame_buffer_bytes / part.available_bytes,
-            load=part.dice.uniform(0.2, 0.9),
+            memory=kind.frame_buffer_bytes / inputs.available_bytes,
+            load=inputs.dice.uniform(0.2, 0.9),
             held_bytes=kind.frame_buffer_bytes,
             vgpu=guest,
             stays=True,
         )
 
 
-_TENANTS: dict[
-    str, Callable[[_TenantInputs, tuple[SimulatedMigDevice, ...]], Iterator[GpuTenant]]
-] = {
+_TENANTS: dict[str, Callable[[_TenantInputs], Iterator[GpuTenant]]] = {
     "whole": _whole,
     "passthrough": _whole,
     "mps": _mps_clients,

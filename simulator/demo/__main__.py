@@ -14,15 +14,15 @@ from pathlib import Path
 import click
 
 from railscope.durable_files import lock_directory
-from simulator.demo.child import end_with_parent
+from simulator.demo import child
 from simulator.demo.cluster import DemoCluster
 from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
 from simulator.demo.process import ProgramError
 from simulator.demo.report import DemoScreen, verdict
 from simulator.demo.watchers import Watchers, WatchersError
+from simulator.spec import NS_PER_SECOND
 
 REFRESH_SECONDS = 2.0
-_NS_PER_SECOND = 1_000_000_000
 _SCHEDULERS = {
     "gpu-node-1": "slurm",
     "gpu-node-2": "kubernetes",
@@ -56,7 +56,7 @@ def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
     """
     if end_with_parent:
-        _end_with_parent()
+        child.end_with_parent(os.getppid())
     try:
         with _locked(directory):
             cluster = DemoCluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
@@ -65,10 +65,6 @@ def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
     except (WatchersError, ProgramError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0 if good else 1)
-
-
-def _end_with_parent() -> None:
-    end_with_parent(os.getppid())
 
 
 @contextmanager
@@ -164,7 +160,7 @@ class DemoRun:
     def _elapsed(self) -> float:
         """Return seconds since the simulated nodes began, by the clock that they follow."""
         started_ns = next(iter(self._cluster.nodes.values())).started_boot_ns
-        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / _NS_PER_SECOND
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / NS_PER_SECOND
 
     async def _follow_faults(self, record: FaultRecord) -> None:
         """Announce and record each fault when it begins and when it ends."""

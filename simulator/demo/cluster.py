@@ -124,17 +124,8 @@ class DemoCluster:
         }
         self._collector = Program(
             _COLLECTOR,
-            [
-                "collector",
-                "run",
-                "--listen",
-                self._free_address(_COLLECTOR),
-                "--state-directory",
-                "collector",
-                "--tokens-file",
-                "tokens.toml",
-                "--allow-anonymous-read",
-            ],
+            f"collector run --listen {self._free_address(_COLLECTOR)} --state-directory collector"
+            " --tokens-file tokens.toml --allow-anonymous-read".split(),
             environment,
         )
         self._agents: dict[str, Program] = {}
@@ -178,14 +169,8 @@ class DemoCluster:
             }
         arguments = [
             *(["simulate-agent", str(self._file_of(name))] if is_simulated else ["agent", "run"]),
-            "--node",
-            name,
-            "--listen",
-            address,
-            "--collector",
-            self._url,
-            "--state-directory",
-            f"agent-{name}",
+            *f"--node {name} --listen {address} --collector {self._url}".split(),
+            *("--state-directory", f"agent-{name}"),
         ]
         self._agents[name] = Program(f"agent of {name}", arguments, environment)
         await self._agents[name].start(self.directory)

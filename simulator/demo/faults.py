@@ -21,9 +21,9 @@ from typing import NamedTuple
 from simulator.data import read_table
 from simulator.live import FaultOccurrence, LiveNode, PlannedFault
 from simulator.node_hardware import build_node_hardware
+from simulator.spec import NS_PER_SECOND
 
 ROUND_SECONDS = 1140.0
-_NS_PER_SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class FaultRecord:
 
     def time_of(self, seconds: float) -> str:
         """Format a time since the demo began as RFC 3339."""
-        wall = self._started_wall_ns / _NS_PER_SECOND + seconds
+        wall = self._started_wall_ns / NS_PER_SECOND + seconds
         return dt.datetime.fromtimestamp(wall, dt.UTC).isoformat(timespec="milliseconds")
 
     def _write(self, change: FaultChange, struck: FaultTarget, end: str | None) -> None:

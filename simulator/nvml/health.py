@@ -61,8 +61,7 @@ def add_health(gpu: GpuState, into: NvmlResults) -> None:
     if model.has_recovery_action:
         into.field(230, gpu.recovery_action)
     if repairs and can_remap:
-        into.field(301, rows[0])
-        into.field(302, rows[1])
+        into.fields(dict(enumerate(rows, 301)))
     _add_memory_errors(gpu, into)
     _add_pcie_errors(gpu, into)
 
@@ -100,12 +99,9 @@ def _add_memory_errors(gpu: GpuState, into: NvmlResults) -> None:
 
 
 def _add_pcie_errors(gpu: GpuState, into: NvmlResults) -> None:
-    into.field(94, gpu.pcie_replays)
-    into.field(95, 0)
-    into.field(169, 0)
+    into.fields({94: gpu.pcie_replays, 95: 0, 169: 0})
     if gpu.model.driver_branch >= _PCIE_ERRORS_SINCE:
-        for number in _PCIE_ERRORS:
-            into.field(number, 0)
+        into.fields(dict.fromkeys(_PCIE_ERRORS, 0))
 
 
 _ACTIVE, _LEADS_TO_GPU, _LEADS_TO_SWITCH = 1, 0, 2
@@ -135,21 +131,19 @@ def add_links(parts: NodeHardware, gpu: GpuState, into: NvmlResults) -> None:
     into.field(91, len(links.links))
     for number, link in enumerate(links.links):
         _add_link_end(parts, gpu, number, into)
+        fields: dict[int, int] = {}
         if generation > GpuGeneration.VOLTA:
-            into.field(f"165:{number}", _ACTIVE)
-            into.field(f"164:{number}", links.model.raw_megabytes)
+            fields |= {165: _ACTIVE, 164: links.model.raw_megabytes}
         if generation >= GpuGeneration.HOPPER:
-            into.field(f"167:{number}", 0)  # at full speed: the links of a job are never idle
+            fields[167] = 0  # at full speed: the links of a job are never idle
         carried = (link.transmitted_kibibytes, link.received_kibibytes)
-        for entry, kibibytes in enumerate((*carried, *map(links.raw, carried)), 138):
-            into.field(f"{entry}:{number}", kibibytes)
+        fields |= enumerate((*carried, *map(links.raw, carried)), 138)
         if generation >= GpuGeneration.BLACKWELL:
-            _add_packets(number, link, into)
-            _add_signal(number, links, link, into)
+            fields |= _packets(link) | _signal(links, link)
         elif generation >= GpuGeneration.HOPPER:
-            for entry, count in ((161, link.errors), (162, link.errors // 8), (163, link.errors)):
-                into.field(f"{entry}:{number}", count)
-        else:
+            fields |= {161: link.errors, 162: link.errors // 8, 163: link.errors}
+        into.fields(fields, number)
+        if generation < GpuGeneration.HOPPER:
             _add_error_fields(number, generation, link, into)
 
 
@@ -180,28 +174,30 @@ def _add_error_fields(
         into.field(first + number % _RUN_LENGTH, counts.get(kind, 0))
 
 
-def _add_packets(number: int, link: NvLinkState, into: NvmlResults) -> None:
-    into.field(f"201:{number}", link.transmitted_kibibytes * _PACKETS_PER_KIBIBYTE)
-    into.field(f"203:{number}", link.received_kibibytes * _PACKETS_PER_KIBIBYTE)
-    for entry in _ZERO_PACKET_ERRORS:
-        into.field(f"{entry}:{number}", 0)
-    into.field(f"208:{number}", link.errors // 16)
-    into.field(f"211:{number}", link.errors // 16)
-    into.field(f"213:{number}", link.errors // 32)
-    into.field(f"214:{number}", 0)
+def _packets(link: NvLinkState) -> dict[int, int]:
+    return {
+        201: link.transmitted_kibibytes * _PACKETS_PER_KIBIBYTE,
+        203: link.received_kibibytes * _PACKETS_PER_KIBIBYTE,
+        **dict.fromkeys(_ZERO_PACKET_ERRORS, 0),
+        208: link.errors // 16,
+        211: link.errors // 16,
+        213: link.errors // 32,
+        214: 0,
+    }
 
 
-def _add_signal(number: int, links: GpuNvLinks, link: NvLinkState, into: NvmlResults) -> None:
-    """Add signal values: symbols are the corrected errors, effective errors the uncorrected ones."""
+def _signal(links: GpuNvLinks, link: NvLinkState) -> dict[int, int]:
+    """Return signal values: symbols are the corrected errors, effective errors the uncorrected ones."""
     raw = links.raw_errors(link)
-    into.field(f"219:{number}", link.errors // 2)
-    into.field(f"220:{number}", links.error_ratio(link.recent_errors // 2))
-    into.field(f"221:{number}", link.errors)
-    into.field(f"222:{number}", links.error_ratio(link.recent_errors))
-    into.field(f"289:{number}", raw // 2)
-    into.field(f"290:{number}", raw - raw // 2)
-    into.field(f"293:{number}", links.raw_ratio(link))
-    for symbols in range(16):
-        into.field(f"{235 + symbols}:{number}", links.codewords(link, symbols))
-    into.field(f"294:{number}", 16 * link.transmitted_kibibytes)
-    into.field(f"295:{number}", 2 * link.errors)
+    return {
+        219: link.errors // 2,
+        220: links.error_ratio(link.recent_errors // 2),
+        221: link.errors,
+        222: links.error_ratio(link.recent_errors),
+        289: raw // 2,
+        290: raw - raw // 2,
+        293: links.raw_ratio(link),
+        **{235 + symbols: links.codewords(link, symbols) for symbols in range(16)},
+        294: 16 * link.transmitted_kibibytes,
+        295: 2 * link.errors,
+    }

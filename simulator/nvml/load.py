@@ -5,6 +5,7 @@ GPM metrics of a GPU or of a MIG device are averages over the last span, and cyc
 
 from __future__ import annotations
 
+from railscope.capture import Json
 from simulator.device_models import GpuGeneration
 from simulator.gpu import ActivityShares, GpuState, SmCycles, activity_shares
 from simulator.nvml.results import ALL_LINKS, FUNCTION_NOT_FOUND, NvmlResults, supported_if
@@ -66,16 +67,7 @@ def add_load(gpu: GpuState, into: NvmlResults) -> None:
 
 def _add_memory_and_clocks(gpu: GpuState, into: NvmlResults) -> None:
     model, silicon, used = gpu.model, gpu.silicon, gpu.sharing.used_bytes
-    into.call(
-        "MemoryInfo",
-        {
-            "version": _MEMORY_V2,
-            "total": model.memory_bytes,
-            "reserved": model.reserved_bytes,
-            "free": model.memory_bytes - model.reserved_bytes - used,
-            "used": used,
-        },
-    )
+    into.call("MemoryInfo", memory_info(model.memory_bytes, model.reserved_bytes, used))
     graphics, memory = silicon.clock_megahertz, model.memory_megahertz
     for kind, now in enumerate((graphics, graphics, memory, silicon.video_megahertz)):
         into.call("ClockInfo", now, kind)
@@ -84,33 +76,36 @@ def _add_memory_and_clocks(gpu: GpuState, into: NvmlResults) -> None:
         into.call("MaxClockInfo", limit, kind)
 
 
+def memory_info(total: int, reserved: int, used: int) -> Json:
+    """Return `nvmlMemory_v2_t` from bytes."""
+    free = total - reserved - used
+    sizes = {"total": total, "reserved": reserved, "free": free, "used": used}
+    return {"version": _MEMORY_V2, **sizes}
+
+
 def _add_throttling(gpu: GpuState, into: NvmlResults) -> None:
     throttled = gpu.silicon.throttled
-    into.field(74, throttled.power_cap_ns)
-    into.field(75, throttled.software_thermal_ns)
-    for quiet in range(76, 82):
-        into.field(quiet, 0)
-    places = [field for since, field in _HEAT_COUNTERS.items() if gpu.model.driver_branch >= since]
+    into.fields({74: throttled.power_cap_ns, 75: throttled.software_thermal_ns})
+    into.fields(dict.fromkeys(range(76, 82), 0))
+    starts = [field for since, field in _HEAT_COUNTERS.items() if gpu.model.driver_branch >= since]
     slowdowns = (throttled.software_thermal_ns, throttled.hardware_thermal_ns, 0)
-    if places:
-        for number, slowdown_ns in enumerate(slowdowns, places[-1]):
-            into.field(number, slowdown_ns)
+    if starts:
+        into.fields(dict(enumerate(slowdowns, starts[-1])))
 
 
 def _add_pcie_traffic(gpu: GpuState, into: NvmlResults) -> None:
     if gpu.model.driver_branch >= _BYTE_COUNTERS_SINCE:
-        into.field(197, gpu.bus.pcie_out.moved_bytes)
-        into.field(198, gpu.bus.pcie_in.moved_bytes)
+        into.fields({197: gpu.bus.pcie_out.moved_bytes, 198: gpu.bus.pcie_in.moved_bytes})
     if gpu.links is None:
         return
     links = gpu.links
     sent = sum(link.transmitted_kibibytes for link in links.links)
     received = sum(link.received_kibibytes for link in links.links)
-    for number, kibibytes in enumerate((sent, received, links.raw(sent), links.raw(received)), 138):
-        into.field(f"{number}:{ALL_LINKS}", kibibytes)
+    traffic = (sent, received, links.raw(sent), links.raw(received))
+    into.fields(dict(enumerate(traffic, 138)), ALL_LINKS)
 
 
-_MEBIBYTE, _KIBIBYTES = 1 << 20, 1024
+_MEBIBYTE, _KIBIBYTE = 1 << 20, 1024
 _DECODERS, _JPEG_DECODERS, _OPTICAL_FLOW = range(30, 37), range(40, 47), 50
 _IDLE_PIPES = (6, 8, 9, 11)
 """Idle pipes: tensor pipes for double precision (two variants) and integers; double precision."""
@@ -124,17 +119,18 @@ def add_gpm_metrics(gpu: GpuState, into: NvmlResults) -> None:
     if not gpu.model.has_gpm:
         return
     _add_pipes(gpu.activity, into)
-    for engine in (*_DECODERS, *_JPEG_DECODERS, _OPTICAL_FLOW):
-        into.metric(engine, 0.0)
+    into.metrics(dict.fromkeys((*_DECODERS, *_JPEG_DECODERS, _OPTICAL_FLOW), 0.0))
     bus = gpu.bus
     rates = {20: bus.pcie_out.bytes_per_second, 21: bus.pcie_in.bytes_per_second}
     if bus.grace:
         rates |= {100: bus.c2c_out.bytes_per_second, 101: bus.c2c_in.bytes_per_second}
-    for number, bytes_per_second in rates.items():
-        into.metric(number, round(bytes_per_second / _MEBIBYTE, 3))
     if gpu.links:
-        into.metric(60, round(gpu.links.receive_kibibytes_per_second / _KIBIBYTES, 3))
-        into.metric(61, round(gpu.links.transmit_kibibytes_per_second / _KIBIBYTES, 3))
+        received, sent = (
+            gpu.links.receive_kibibytes_per_second,
+            gpu.links.transmit_kibibytes_per_second,
+        )
+        rates |= {60: received * _KIBIBYTE, 61: sent * _KIBIBYTE}
+    into.metrics({number: round(rate / _MEBIBYTE, 3) for number, rate in rates.items()})
     if gpu.model.driver_branch >= _CYCLES_SINCE:
         _add_cycles(gpu.cycles, into)
 
@@ -158,8 +154,7 @@ def _add_pipes(seen: ActivityShares, into: NvmlResults) -> None:
         12: seen.fp32,
         13: seen.fp16,
     } | dict.fromkeys(_IDLE_PIPES, 0.0)
-    for number, share in sorted(shares.items()):
-        into.metric(number, round(100 * share, 4))
+    into.metrics({number: round(100 * share, 4) for number, share in sorted(shares.items())})
 
 
 def _add_cycles(cycles: SmCycles, into: NvmlResults) -> None:
@@ -172,5 +167,4 @@ def _add_cycles(cycles: SmCycles, into: NvmlResults) -> None:
         259: cycles.fp32,
         260: cycles.fp16,
     } | dict.fromkeys(_IDLE_CYCLES, 0)
-    for number, count in sorted(counts.items()):
-        into.metric(number, float(count))  # float, like all GPM metrics
+    into.metrics({number: float(count) for number, count in sorted(counts.items())})

@@ -6,6 +6,7 @@ Each event has a number, and the newest are repeated in every result.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from railscope.capture import CaptureMoment, Json, NvmlError, failure
 from simulator.kernel_log import driver_reports
@@ -44,9 +45,15 @@ class NvmlResults:
         """Add a field, or a field and its scope as "138:3"."""
         self.found[f"{FIELDS}({self.device},{entry})"] = [0, value]
 
-    def metric(self, number: int, value: float) -> None:
-        """Add a GPM metric."""
-        self.found[f"{GPM}({self.device},{number})"] = [0, value]
+    def fields(self, values: Mapping[int, int], scope: int | None = None) -> None:
+        """Add fields, all with the same scope."""
+        for number, value in values.items():
+            self.field(number if scope is None else f"{number}:{scope}", value)
+
+    def metrics(self, values: Mapping[int, float]) -> None:
+        """Add GPM metrics."""
+        for number, value in values.items():
+            self.found[f"{GPM}({self.device},{number})"] = [0, value]
 
 
 def supported_if(condition: object, answer: Json) -> Json:

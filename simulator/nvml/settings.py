@@ -182,17 +182,13 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
         ),
     )
     least, most = 1000 * model.min_limit_watts, model.power_limit_milliwatts
-    for number, milliwatts in ((187, least), (188, most), (189, most), (190, most), (192, most)):
-        into.field(number, milliwatts)
+    into.fields({187: least, 188: most, 189: most, 190: most, 192: most})
     if model.generation >= GpuGeneration.HOPPER:
         into.field(_PEAK_POWER, _ALL_OF_IT)
     if model.grace:
         into.field(170, _C2C_LINKS)
         for link in range(_C2C_LINKS):
-            into.field(f"171:{link}", 1)
-            into.field(f"172:{link}", _C2C_MEGABYTES)
-            for number in _C2C_ERRORS:
-                into.field(f"{number}:{link}", 0)
+            into.fields({171: 1, 172: _C2C_MEGABYTES, **dict.fromkeys(_C2C_ERRORS, 0)}, link)
 
 
 def _margins(limits: GpuTemperatureThresholds) -> tuple[int | None, ...]:

@@ -12,7 +12,6 @@ from simulator.workload import GpuTenant, SimulatedMigDevice, SimulatedVgpu
 
 _GONE = failure(OSError(errno.ENOENT, ""))
 _MAX_DEVICES = 7
-_MEMORY_V2 = 0x0200_0028
 _UUID_OF_MACHINE = 1
 
 
@@ -107,13 +106,7 @@ def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
     used = device.overhead_bytes + sum(tenant.held_bytes for tenant in tenants)
     into.calls(
         Name=f"{gpu.model.name} MIG {profile.name}",
-        MemoryInfo={
-            "version": _MEMORY_V2,
-            "total": device.memory_bytes,
-            "reserved": 0,
-            "free": device.memory_bytes - used,
-            "used": used,
-        },
+        MemoryInfo=load.memory_info(device.memory_bytes, 0, used),
         BAR1MemoryInfo=settings.bar1_of_instance(device),
         Attributes_v2={
             "multiprocessorCount": profile.multiprocessors,
@@ -136,6 +129,6 @@ def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
 def show_files(gpu: GpuState, into: CaptureMoment) -> None:
     """Add the names of the processes to a `CaptureMoment`."""
     present = set(gpu.sharing.present)
-    for tenant in gpu.sharing.all_ever:
+    for tenant in gpu.sharing.tenants:
         there = tenant in present
         into.files[f"/proc/{tenant.pid}/comm"] = f"{tenant.name}\n" if there else _GONE

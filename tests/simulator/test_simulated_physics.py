@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from simulator.conditions import JobConditions, PortConditions
-from simulator.device_models import LANES, NICS
+from simulator import NICS
+from simulator.device_models import LANES
 from simulator.fabric import TrafficDemand
 from simulator.node_model import MODES, NodeModel
 from simulator.port import USUAL, PortCounters, TrafficFlow
