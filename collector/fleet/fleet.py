@@ -1,15 +1,8 @@
 """The fleet: current state of all nodes, names of their devices, and their newest events.
 
-The fleet: the current state of all nodes as columns.
-
 Nodes of one layout share a sheet: one row per node, one column per reading. A frame updates a row
-by index; views compute on whole blocks of rows.
-
-All names of a GPU or a NIC of a node, from the current schemas of the node.
-
-The newest events of all nodes, within bounds that no node can use up for the others.
-
-Events with the node they happened on, and the frame that carried each.
+by index; views compute on whole blocks of rows. The newest events of all nodes are kept within
+bounds that no node can use up for the others.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -199,23 +192,35 @@ _MAX_KEYS = 2 * MAX_EVENTS
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
 
-class NodeEvent(Protocol):
-    """An event with its node."""
+class EventPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The frame that carried an event, the event's position in it, and its receipt."""
 
-    @property
-    def node(self) -> str:
-        """Return the node of the event."""
+    run: str
+    stream: str
+    sequence: int
+    index: int
+    """Among the events of its batch."""
+    received_ns: int
 
-    @property
-    def event(self) -> WireEvent:
-        """Return the event."""
+
+@dataclass(frozen=True, slots=True)
+class SeenEvent:
+    """An event with the node it happened on."""
+
+    node: str
+    boot_id: str
+    event: WireEvent
+    position: EventPosition | None = None
 
     @property
     def key(self) -> EventKey:
-        """Return the identity of the event."""
+        """Identity of the event, equal if it is received again."""
+        event = self.event
+        return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
 
-
-NodeEventT = TypeVar("NodeEventT", bound=NodeEvent)
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"node": self.node, **msgspec.to_builtins(self.event)}
 
 
 def characters_of(event: WireEvent) -> int:
@@ -231,16 +236,16 @@ class _NodeEvents:
 
 
 @dataclass(slots=True)
-class RecentEvents(Generic[NodeEventT]):
+class RecentEvents:
     """Recent events in the order of their arrival, without duplicates."""
 
-    _events: dict[int, NodeEventT] = field(default_factory=dict)
+    _events: dict[int, SeenEvent] = field(default_factory=dict)
     _nodes: dict[str, _NodeEvents] = field(default_factory=dict)
     _keys: dict[bytes, None] = field(default_factory=dict)
     _characters: int = 0
     _next: int = 0
 
-    def add(self, seen: NodeEventT) -> None:
+    def add(self, seen: SeenEvent) -> None:
         """Add an event unless it is a duplicate; above a bound drop the oldest of its node or of all."""
         key = blake2b(repr(seen.key).encode(errors="surrogatepass"), digest_size=16).digest()
         if key in self._keys:
@@ -272,44 +277,13 @@ class RecentEvents(Generic[NodeEventT]):
         if not node.order:
             del self._nodes[seen.node]
 
-    def __iter__(self) -> Iterator[NodeEventT]:
+    def __iter__(self) -> Iterator[SeenEvent]:
         """Iterate from the oldest to the newest."""
         return iter(list(self._events.values()))
 
     def __len__(self) -> int:
         """Return the number of events."""
         return len(self._events)
-
-
-class EventPosition(msgspec.Struct, frozen=True, array_like=True):
-    """The frame that carried an event, the event's position in it, and its receipt."""
-
-    run: str
-    stream: str
-    sequence: int
-    index: int
-    """Among the events of its batch."""
-    received_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class SeenEvent:
-    """An event with the node it happened on."""
-
-    node: str
-    boot_id: str
-    event: WireEvent
-    position: EventPosition | None = None
-
-    @property
-    def key(self) -> EventKey:
-        """Identity of the event, equal if it is received again."""
-        event = self.event
-        return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"node": self.node, **msgspec.to_builtins(self.event)}
 
 
 def events_of(record: FrameRecord, envelope: Envelope) -> Iterator[SeenEvent]:

@@ -1,11 +1,5 @@
 """Columns of a schema that jobs, metering and the inventory use, determined once per schema.
 
-Columns of a schema that are used for jobs, and the GPU or rail of each.
-
-Metering facts in the frames of a schema, determined once per schema.
-
-GPUs and RDMA ports in the newest frames of nodes, with the state of each.
-
 A device is present if a frame has a value of it. It is gone if its readings are gone (a GPU that
 NVML reports as lost), except for unsupported ones. Without any value for another reason it may be
 there or not. If a source has found no device on a node there are no frames of it; the state that
@@ -15,7 +9,7 @@ the agent reports for each source shows that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -34,13 +28,19 @@ from railscope.catalog.entities import GPU as GPU_ENTITY
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, Absent
-from railscope.wire import WireEntity, WireSchema, part_of_key, rails_of_entities
+from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 ColumnKey: TypeAlias = tuple[Metric, tuple[str, ...]]
 """A metric, and the part of the GPU or port that it describes: a clock, a priority."""
 
 _COMPARED = frozenset((each.metric, each.part) for each in STRAGGLER_MEASURES.values())
+
+
+def columns_of(wire: WireSchema) -> Iterator[tuple[int, WireGroup, int]]:
+    """Yield all columns of a schema: position, group, and position of the entity."""
+    members = ((group, member) for group in wire.groups for member in group.entities)
+    return ((column, group, member) for column, (group, member) in enumerate(members))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +77,23 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
     entity_rails = rails_of_entities(wire)
     owners: dict[ColumnOwner, int] = {}
     rows: list[tuple[int, ColumnKey, int, int]] = []
-    column = counters = -1
-    for group in wire.groups:
+    counters = -1
+    for column, group, member in columns_of(wire):
         metric = METRICS.get(group.metric)
         counts = metric is not None and metric.kind is MetricKind.COUNTER
-        for member in group.entities:
-            column += 1
-            counters += counts
-            entity = wire.entities[member]
-            if metric is None or entity.kind != metric.about.name:
-                continue
-            key = metric, part_of_key(entity)
-            if metric not in BY_JOB and key not in _COMPARED:
-                continue
-            is_gpu = KINDS[entity.kind].whole is GPU_ENTITY
-            owner = (
-                ColumnOwner(gpu=entity.key[0]) if is_gpu else ColumnOwner(rail=entity_rails[member])
-            )
-            if is_gpu or owner.rail != NO_RAIL:
-                number = owners.setdefault(owner, len(owners))
-                rows.append((column, key, number, counters if counts else -1))
+        counters += counts
+        entity = wire.entities[member]
+        if metric is None or entity.kind != metric.about.name:
+            continue
+        key = metric, part_of_key(entity)
+        if metric not in BY_JOB and key not in _COMPARED:
+            continue
+        is_gpu = KINDS[entity.kind].whole is GPU_ENTITY
+        rail = NO_RAIL if is_gpu else entity_rails[member]
+        if is_gpu or rail != NO_RAIL:
+            owner = ColumnOwner(entity.key[0] if is_gpu else "", rail)
+            number = owners.setdefault(owner, len(owners))
+            rows.append((column, key, number, counters if counts else -1))
     if not rows:
         return None
     columns, keys, owner_of, rates = zip(*rows, strict=True)
@@ -108,14 +105,13 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
 
 
 MIG_STREAM = "mig"
-_GPU, _MIG = "gpu", "mig"
-_RDMA_PORT, _NIC = "rdma_port", "nic"
+GPU, RDMA_PORT, _MIG, _NIC = "gpu", "rdma_port", "mig", "nic"
 _MEASURES = {
-    ("railscope_gpu_energy_joules_total", _GPU): CountedQuantity.ENERGY,
-    ("railscope_gpu_busy_seconds_total", _GPU): CountedQuantity.USED,
-    ("railscope_gpu_memory_used_byte_seconds_total", _GPU): CountedQuantity.MEMORY,
-    ("railscope_rdma_receive_bytes_total", _RDMA_PORT): CountedQuantity.RECEIVED,
-    ("railscope_rdma_transmit_bytes_total", _RDMA_PORT): CountedQuantity.TRANSMITTED,
+    ("railscope_gpu_energy_joules_total", GPU): CountedQuantity.ENERGY,
+    ("railscope_gpu_busy_seconds_total", GPU): CountedQuantity.USED,
+    ("railscope_gpu_memory_used_byte_seconds_total", GPU): CountedQuantity.MEMORY,
+    ("railscope_rdma_receive_bytes_total", RDMA_PORT): CountedQuantity.RECEIVED,
+    ("railscope_rdma_transmit_bytes_total", RDMA_PORT): CountedQuantity.TRANSMITTED,
     ("railscope_nic_receive_bytes_total", _NIC): CountedQuantity.RECEIVED,
     ("railscope_nic_transmit_bytes_total", _NIC): CountedQuantity.TRANSMITTED,
 }
@@ -160,25 +156,21 @@ def metered(wire: WireSchema) -> MeteredColumns:
     counters: list[CounterSubject] = []
     columns: list[int] = []
     entity_rails = rails_of_entities(wire)
-    column = -1
-    for group in wire.groups:
-        for member in group.entities:
-            column += 1
-            entity = wire.entities[member]
-            measure = _MEASURES.get((group.metric, entity.kind))
-            if measure is None:
-                continue
-            if entity.kind == _GPU:
-                counters.append(CounterSubject(measure, gpu=entity.key[0]))
-            elif entity_rails[member] != NO_RAIL:
-                port = "/".join(entity.key)
-                rdma = entity.kind == _RDMA_PORT
-                counters.append(CounterSubject(measure, "", entity_rails[member], port, rdma))
-            else:
-                continue
-            columns.append(column)
+    for column, group, member in columns_of(wire):
+        entity = wire.entities[member]
+        measure = _MEASURES.get((group.metric, entity.kind))
+        if measure is None:
+            continue
+        if entity.kind == GPU:
+            counters.append(CounterSubject(measure, gpu=entity.key[0]))
+        elif entity_rails[member] != NO_RAIL:
+            port, rdma = "/".join(entity.key), entity.kind == RDMA_PORT
+            counters.append(CounterSubject(measure, "", entity_rails[member], port, rdma))
+        else:
+            continue
+        columns.append(column)
     layouts = _layouts(wire) if wire.stream == MIG_STREAM else ()
-    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in wire.entities if e.kind == _GPU}
+    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in wire.entities if e.kind == GPU}
     return MeteredColumns(tuple(counters), np.array(columns, np.intp), layouts, skus)
 
 
@@ -198,7 +190,7 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ..
     reported: dict[str, dict[str, ReportedMigInstance]] = {}
     models: dict[str, str] = {}
     for entity in wire.entities:
-        if entity.kind == _GPU:
+        if entity.kind == GPU:
             found.setdefault(entity.key[0], {})
             models[entity.key[0]] = entity.facts.get("model", "")
         elif entity.kind == _MIG and entity.facts.get("gpu_instance", "").isdecimal():
@@ -280,7 +272,6 @@ def _memory_of(slices: int, gigabytes: int, model: str) -> int:
     return _USUAL_MEMORY_SLICES.get(slices, slices)
 
 
-GPU, RDMA_PORT = "gpu", "rdma_port"
 STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
 """The stream with the devices of each kind; the name of its source is the same."""
 AGENT_STREAM = "agent"
@@ -349,12 +340,9 @@ def find_device_columns(wire: WireSchema) -> ShownDeviceColumns:
 
 def _devices(wire: WireSchema, kind: str) -> DeviceColumns:
     columns: dict[int, list[int]] = {}
-    column = 0
-    for group in wire.groups:
-        for member in group.entities:
-            if wire.entities[member].kind == kind:
-                columns.setdefault(member, []).append(column)
-            column += 1
+    for column, _, member in columns_of(wire):
+        if wire.entities[member].kind == kind:
+            columns.setdefault(member, []).append(column)
     found = [("/".join(wire.entities[member].key), some) for member, some in columns.items()]
     sizes = [0, *(len(some) for _, some in found)]
     return DeviceColumns(
@@ -365,12 +353,10 @@ def _devices(wire: WireSchema, kind: str) -> DeviceColumns:
 
 
 def _states(wire: WireSchema) -> dict[str, int]:
-    found: dict[str, int] = {}
-    column = 0
-    for group in wire.groups:
-        for member in group.entities:
-            source = wire.entities[member].key[:1]
-            if group.metric == SOURCE_STATE.name and source and source[0] in STREAMS.values():
-                found[source[0]] = column
-            column += 1
-    return found
+    return {
+        source: column
+        for column, group, member in columns_of(wire)
+        if group.metric == SOURCE_STATE.name
+        for source in wire.entities[member].key[:1]
+        if source in STREAMS.values()
+    }

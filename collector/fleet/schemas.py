@@ -1,13 +1,9 @@
-"""Schemas and their layouts.
-
-Durable storage of schemas, with their layouts.
+"""Durable storage of schemas, with their layouts.
 
 A schema is stored before frames that refer to it are acknowledged, and released when neither the
 current state nor the part of the frame log that a restart reads refers to it: an agent that needs
 it again sends it again. The schemas of each node are bounded in number and size. Layouts are
 shared by all schemas of one shape, so that a thousand nodes of one build use one layout.
-
-Layouts: the shape that all nodes of one build share, prepared for vector operations.
 
 A layout is a schema without the names of its entities. Its columns are divided into cells: all
 columns of one metric, one part (a priority, a clock) and one rail (the rail of the GPU or NIC
@@ -32,6 +28,7 @@ from collector.fleet.schema_columns import (
     JobColumns,
     MeteredColumns,
     ShownDeviceColumns,
+    columns_of,
     find_device_columns,
     job_columns,
     metered,
@@ -327,8 +324,7 @@ def _gpus(wire: wire_format.WireSchema) -> tuple[SchemaGpu, ...]:
     if wire.stream != GPU_STREAM:
         return ()
     columns: dict[int, list[int]] = {}
-    members = (member for group in wire.groups for member in group.entities)
-    for column, member in enumerate(members):
+    for column, _, member in columns_of(wire):
         columns.setdefault(member, []).append(column)
     return tuple(
         SchemaGpu(

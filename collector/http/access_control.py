@@ -3,18 +3,11 @@
 401  no credential, or no valid one               429  too many of those from one address
 403  a credential without the required role       404, 405  only for authenticated requests
 
-Authentication of requests: from headers and certificate to a credential, or to a reason for
-denial.
+The application is built from the table of routes only, so there is no route without roles.
 
-The table of routes: path, method, permitted roles, and the part that a tenant may read.
-
-The application is built from this table only, so there is no route without roles.
-
-Limit on failed authentications per address.
-
-Only failures are limited: a request with a valid credential is served even from an address with
-many failures. The stored state is bounded; the address with the oldest last failure is dropped
-first.
+Only failed authentications are limited: a request with a valid credential is served even from an
+address with many failures. The stored state is bounded; the address with the oldest last failure is
+dropped first.
 """
 
 from __future__ import annotations
@@ -34,7 +27,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_urldispatcher import AbstractRoute
 
-from collector.access import credentials as certificate, credentials as credential_types
+from collector.access import credentials as access
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
 from railscope.server_connections import source_of
@@ -53,10 +46,10 @@ EXPIRED, REVOKED = "expired", "revoked"
 class AuthenticationResult:
     """Credential and key of a request; or the reason why it has none."""
 
-    credential: credential_types.Credential | None
+    credential: access.Credential | None
     reason: str = ""
-    key: credential_types.CredentialKey | None = None
-    holder: credential_types.Credential | None = None
+    key: access.CredentialKey | None = None
+    holder: access.Credential | None = None
     """Former holder of a key that is expired or revoked."""
 
     @property
@@ -67,11 +60,11 @@ class AuthenticationResult:
         return "token" if self.reason == UNKNOWN_TOKEN else ""
 
 
-_NOBODY = AuthenticationResult(None, NOTHING)
+_NO_CREDENTIAL = AuthenticationResult(None, NOTHING)
 
 
 def authenticate(
-    credentials: credential_types.Credentials, authorization: Sequence[str], der: bytes, now_ns: int
+    credentials: access.Credentials, authorization: Sequence[str], der: bytes, now_ns: int
 ) -> AuthenticationResult:
     """Authenticate a request by its Authorization headers and certificate (empty for none).
 
@@ -80,34 +73,32 @@ def authenticate(
     """
     if authorization:
         return _by_token(credentials, authorization, now_ns)
-    return _by_certificate(credentials, der, now_ns) if der else _NOBODY
+    return _by_certificate(credentials, der, now_ns) if der else _NO_CREDENTIAL
 
 
 def _by_token(
-    credentials: credential_types.Credentials, authorization: Sequence[str], now_ns: int
+    credentials: access.Credentials, authorization: Sequence[str], now_ns: int
 ) -> AuthenticationResult:
     shown = authorization[0]
     if len(authorization) > 1 or shown[: len(_SCHEME)].lower() != _SCHEME:
         return AuthenticationResult(None, UNKNOWN_TOKEN)
-    key = credential_types.CredentialKey("token", credential_types.digest(shown[len(_SCHEME) :]))
+    key = access.CredentialKey("token", access.digest(shown[len(_SCHEME) :]))
     entry = credentials.entries.get(key)
-    return (
-        _result_of_entry(entry, key, now_ns) if entry else AuthenticationResult(None, UNKNOWN_TOKEN)
-    )
+    if entry is None:
+        return AuthenticationResult(None, UNKNOWN_TOKEN)
+    return _result_of_entry(entry, key, now_ns)
 
 
 def _by_certificate(
-    credentials: credential_types.Credentials, der: bytes, now_ns: int
+    credentials: access.Credentials, der: bytes, now_ns: int
 ) -> AuthenticationResult:
-    shown = certificate.read_certificate(der)
-    key = credential_types.CredentialKey("certificate", shown.fingerprint)
+    shown = access.read_certificate(der)
+    key = access.CredentialKey("certificate", shown.fingerprint)
     entry = credentials.entries.get(key)
     if entry is None and shown.named:
-        entry = credential_types.CredentialEntry(shown.named)
+        entry = access.CredentialEntry(shown.named)
     if entry is None and shown.common_name:
-        entry = credentials.entries.get(
-            credential_types.CredentialKey("common_name", shown.common_name)
-        )
+        entry = credentials.entries.get(access.CredentialKey("common_name", shown.common_name))
     if shown.fingerprint in credentials.revoked:
         return AuthenticationResult(None, REVOKED, key, entry.credential if entry else None)
     if entry is None:
@@ -118,7 +109,7 @@ def _by_certificate(
 
 
 def _result_of_entry(
-    entry: credential_types.CredentialEntry, key: credential_types.CredentialKey, now_ns: int
+    entry: access.CredentialEntry, key: access.CredentialKey, now_ns: int
 ) -> AuthenticationResult:
     if entry.expired(now_ns):
         return AuthenticationResult(None, EXPIRED, key, entry.credential)
@@ -147,18 +138,18 @@ class Route:
     name: str
     """Name of the handler."""
     path: str
-    roles: frozenset[credential_types.Role]
+    roles: frozenset[access.Role]
     """Permitted roles, in addition to tenants with access."""
     tenants: TenantScope = TenantScope.NOTHING
     method: str = "GET"
     open: bool = False
     """True if unauthenticated requests are served."""
 
-    def admits(self, role: credential_types.Role) -> bool:
+    def admits(self, role: access.Role) -> bool:
         """True if a role may use the route."""
         return (
             self.tenants is not TenantScope.NOTHING
-            if role is credential_types.Role.TENANT
+            if role is access.Role.TENANT
             else role in self.roles
         )
 
@@ -168,11 +159,11 @@ class Route:
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-_NOT_A_TENANT = frozenset(set(credential_types.Role) - {credential_types.Role.TENANT})
-_RUNNING = frozenset({credential_types.Role.OPERATOR, credential_types.Role.AUDITOR})
-_BILLING = frozenset({credential_types.Role.FINANCE, credential_types.Role.AUDITOR})
-_AUDIT = frozenset({credential_types.Role.AUDITOR})
-_NODE = frozenset({credential_types.Role.NODE})
+_NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT})
+_RUNNING = frozenset({access.Role.OPERATOR, access.Role.AUDITOR})
+_BILLING = frozenset({access.Role.FINANCE, access.Role.AUDITOR})
+_AUDIT = frozenset({access.Role.AUDITOR})
+_NODE = frozenset({access.Role.NODE})
 
 
 def _open(name: str, path: str) -> Route:
@@ -240,7 +231,7 @@ _PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization"}
 _CHALLENGES = {NOTHING: 'Bearer realm="railscope"'}
 _BAD = 'Bearer realm="railscope", error="invalid_token"'
 _SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'
-_KEPT_IN_A_PATH = "/%:@!$&'()*+,;=~-._"
+_UNQUOTED_IN_PATHS = "/%:@!$&'()*+,;=~-._"
 
 
 class AccessObserver(Protocol):
@@ -251,27 +242,25 @@ class AccessObserver(Protocol):
 
     def used(
         self,
-        credential: credential_types.Credential,
-        key: credential_types.CredentialKey,
+        credential: access.Credential,
+        key: access.CredentialKey,
         address: str,
     ) -> None:
         """A credential was accepted."""
 
     def expired(
         self,
-        credential: credential_types.Credential,
-        key: credential_types.CredentialKey,
+        credential: access.Credential,
+        key: access.CredentialKey,
         address: str,
     ) -> None:
         """An expired credential was presented."""
 
-    def crossed(self, credential: credential_types.Credential, path: str, address: str) -> None:
+    def crossed(self, credential: access.Credential, path: str, address: str) -> None:
         """A tenant requested the data of another."""
 
 
-RouteHandler: TypeAlias = Callable[
-    [web.Request, credential_types.Credential], Awaitable[web.StreamResponse]
-]
+RouteHandler: TypeAlias = Callable[[web.Request, access.Credential], Awaitable[web.StreamResponse]]
 """Handler of an authorized request; an open route is called with `ANYONE`."""
 RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
 """Handlers by route name."""
@@ -281,7 +270,7 @@ RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
 class RequestAuthorizer:
     """Authorizes requests; `credentials` is called for each request."""
 
-    credentials: Callable[[], credential_types.Credentials]
+    credentials: Callable[[], access.Credentials]
     witness: AccessObserver
     allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
@@ -298,7 +287,7 @@ class RequestAuthorizer:
         """Serve a request, or deny it with a reason."""
         route, answer = self.declared.get(request.match_info.route, (None, None))
         if route and answer and route.open:
-            return await answer(request, credential_types.ANYONE)
+            return await answer(request, access.ANYONE)
         admitted = self._admitted(request, route)
         if isinstance(admitted, web.Response):
             return admitted
@@ -313,7 +302,7 @@ class RequestAuthorizer:
 
     def _admitted(
         self, request: web.Request, route: Route | None
-    ) -> credential_types.Credential | web.Response:
+    ) -> access.Credential | web.Response:
         """Return the credential of an authorized request, or the response that denies it."""
         found = self._outcome(request)
         credential = found.credential
@@ -324,11 +313,11 @@ class RequestAuthorizer:
         if route is None:
             return credential
         if not route.admits(credential.role):
-            if credential is credential_types.ANYONE:
+            if credential is access.ANYONE:
                 return self._unknown(request, route, AuthenticationResult(None, NOTHING))
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, found, (ROLE, text))
-        if credential.role is credential_types.Role.TENANT and not _own(request, credential.tenant):
+        if credential.role is access.Role.TENANT and not _own(request, credential.tenant):
             self.witness.crossed(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
             return self._forbidden(request, route, found, (CROSS_TENANT, text))
@@ -340,7 +329,7 @@ class RequestAuthorizer:
             self.credentials(), authorization, _certificate(request), self.wall_ns()
         )
         if self.allow_anonymous_read and found.reason == NOTHING:
-            return AuthenticationResult(credential_types.ANYONE)
+            return AuthenticationResult(access.ANYONE)
         return found
 
     def _unknown(
@@ -356,18 +345,15 @@ class RequestAuthorizer:
         self.refused(route, "token")
         if self._throttle.fails(address, time.monotonic()):
             headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
-            return json_answer(
-                {"error": "too many invalid credentials from this address"},
-                HTTPStatus.TOO_MANY_REQUESTS,
-                headers,
-            )
+            text = "too many invalid credentials from this address"
+            return json_error(HTTPStatus.TOO_MANY_REQUESTS, text, headers)
         repeated = self.lines.due(source_of(address), found.reason)
         if repeated is not None:
             log.warning("request_denied", sender=address, path=_path(request), reason=found.reason,
                         repeated=repeated)  # fmt: skip
         text = "invalid or missing credential: expected a bearer token or a client certificate"
         headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}
-        return json_answer({"error": text}, HTTPStatus.UNAUTHORIZED, headers)
+        return json_error(HTTPStatus.UNAUTHORIZED, text, headers)
 
     def _forbidden(
         self,
@@ -382,11 +368,11 @@ class RequestAuthorizer:
         self.witness.denied(DeniedRequest(address, _path(request), reason, label, found.shown))
         self.refused(route, reason)
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
-        return json_answer({"error": text}, HTTPStatus.FORBIDDEN, headers)
+        return json_error(HTTPStatus.FORBIDDEN, text, headers)
 
 
 def application(
-    gate: RequestAuthorizer,
+    authorizer: RequestAuthorizer,
     handlers: RouteHandlers,
     max_body_bytes: int,
     routes: Collection[Route] = ROUTES,
@@ -399,17 +385,17 @@ def application(
             f"{sorted(names ^ set(handlers))}"
         )
         raise ValueError(message)
-    made = web.Application(client_max_size=max_body_bytes, middlewares=[gate.admit])
+    made = web.Application(client_max_size=max_body_bytes, middlewares=[authorizer.admit])
     for route in routes:
         path = route.path.replace("}", ":[^/]+}")  # aiohttp's pattern excludes braces
         for method in route.methods:
             added = made.router.add_route(method, path, _unauthorized_handler)
-            gate.declared[added] = route, handlers[route.name]
+            authorizer.declared[added] = route, handlers[route.name]
     return made
 
 
 async def _unauthorized_handler(_: web.Request) -> web.StreamResponse:
-    """Default handler of a route: only the gate calls the declared one."""
+    """Default handler of a route: only the authorizer calls the declared one."""
     raise web.HTTPNotFound
 
 
@@ -425,6 +411,19 @@ def json_answer(
     )
 
 
+def json_error(
+    status: HTTPStatus, text: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return a JSON response of an error."""
+    return json_answer({"error": text}, status, headers)
+
+
+def selected_tenant(request: web.Request, credential: access.Credential) -> str | None:
+    """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
+    own = credential.role is access.Role.TENANT
+    return credential.tenant if own else request.query.get("tenant")
+
+
 def _own(request: web.Request, tenant: str) -> bool:
     """True if neither the path nor the query names another tenant."""
     named = [request.match_info["tenant"]] if "tenant" in request.match_info else []
@@ -434,7 +433,7 @@ def _own(request: web.Request, tenant: str) -> bool:
 def _path(request: web.Request) -> str:
     """Return the path as received, percent-encoded, including characters that should have been encoded."""
     raw = request.rel_url.raw_path.encode(errors="surrogateescape")
-    return quote(raw, safe=_KEPT_IN_A_PATH)
+    return quote(raw, safe=_UNQUOTED_IN_PATHS)
 
 
 def _certificate(request: web.Request) -> bytes:

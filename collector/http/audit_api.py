@@ -1,6 +1,4 @@
-"""Remote read access to the audit log.
-
-Routes: entries with inclusion proofs, the checkpoint, and consistency proofs.
+"""Routes of the audit log: entries with inclusion proofs, the checkpoint, and consistency proofs.
 
 Only signed records are served, each with its inclusion proof. A record belongs to a tenant if it
 names that tenant and no other:
@@ -35,7 +33,7 @@ from aiohttp import web
 from collector.access.credentials import Credential, Role
 from collector.audit.tiles import WIDTH, Tiles, make_proof
 from collector.http import HttpApiError
-from collector.http.access_control import RouteHandlers, json_answer
+from collector.http.access_control import RouteHandlers, json_answer, json_error, selected_tenant
 from collector.http.web_server import ReadPool
 from railscope.audit.merkle import consistency_proof, inclusion_proof, leaf_hash
 from railscope.audit.record import AuditRecord, decode_audit_record
@@ -48,7 +46,7 @@ MAX_READ = 20_000
 INDEXED_AT_ONCE = 2000
 _OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
 """References that name no other tenant: of frames, ledger entries, outbox rows, records."""
-_SOMEBODY_ELSE = "\0"
+_UNNAMED_PARTY = "\0"
 """Placeholder for a party that is not named as a tenant."""
 _INDEX_EVERY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
@@ -104,7 +102,7 @@ class SignedEntries:
         return note, Tiles(self.directory, read_checkpoint(note, self.key).tree.size)
 
     def select(self, wanted: EntrySelection) -> dict[str, Any]:
-        """Return entries from an index on, with their proofs. Raises NotYetError, OSError, ValueError."""
+        """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
         note, tiles = self.checkpoint()
         sequences = self._sequences(tiles, wanted)
         shown = [self._shown(tiles, at, wanted) for at in sequences[: wanted.most]]
@@ -114,7 +112,7 @@ class SignedEntries:
     def proof(self, index: int, tenant: str | None) -> str | None:
         """Return one record with its proof, in the format of `railscope audit check-proof`.
 
-        None if there is no such record, or this tenant may not read it completely. Raises NotYetError,
+        None if there is no such record, or this tenant may not read it completely. Raises IndexBehindError,
         OSError, ValueError.
         """
         note, tiles = self.checkpoint()
@@ -149,7 +147,7 @@ class SignedEntries:
             return found[begin : min(end, begin + wanted.most + 1)]
 
     def _catch_up(self, tiles: Tiles, most: int) -> None:
-        """Index up to `most` newly signed records. Raises NotYetError if more remain."""
+        """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
         end = min(tiles.size, self._read + most)
         for raw in _records(tiles, self._read, end):
             # Most records belong to no tenant, and need no decoding.
@@ -215,7 +213,7 @@ def _in(data: object) -> Iterator[str]:
         return
     for key, value in data.items():
         if key.startswith("other"):
-            yield _SOMEBODY_ELSE
+            yield _UNNAMED_PARTY
         if key in {"tenant", "tenants"} or key.endswith(("_tenant", "_tenants")):
             yield from _texts_in(value)
         else:
@@ -277,12 +275,11 @@ class AuditApi:
         }
 
     async def _audit(self, request: web.Request, credential: Credential) -> web.Response:
-        own = credential.role is Role.TENANT
         wanted = EntrySelection(
             _number(request, "from", 0),
             max(1, min(MAX_SHOWN, _number(request, "limit", MAX_SHOWN))),
-            credential.tenant if own else request.query.get("tenant"),
-            own,
+            selected_tenant(request, credential),
+            credential.role is Role.TENANT,
         )
         return json_answer(await self._read(credential, lambda: self.entries.select(wanted)))
 
@@ -293,7 +290,7 @@ class AuditApi:
         if SIZE.fullmatch(index):
             proof = await self._read(credential, lambda: self.entries.proof(int(index), tenant))
         if proof is None:
-            return json_answer({"error": "unknown entry, or access denied"}, HTTPStatus.NOT_FOUND)
+            return json_error(HTTPStatus.NOT_FOUND, "unknown entry, or access denied")
         return web.Response(text=proof)
 
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
@@ -304,7 +301,7 @@ class AuditApi:
         found = await self._read(credential, lambda: self.entries.consistency(old))
         if found is None:
             text = f"the signed log has fewer than {old} records"
-            return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
+            return json_error(HTTPStatus.NOT_FOUND, text)
         return json_answer(found)
 
     async def _read(self, credential: Credential, reading: Callable[[], ResponseT]) -> ResponseT:

@@ -1,7 +1,4 @@
-"""Routes of statements and exports, and the books for access over the network.
-
-Routes of statements and exports: access by tenant is decided here, the content is made elsewhere.
-"""
+"""Routes of statements and exports: access by tenant is decided here, the content is made elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from typing import TypeVar
 from aiohttp import web
 
 from collector.access.access_trail import DeliveredExport
-from collector.access.credentials import Credential, Role
+from collector.access.credentials import Credential
 from collector.billing import focus_rows, period_closing, tenant_statements
-from collector.http.access_control import RouteHandlers, json_answer
+from collector.http.access_control import RouteHandlers, json_answer, json_error, selected_tenant
 from collector.http.web_server import ReadPool
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_store import Ledger
@@ -52,7 +49,7 @@ class BillingApi:
     async def _issued(self, request: web.Request, credential: Credential) -> web.Response:
         billing, tenant = (
             await self._made(credential, self.billing),
-            _selected_tenant(request, credential),
+            selected_tenant(request, credential),
         )
         issued = await self._made(credential, lambda: billing.issued(tenant))
         return json_answer({"statements": issued, "forms": billing.statement_forms})
@@ -64,23 +61,20 @@ class BillingApi:
         content = await self._made(credential, lambda: billing.statement(tenant, period, form))
         if content is None:
             text = f"no statement of {tenant} for {period}"
-            return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
+            return json_error(HTTPStatus.NOT_FOUND, text)
         return _document(content, form)
 
     async def _export(self, request: web.Request, credential: Credential) -> web.Response:
         billing, period = await self._made(credential, self.billing), _period(request)
         form = _form(request, billing.export_forms)
-        tenant = _selected_tenant(request, credential)
+        tenant = selected_tenant(request, credential)
         found = await self._made(credential, lambda: _hashed(billing.export(tenant, period, form)))
         if found is None:
-            return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
+            return json_error(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
         content, digest = found
         if request.method == "GET":
-            self.exported(
-                DeliveredExport(
-                    credential, request.remote or "", period, form, tenant or "", digest
-                )
-            )
+            address, holder = request.remote or "", tenant or ""
+            self.exported(DeliveredExport(credential, address, period, form, holder, digest))
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document(content, form, name)
 
@@ -94,11 +88,6 @@ class BillingApi:
 
 def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
     return None if content is None else (content, hashlib.sha256(content).hexdigest())
-
-
-def _selected_tenant(request: web.Request, credential: Credential) -> str | None:
-    """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
-    return credential.tenant if credential.role is Role.TENANT else request.query.get("tenant")
 
 
 def _period(request: web.Request) -> str:
@@ -122,7 +111,7 @@ def _document(content: bytes, form: str, more: dict[str, str] | None = None) -> 
     return web.Response(body=content, headers=headers | (more or {}))
 
 
-_NOBODY = "GPU cluster"
+_DEFAULT_SELLER = "GPU cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +134,6 @@ class LedgerBooks:
 
     def _seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
         if not self.sellers:
-            return focus_rows.Seller(
-                _NOBODY, _NOBODY, {name: focus_rows.PayerAccount(name) for name in tenants}
-            )
+            accounts = {name: focus_rows.PayerAccount(name) for name in tenants}
+            return focus_rows.Seller(_DEFAULT_SELLER, _DEFAULT_SELLER, accounts)
         return focus_rows.read_seller(Path(self.sellers))

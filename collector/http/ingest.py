@@ -51,12 +51,27 @@ RETRY_SECONDS = "5"
 _FUTURE_NS = 60_000_000_000
 
 
-class EnvelopeNotAcknowledgedError(HttpApiError):
-    """An envelope that is not acknowledged: status, reason for the counter, text for the sender."""
+_REASONS = {
+    HTTPStatus.BAD_REQUEST: ("format",),
+    HTTPStatus.FORBIDDEN: ("node",),
+    HTTPStatus.REQUEST_TIMEOUT: ("timeout",),
+    HTTPStatus.CONFLICT: ("unknown_schema",),
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("size",),
+    HTTPStatus.UNPROCESSABLE_ENTITY: ("schema", "bounds", "age", "time"),
+    HTTPStatus.UPGRADE_REQUIRED: ("version",),
+    HTTPStatus.TOO_MANY_REQUESTS: ("rate", "schemas", "starts", "audited_events"),
+    HTTPStatus.SERVICE_UNAVAILABLE: ("read_only", "storage", "evidence"),
+}
+"""Reasons why an envelope is not acknowledged, by the status of the response."""
+_STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
 
-    def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:
+
+class NotAcknowledgedError(HttpApiError):
+    """An envelope that is not acknowledged: text and more for the sender, reason for the counter."""
+
+    def __init__(self, text: object, reason: str, **more: object) -> None:
         super().__init__(text)
-        self.status, self.reason, self.more = status, reason, more
+        self.reason, self.status, self.more = reason, _STATUSES[reason], more
 
 
 @dataclass(slots=True)
@@ -110,34 +125,32 @@ class Ingest:
         """Respond to one POST."""
         try:
             answer = json_answer(await self._receive(request, credential))
-        except EnvelopeNotAcknowledgedError as refusal:
-            self.core.counts.reject(refusal.reason)
-            if refusal.status == HTTPStatus.FORBIDDEN:
-                self._deny(request, credential, refusal)
-            headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
+        except NotAcknowledgedError as rejection:
+            self.core.counts.reject(rejection.reason)
+            if rejection.status == HTTPStatus.FORBIDDEN:
+                self._deny(request, credential, rejection)
+            headers = {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED else {}
             repeated = None
-            if refusal.reason not in _EXPECTED:
-                repeated = self.lines.due(refusal.reason, credential.name)
+            if rejection.reason not in _EXPECTED:
+                repeated = self.lines.due(rejection.reason, credential.name)
             if repeated is not None:
-                log.warning("envelope_rejected", sender=request.remote, reason=refusal.reason,
-                            node=credential.name, problem=str(refusal), repeated=repeated)  # fmt: skip
-            content = {"error": str(refusal), **refusal.more}
-            answer = json_answer(content, refusal.status, headers)
+                log.warning("envelope_rejected", sender=request.remote, reason=rejection.reason,
+                            node=credential.name, problem=str(rejection), repeated=repeated)  # fmt: skip
+            content = {"error": str(rejection), **rejection.more}
+            answer = json_answer(content, rejection.status, headers)
         if answer.status in DECISIONS:
             answer.headers[ANSWER_HEADER] = await _mark(request, answer)
         return answer
 
     def _deny(
-        self, request: web.Request, credential: Credential, refusal: EnvelopeNotAcknowledgedError
+        self, request: web.Request, credential: Credential, rejection: NotAcknowledgedError
     ) -> None:
         path = request.rel_url.raw_path
-        self.denied(DeniedRequest(request.remote or "", path, refusal.reason, credential.label))
+        self.denied(DeniedRequest(request.remote or "", path, rejection.reason, credential.label))
 
     async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
         if self.closed:
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed
-            )
+            raise NotAcknowledgedError(self.closed, "read_only")
         sender = self._senders.setdefault(credential.name, NodeSender())
         self._check_rate(sender, credential.name)
         async with sender.lock:
@@ -148,20 +161,16 @@ class Ingest:
         most = self.limits.body_bytes
         if (request.content_length or 0) > most:
             text = f"body too large: expected at most {most} bytes"
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
+            raise NotAcknowledgedError(text, "size")
         try:
             async with asyncio.timeout(self.limits.body_timeout_seconds):
                 return await request.read()
         except TimeoutError:
             text = f"body not received within {self.limits.body_timeout_seconds:g} s"
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.REQUEST_TIMEOUT, "timeout", text
-            ) from None
+            raise NotAcknowledgedError(text, "timeout") from None
         except web.HTTPRequestEntityTooLarge:
             text = f"body too large: expected at most {most} bytes"
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text
-            ) from None
+            raise NotAcknowledgedError(text, "size") from None
 
     def _check_rate(self, sender: NodeSender, node: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -174,7 +183,7 @@ class Ingest:
                 f"too many requests from {node}: expected at most "
                 f"{self.limits.requests_per_second:g} per second"
             )
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "rate", text)
+            raise NotAcknowledgedError(text, "rate")
         sender.allowance -= 1
 
     async def _take(
@@ -203,9 +212,7 @@ class Ingest:
         try:
             await self.log.append(record, lambda: self.core.steps(record, envelope))
         except OSError as error:
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)
-            ) from error
+            raise NotAcknowledgedError(error, "storage") from error
         sender.audited.count += audited
         return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
 
@@ -222,17 +229,12 @@ class Ingest:
             else:
                 envelope = unpack(body, min(most, OFF_LOOP_BYTES))
         except wire.WireVersionError as error:
-            status = HTTPStatus.UPGRADE_REQUIRED
-            raise EnvelopeNotAcknowledgedError(
-                status, "version", str(error), version=wire.VERSION
-            ) from error
+            raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.BAD_REQUEST, "format", str(error)
-            ) from error
+            raise NotAcknowledgedError(error, "format") from error
         if envelope.node != node:
             text = f"envelope of node {envelope.node!r}: expected {node!r}, as in the credential"
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.FORBIDDEN, "node", text)
+            raise NotAcknowledgedError(text, "node")
         return envelope, sent
 
     async def _keep_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
@@ -242,10 +244,10 @@ class Ingest:
         most = self.limits.schemas_per_node_hour
         if not sender.schemas.fits(len(new), most, self.wall_ns()):
             text = f"too many new schemas: expected at most {most} per node per hour"
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
+            raise NotAcknowledgedError(text, "schemas")
         sizes = [size_of(schema) for schema in new]
         if problem := self.core.schemas.beyond(envelope.node, sizes):
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", problem)
+            raise NotAcknowledgedError(problem, "schemas")
         try:
             for schema in new:
                 await asyncio.to_thread(check_schema, schema, self.limits.columns_per_schema)
@@ -253,13 +255,9 @@ class Ingest:
                 self.core.schemas.use(envelope.node, known.digest)
                 sender.schemas.count += 1
         except (ValueError, ArithmeticError, LookupError) as error:
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)
-            ) from error
+            raise NotAcknowledgedError(error, "schema") from error
         except OSError as error:
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)
-            ) from error
+            raise NotAcknowledgedError(error, "storage") from error
 
     def _audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
         """Return the number of its events that are recorded permanently, within the limit per hour.
@@ -270,7 +268,7 @@ class Ingest:
         most, so_far = self.limits.audited_events_per_node_hour, sender.audited
         if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
             text = f"too many events for the audit log: expected at most {most} per node per hour"
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
+            raise NotAcknowledgedError(text, "audited_events")
         return count
 
     def _check_start(self, envelope: wire.Envelope, sender: NodeSender) -> None:
@@ -280,7 +278,7 @@ class Ingest:
             limit = self.limits.starts_per_node_hour
             if not sender.starts.fits(1, limit, self.wall_ns()):
                 text = f"too many starts of the agent: expected at most {limit} per node per hour"
-                raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
+                raise NotAcknowledgedError(text, "starts")
             sender.starts.count += 1
             sender.known[start] = None
             if len(sender.known) > MAX_KNOWN_STARTS:
@@ -297,7 +295,7 @@ class Ingest:
                 f"{waiting[node]} intervals of evidence of {node} wait for the database:"
                 f" expected at most {share}"
             )
-            raise EnvelopeNotAcknowledgedError(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
+            raise NotAcknowledgedError(text, "evidence")
 
     def _check_bounds(self, envelope: wire.Envelope) -> EnvelopeCost:
         cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
@@ -306,9 +304,7 @@ class Ingest:
             *self.core.sequence_problems(envelope, self.limits.gaps_per_stream),
         ]
         if found:
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", "; ".join(found)
-            )
+            raise NotAcknowledgedError("; ".join(found), "bounds")
         return cost
 
     def _check_batches(self, envelope: wire.Envelope) -> None:
@@ -322,21 +318,17 @@ class Ingest:
             try:
                 sheets.check_batch(batch, known.layout.columns, self.limits.frames_per_batch)
             except wire.WireError as error:
-                raise EnvelopeNotAcknowledgedError(
-                    HTTPStatus.BAD_REQUEST, "format", str(error)
-                ) from error
+                raise NotAcknowledgedError(error, "format") from error
             if batch.stream != known.layout.stream:
                 text = (
                     f"batch of {batch.stream!r}: invalid schema: it is one of "
                     f"{known.layout.stream!r}"
                 )
-                raise EnvelopeNotAcknowledgedError(HTTPStatus.BAD_REQUEST, "format", text)
+                raise NotAcknowledgedError(text, "format")
         if unknown:
             text = "unknown schemas; fix: send them first"
             wanted = list(dict.fromkeys(unknown))
-            raise EnvelopeNotAcknowledgedError(
-                HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted
-            )
+            raise NotAcknowledgedError(text, "unknown_schema", unknown_schemas=wanted)
 
     def _check_times(self, record: FrameRecord, envelope: wire.Envelope) -> None:
         for batch in envelope.batches:
@@ -346,7 +338,7 @@ class Ingest:
             age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
             if age_ns > self.limits.max_frame_age_days * DAY_NS:
                 text = f"frames older than {self.limits.max_frame_age_days} days"
-                raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
+                raise NotAcknowledgedError(text, "age")
             ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
             ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
             if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
@@ -354,7 +346,7 @@ class Ingest:
                     f"stream {batch.stream!r}: invalid boot clock of its frames: expected increasing"
                     " times up to now"
                 )
-                raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
+                raise NotAcknowledgedError(text, "time")
 
 
 async def _mark(request: web.Request, answer: web.Response) -> str:
@@ -366,5 +358,5 @@ async def _mark(request: web.Request, answer: web.Response) -> str:
     return answer_mark(token, answer.status, await request.read(), content)
 
 
-_LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _EXPECTED = {"unknown_schema"}

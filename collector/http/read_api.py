@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from itertools import chain
 from typing import Any, Protocol
 
@@ -21,10 +22,11 @@ from collector.account.account_cells import account_json, cluster_cells
 from collector.administrator_files import AdministratorFiles
 from collector.audit.collector_records import AuditTrail
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
+from collector.fleet.schema_columns import columns_of
 from collector.fleet.view_cells import View, ViewCell, label_names
 from collector.framelog.framelog import FrameLog
 from collector.framelog.segment_files import RecordQuarantine
-from collector.http.access_control import RouteHandler, RouteHandlers, json_answer
+from collector.http.access_control import RouteHandler, RouteHandlers, json_answer, json_error
 from collector.http.node_twins import NodeTwins
 from collector.inventory.comparison import inventory_json
 from collector.settlement.day_finalizer import DayFinalizer
@@ -73,7 +75,8 @@ class JobsApi:
         key = JobKey(named["tenant"], named["source"], named["workload"])
         job = next((job for job in view.jobs if job.key == key), None)
         if job is None:
-            return json_answer({"error": "unknown job: expected one that holds GPUs now"}, 404)
+            text = "unknown job: expected one that holds GPUs now"
+            return json_error(HTTPStatus.NOT_FOUND, text)
         return json_answer(await asyncio.to_thread(self._whole, view, job))
 
     def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
@@ -161,40 +164,22 @@ class CollectorMetrics:
             (catalog.SINK_WRITTEN, self.sink.written),
             (catalog.SINK_DROPPED, self.sink.dropped),
         ]
+        files = [(file.kind, int(file.valid)) for file in self.files.all if file.path]
+        unplaced = self.settler.live.unplaced(views.instant_ns)
+        by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
+            (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.valid)))),
+            (catalog.NODE_TWINS, ((name, 1) for name in self.twins.nodes(views.instant_ns))),
+            (catalog.UNPLACED_GPUS, ((name, float(amount)) for name, amount in unplaced.items())),
+            (catalog.CONNECTIONS_CLOSED, self.connections.closed.items()),
+            (catalog.MISSING_OF_NODE, self.core.received.missing_of_nodes()),
+            (catalog.RUN_ENDS_IGNORED, self.core.received.ignored.items()),
+            (catalog.REJECTED, counts.rejected.items()),
+        )
         return [
             *(ViewCell(metric, (), value) for metric, value in plain),
             *self.audit(),
             *(cluster_cells(views.account) if views.account else ()),
-            *(
-                ViewCell(catalog.FILE_VALID, (f.kind,), int(f.valid))
-                for f in self.files.all
-                if f.path
-            ),
-            ViewCell(catalog.FILE_VALID, ("tokens",), int(self.tokens.valid)),
-            *(
-                ViewCell(catalog.NODE_TWINS, (name,), 1)
-                for name in self.twins.nodes(views.instant_ns)
-            ),
-            *(
-                ViewCell(catalog.UNPLACED_GPUS, (name,), float(amount))
-                for name, amount in self.settler.live.unplaced(views.instant_ns).items()
-            ),
-            *(
-                ViewCell(catalog.CONNECTIONS_CLOSED, (why,), n)
-                for why, n in self.connections.closed.items()
-            ),
-            *(
-                ViewCell(catalog.MISSING_OF_NODE, (name,), count)
-                for name, count in self.core.received.missing_of_nodes()
-            ),
-            *(
-                ViewCell(catalog.RUN_ENDS_IGNORED, (reason,), count)
-                for reason, count in self.core.received.ignored.items()
-            ),
-            *(
-                ViewCell(catalog.REJECTED, (reason,), count)
-                for reason, count in counts.rejected.items()
-            ),
+            *(ViewCell(metric, (label,), n) for metric, found in by_label for label, n in found),
         ]
 
 
@@ -213,6 +198,7 @@ def _number(value: float) -> str:
 
 
 MAX_EVENTS = 1000
+_NOT_COMPUTED = "the views have not been computed yet"
 
 
 async def _writable() -> str:
@@ -301,23 +287,19 @@ class ViewApi:
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
-            return json_answer(
-                {
-                    "error": f"unknown node {request.match_info['node']!r}: expected one that has reported"
-                },
-                404,
-            )
+            name = request.match_info["node"]
+            text = f"unknown node {name!r}: expected one that has reported"
+            return json_error(HTTPStatus.NOT_FOUND, text)
         now_ns = self.wall_ns()
-        streams = {
-            stream: self._readings(node.name, row, now_ns)
-            for stream, row in sorted(node.rows.items())
-        }
         content = {
             "node": node.name,
             "agent_version": node.agent_version,
             "instant_ns": now_ns,
             "rollups": _rollups(self._fresh(node, now_ns)),
-            "streams": streams,
+            "streams": {
+                stream: self._readings(node.name, row, now_ns)
+                for stream, row in sorted(node.rows.items())
+            },
         }
         return json_answer(content)
 
@@ -335,34 +317,30 @@ class ViewApi:
         codes = np.asarray(row.block.reasons[row.index]).tolist()
         readings = []
         devices = [self.core.names_of(node, entity) for entity in schema.entities]
-        column = 0
-        for group in schema.groups:
-            metric = METRICS.get(group.metric)
-            for member in group.entities:
-                entity = schema.entities[member]
-                numerator, denominator = group.scale
-                if metric and metric.kind is declare.MetricKind.HISTOGRAM:
-                    numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
-                entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
-                if devices[member]:
-                    entry["device"] = devices[member]
-                if codes[column] != PRESENT:
-                    entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word
-                elif not denominator:
-                    entry["absent"] = Absent.ERROR.word
-                else:
-                    counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
-                    value = from_stored(values[column], counter=counter) * numerator
-                    entry["value"] = value if denominator == 1 else value / denominator
-                readings.append(entry)
-                column += 1
+        for column, group, member in columns_of(schema):
+            metric, entity = METRICS.get(group.metric), schema.entities[member]
+            numerator, denominator = group.scale
+            if metric and metric.kind is declare.MetricKind.HISTOGRAM:
+                numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
+            entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
+            if devices[member]:
+                entry["device"] = devices[member]
+            if codes[column] != PRESENT:
+                entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word
+            elif not denominator:
+                entry["absent"] = Absent.ERROR.word
+            else:
+                counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
+                value = from_stored(values[column], counter=counter) * numerator
+                entry["value"] = value if denominator == 1 else value / denominator
+            readings.append(entry)
         age_seconds = (now_ns - row.instant_ns) / SECOND_NS if row.instant_ns else None
         return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
     async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
         found = self.views().found
         if not found.instant_ns:
-            return json_answer({"error": "the views have not been computed yet"}, 503)
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
         return json_answer(await asyncio.to_thread(inventory_json, found, self.core.names_of))
 
     async def _account(self, _: web.Request, credential: Credential) -> web.Response:
@@ -371,7 +349,7 @@ class ViewApi:
             text, why = "the account has not been computed yet", self.own.why_unknown
             if views.instant_ns and why:
                 text = f"the holders of GPUs are unknown: {why}"
-            return json_answer({"error": text}, 503)
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         account = account_json(views.account)
         own = credential.role is Role.TENANT
         return json_answer(own_account(account, credential.tenant) if own else account)
@@ -389,7 +367,7 @@ class ViewApi:
         return web.Response(text="healthy\n")
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
-        problem = "" if self.views().instant_ns else "the views have not been computed yet"
+        problem = "" if self.views().instant_ns else _NOT_COMPUTED
         problem = problem or self.own.why_unknown or await self.unwritable()
         problem = f"read-only: {self.read_only}" if self.read_only else problem
         if problem:

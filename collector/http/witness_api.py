@@ -26,7 +26,7 @@ from collector.audit.log_writer import AuditError, AuditLog
 from collector.audit.signing_guard import DisputeError, SigningGuard
 from collector.audit.tiles import TileError, Tiles
 from collector.http import HttpApiError
-from collector.http.access_control import RouteHandlers
+from collector.http.access_control import RouteHandlers, json_error
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import consistency_proof
 from railscope.audit.record import RecordActor, RecordError, RecordSubject
@@ -98,18 +98,17 @@ class WitnessApi:
         sizes = [request.query.get(name, "") for name in ("from", "to")]
         signed = self.audit.signed.size
         if not all(SIZE.fullmatch(text) for text in sizes):
-            return _problem(
-                HTTPStatus.BAD_REQUEST, "invalid from or to: expected numbers of records"
-            )
+            text = "invalid from or to: expected numbers of records"
+            return json_error(HTTPStatus.BAD_REQUEST, text)
         old, new = (int(text) for text in sizes)
         if not old <= new <= signed:
             text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
-            return _problem(HTTPStatus.NOT_FOUND, text)
+            return json_error(HTTPStatus.NOT_FOUND, text)
         try:
             return web.Response(text=await asyncio.to_thread(self._proof, old, new))
         except TileError as error:
             log.error("consistency_proof_failed", problem=str(error))
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
 
     def _proof(self, old: int, new: int) -> str:
         known = self._proofs.get((old, new))
@@ -125,39 +124,33 @@ class WitnessApi:
 
     async def _cosignature(self, request: web.Request, credential: Credential) -> web.Response:
         if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
-            return _problem(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"body too large: expected at most {MAX_BYTES} bytes",
-            )
+            text = f"body too large: expected at most {MAX_BYTES} bytes"
+            return json_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         try:
-            vouched = msgspec.json.decode(await _body(request), type=CosignedCheckpoint)
-            if vouched.note:
-                vouched.seconds()
-                _check_name(credential.name, vouched)
-            await self.guard.show(credential.name, vouched.note)
-            if vouched.note:
-                await self._keep(credential.name, vouched)
+            cosigned = msgspec.json.decode(await _body(request), type=CosignedCheckpoint)
+            if cosigned.note:
+                cosigned.seconds()
+                _check_name(credential.name, cosigned)
+            await self.guard.show(credential.name, cosigned.note)
+            if cosigned.note:
+                await self._keep(credential.name, cosigned)
         except DisputeError as error:
-            return _problem(HTTPStatus.CONFLICT, str(error))
+            return json_error(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
-            return _problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+            return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError, NoteError) as error:
-            return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+            return json_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except OSError as error:
-            return _problem(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"cannot store the cosignature: {error.strerror}"
-            )
+            text = f"cannot store the cosignature: {error.strerror}"
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         return web.Response(text="held\n")
 
-    async def _keep(self, node: str, vouched: CosignedCheckpoint) -> None:
-        """Store a cosignature; a new key is recorded first, with the previous one.
-
-        Raises TooOftenError.
-        """
+    async def _keep(self, node: str, cosigned: CosignedCheckpoint) -> None:
+        """Store a cosignature; a new key is recorded first. Raises KeyChangeLimitError."""
         known = self.witnesses.nodes.get(node)
-        if known is None or known.key != vouched.key:
+        if known is None or known.key != cosigned.key:
             self._change(node)
-            data = {"key": vouched.key, **({"before": known.key} if known else {})}
+            data = {"key": cosigned.key, **({"before": known.key} if known else {})}
             draft = RecordDraft(
                 "log.witness", RecordActor("agent", node), self.guard.wall_ns(), "done", RecordSubject(node),
                 dict(data),
@@ -168,10 +161,10 @@ class WitnessApi:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
                 del self._changed[node]
                 return
-        self.witnesses.put(node, vouched)
+        self.witnesses.put(node, cosigned)
 
     def _change(self, node: str) -> None:
-        """Note the time of a key change. Raises TooOftenError."""
+        """Note the time of a key change. Raises KeyChangeLimitError."""
         now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
         if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
             message = f"{node} changed its key less than an hour ago"
@@ -179,16 +172,11 @@ class WitnessApi:
         self._changed[node] = now_ns
 
 
-def _check_name(node: str, vouched: CosignedCheckpoint) -> None:
+def _check_name(node: str, cosigned: CosignedCheckpoint) -> None:
     """Check that a key is in the name of the node. Raises NoteError."""
-    if not vouched.is_of(node):
+    if not cosigned.is_of(node):
         message = f"invalid name of the key of cosignatures: expected {node}"
         raise NoteError(message)
-
-
-def _problem(status: HTTPStatus, text: str) -> web.Response:
-    content = msgspec.json.encode({"error": text})
-    return web.Response(status=status, body=content, content_type="application/json")
 
 
 async def _body(request: web.Request) -> bytes:

@@ -77,7 +77,7 @@ class CollectorState:
     evidence: EvidenceBook = field(default_factory=EvidenceBook)
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
-    events: RecentEvents[SeenEvent] = field(default_factory=RecentEvents)
+    events: RecentEvents = field(default_factory=RecentEvents)
     lines: LogRateLimit = field(default_factory=LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
