@@ -221,7 +221,7 @@ class Agent:
     @property
     def _state(self) -> Path:
         """State directory of the agent."""
-        return state_directory(self.settings.state_directory, AgentSettings().state_directory)
+        return state_directory(self.settings)
 
     def _make_shipper(self) -> Shipper | None:
         if not self.settings.collector.url:

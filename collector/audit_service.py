@@ -42,9 +42,9 @@ class AuditService:
     trail: collector_records.AuditTrail
     observed: event_recorder.EventRecorder
     guard: signing_guard.SigningGuard
-    custody: WitnessApi
+    witness_api: WitnessApi
     drain: collector_records.OutboxDrain
-    rereading: verification.PeriodicVerification
+    periodic_verification: verification.PeriodicVerification
     watch: ledger_watch.LedgerWatch
 
     @classmethod
@@ -83,21 +83,21 @@ class AuditService:
             lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
             trail.wall_ns,
         )
-        custody = WitnessApi(audit, guard, witnesses)
+        witness_api = WitnessApi(audit, guard, witnesses)
         watch = ledger_watch.LedgerWatch(
             database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
         )
         drain = collector_records.OutboxDrain(
             watch.current, audit, refuse=guard.refuse, recorded=watch.check
         )
-        rereading = verification.PeriodicVerification(
+        periodic = verification.PeriodicVerification(
             audit.directory,
             key.public,
             settings.audit.verification_period_seconds,
             time.monotonic_ns,
             database,
         )
-        return cls(key_file, trail, observed, guard, custody, drain, rereading, watch)
+        return cls(key_file, trail, observed, guard, witness_api, drain, periodic, watch)
 
     def open(self) -> None:
         """Open the log and load its state. Blocking; raises SettingsError, OSError."""
@@ -114,25 +114,21 @@ class AuditService:
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        for work in (
+        others = (
             self.observed,
             self.guard,
-            self.custody,
+            self.witness_api,
             self.drain,
-            self.rereading,
-            self.watch,
-        ):
+            self.periodic_verification,
+        )
+        for work in (*others, self.watch):
             group.create_task(work.run())
 
     def numbers(self) -> audit_metrics.AuditMetrics:
         """Return the source of the audit log's metrics."""
+        witnesses = self.witness_api.witnesses
         return audit_metrics.AuditMetrics(
-            self.observed,
-            self.drain,
-            self.guard,
-            self.custody.witnesses,
-            self.rereading,
-            self.watch,
+            self.observed, self.drain, self.guard, witnesses, self.periodic_verification, self.watch
         )
 
     def close(self) -> None:

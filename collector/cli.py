@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,9 @@ def collector() -> None:
 )
 def run(config: Path | None, **flags: Any) -> None:
     """Receive frames and serve the views until stopped."""
-    file = config or settings.default_file("collector")
-
-    def read() -> CollectorSettings:
-        return settings.load(CollectorSettings, file=file, prefix=PREFIX, flags=flags)
 
     def load() -> Serve:
-        current = read()
+        current = _loaded(config, flags)
         Collector(current)
 
         async def serve() -> None:
@@ -63,13 +60,13 @@ def run(config: Path | None, **flags: Any) -> None:
 
         return serve
 
-    service.configure_logs(read().log_level)
+    service.configure_logs(_loaded(config, flags).log_level)
     asyncio.run(supervise(load))
 
 
-def _loaded(config: Path | None) -> CollectorSettings:
+def _loaded(config: Path | None, flags: Mapping[str, Any] | None = None) -> CollectorSettings:
     file = config or settings.default_file("collector")
-    return settings.load(CollectorSettings, file=file, prefix=PREFIX)
+    return settings.load(CollectorSettings, file=file, prefix=PREFIX, flags=flags)
 
 
 def _reload() -> None:
@@ -82,8 +79,7 @@ def _reload() -> None:
 def check_command(config: Path | None) -> None:
     """Validate settings, files, ledger and servers; exit status 1 if a check fails."""
     service.configure_logs("critical")  # the findings report it
-    found = _loaded(config)
-    if not check_collector(found, click.echo):
+    if not check_collector(_loaded(config), click.echo):
         sys.exit(1)
 
 
@@ -123,9 +119,8 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
         raise click.UsageError(message)
     fresh = credentials.new_token()
     click.echo(f"token (for {name} only): {fresh}")
-    click.echo(
-        f"line for the tokens file, section [{credentials.section_of(credentials.Credential(name, credentials.Role(role), tenant))}]:"
-    )
+    section = credentials.section_of(credentials.Credential(name, credentials.Role(role), tenant))
+    click.echo(f"line for the tokens file, section [{section}]:")
     value = json.dumps(credentials.digest(fresh))
     more = ""
     if days:
@@ -143,8 +138,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
 @click.confirmation_option(prompt="Lost files stay lost once the collector starts again. Continue?")
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
-    found = _loaded(config)
-    directory = state_directory(found.state_directory, CollectorSettings().state_directory)
+    directory = state_directory(_loaded(config))
     lost = list(accept_loss(directory))
     for one in lost:
         click.echo(one)
@@ -159,8 +153,7 @@ def accept_loss_command(config: Path | None) -> None:
 @click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
 def accept_clock_command(config: Path | None) -> None:
     """Make the running collector accept the current wall clock after it was found suspect."""
-    found = _loaded(config)
-    directory = state_directory(found.state_directory, CollectorSettings().state_directory)
+    directory = state_directory(_loaded(config))
     try:
         state = clock.read(directory)
     except clock.ClockFileError as error:

@@ -37,7 +37,7 @@ MIN_NODES = 3
 MAX_UNSEEN_NS = 3600 * SECOND_NS
 MAX_CORRECTIONS = 64
 KEEP_EVERY_NS = 60 * SECOND_NS
-LOOK_EVERY_NS = SECOND_NS
+POLL_EVERY_NS = SECOND_NS
 
 
 class ClockFileError(ValueError):
@@ -118,9 +118,8 @@ class CollectorClock:
         boot_ns = self.boot_ns()
         try:
             found = read(self.directory)
-        except (
-            ClockFileError
-        ) as error:  # reported before; its loss was accepted unless `lost` is set
+        except ClockFileError as error:
+            # Reported before: its loss was accepted unless `lost` is set.
             log.warning("clock_read_failed", problem=str(error))
             found = None
         if found is None or found.boot_id != self.boot_id or not self.boot_id:
@@ -168,20 +167,19 @@ class CollectorClock:
     def _current(self) -> ClockState:
         if self._state is None:
             self._state = ClockState(self.boot_id, self.wall_ns() - self.boot_ns())
-        boot_ns = self.boot_ns()
+        state, boot_ns = self._state, self.boot_ns()
         passed_ns = boot_ns - self._polled_ns
-        drift_ns = self.wall_ns() - boot_ns - self._state.reference_ns
-        if abs(drift_ns) > MAX_STEP_NS and not self._state.problem:
-            self._suspect(f"the wall clock was stepped by {drift_ns / SECOND_NS:+.3f} s", boot_ns)
-        if passed_ns >= LOOK_EVERY_NS:
-            self._compare(drift_ns, passed_ns, boot_ns)
-        return self._state
+        drift_ns = self.wall_ns() - boot_ns - state.reference_ns
+        if abs(drift_ns) > MAX_STEP_NS and not state.problem:
+            step = f"the wall clock was stepped by {drift_ns / SECOND_NS:+.3f} s"
+            self._suspect(state, step, boot_ns)
+        if passed_ns >= POLL_EVERY_NS:
+            self._polled_ns = boot_ns
+            self._compare(state, drift_ns, passed_ns, boot_ns)
+        return state
 
-    def _compare(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
+    def _compare(self, state: ClockState, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
         """Follow the wall clock, or check if the reason to suspect it still applies."""
-        state = self._state
-        assert state is not None  # noqa: S101 - set by the only caller
-        self._polled_ns = boot_ns
         offsets_ns = list(self.offsets_ns())
         contradicted = _contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
         state.is_overruled &= bool(contradicted)
@@ -194,45 +192,41 @@ class CollectorClock:
             accepted = self.directory / ACCEPTED_FILE
             if accepted.exists():
                 accepted.unlink(missing_ok=True)
-                self._accept(drift_ns, boot_ns)
+                self._accept(state, drift_ns, boot_ns)
             elif abs(drift_ns) <= MAX_STEP_NS and not contradicted:
-                self._trust("the wall clock returned", boot_ns)
+                self._trust(state, "the wall clock returned", boot_ns)
             return
         if contradicted:
-            self._suspect(contradicted, boot_ns)
+            self._suspect(state, contradicted, boot_ns)
             return
         bound_ns = passed_ns * MAX_SLEW_PPM // 1_000_000
         state.reference_ns += max(-bound_ns, min(bound_ns, drift_ns))
         if boot_ns - self._kept_ns >= KEEP_EVERY_NS:
             self._keep(boot_ns)
 
-    def _accept(self, drift_ns: int, boot_ns: int) -> None:
+    def _accept(self, state: ClockState, drift_ns: int, boot_ns: int) -> None:
         """Accept the current wall clock, and store the correction for the frames received since."""
-        state = self._state
-        assert state is not None  # noqa: S101 - set by every caller
         if drift_ns:
             correction = Correction(state.since_ns, drift_ns)
             state.corrections = [*state.corrections, correction][-MAX_CORRECTIONS:]
             self.is_replaced = True
         state.reference_ns += drift_ns
         state.is_unconfirmed, state.is_overruled = False, True
-        self._trust("accepted by an administrator", boot_ns)
+        self._trust(state, "accepted by an administrator", boot_ns)
 
-    def _suspect(self, problem: str, boot_ns: int) -> None:
-        assert self._state is not None  # noqa: S101 - set by every caller
-        self._state.problem = problem
-        self._state.since_ns = self._state.since_ns or self._state.reference_ns + boot_ns
+    def _suspect(self, state: ClockState, problem: str, boot_ns: int) -> None:
+        state.problem = problem
+        state.since_ns = state.since_ns or state.reference_ns + boot_ns
         log.error("clock_suspected", problem=problem,
                   advice="correct the clock, or run `railscope collector accept-clock`")  # fmt: skip
         self._keep(boot_ns)
-        self.on_change(self._state)
+        self.on_change(state)
 
-    def _trust(self, reason: str, boot_ns: int) -> None:
-        assert self._state is not None  # noqa: S101 - set by every caller
-        log.warning("clock_trusted", reason=reason, previous_problem=self._state.problem)
-        self._state.problem, self._state.since_ns = "", 0
+    def _trust(self, state: ClockState, reason: str, boot_ns: int) -> None:
+        log.warning("clock_trusted", reason=reason, previous_problem=state.problem)
+        state.problem, state.since_ns = "", 0
         self._keep(boot_ns)
-        self.on_change(self._state)
+        self.on_change(state)
 
     def _keep(self, boot_ns: int) -> None:
         self._kept_ns = boot_ns

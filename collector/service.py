@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -85,9 +85,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
-        self.directory = state_directory(
-            self.settings.state_directory, CollectorSettings().state_directory
-        )
+        self.directory = state_directory(self.settings)
         server_connections.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = CollectorState(StoredSchemas(self.directory / "schemas"))
@@ -99,9 +97,9 @@ class Collector:
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
         oldest_days = self.settings.limits.max_frame_age_days + 1
-        self.keeping = CheckpointSchedule(self.restart, self.log, oldest_days * DAY_NS)
-        self.log.on_rotate = self.keeping.rotated
-        self.at_rest = self.log.files = self.keeping.files = StateFiles(self.directory)
+        self.checkpoints = CheckpointSchedule(self.restart, self.log, oldest_days * DAY_NS)
+        self.log.on_rotate = self.checkpoints.rotated
+        self.state_files = self.log.files = self.checkpoints.files = StateFiles(self.directory)
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.directory), metadata)
         self.audit = AuditService.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
@@ -141,10 +139,9 @@ class Collector:
             limits.connections, limits.connections_per_address
         )
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
+        tls = self.settings.tls
         self._tls = server_connections.server_tls(
-            self.settings.tls.certificate_file,
-            self.settings.tls.key_file,
-            self.settings.tls.client_ca_file,
+            tls.certificate_file, tls.key_file, tls.client_ca_file
         )
         _require_seller(self.settings.billing.seller_file)
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
@@ -214,7 +211,7 @@ class Collector:
             self.reading.close()
             self.database.close()
             self.log.close()
-            self.at_rest.close()
+            self.state_files.close()
             self.audit.close()
             os.close(lock)
 
@@ -223,20 +220,9 @@ class Collector:
         problem = await asyncio.to_thread(self.unwritable, self.directory)
         if not problem:
             return
-        log.error(
-            "writes_suspended",
-            problem=problem,
-            directory=str(self.directory),
-            advice="free space on the disk: the collector then continues without a restart",
-        )
-        serving = Collector(
-            self.settings,
-            self.on_listening,
-            self.billing,
-            self.unwritable,
-            self.space_seconds,
-            problem,
-        )
+        log.error("writes_suspended", problem=problem, directory=str(self.directory),
+                  advice="free space on the disk: the collector then continues without a restart")  # fmt: skip
+        serving = replace(self, read_only=problem)
         try:
             await asyncio.to_thread(serving.restore_read_only)
             await serving.serve_read_only()
@@ -272,29 +258,24 @@ class Collector:
             await server.close()
 
     def application(self) -> Application:
-        """Return the application with all routes, behind the gate."""
+        """Return the application with all routes, behind the authorizer."""
         ingest = Ingest(
-            self.core,
-            self.log,
-            self.settings.limits,
-            self.trail.deny,
-            wall_ns=self.clock.now_ns,
-            doubted_since_ns=lambda: self.clock.doubted_since_ns,
-            is_suspect=lambda: bool(self.clock.problem),
+            self.core, self.log, self.settings.limits, self.trail.deny, self.clock.now_ns,
+            lambda: self.clock.doubted_since_ns, lambda: bool(self.clock.problem),
             closed=self.read_only,
-        )
-        gate = RequestAuthorizer(
+        )  # fmt: skip
+        authorizer = RequestAuthorizer(
             lambda: self.tokens.credentials,
             self.access,
             self.settings.allow_anonymous_read,
-            refused=self._count_refusal,
+            refused=self._count_rejection,
         )
         audit = self.audit.numbers()
         own = CollectorMetrics(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
             self.connections, self.twins, self.restart.quarantine,
-            (self.core.lines, ingest.lines, gate.lines),
-            lambda: [*audit.cells(), ViewCell(LOST_FILES, (), len(self.at_rest.lost)),
+            (self.core.lines, ingest.lines, authorizer.lines),
+            lambda: [*audit.cells(), ViewCell(LOST_FILES, (), len(self.state_files.lost)),
                      ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
         )  # fmt: skip
         api = ViewApi(
@@ -302,19 +283,18 @@ class Collector:
             wall_ns=self.clock.now_ns,
             unwritable=LedgerProbe(self.database.open).problem, read_only=self.read_only,
         )  # fmt: skip
+        billing = BillingApi(self.billing or self.books.open, self.reading, self.access.exported)
         handlers = {
             "frames": ingest.handle,
             **api.handlers(),
             **JobsApi(lambda: self.refresher.views.jobs, self.core.names_of_gpu).handlers(),
             **AuditApi(self.entries, self.reading).handlers(),
-            **self.audit.custody.handlers(),
-            **BillingApi(
-                self.billing or self.books.open, self.reading, self.access.exported
-            ).handlers(),
+            **self.audit.witness_api.handlers(),
+            **billing.handlers(),
         }
-        return application(gate, handlers, self.settings.limits.body_bytes)
+        return application(authorizer, handlers, self.settings.limits.body_bytes)
 
-    def _count_refusal(self, route: Route | None, reason: str) -> None:
+    def _count_rejection(self, route: Route | None, reason: str) -> None:
         """Count a denied sender among the rejected envelopes."""
         if route and route.name == "frames":
             self.core.counts.reject(reason)
@@ -331,17 +311,13 @@ class Collector:
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
-                group.create_task(self.access.run())
-                group.create_task(self.tokens.watch())
-                group.create_task(self.entries.run())
-                group.create_task(self.log.run())
-                group.create_task(self.keeping.run())
-                group.create_task(self._check_files())
-                group.create_task(self.files.watch())
-                group.create_task(self.settler.run())
-                group.create_task(self._record_clock())
-                group.create_task(self.refresher.run())
-                group.create_task(self.sink.run())
+                for work in (
+                    self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
+                    self.checkpoints.run(), self._check_files(), self.files.watch(),
+                    self.settler.run(), self._record_clock(), self.refresher.run(),
+                    self.sink.run(),
+                ):  # fmt: skip
+                    group.create_task(work)
         finally:
             await server.close()
 
@@ -349,7 +325,9 @@ class Collector:
         """Compare the state directory with its expected files, every day, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_FILES_SECONDS)
-            lost = await asyncio.to_thread(self.at_rest.check, lambda: self.core.schemas.digests)
+            lost = await asyncio.to_thread(
+                self.state_files.check, lambda: self.core.schemas.digests
+            )
             if lost:
                 await self.trail.log.append(self._gap(lost))
 
@@ -381,8 +359,6 @@ class Collector:
         except LedgerError as error:
             log.error("earlier_versions_read_failed", problem=str(error), files=self.files.unknown)
 
-    # Restart -----------------------------------------------------------------------------------
-
     def restore(self) -> None:
         """Read schemas, the checkpoint and the segments after it. Blocking; raises OSError."""
         self.audit.open()
@@ -391,22 +367,22 @@ class Collector:
         damaged = self.core.schemas.open()
         if damaged:
             log.error("schemas_damaged", files=damaged, advice="agents send them again")
-        self.at_rest.open()
+        self.state_files.open()
         self.log.open()
-        if self.at_rest.incomplete:
-            self.clock.lost = self.at_rest.lost.get(clock.FILE, "")
-        if clock.FILE not in self.at_rest.lost and (state := clock.read(self.directory)):
+        if self.state_files.incomplete:
+            self.clock.lost = self.state_files.lost.get(clock.FILE, "")
+        if clock.FILE not in self.state_files.lost and (state := clock.read(self.directory)):
             self.restart.corrections = {one.since_ns: one.delta_ns for one in state.corrections}
         self.restart.read(self.log.stats)
         self.clock.open(
             max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         )
         self.log.go_on_at(self.restart.first_segment)
-        self.at_rest.compare_checkpoint(self.restart.first_segment)
-        self.at_rest.compare_schemas(self.core.counts.unknown_schemas)
-        if self.at_rest.lost:
-            self.trail.log.append_before_running(self._gap(self.at_rest.lost))
-        self.at_rest.begin(self.log.number, self.log.offset)
+        self.state_files.compare_checkpoint(self.restart.first_segment)
+        self.state_files.compare_schemas(self.core.counts.unknown_schemas)
+        if self.state_files.lost:
+            self.trail.log.append_before_running(self._gap(self.state_files.lost))
+        self.state_files.begin(self.log.number, self.log.offset)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
 

@@ -1,10 +1,4 @@
-"""Limits of long work on the event loop, and of repeated log lines.
-
-Long work: in slices on the event loop that leave time for other tasks, or uninterrupted in
-threads.
-
-Rate limit for repeated log lines: the first immediately, then counts.
-"""
+"""Limits of long work on the event loop, and of repeated log lines."""
 
 from __future__ import annotations
 

@@ -61,10 +61,11 @@ async def feed_watchdog() -> None:
         await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
 
 
-def state_directory(configured: str, default: str) -> Path:
-    """Return the configured directory, else the one set by systemd, else the default."""
+def state_directory(settings: Any) -> Path:
+    """Return the state directory of settings: as configured, else as set by systemd, else the default."""
     given = os.environ.get("STATE_DIRECTORY", "")
-    return Path(given if configured == default and given else configured)
+    is_default = settings.state_directory == type(settings)().state_directory
+    return Path(given if given and is_default else settings.state_directory)
 
 
 log = structlog.get_logger(__name__)

@@ -134,7 +134,7 @@ def _create_client(where: Mapping[str, Any]) -> AgentClient:
         return AgentClient(where["path"], "", where["timeout_seconds"])
     config = where["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-    state = state_directory(loaded.state_directory, AgentSettings().state_directory)
+    state = state_directory(loaded)
     return AgentClient(
         loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", where["timeout_seconds"]
     )

@@ -54,11 +54,8 @@ class CheckResult(NamedTuple):
 def check_collector(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
     """Check everything that can be checked without running, one line each; true if all passed."""
     report(f"Railscope collector {__version__}")
-    directory = service.state_directory(
-        settings.state_directory, CollectorSettings().state_directory
-    )
     passed = True
-    for finding in _findings(settings, directory):
+    for finding in _findings(settings, service.state_directory(settings)):
         report(str(finding))
         passed &= finding.passed
     return passed

@@ -1,9 +1,4 @@
-"""Options of billing commands.
-
-Common options of billing commands: ledger, seller, actor, period.
-
-Options of commands that read a scheduler's accounting records or its accounts.
-"""
+"""Options of billing commands: ledger, seller, actor, period, and a scheduler's accounting records."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
@@ -34,7 +29,7 @@ from collector.evidence import evidence_store
 from collector.files import tenancy_files
 from collector.files.tenancy_files import TenantMappings
 from collector.files.watched_file import FileError
-from collector.jobs import scheduler_records
+from collector.jobs import JobsError, scheduler_records
 from collector.ledger.database import Database, LedgerError, ledger_url
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period, PeriodError, parse_period
@@ -42,6 +37,8 @@ from collector.tables import metadata
 from railscope import service, settings
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
+
+ContentT = TypeVar("ContentT")
 
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
 _FAILURES = (
@@ -94,11 +91,8 @@ class CommandContext:
         """
         file = self._settings.billing.seller_file
         if not file:
-            return focus_rows.Seller(
-                "GPU cluster",
-                "GPU cluster",
-                {name: focus_rows.PayerAccount(name) for name in tenants},
-            )
+            accounts = {name: focus_rows.PayerAccount(name) for name in tenants}
+            return focus_rows.Seller("GPU cluster", "GPU cluster", accounts)
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -149,13 +143,10 @@ class CommandContext:
 
     def _configured_directory(self) -> Path | None:
         """State directory of the collector that the ledger belongs to; None for another ledger."""
-        if self.ledger is None:
-            return self._state_directory()
-        return None
+        return self._state_directory() if self.ledger is None else None
 
     def _state_directory(self) -> Path:
-        current = self._settings.state_directory
-        return service.state_directory(current, CollectorSettings().state_directory)
+        return service.state_directory(self._settings)
 
 
 def evidence_in(database: Database) -> period_completeness.UsageEvidence | None:
@@ -200,14 +191,15 @@ def deciding_command(command: Callable[..., None]) -> Callable[..., None]:
 
 def period_argument(name: str = "period", *, required: bool = True) -> Callable[..., Any]:
     """Argument PERIOD: a month or a range of days."""
+    return click.argument(name, callback=read_period, required=required)
 
-    def read(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else parse_period(text)
-        except PeriodError as error:
-            raise click.BadParameter(str(error)) from error
 
-    return click.argument(name, callback=read, required=required)
+def read_period(_: click.Context, __: click.Parameter, text: str | None) -> Period | None:
+    """Parse the text of a period. Raises BadParameter."""
+    try:
+        return None if text is None else parse_period(text)
+    except PeriodError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -288,10 +280,13 @@ def zone_of(name: str | None) -> ZoneInfo | None:
 
 def tenants_in(path: Path | None) -> TenantMappings:
     """Account assignments of a file, empty without one. Raises ClickException."""
-    if path is None:
-        return TenantMappings()
+    return TenantMappings() if path is None else parse_file(path, tenancy_files.parse_tenants)
+
+
+def parse_file(path: Path, parse: Callable[[str], ContentT]) -> ContentT:
+    """Return the content of a text file. Raises ClickException."""
     try:
-        return tenancy_files.parse_tenants(path.read_text(encoding="utf-8"))
-    except (FileError, OSError, UnicodeDecodeError) as error:
+        return parse(path.read_text(encoding="utf-8"))
+    except (FileError, JobsError, OSError, UnicodeDecodeError) as error:
         message = f"{path}: {error}"
         raise click.ClickException(message) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
+from datetime import UTC
 from pathlib import Path
 
 import click
@@ -13,25 +13,16 @@ import msgspec
 
 from collector.audit.ledger_watch import compare_writes
 from collector.billing.billing_audit_records import operator_actor
-from collector.commands.command_options import tenants_in, tenants_option, timezone_option, zone_of
-from collector.files.watched_file import FileError
+from collector.commands import command_options
 from collector.jobs import job_list, job_list_import
 from collector.jobs.imported_lists import ImportActor, JobLedgerError, NewList
 from collector.jobs.job_list_reader import FORMATS, format_of, read_jobs
 from collector.jobs.job_metering import format_count, meter_jobs, report_document, report_text
 from collector.ledger.database import LedgerError
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Period, PeriodError, parse_period
+from collector.metering.units import Period
 from collector.tables import metadata
 from railscope.timestamps import DAY_NS, TimestampError, parse_timestamp
-
-
-def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
-    """Parse a period. Raises BadParameter."""
-    try:
-        return parse_period(text) if text is not None else None
-    except PeriodError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def parse_utc_time(
@@ -67,15 +58,15 @@ class _ImportOptions:
     help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
     "pods -o json`, or the CSV of Alibaba's trace. Default: detected from the file.",
 )
-@timezone_option
-@tenants_option
+@command_options.timezone_option
+@command_options.tenants_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs; nanoseconds are strings."
 )
 @click.option("--ledger", "url", help="Write the GPU-days to the ledger in this database.")
 @click.option(
     "--period",
-    callback=period_of,
+    callback=command_options.read_period,
     metavar="PERIOD",
     help="Period of which the list contains all jobs, such as 2026-10. With --ledger, the list "
     "replaces the earlier list of the same source and period. Default: the whole days that "
@@ -142,13 +133,18 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         as_of_ns = min(as_of_ns, now_ns)
     models = _models(inventory_path, sku)
     order = _ImportOptions(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
-    form, jobs = _read(
-        file, form, zone_of(timezone), now_ns, strict=strict, shards_per_gpu=shards_per_gpu or 0
-    )
-    if tenants_path is not None:
-        jobs = job_list.listed_with_tenants(
-            jobs, job_list.TENANT_SOURCES[form], tenants_in(tenants_path)
+    zone, shards = command_options.zone_of(timezone), shards_per_gpu or 0
+
+    def read(text: str) -> tuple[str, job_list.JobList]:
+        found = form or format_of(text)
+        return found, read_jobs(
+            text, found, zone, strict=strict, shards_per_gpu=shards, now_ns=now_ns
         )
+
+    form, jobs = command_options.parse_file(file, read)
+    if tenants_path is not None:
+        tenants = command_options.tenants_in(tenants_path)
+        jobs = job_list.listed_with_tenants(jobs, job_list.TENANT_SOURCES[form], tenants)
     by = ImportActor(operator_actor(name or ""), now_ns)
     try:
         shown, imported = _import(jobs, form, order, by)
@@ -228,40 +224,12 @@ def _days_of(jobs: job_list.JobList, as_of_ns: int | None) -> Period | None:
 
 
 def _source(form: str, jobs: job_list.JobList) -> str:
-    return (
-        f"{job_list.TENANT_SOURCES[form]}:{jobs.cluster}"
-        if jobs.cluster
-        else job_list.TENANT_SOURCES[form]
-    )
+    source = job_list.TENANT_SOURCES[form]
+    return f"{source}:{jobs.cluster}" if jobs.cluster else source
 
 
 def _models(path: Path | None, sku: str) -> job_list.GpuModels:
     """Models of GPUs from a file. Raises ClickException."""
     if path is None:
         return job_list.GpuModels(default=sku)
-    try:
-        return job_list.parse_models(path.read_text(encoding="utf-8"), sku)
-    except (FileError, OSError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}"
-        raise click.ClickException(message) from error
-
-
-def _read(  # noqa: PLR0913 - each is an option
-    file: Path,
-    form: str | None,
-    zone: tzinfo | None,
-    now_ns: int,
-    *,
-    strict: bool,
-    shards_per_gpu: int,
-) -> tuple[str, job_list.JobList]:
-    """The format of the list, and its jobs."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        form = form or format_of(text)
-        return form, read_jobs(
-            text, form, zone, strict=strict, shards_per_gpu=shards_per_gpu, now_ns=now_ns
-        )
-    except (job_list.JobListError, OSError, UnicodeDecodeError) as error:
-        message = f"{file}: {error}"
-        raise click.ClickException(message) from error
+    return command_options.parse_file(path, lambda text: job_list.parse_models(text, sku))

@@ -196,7 +196,7 @@ def _bound_answers(client: Any, timeout_seconds: float) -> None:
 def _write(client: Any, settings: InfluxSettings, batch: Iterable[str]) -> str:
     """Write lines and return the problem; empty if there is none. Runs off the loop.
 
-    Raises RefusedError if a retry would be pointless. A wrong token or a missing bucket does not count: it
+    Raises RejectedLinesError if a retry would be pointless. A wrong token or a missing bucket does not count: it
     may be corrected while the lines wait.
     """
     from influxdb_client.client.exceptions import InfluxDBError  # noqa: PLC0415 - as above

@@ -68,7 +68,7 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
             await sign(one, records)
             await custody.check()
             assert custody.state == AuditLogState(HOLDS, one.collector.trail.log.signed.size)
-        (vouched,) = one.collector.audit.custody.witnesses.nodes.values()
+        (vouched,) = one.collector.audit.witness_api.witnesses.nodes.values()
         assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
         assert vouched.note == custody.store.held()
         await custody.client.close()
@@ -256,7 +256,7 @@ async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
         other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
         with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
             await other.show(note, key)
-        assert list(one.collector.audit.custody.witnesses.nodes) == ["n1"]
+        assert list(one.collector.audit.witness_api.witnesses.nodes) == ["n1"]
         for client in (honest.client, other):
             await client.close()
 
@@ -264,7 +264,7 @@ async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
 async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-        note = one.collector.audit.custody.audit.publisher.note
+        note = one.collector.audit.witness_api.audit.publisher.note
         link = CollectorLink(url=one.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
         clients = [AuditLogClient(link) for _ in range(10)]
         keys = [SecretKey.generate("n1") for _ in clients]
