@@ -297,11 +297,16 @@ def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-async def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on an address. Raises OSError."""
-    server = await asyncio.get_running_loop().create_server(
-        asyncio.Protocol, host or None, port, start_serving=False
-    )
+async def listening_sockets(listen: str) -> list[socket.socket]:
+    """Sockets that listen on an address. Raises SettingsError if it is unavailable."""
+    host, port = split_address(listen)
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, host or None, port, start_serving=False
+        )
+    except OSError as error:
+        message = f"cannot listen on {listen}: {error.strerror or error}"
+        raise SettingsError(message) from error
     try:
         made = [one.dup() for one in server.sockets]
     finally:

@@ -19,7 +19,6 @@ import h11
 import structlog
 
 from railscope import server_connections
-from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
@@ -73,12 +72,7 @@ class HttpServer:
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and return the address. Raises SettingsError if it cannot be bound."""
-        host, port = server_connections.split_address(listen)
-        try:
-            sockets = await server_connections.listening_sockets(host, port)
-        except OSError as error:
-            message = f"cannot listen on {listen}: {error.strerror or error}"
-            raise SettingsError(message) from error
+        sockets = await server_connections.listening_sockets(listen)
         bound = sockets[0].getsockname()
         self._accept(sockets, MAX_OF_AN_ADDRESS, tls)
         self.port = int(bound[1])

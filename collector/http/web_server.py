@@ -1,16 +1,13 @@
 """The collector's web server: aiohttp on connections that are accepted within limits.
 
-A separate thread pool for requests that read from disk or database.
+Requests that read from disk or database have a thread pool of their own. Ingest makes frames durable
+in the default one: it stays available however many requests there are and however slow the database
+is; and a client with many concurrent requests waits for its own, others do not.
 
-Ingest makes frames durable in the default thread pool. It stays available however many requests
-there are and however slow the database is; and a client with many concurrent requests waits for
-its own, others do not.
-
-Read-only mode after a start on a full disk: the collector serves its data, and waits for space.
-
-Nothing is written and nothing is opened for writing. The content of the state directory is read
-into a separate collector, which serves views, API and metrics; frames get 503 with Retry-After,
-so that agents keep them in their spools, and `/-/ready` states the reason.
+After a start on a full disk the collector serves its data read-only, and waits for space: nothing is
+written and nothing is opened for writing. The content of the state directory is read into a separate
+collector, which serves views, API and metrics; frames get 503 with Retry-After, so that agents keep
+them in their spools, and `/-/ready` states the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ from aiohttp.typedefs import Handler
 from collector.access.credentials import Credential
 from railscope import server_connections
 from railscope.durable_files import PARTIAL
-from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
@@ -90,13 +86,8 @@ class WebServer:
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and return the address. Raises SettingsError if it is unavailable."""
-        host, port = server_connections.split_address(listen)
         await self._runner.setup()
-        try:
-            sockets = await server_connections.listening_sockets(host, port)
-        except OSError as error:
-            message = f"cannot listen on {listen}: {error.strerror or error}"
-            raise SettingsError(message) from error
+        sockets = await server_connections.listening_sockets(listen)
         bound = sockets[0].getsockname()
         self._acceptor.tls = tls
         self._acceptor.start(sockets)
@@ -163,31 +154,29 @@ MAX_AT_ONCE = 3
 ReadResultT = TypeVar("ReadResultT")
 
 
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="reading")
-
-
 @dataclass(slots=True)
 class ReadPool:
     """Executes reads for requests; `close` it at the end."""
 
-    _threads: ThreadPoolExecutor = field(default_factory=_pool)
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="reading")
+    )
     _pending: dict[str, int] = field(default_factory=dict)
 
     async def read(self, credential: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
         """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
-        asker = f"tenant/{credential.tenant}" if credential.tenant else credential.label
-        pending = self._pending.get(asker, 0)
+        requester = f"tenant/{credential.tenant}" if credential.tenant else credential.label
+        pending = self._pending.get(requester, 0)
         if pending >= MAX_AT_ONCE:
             text = f"too many requests of this kind: expected at most {MAX_AT_ONCE} at once\n"
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
-        self._pending[asker] = pending + 1
+        self._pending[requester] = pending + 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._pending[asker] -= 1
-            if not self._pending[asker]:
-                del self._pending[asker]
+            self._pending[requester] -= 1
+            if not self._pending[requester]:
+                del self._pending[requester]
 
     def close(self) -> None:
         """Shut the threads down; queued work is cancelled."""

@@ -45,7 +45,7 @@ class Echo(asyncio.Protocol):
 @asynccontextmanager
 async def serving(connections: ServerConnections) -> AsyncIterator[int]:
     acceptor = ConnectionAcceptor(connections, Echo)
-    sockets = await listening_sockets("127.0.0.1", 0)
+    sockets = await listening_sockets("127.0.0.1:0")
     acceptor.start(sockets)
     try:
         yield sockets[0].getsockname()[1]
@@ -143,7 +143,7 @@ async def run():
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
     assert ServerConnections.within_descriptors(1000, 1000).max_connections == 8
     acceptor = ConnectionAcceptor(ServerConnections(1000, 1000), Echo)
-    sockets = await listening_sockets("127.0.0.1", 0)
+    sockets = await listening_sockets("127.0.0.1:0")
     acceptor.start(sockets)
     print(sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
