@@ -181,11 +181,7 @@ class Cable:
             astray.add(packets, self._frame_words)
 
     def _pause(
-        self,
-        span: TimeSpan,
-        busy: float,
-        shares: tuple[float, float],
-        conditions: PortConditions,
+        self, span: TimeSpan, busy: float, shares: tuple[float, float], conditions: PortConditions
     ) -> None:
         """Count pause frames and times: the usual few, and those that the conditions cause."""
         counters, dice = self.counters, self._dice

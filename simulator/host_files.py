@@ -276,8 +276,7 @@ def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, 
     if not device.generation:
         absent = failure(OSError(errno.ENOENT, ""))
         return dict.fromkeys(
-            ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width"),
-            absent,
+            ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width"), absent
         )
     speed = SPEEDS[device.generation]
     return {

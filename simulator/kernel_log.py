@@ -186,17 +186,9 @@ def _nic_lost(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int,
     slot, nic = 1 + (port.rail or 0), f"{port.nic.driver} {port.pci_address}"
     yield INFO, f"pcieport {above}: pciehp: Slot({slot}): Link Down"
     yield INFO, f"pcieport {above}: pciehp: Slot({slot}): Card not present"
-    yield (
-        ERROR,
-        f"pcieport {root}: AER: Uncorrectable (Fatal) error message received from {above}",
-    )
-    yield (
-        ERROR,
-        (
-            f"pcieport {above}: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer,"
-            " (Receiver ID)"
-        ),
-    )
+    aer, error = f"pcieport {root}: AER:", f"pcieport {above}: PCIe Bus Error:"
+    yield ERROR, f"{aer} Uncorrectable (Fatal) error message received from {above}"
+    yield ERROR, f"{error} severity=Uncorrectable (Fatal), type=Transaction Layer, (Receiver ID)"
     yield ERROR, f"pcieport {above}:    [ 5] SDES                   (First)"
     if port.nic is CONNECTX7:
         yield ERROR, f"{nic}: poll_health:831:(pid 0): Fatal error 3 detected"
@@ -207,14 +199,9 @@ def _nic_lost(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int,
 def _nic_degraded(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int, str]]:
     del above
     nic = f"{port.nic.driver} {port.pci_address}"
-    yield (
-        WARNING,
-        f"pcieport {root}: AER: Correctable error message received from {port.pci_address}",
-    )
-    yield (
-        WARNING,
-        (f"{nic}: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)"),
-    )
+    aer, error = f"pcieport {root}: AER:", f"{nic}: PCIe Bus Error:"
+    yield WARNING, f"{aer} Correctable error message received from {port.pci_address}"
+    yield WARNING, f"{error} severity=Correctable, type=Data Link Layer, (Receiver ID)"
     ids = f"[{port.nic.pci_vendor:04x}:{port.nic.pci_device:04x}]"
     yield WARNING, f"{nic}:   device {ids} error status/mask=00000040/00000000"
     yield WARNING, f"{nic}:    [ 6] BadTLP                "

@@ -151,17 +151,11 @@ def other_devices(
     devices = []
     for numa, address in enumerate(storage):
         root = _own_root(address)
-        devices += [
-            _device("root_port", root, numa),
-            _nic_device(f"{root}/{address}", numa, nic),
-        ]
+        devices += [_device("root_port", root, numa), _nic_device(f"{root}/{address}", numa, nic)]
     for place, address in enumerate(bridges):
         root, numa = _own_root(address), place * 2 // len(bridges)
         bridge = _nic_device(f"{root}/{address}", numa, CONNECTX7)
-        devices += [
-            _device("root_port", root, numa),
-            replace(bridge, pci_class=CLASS_INFINIBAND),
-        ]
+        devices += [_device("root_port", root, numa), replace(bridge, pci_class=CLASS_INFINIBAND)]
     root = "/sys/devices/pci0000:22/0000:22:01.0"
     devices += [
         _device("root_port", root),

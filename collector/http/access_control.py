@@ -240,19 +240,11 @@ class AccessObserver(Protocol):
     def denied(self, denial: DeniedRequest) -> None:
         """A request was denied."""
 
-    def used(
-        self,
-        credential: access.Credential,
-        key: access.CredentialKey,
-        address: str,
-    ) -> None:
+    def used(self, credential: access.Credential, key: access.CredentialKey, address: str) -> None:
         """A credential was accepted."""
 
     def expired(
-        self,
-        credential: access.Credential,
-        key: access.CredentialKey,
-        address: str,
+        self, credential: access.Credential, key: access.CredentialKey, address: str
     ) -> None:
         """An expired credential was presented."""
 

@@ -27,8 +27,10 @@ from railscope.reading import PRESENT
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Holders: TypeAlias = npt.NDArray[np.int64]
-Columns: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+Columns: TypeAlias = tuple[Floats, ...]
 """Sums, counts, highest and lowest of each cell."""
+_REDUCERS = ((np.add, 0.0), (np.add, 0.0), (np.maximum, -np.inf), (np.minimum, np.inf))
+"""Function and empty value of each column."""
 NO_TENANT = -1
 EVERYONE = ""
 
@@ -42,10 +44,7 @@ class ReducedBlock:
 
     block: SheetBlock
     rows: npt.NDArray[np.intp]
-    sums: Floats
-    counts: Floats
-    highest: Floats
-    lowest: Floats
+    columns: Columns
 
 
 def reduce_rows(block: SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock | None:
@@ -59,43 +58,31 @@ def reduce_rows(block: SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock |
         values[:, layout.counters] = block.rates[rows]
         present[:, layout.counters] &= ~np.isnan(block.rates[rows])
     values, present = values[:, layout.order], present[:, layout.order]
-    starts = layout.starts
-    return ReducedBlock(
-        block,
-        rows,
-        np.add.reduceat(np.where(present, values, 0.0), starts, axis=1),
-        np.add.reduceat(present.astype(np.float64), starts, axis=1),
-        np.maximum.reduceat(np.where(present, values, -np.inf), starts, axis=1),
-        np.minimum.reduceat(np.where(present, values, np.inf), starts, axis=1),
+    amounts: tuple[npt.ArrayLike, ...] = (values, 1.0, values, values)
+    columns = (
+        reducer.reduceat(np.where(present, amount, empty), layout.starts, axis=1)
+        for (reducer, empty), amount in zip(_REDUCERS, amounts, strict=True)
     )
+    return ReducedBlock(block, rows, tuple(columns))
 
 
 class _LayoutSums:
     """Sums of the cells of one layout."""
 
     def __init__(self, layout: SchemaLayout) -> None:
-        cells = len(layout.starts)
         self.layout = layout
-        self.sums, self.counts = np.zeros(cells), np.zeros(cells)
-        self.highest, self.lowest = np.full(cells, -np.inf), np.full(cells, np.inf)
+        self.columns = tuple(np.full(len(layout.starts), empty) for _, empty in _REDUCERS)
 
     def add(self, amounts: Columns) -> None:
         """Add the amounts of each cell."""
-        sums, counts, highest, lowest = amounts
-        self.sums += sums
-        self.counts += counts
-        np.maximum(self.highest, highest, out=self.highest)
-        np.minimum(self.lowest, lowest, out=self.lowest)
+        for (reducer, _), total, amount in zip(_REDUCERS, self.columns, amounts, strict=True):
+            reducer(total, amount, out=total)
 
 
 def _of_everyone(reduced: ReducedBlock) -> Columns:
     """Return the amounts of the cells of all rows."""
-    return (
-        reduced.sums.sum(axis=0),
-        reduced.counts.sum(axis=0),
-        reduced.highest.max(axis=0),
-        reduced.lowest.min(axis=0),
-    )
+    pairs = zip(_REDUCERS, reduced.columns, strict=True)
+    return tuple(reducer.reduce(column, axis=0) for (reducer, _), column in pairs)
 
 
 def _of_tenants(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, Columns]]:
@@ -111,15 +98,12 @@ def _of_tenants(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, 
     # The last entry is the whole node, and -1 is the rail of columns without one.
     held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
     starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
-    columns = (
-        np.add.reduceat(np.where(held, reduced.sums[rows], 0.0), starts),
-        np.add.reduceat(np.where(held, reduced.counts[rows], 0.0), starts),
-        np.maximum.reduceat(np.where(held, reduced.highest[rows], -np.inf), starts),
-        np.minimum.reduceat(np.where(held, reduced.lowest[rows], np.inf), starts),
-    )
+    columns = [
+        reducer.reduceat(np.where(held, column[rows], empty), starts)
+        for (reducer, empty), column in zip(_REDUCERS, reduced.columns, strict=True)
+    ]
     for number, tenant in enumerate(tenants[starts].tolist()):
-        sums, counts, highest, lowest = columns
-        yield tenant, (sums[number], counts[number], highest[number], lowest[number])
+        yield tenant, tuple(column[number] for column in columns)
 
 
 @dataclass(slots=True)
@@ -217,8 +201,7 @@ def _amounts(
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
     rails = layout.cell_rails.tolist()
-    columns = (sums.sums, sums.counts, sums.highest, sums.lowest)
-    amounts = list(zip(*(column.tolist() for column in columns), strict=True))
+    amounts = list(zip(*(column.tolist() for column in sums.columns), strict=True))
     for key, start, end in zip(layout.keys, layout.key_starts.tolist(), ends, strict=True):
         if scope not in scopes_of(key[0].about):
             continue

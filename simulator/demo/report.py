@@ -113,7 +113,7 @@ def account_table(account: dict[str, Any]) -> str:
             f"{account['gpus']} GPUs x time",
             *_time(account["capacity_ns"]),
             "balances" if account["balances"] else "DOES NOT BALANCE",
-        ],
+        ]
     ]
     return _table(["GPU TIME", "GPU-hours", "nanoseconds", ""], body)
 
