@@ -259,10 +259,10 @@ def _beyond_repair(errors: float) -> float:
     """Probability of an uncorrectable block, given the mean number of errors per block."""
     if errors < _HARMLESS:
         return 0.0
-    least = _CORRECTABLE_SYMBOLS + 1
-    term = math.exp(-errors + least * math.log(errors) - math.lgamma(least + 1))
+    first = _CORRECTABLE_SYMBOLS + 1
+    term = math.exp(-errors + first * math.log(errors) - math.lgamma(first + 1))
     total = 0.0
-    for count in range(least, least + 60):
+    for count in range(first, first + 60):
         total += term
         term *= errors / (count + 1)
     return min(total, 1.0)

@@ -157,8 +157,8 @@ class LinkSpeedDown(LinkOutages):
         """Waits for the outage, then exchanges at the remaining link speed."""
         pace = super().job(span).exchange_pace
         slow = span.share_after(self.outages[0].end_ns)
-        most = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
-        return conditions.JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - most)))
+        remaining = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
+        return conditions.JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - remaining)))
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Rising errors before the outage, none of the bad lanes after it."""
@@ -196,9 +196,9 @@ class PcieDegraded(conditions.Scenario):
         """All rails wait for the NIC that cannot accept its traffic."""
         nic = device_models.nic_of(self.spec.nic, self.spec.struck)
         carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
-        most = min(carried / workload.EXCHANGE_RATE, 1.0)
+        remaining = min(carried / workload.EXCHANGE_RATE, 1.0)
         return conditions.JobConditions(
-            exchange_pace=1.0 - span.share_after(self.onset_ns) * (1.0 - most)
+            exchange_pace=1.0 - span.share_after(self.onset_ns) * (1.0 - remaining)
         )
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:

@@ -159,11 +159,11 @@ class Silicon:
 
     def _clock_within(self, watts: float, full_watts: float) -> int:
         """Return the highest clock within this power."""
-        most = self.model.max_megahertz
+        max_megahertz = self.model.max_megahertz
         share = max(watts - self._idle_watts, 1.0) / full_watts
         if share >= 1.0:
-            return most
-        clock = most * math.pow(share, 1.0 / _POWER_EXPONENT)
+            return max_megahertz
+        clock = max_megahertz * math.pow(share, 1.0 / _POWER_EXPONENT)
         return max(
             int(clock) // _CLOCK_STEP_MEGAHERTZ * _CLOCK_STEP_MEGAHERTZ, self.model.idle_megahertz
         )

@@ -272,14 +272,14 @@ class _TenantInputs:
         """Memory available to processes."""
         return self.model.memory_bytes - self.model.reserved_bytes
 
-    def held(self, of_bytes: float, least: float, most: float) -> int:
+    def held(self, of_bytes: float, lower: float, upper: float) -> int:
         """Return a random share of an amount of memory, in whole pages."""
-        return int(of_bytes * self.dice.uniform(least, most)) // _PAGE_BYTES * _PAGE_BYTES
+        return int(of_bytes * self.dice.uniform(lower, upper)) // _PAGE_BYTES * _PAGE_BYTES
 
-    def process(self, count: int, least: float, most: float) -> GpuTenant:
+    def process(self, count: int, lower: float, upper: float) -> GpuTenant:
         """Return one of `count` processes of the job with equal shares."""
         share = 1.0 / count
-        held = self.held(self.available_bytes * share, least, most)
+        held = self.held(self.available_bytes * share, lower, upper)
         return GpuTenant(next(self.pids), JOB, share, share, 1.0, held)
 
 

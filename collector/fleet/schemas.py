@@ -71,12 +71,12 @@ class SchemaLayout:
         return int(self.cell_rails.max(initial=-1)) + 1
 
 
-def check_schema(schema: wire_format.WireSchema, most: int) -> None:
+def check_schema(schema: wire_format.WireSchema, limit: int) -> None:
     """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
     columns = sum(len(group.entities) for group in schema.groups)
-    if columns > most or len(schema.entities) > most or len(schema.groups) > most:
+    if columns > limit or len(schema.entities) > limit or len(schema.groups) > limit:
         message = (
-            f"schema of stream {schema.stream!r}: expected at most {most} columns and entities"
+            f"schema of stream {schema.stream!r}: expected at most {limit} columns and entities"
         )
         raise wire_format.WireError(message)
     if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:

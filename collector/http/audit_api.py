@@ -64,7 +64,7 @@ class EntrySelection:
     """Selection of entries."""
 
     first: int = 0
-    most: int = MAX_SHOWN
+    max_entries: int = MAX_SHOWN
     tenant: str | None = None
     """None for the entries of all tenants."""
     of_tenant_only: bool = False
@@ -105,8 +105,8 @@ class SignedEntries:
         """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
         note, tiles = self.checkpoint()
         sequences = self._sequences(tiles, wanted)
-        shown = [self._shown(tiles, at, wanted) for at in sequences[: wanted.most]]
-        following = sequences[wanted.most] if len(sequences) > wanted.most else None
+        shown = [self._shown(tiles, at, wanted) for at in sequences[: wanted.max_entries]]
+        following = sequences[wanted.max_entries] if len(sequences) > wanted.max_entries else None
         return {"checkpoint": note, "size": tiles.size, "entries": shown, "next": following}
 
     def proof(self, index: int, tenant: str | None) -> str | None:
@@ -138,17 +138,17 @@ class SignedEntries:
     def _sequences(self, tiles: Tiles, wanted: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
         if wanted.tenant is None:
-            return range(wanted.first, min(tiles.size, wanted.first + wanted.most + 1))
+            return range(wanted.first, min(tiles.size, wanted.first + wanted.max_entries + 1))
         with self._lock:
             self._catch_up(tiles, self.max_read)
             found = self._of.get(wanted.tenant, array("q"))
             # The index may be ahead of the checkpoint of this response.
             begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
-            return found[begin : min(end, begin + wanted.most + 1)]
+            return found[begin : min(end, begin + wanted.max_entries + 1)]
 
-    def _catch_up(self, tiles: Tiles, most: int) -> None:
+    def _catch_up(self, tiles: Tiles, max_records: int) -> None:
         """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
-        end = min(tiles.size, self._read + most)
+        end = min(tiles.size, self._read + max_records)
         for raw in _records(tiles, self._read, end):
             # Most records belong to no tenant, and need no decoding.
             tenant = sole_tenant(decode_audit_record(raw)) if b"tenant" in raw else ""

@@ -81,11 +81,11 @@ class HourlyAmount:
     count: int = 0
     since_ns: int = 0
 
-    def fits(self, more: int, most: int, now_ns: int) -> bool:
+    def fits(self, more: int, limit: int, now_ns: int) -> bool:
         """True if this additional amount is within the limit per hour."""
         if not 0 <= now_ns - self.since_ns < HOUR_NS:
             self.count, self.since_ns = 0, now_ns
-        return self.count + more <= most
+        return self.count + more <= limit
 
 
 @dataclass(slots=True)
@@ -158,9 +158,9 @@ class Ingest:
             return await self._take(request, credential, sender, body)
 
     async def _body(self, request: web.Request) -> bytes:
-        most = self.limits.body_bytes
-        if (request.content_length or 0) > most:
-            text = f"body too large: expected at most {most} bytes"
+        max_bytes = self.limits.body_bytes
+        if (request.content_length or 0) > max_bytes:
+            text = f"body too large: expected at most {max_bytes} bytes"
             raise NotAcknowledgedError(text, "size")
         try:
             async with asyncio.timeout(self.limits.body_timeout_seconds):
@@ -169,14 +169,16 @@ class Ingest:
             text = f"body not received within {self.limits.body_timeout_seconds:g} s"
             raise NotAcknowledgedError(text, "timeout") from None
         except web.HTTPRequestEntityTooLarge:
-            text = f"body too large: expected at most {most} bytes"
+            text = f"body too large: expected at most {max_bytes} bytes"
             raise NotAcknowledgedError(text, "size") from None
 
     def _check_rate(self, sender: NodeSender, node: str) -> None:
         now = asyncio.get_running_loop().time()
-        most = self.limits.requests_per_second * RATE_WINDOW_SECONDS
+        max_allowance = self.limits.requests_per_second * RATE_WINDOW_SECONDS
         refill = (now - sender.counted_at) * self.limits.requests_per_second
-        sender.allowance = min(most, sender.allowance + refill) if sender.counted_at else most
+        sender.allowance = (
+            min(max_allowance, sender.allowance + refill) if sender.counted_at else max_allowance
+        )
         sender.counted_at = now
         if sender.allowance < 1:
             text = (
@@ -219,15 +221,15 @@ class Ingest:
     async def _decode(
         self, request: web.Request, node: str, body: bytes
     ) -> tuple[wire.Envelope, wire.SentAt]:
-        most = self.limits.decompressed_bytes
+        max_bytes = self.limits.decompressed_bytes
         try:
             sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
             size = unpacked_bytes(body)
             if size is None or max(size, len(body)) > OFF_LOOP_BYTES:
                 async with self._large:
-                    envelope = await asyncio.to_thread(unpack, body, most)
+                    envelope = await asyncio.to_thread(unpack, body, max_bytes)
             else:
-                envelope = unpack(body, min(most, OFF_LOOP_BYTES))
+                envelope = unpack(body, min(max_bytes, OFF_LOOP_BYTES))
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
@@ -241,9 +243,9 @@ class Ingest:
         new = [s for s in envelope.schemas if self.core.schemas.get(wire.schema_hash(s)) is None]
         if not new:
             return
-        most = self.limits.schemas_per_node_hour
-        if not sender.schemas.fits(len(new), most, self.wall_ns()):
-            text = f"too many new schemas: expected at most {most} per node per hour"
+        limit = self.limits.schemas_per_node_hour
+        if not sender.schemas.fits(len(new), limit, self.wall_ns()):
+            text = f"too many new schemas: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "schemas")
         sizes = [size_of(schema) for schema in new]
         if problem := self.core.schemas.beyond(envelope.node, sizes):
@@ -265,9 +267,9 @@ class Ingest:
         The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
         """
         count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
-        most, so_far = self.limits.audited_events_per_node_hour, sender.audited
-        if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
-            text = f"too many events for the audit log: expected at most {most} per node per hour"
+        limit, so_far = self.limits.audited_events_per_node_hour, sender.audited
+        if count and not so_far.fits(count, limit, self.wall_ns()) and so_far.count:
+            text = f"too many events for the audit log: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "audited_events")
         return count
 

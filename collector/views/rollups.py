@@ -96,10 +96,10 @@ def _of_tenants(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, 
     pairs = np.unique(np.stack([holders[row, rail], row], axis=1), axis=0)
     tenants, rows = pairs[:, 0], pairs[:, 1]
     # The last entry is the whole node, and -1 is the rail of columns without one.
-    held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
+    is_held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
     starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
     columns = [
-        reducer.reduceat(np.where(held, column[rows], empty), starts)
+        reducer.reduceat(np.where(is_held, column[rows], empty), starts)
         for (reducer, empty), column in zip(_REDUCERS, reduced.columns, strict=True)
     ]
     for number, tenant in enumerate(tenants[starts].tolist()):

@@ -71,8 +71,8 @@ def _add_memory_and_clocks(gpu: GpuState, into: NvmlResults) -> None:
     graphics, memory = silicon.clock_megahertz, model.memory_megahertz
     for kind, now in enumerate((graphics, graphics, memory, silicon.video_megahertz)):
         into.call("ClockInfo", now, kind)
-    most = model.max_megahertz
-    for kind, limit in enumerate((most, most, memory, model.max_video_megahertz)):
+    max_megahertz = model.max_megahertz
+    for kind, limit in enumerate((max_megahertz, max_megahertz, memory, model.max_video_megahertz)):
         into.call("MaxClockInfo", limit, kind)
 
 

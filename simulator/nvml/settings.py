@@ -181,8 +181,16 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
             model.generation >= GpuGeneration.HOPPER, {"isC2cEnabled": int(model.grace)}
         ),
     )
-    least, most = 1000 * model.min_limit_watts, model.power_limit_milliwatts
-    into.fields({187: least, 188: most, 189: most, 190: most, 192: most})
+    min_milliwatts, max_milliwatts = 1000 * model.min_limit_watts, model.power_limit_milliwatts
+    into.fields(
+        {
+            187: min_milliwatts,
+            188: max_milliwatts,
+            189: max_milliwatts,
+            190: max_milliwatts,
+            192: max_milliwatts,
+        }
+    )
     if model.generation >= GpuGeneration.HOPPER:
         into.field(_PEAK_POWER, _ALL_OF_IT)
     if model.grace:

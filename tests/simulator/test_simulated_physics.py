@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from simulator.conditions import JobConditions, PortConditions
 from simulator import NICS
+from simulator.conditions import JobConditions, PortConditions
 from simulator.device_models import LANES
 from simulator.fabric import TrafficDemand
 from simulator.node_model import MODES, NodeModel
