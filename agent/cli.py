@@ -323,7 +323,7 @@ def _as_json(one: Agent) -> list[dict[str, Any]]:
             if names := devices.get(device_key(entity.kind.name, entity.key)):
                 entry["device"] = names
             if isinstance(reading, Absent):
-                entry["absent"] = reading.word
+                entry["absent"] = reading.label
             else:
                 numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
                 value = reading * numerator

@@ -18,7 +18,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -68,37 +68,24 @@ def result(stored: Json) -> Json:
     return stored
 
 
-@dataclass(slots=True)
-class CaptureMoment:
+class CaptureMoment(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Differences from the previous timestamp, at `offset_ns` after the start."""
 
-    offset_ns: int
-    files: dict[str, Json] = field(default_factory=dict)
-    names: dict[str, Json] = field(default_factory=dict)
-    links: dict[str, Json] = field(default_factory=dict)
-    calls: dict[str, Json] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
+    offset_ns: int = msgspec.field(name="t")
+    files: dict[str, Json] = {}
+    names: dict[str, Json] = {}
+    links: dict[str, Json] = {}
+    calls: dict[str, Json] = {}
+    log: list[str] = []
 
     def to_line(self) -> str:
         """Encode as a line of `timeline.jsonl`."""
-        parts: dict[str, Json] = {"t": self.offset_ns}
-        for section in (*SECTIONS, "log"):
-            if getattr(self, section):
-                parts[section] = getattr(self, section)
-        return json.dumps(parts, separators=(",", ":"))
+        return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str) -> CaptureMoment:
-        """Decode a line of `timeline.jsonl`. Raises ValueError, KeyError or TypeError for a damaged one."""
-        parts = dict(json.loads(line))
-        moment = cls(parts.pop("t"), **parts)
-        sections = [getattr(moment, section) for section in SECTIONS]
-        wanted = [int, list, *[dict] * len(sections)]
-        for part, kind in zip((moment.offset_ns, moment.log, *sections), wanted, strict=True):
-            if not isinstance(part, kind):
-                message = f"{part!r}: expected {kind.__name__}"
-                raise TypeError(message)
-        return moment
+        """Decode a line of `timeline.jsonl`. Raises ValueError for a damaged one."""
+        return msgspec.convert(json.loads(line), cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +102,7 @@ class CaptureMetadata:
     redacted: bool = False
 
     def to_toml(self) -> str:
-        """The text of `capture.toml`."""
+        """Encode as the text of `capture.toml`."""
         return "\n".join(
             [
                 f"format = {FORMAT}",
@@ -183,7 +170,7 @@ def _moments(path: Path) -> Iterator[CaptureMoment]:
             for line in lines:
                 number += 1
                 yield CaptureMoment.from_line(line)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         message = f"{path}: damaged line {number}: {error}"
         raise CaptureError(message) from error
 
@@ -200,7 +187,7 @@ class CaptureTimeline:
         self._next = 0
         self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
 
-    def look(self, section: str, key: str, offset_ns: int) -> Json:
+    def result_at(self, section: str, key: str, offset_ns: int) -> Json:
         """Return the latest result at or before this offset; raises KeyError if there is none."""
         with self._lock:
             if self._next and offset_ns < self._moments[self._next - 1].offset_ns:
@@ -215,7 +202,7 @@ class CaptureTimeline:
             return self._state[section][key]
 
     def log_between(self, after_ns: int, until_ns: int) -> list[str]:
-        """Kernel log records with offsets in (after, until]."""
+        """Return the kernel log records with offsets in (after, until]."""
         return [
             record
             for moment in self._moments

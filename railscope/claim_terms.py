@@ -27,7 +27,7 @@ class ClaimAuthority(IntEnum):
     ADMINISTRATOR = 5
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """Name of the authority in events."""
         return self.name.lower()
 

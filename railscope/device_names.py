@@ -6,7 +6,7 @@ carries one of them as its key. A name that no entity states is an empty text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from railscope.catalog import KINDS
@@ -29,7 +29,7 @@ def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
         if entity.kind in _NAMES_OF and len(entity.key) == len(KINDS[entity.kind].labels)
     )
     for entity, _ in zip(devices, range(MAX_DEVICES), strict=False):
-        names = _NAMES_OF[entity.kind](entity)
+        names = _names_of(entity)
         keys = [device_key(entity.kind, entity.key)]
         if names[_PCI]:
             keys.append((_PCI, names[_PCI]))
@@ -58,46 +58,22 @@ def _stated(names: Names) -> int:
 
 def bare_gpu(uuid: str) -> Names:
     """Return the names of a GPU of which only the UUID is known."""
-    return _gpu(WireEntity("gpu", (uuid,)))
+    return _names_of(WireEntity("gpu", (uuid,)))
 
 
 _IDENTITY = frozenset({"gpu", "interface", "device", "port", _PCI})
 
 
-def _gpu(entity: WireEntity) -> Names:
-    return {
-        "kind": "gpu",
-        "index": entity.facts.get("index", ""),
-        "uuid": entity.key[0],
-        _PCI: entity.facts.get(_PCI, ""),
-    }
-
-
-def _nic(entity: WireEntity) -> Names:
-    facts = entity.facts
-    return {
-        "kind": "nic",
-        "interface": entity.key[0],
-        "device": facts.get("rdma_device", ""),
-        "rail": facts.get("rail", ""),
-        _PCI: facts.get(_PCI, ""),
-    }
-
-
-def _port(entity: WireEntity) -> Names:
-    facts = entity.facts
-    return {
-        "kind": "nic",
-        "interface": facts.get("interface", ""),
-        "device": entity.key[0],
-        "port": entity.key[1],
-        "rail": facts.get("rail", ""),
-        _PCI: facts.get(_PCI, ""),
-    }
-
-
-_NAMES_OF: Mapping[str, Callable[[WireEntity], Names]] = {
-    "gpu": _gpu,
-    "nic": _nic,
-    "rdma_port": _port,
+_NAMES_OF: Mapping[str, Mapping[str, int | str]] = {
+    "gpu": {"index": "index", "uuid": 0, _PCI: _PCI},
+    "nic": {"interface": 0, "device": "rdma_device", "rail": "rail", _PCI: _PCI},
+    "rdma_port": {"interface": "interface", "device": 0, "port": 1, "rail": "rail", _PCI: _PCI},
 }
+"""Names of a device by kind of entity: position in the key, or the fact that contains it."""
+
+
+def _names_of(entity: WireEntity) -> Names:
+    names = {"kind": "gpu" if entity.kind == "gpu" else "nic"}
+    for name, place in _NAMES_OF[entity.kind].items():
+        names[name] = entity.key[place] if isinstance(place, int) else entity.facts.get(place, "")
+    return names

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, groupby, islice, pairwise
 from operator import sub
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 
@@ -35,12 +35,10 @@ MAX_WINDOW_LOG = 24
 
 # Bounds of one envelope. Receivers check each bound before they decode the data beyond it, so that
 # a few bytes on the wire never cause large memory use.
-MAX_SCHEMAS, MAX_BATCHES, MAX_FRAMES, MAX_EVENTS = 256, 1000, 20_000, 10_000
+MAX_BATCHES, MAX_FRAMES, MAX_EVENTS = 1000, 20_000, 10_000
 MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_EVENT_BYTES = 1 << 20, 4 << 20, 32 << 10
-MAX_COLUMNS = 20_000
-"""Columns, groups or entities of one schema."""
-MAX_NAME, MAX_TEXT = 255, 4000
-"""Characters of a name (node, run, boot, stream, kind, metric), and of any other text."""
+MAX_TEXT = 4000
+"""Characters of a text that is not a name."""
 MAX_KEYS, MAX_FACTS = 16, 64
 MAX_EVENT_TEXT = 16_384
 """Characters of all texts of an event."""
@@ -53,43 +51,22 @@ class _Version(msgspec.Struct):
     version: int
 
 
-Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
-
-
-_Sequence: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=SIGNED_LIMIT - 1)]
-
-
-class _SealedRunEnd(msgspec.Struct, array_like=True):
-    """End of an earlier run, with bounds."""
-
-    run: Name
-    streams: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] = {}
-
-
 class _SealedEnvelope(msgspec.Struct):
     """An envelope with fields that are not decoded yet."""
 
-    node: Name
-    run: Name
-    boot_id: Name
-    schemas: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_SCHEMAS)] = ()
+    node: wire.Name
+    run: wire.Name
+    boot_id: wire.Name
+    schemas: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=wire.MAX_SCHEMAS)] = ()
     batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
-    agent_version: Name = ""
-    ended: _SealedRunEnd | None = None
-
-
-class _SealedSchema(msgspec.Struct):
-    """A decoded schema, with the bounds of its fields."""
-
-    stream: Name
-    groups: Annotated[tuple[wire.WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
-    entities: Annotated[tuple[wire.WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    agent_version: wire.Name = ""
+    ended: wire.RunEnd | None = None
 
 
 class _SealedBatch(msgspec.Struct):
     """A batch with events that are not decoded yet."""
 
-    stream: Name
+    stream: wire.Name
     schema: Annotated[bytes, msgspec.Meta(max_length=wire.HASH_BYTES)]
     first_sequence: int
     wall_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
@@ -104,7 +81,7 @@ class _SealedBatch(msgspec.Struct):
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
 _envelope_decoder = msgspec.msgpack.Decoder(_SealedEnvelope)
-_schema_decoder = msgspec.msgpack.Decoder(_SealedSchema)
+_schema_decoder = msgspec.msgpack.Decoder(wire.WireSchema)
 _batch_decoder = msgspec.msgpack.Decoder(_SealedBatch)
 _event_decoder = msgspec.msgpack.Decoder(wire.WireEvent)
 
@@ -133,12 +110,12 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
             raise wire.WireVersionError(message)
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
-        _check_words("a name of an envelope", names, MAX_NAME)
+        _check_texts("a name of an envelope", names, wire.MAX_NAME)
         return wire.Envelope(
             version, sealed.node, sealed.run, sealed.boot_id,
             tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
             sealed.agent_version,
-            wire.RunEnd(sealed.ended.run, sealed.ended.streams) if sealed.ended else None,
+            sealed.ended,
         )  # fmt: skip
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"invalid envelope: {error}"
@@ -175,24 +152,25 @@ def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[wire.WireSchema]:
         total += size
         _check_size("a schema", size, MAX_SCHEMA_BYTES)
         _check_size("the schemas of an envelope", total, MAX_SCHEMAS_BYTES)
-        yield _schema(_schema_decoder.decode(raw))
+        schema = _schema_decoder.decode(raw)
+        _check_schema(schema)
+        yield schema
 
 
-def _schema(sealed: _SealedSchema) -> wire.WireSchema:
-    columns = sum(len(group.entities) for group in sealed.groups)
-    _check_size("a schema", columns, MAX_COLUMNS, "columns")
-    for group in sealed.groups:
-        _check_words("the metric of a schema", (group.metric, sealed.stream), MAX_NAME)
-    for entity in sealed.entities:
+def _check_schema(schema: wire.WireSchema) -> None:
+    columns = sum(len(group.entities) for group in schema.groups)
+    _check_size("a schema", columns, wire.MAX_COLUMNS, "columns")
+    for group in schema.groups:
+        _check_texts("the metric of a schema", (group.metric, schema.stream), wire.MAX_NAME)
+    for entity in schema.entities:
         _check_entity(entity)
-    return wire.WireSchema(sealed.stream, sealed.groups, sealed.entities)
 
 
 def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[wire.Batch]:
     frames = events = 0
     for raw in parts:
         sealed = _batch_decoder.decode(raw)
-        _check_words("the stream of a batch", (sealed.stream,), MAX_NAME)
+        _check_texts("the stream of a batch", (sealed.stream,), wire.MAX_NAME)
         frames += len(sealed.wall_ns)
         events += len(sealed.events)
         _check_size("an envelope", frames, MAX_FRAMES, "frames")
@@ -207,7 +185,7 @@ def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[wire.Batch]:
 def _event(raw: msgspec.Raw) -> wire.WireEvent:
     _check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
     event = _event_decoder.decode(raw)
-    _check_words("the name of an event", (event.name,), MAX_NAME)
+    _check_texts("the name of an event", (event.name,), wire.MAX_NAME)
     _check_entity(event.entity)
     _check_facts(event.facts)
     if _text_of(event) > MAX_EVENT_TEXT:
@@ -217,25 +195,25 @@ def _event(raw: msgspec.Raw) -> wire.WireEvent:
 
 
 def _check_entity(entity: wire.WireEntity) -> None:
-    _check_words("the kind of an entity", (entity.kind,), MAX_NAME)
+    _check_texts("the kind of an entity", (entity.kind,), wire.MAX_NAME)
     _check_size("the key of an entity", len(entity.key), MAX_KEYS, "words")
-    _check_words("the key of an entity", entity.key, MAX_TEXT)
+    _check_texts("the key of an entity", entity.key, MAX_TEXT)
     _check_facts(entity.facts)
 
 
 def _check_facts(facts: Mapping[str, str]) -> None:
     if facts:
         _check_size("the facts of an event or entity", len(facts), MAX_FACTS, "facts")
-        _check_words("the name of a fact", facts, MAX_NAME)
-        _check_words("a fact", facts.values(), MAX_TEXT)
+        _check_texts("the name of a fact", facts, wire.MAX_NAME)
+        _check_texts("a fact", facts.values(), MAX_TEXT)
 
 
-def _check_words(what: str, words: Iterable[str], max_characters: int) -> None:
-    for word in words:
-        if len(word) > max_characters:
-            _check_size(what, len(word), max_characters, "characters")
-        if not word.isprintable():
-            message = f"{what}: {printable(word)[:MAX_NAME]}: expected printable characters"
+def _check_texts(what: str, texts: Iterable[str], max_characters: int) -> None:
+    for text in texts:
+        if len(text) > max_characters:
+            _check_size(what, len(text), max_characters, "characters")
+        if not text.isprintable():
+            message = f"{what}: {printable(text)[: wire.MAX_NAME]}: expected printable characters"
             raise wire.WireError(message)
 
 
@@ -246,21 +224,21 @@ def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> Non
 
 
 def _text_of(event: wire.WireEvent) -> int:
-    """Characters of all texts of an event."""
-    words = chain(
+    """Return the characters of all texts of an event."""
+    texts = chain(
         (event.name, event.entity.kind), event.entity.key,
         event.entity.facts, event.entity.facts.values(), event.facts, event.facts.values(),
     )  # fmt: skip
-    return sum(map(len, words))
+    return sum(map(len, texts))
 
 
 def within_bounds(event: wire.WireEvent) -> wire.WireEvent:
     """Return an event that receivers accept: long facts are cut if it exceeds the limit on text."""
-    too_long = any(len(word) > MAX_TEXT for word in event.facts.values())
+    too_long = any(len(text) > MAX_TEXT for text in event.facts.values())
     if not too_long and len(event.facts) <= MAX_FACTS and _text_of(event) <= MAX_EVENT_TEXT:
         return event
     facts = dict(islice(event.facts.items(), MAX_FACTS // 2))
-    cut = {name[:MAX_NAME]: text[:_CUT_TEXT] for name, text in facts.items()}
+    cut = {name[: wire.MAX_NAME]: text[:_CUT_TEXT] for name, text in facts.items()}
     return msgspec.structs.replace(event, facts=cut)
 
 

@@ -63,11 +63,6 @@ def labelled(name: str, labels: Iterable[tuple[str, str]]) -> str:
     return f"{name}{{{inner}}} " if inner else f"{name} "
 
 
-def sample_prefix(metric: Metric, labels: Iterable[tuple[str, str]]) -> str:
-    """Return name and labels of a sample of a metric, up to the position of the number."""
-    return labelled(metric.name, labels)
-
-
 def number(metric: Metric, stored: int) -> str:
     """Format a stored integer in base units. Integers stay exact at any size."""
     value = from_stored(stored, counter=metric.kind is MetricKind.COUNTER)
@@ -81,7 +76,7 @@ def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str
     """Return name and labels of the sample of an entity."""
     labels = [*zip(entity.kind.labels, entity.key, strict=True), *extra]
     if metric.kind is not MetricKind.HISTOGRAM:
-        return sample_prefix(metric, labels)
+        return labelled(metric.name, labels)
     if labels[-1] == (BUCKET, SUM):
         return labelled(f"{metric.name}_sum", labels[:-1])
     bucket = labelled(f"{metric.name}_bucket", labels)
@@ -175,7 +170,7 @@ def declared(name: str) -> Metric:
     return METRICS[name] if name in METRICS else rollups()[name].metric
 
 
-def page(blocks: Mapping[str, str], text_format: TextFormat) -> str:
+def render_blocks(blocks: Mapping[str, str], text_format: TextFormat) -> str:
     """Return a complete exposition: every block below its header, in catalog order."""
     last = len(ORDER)
     parts = []
@@ -205,7 +200,7 @@ class Exposition:
             for name, lines in template.info.items():
                 info.setdefault(name, {}).update(lines)
         blocks |= {name: "".join(lines.values()) for name, lines in info.items()}
-        return page(blocks, text_format)
+        return render_blocks(blocks, text_format)
 
     def _template(self, schema: Schema) -> ExpositionTemplate:
         return self._templates.get(schema) or ExpositionTemplate(schema)

@@ -20,8 +20,8 @@ class Absent(Enum):
     NOT_DUE = 6
 
     @property
-    def word(self) -> str:
-        """The reason as used in labels and messages."""
+    def label(self) -> str:
+        """Name of the reason in metrics and messages."""
         return self.name.lower()
 
 

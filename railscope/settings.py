@@ -106,11 +106,11 @@ def _from_environment(
     found = {}
     for name, value in environment.items():
         if name.startswith(prefix):
-            word = name.removeprefix(prefix)
-            if word not in known:
-                message = f"unknown environment variable {name}{_nearest(word, known)}"
+            suffix = name.removeprefix(prefix)
+            if suffix not in known:
+                message = f"unknown environment variable {name}{_nearest(suffix, known)}"
                 raise SettingsError(message)
-            found[name] = _nested({known[word]: value}, ".")
+            found[name] = _nested({known[suffix]: value}, ".")
     return found
 
 
@@ -168,11 +168,11 @@ def expectation(hint: Any) -> str:
     if typing.get_origin(plain) is dict:
         value = _TYPES.get(typing.get_args(plain)[1], "a value")
         return f"a table such as {{ name = value }}, each value {value}"
-    words = [_TYPES.get(plain, str(plain))]
+    parts = [_TYPES.get(plain, str(plain))]
     for note in notes:
-        words += [f"{text} {bound}" for name, text in _BOUNDS.items()
+        parts += [f"{text} {bound}" for name, text in _BOUNDS.items()
                   if (bound := getattr(note, name, None)) is not None]  # fmt: skip
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
 def _table(hint: Any, key: str, value: Any, where: str) -> Any:

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -41,6 +42,13 @@ BYTES_PER_VALUE = 8
 MAX_EVENT_NUMBER = 1 << 53
 """Bound of an audited event's number: records count from 0, in integers that JSON represents exactly."""
 LEVEL = 3
+MAX_SCHEMAS = 256
+"""Schemas of one envelope, and streams of one run."""
+MAX_COLUMNS = 20_000
+"""Columns, groups or entities of one schema."""
+MAX_NAME = 255
+"""Characters of a name: node, run, boot, stream, kind, metric."""
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class WireError(ValueError):
@@ -70,9 +78,9 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True):
 class WireSchema(msgspec.Struct, frozen=True):
     """Wire form of a schema."""
 
-    stream: str
-    groups: tuple[WireGroup, ...]
-    entities: tuple[WireEntity, ...]
+    stream: Name
+    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    entities: Annotated[tuple[WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
 
 
 class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,14 +124,17 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         return len(self.wall_ns)
 
 
+_Sequence: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=SIGNED_LIMIT - 1)]
+
+
 class RunEnd(msgspec.Struct, frozen=True, array_like=True):
     """Last sequence number of each stream that an earlier run of the agent put into its spool.
 
     A run that is interrupted loses frames at its end, which no later frame of the same run can reveal.
     """
 
-    run: str
-    streams: dict[str, int] = {}
+    run: Name
+    streams: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] = {}
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

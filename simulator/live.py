@@ -244,7 +244,7 @@ class LiveTimeline:
         self.steps = 0
         self._show()
 
-    def look(self, section: str, key: str, offset_ns: int) -> Json:
+    def result_at(self, section: str, key: str, offset_ns: int) -> Json:
         """Return the result at an offset; raises KeyError if there is none."""
         with self._lock:
             self._advance(offset_ns)

@@ -251,7 +251,7 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         )
         if not names or reason is Absent.NOT_DUE:
             continue
-        detail = f"{format_count(frame.reasons.count(code), 'reading')} {reason.word}: {', '.join(names)}"
+        detail = f"{format_count(frame.reasons.count(code), 'reading')} {reason.label}: {', '.join(names)}"
         verdict = ProbeVerdict.ABSENT if reason is Absent.UNSUPPORTED else ProbeVerdict.BROKEN
         remedy = ""
         if reason is Absent.DENIED:

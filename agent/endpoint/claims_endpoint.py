@@ -265,7 +265,7 @@ def _claim_row(
     gpu = gpus.get(held.gpu)
     return {
         "id": held.reference if reported_by == claims.COMMAND_SOURCE else name, "reported_by": reported_by,
-        "source": held.source, "level": held.level.word, "workload": held.workload,
+        "source": held.source, "level": held.level.label, "workload": held.workload,
         "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
         "pci_address": gpu.pci_address if gpu else "",

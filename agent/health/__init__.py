@@ -118,7 +118,7 @@ def format_verdict(facts: GpuHealthFacts, verdict: GpuVerdict) -> str:
 
 
 def _format_absent_facts(missing: Mapping[str, Absent]) -> str:
-    first = [f"{reason} ({why.word})" for reason, why in list(missing.items())[:MAX_ABSENT_FACTS]]
+    first = [f"{reason} ({why.label})" for reason, why in list(missing.items())[:MAX_ABSENT_FACTS]]
     more = len(missing) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
 

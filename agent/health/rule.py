@@ -29,7 +29,7 @@ class AbsentFact(Exception):  # noqa: N818 - not an error: an absent fact
     """A fact is absent, for a reason."""
 
     def __init__(self, reason: Absent) -> None:
-        super().__init__(reason.word)
+        super().__init__(reason.label)
         self.reason = reason
 
 

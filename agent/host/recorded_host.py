@@ -63,7 +63,7 @@ def assemble_batch(answer: Callable[[int | str], Json], entries: Sequence[int | 
 class ReplayState(Protocol):
     """State of a recorded or simulated node at an offset. Thread-safe."""
 
-    def look(self, section: str, key: str, offset_ns: int) -> Json:
+    def result_at(self, section: str, key: str, offset_ns: int) -> Json:
         """Return the last value at or before an offset. Raises KeyError if there is none."""
         ...
 
@@ -186,7 +186,7 @@ class RecordedHost:
     def kernel_log(self) -> RecordedKernelLog:
         """The recorded kernel log. Raises OSError if it could not be read during the recording."""
         with contextlib.suppress(KeyError):
-            result(self._timeline.look("calls", KERNEL_LOG, self._offset_ns()))
+            result(self._timeline.result_at("calls", KERNEL_LOG, self._offset_ns()))
         return RecordedKernelLog(self._timeline, self._offset_ns, self._shift_ns)
 
     def _shift_ns(self) -> int:
@@ -196,7 +196,7 @@ class RecordedHost:
 
     def _look(self, section: str, key: str) -> Json:
         try:
-            while (stored := self._timeline.look(section, key, self._offset_ns())) == PENDING:
+            while (stored := self._timeline.result_at(section, key, self._offset_ns())) == PENDING:
                 self._pause(REPLAY_POLL_SECONDS)  # a thread is not notified of the passage of time
         except KeyError:
             raise OSError(errno.ENOENT, f"{key} is not in the capture") from None

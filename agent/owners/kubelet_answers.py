@@ -28,7 +28,7 @@ from typing import TypeAlias
 import msgspec
 
 from agent.owners import FormatError
-from railscope.device_shares import PodEntry, pod_entry
+from railscope.pod_shares import PodEntry, pod_entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
             ):
                 columns.add(metric, source)
             for reason in Absent:
-                columns.add(c.SOURCE_ABSENT, source.part(entities.ABSENCE, reason.word))
+                columns.add(c.SOURCE_ABSENT, source.part(entities.ABSENCE, reason.label))
         node = Entity(entities.NODE)
         for metric in (
             c.AGENT_CPU,
@@ -339,7 +339,10 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self._reported[name] = reported
         if before is None and verdict.state == HEALTHY:
             return []
-        reasons = (*verdict.reasons, *(f"{reason} ({why.word})" for reason, why in unclear.items()))
+        reasons = (
+            *verdict.reasons,
+            *(f"{reason} ({why.label})" for reason, why in unclear.items()),
+        )
         facts = base.nonempty_facts(
             before=h.GPU_HEALTH.states[before[0]] if before else "",
             after=h.GPU_HEALTH.states[verdict.state],

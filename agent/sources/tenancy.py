@@ -268,7 +268,7 @@ class ClaimSource(source.SourceWithoutResources):
         if self._uses.oldest is None:
             reason = next(iter(self._uses.unread.values()), Absent.ERROR)
             yield source.ProbeFinding(
-                what, source.ProbeVerdict.ABSENT, f"processes cannot be read: {reason.word}"
+                what, source.ProbeVerdict.ABSENT, f"processes cannot be read: {reason.label}"
             )
             return
         hidden = sum(

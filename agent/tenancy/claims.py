@@ -134,7 +134,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         boot = self.start_boot
         facts_present = {
             "source": self.source,
-            "level": self.level.word,
+            "level": self.level.label,
             "workload": self.workload,
             "owner": self.owner,
             "tenant": self.tenant,

@@ -26,7 +26,7 @@ from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.tenancy.pods import NodePods, PodDirectories, PodRequests
 from railscope.claim_terms import ClaimAuthority, share_text
-from railscope.device_shares import PodShareRequests, RequestedShare
+from railscope.pod_shares import PodShareRequests, RequestedShare
 
 SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"

@@ -23,7 +23,7 @@ from agent.host.owners import KUBELET, PODS
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
 from agent.tenancy.claims import failure_finding
 from agent.tenancy.devices import NodeDevices
-from railscope.device_shares import PodEntry, PodShareRequests, requests_of
+from railscope.pod_shares import PodEntry, PodShareRequests, requests_of
 
 POD_LOGS = "/var/log/pods"
 _GROUPS = "/sys/fs/cgroup"

@@ -309,7 +309,7 @@ class Rater:
             if isinstance(energy, int):
                 yield from self._inside(_charge(usage, stretch, price))
             elif price.nano:
-                reason = f"its energy is unknown: {energy.word}"
+                reason = f"its energy is unknown: {energy.label}"
                 span = (stretch.start_ns, stretch.end_ns)
                 yield from self._inside(
                     UsageReview(usage, *span, reason, price_book.PriceGroup.ENERGY)
@@ -422,7 +422,7 @@ def _quantity(usage: Usage, duration_ns: int, unit: PriceUnit) -> Fraction:
     if unit is PriceUnit.KILOWATT_HOURS:
         energy = usage.energy_millijoules
         if isinstance(energy, Absent):
-            message = f"energy of {usage} is {energy.word}"
+            message = f"energy of {usage} is {energy.label}"
             raise ValueError(message)
         return Fraction(energy * duration_ns, usage.duration_ns)
     held = usage.capacity_units if unit is PriceUnit.GPU_HOURS else usage.instances

@@ -24,7 +24,7 @@ from railscope.wire import WireEvent
 STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
 _LEVELS = {
-    one.word: one
+    one.label: one
     for one in claim_terms.ClaimAuthority
     if one not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
 }

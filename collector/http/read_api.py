@@ -39,7 +39,7 @@ from collector.workloads.job_view import RunningJobs
 from railscope import __version__, service
 from railscope.catalog import METRICS, collector as catalog, declare
 from railscope.catalog.rollup import part_labels
-from railscope.exposition import TextFormat, page, sample_prefix
+from railscope.exposition import TextFormat, labelled, render_blocks
 from railscope.reading import PRESENT, REASONS, Absent, from_stored
 from railscope.server_connections import ServerConnections
 from railscope.timestamps import SECOND_NS
@@ -188,9 +188,9 @@ def render(cells: Iterable[ViewCell], text_format: TextFormat) -> str:
     blocks: dict[str, list[str]] = {}
     for cell in cells:
         labels = zip(label_names(cell.metric), cell.labels, strict=True)
-        line = f"{sample_prefix(cell.metric, labels)}{_number(cell.value)}\n"
+        line = f"{labelled(cell.metric.name, labels)}{_number(cell.value)}\n"
         blocks.setdefault(cell.metric.name, []).append(line)
-    return page({name: "".join(lines) for name, lines in blocks.items()}, text_format)
+    return render_blocks({name: "".join(lines) for name, lines in blocks.items()}, text_format)
 
 
 def _number(value: float) -> str:
@@ -326,9 +326,9 @@ class ViewApi:
             if devices[member]:
                 entry["device"] = devices[member]
             if codes[column] != PRESENT:
-                entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word
+                entry["absent"] = REASONS.get(codes[column], Absent.ERROR).label
             elif not denominator:
-                entry["absent"] = Absent.ERROR.word
+                entry["absent"] = Absent.ERROR.label
             else:
                 counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
                 value = from_stored(values[column], counter=counter) * numerator

@@ -11,7 +11,7 @@ of an init container if that is larger; a sidecar is an init container that keep
 are. Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of
 dynamic resource allocation (resourceClaims) are not counted: a pod does not contain their number.
 
-Shares are those of `railscope.device_shares`. A list that also contains nodes (`kubectl get
+Shares are those of `railscope.pod_shares`. A list that also contains nodes (`kubectl get
 nodes,pods`) provides models, memory and replicas of their GPUs, which are required for shares of
 memory and time slices.
 """
@@ -28,7 +28,7 @@ import msgspec
 
 from collector.jobs import job_list
 from railscope import untrusted_text
-from railscope.device_shares import PodEntry, pod_entry, requests_of
+from railscope.pod_shares import PodEntry, pod_entry, requests_of
 from railscope.timestamps import FOREVER_NS, SECOND_NS, TimestampError, parse_timestamp
 
 KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"

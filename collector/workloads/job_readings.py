@@ -229,7 +229,7 @@ class SeatValues:
         code = int(self.reasons[seat])
         if code == PRESENT:
             return ""
-        return "stale" if code == _STALE else REASONS.get(code, Absent.ERROR).word
+        return "stale" if code == _STALE else REASONS.get(code, Absent.ERROR).label
 
 
 def seat_values(readings: SeatReadings, number: int | None, seats: int) -> SeatValues:

@@ -43,12 +43,7 @@ class CompactRange:
 
     def append(self, leaf: Hash) -> None:
         """Append a leaf: about one hash on average."""
-        carried, size = leaf, self.size
-        while size & 1:
-            carried = node_hash(self.roots.pop(), carried)
-            size >>= 1
-        self.roots.append(carried)
-        self.size += 1
+        self.extend(leaf, 1)
 
     def extend(self, subtree: Hash, leaves: int) -> None:
         """Append a complete subtree. Raises ValueError if it is not aligned to the tree's end."""
@@ -72,7 +67,7 @@ class CompactRange:
 
 
 def subtrees(size: int) -> Iterator[tuple[int, int]]:
-    """Complete subtrees, (level, index), that make up a tree of this size, from the left."""
+    """Yield the complete subtrees, (level, index), that make up a tree of this size, from the left."""
     return _pieces(0, size)
 
 

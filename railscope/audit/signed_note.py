@@ -268,8 +268,7 @@ class Checkpoint:
     @property
     def text(self) -> str:
         """The signed text."""
-        root = base64.b64encode(self.tree.root).decode()
-        return f"{self.origin}\n{self.tree.size}\n{root}\n"
+        return f"{self.origin}\n{self.tree.size}\n{_base64(self.tree.root)}\n"
 
     def signed(self, signer: SecretKey) -> str:
         """Return the checkpoint as a signed note. Raises NoteError."""
@@ -291,22 +290,11 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
     if origin != key.name:
         message = f"checkpoint of {origin!r}: expected {key.name!r}, the name of the key"
         raise CheckpointError(message)
-    found = Checkpoint(origin, TreeHead(int(size), _root(root)))
-    if found.text != text:
-        message = f"invalid root {root[:100]!r}: expected canonical base64"
+    digest = _decoded(root)
+    if len(digest) != HASH_BYTES:
+        message = f"invalid root {root[:100]!r}: expected {HASH_BYTES} bytes in canonical base64"
         raise CheckpointError(message)
-    return found
-
-
-def _root(text: str) -> bytes:
-    try:
-        root = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        root = b""
-    if len(root) != HASH_BYTES:
-        message = f"invalid root {text[:100]!r}: expected {HASH_BYTES} bytes in base64"
-        raise CheckpointError(message)
-    return root
+    return Checkpoint(origin, TreeHead(int(size), digest))
 
 
 COSIGNATURE = b"\x04"
@@ -348,11 +336,7 @@ def witnessed(note: str, key: PublicKey) -> int:
     if not ours:
         message = f"no cosignature of {key}"
         raise UnsignedError(message)
-    latest = 0
-    for signature in ours:
-        seconds = _checked(text, signature, key)
-        latest = max(latest, seconds)
-    return latest
+    return max(_checked(text, signature, key) for signature in ours)
 
 
 def _checked(text: str, signature: bytes, key: PublicKey) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 
 ACTION_ORDER = ("ignore", "restart_app", "drain", "reset_gpu", "reboot", "rma")
 """All actions, from mildest to most severe; `ignore` means to record the error and do no more."""
-SEVERITIES = ("fatal", "nonfatal", "unknown")
 ERROR_CLASSES = ("application", "record", "hardware")
 UNKNOWN = "unknown"
 
@@ -60,7 +59,7 @@ class Sxid:
     """NVSwitch error, by the number in `nvidia-nvswitchN: SXid (...): number`.
 
     `error_class` is that of the Fabric Manager User Guide: "nonfatal", "port_fatal" (for the GPUs of one
-    port), "fatal" (for the whole fabric), "notable"; "unknown" for numbers not in it.
+    port), "fatal" (for the whole fabric), "notable".
     """
 
     number: int
@@ -105,7 +104,7 @@ RECOVERY_ACTIONS: Mapping[int, RecoveryAction] = MappingProxyType(
 )
 """By value of NVML's field 230 (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which Xid 154 prints too."""
 
-_RECOVERY_WORDS = {
+_RECOVERY_NAMES = {
     action.nvidia.lower().removesuffix(" required"): action for action in RECOVERY_ACTIONS.values()
 }
 CONTAINED, _UNCONTAINED, _RECOVERY_CHANGED = 94, 95, 154
@@ -115,7 +114,7 @@ _NVLINK5 = range(144, 151)
 
 # The messages are those of NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu: gpu.c (154),
 # arch/ampere/kern_gpu_error_cont_ga100.c (94, 95); NVLink 5 as in the Xid catalogue.
-_RECOVERY = re.compile(r"\bto 0x(?P<value>[0-9a-fA-F]+) \((?P<words>[^()]*)\)")
+_RECOVERY = re.compile(r"\bto 0x(?P<value>[0-9a-fA-F]+) \((?P<name>[^()]*)\)")
 _RESET = re.compile(r"\bRST: (?P<reset>Yes|No), D-RST: (?P<drain>Yes|No)\b")
 _NVLINK5_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
 
@@ -124,13 +123,6 @@ def xid(number: int) -> Xid:
     """Return the entry of an Xid; one named "unknown" if the table has none."""
     return xids().get(number) or Xid(
         number, UNKNOWN, "The table does not know this number.", UNKNOWN, "", "", ("ignore",), ""
-    )
-
-
-def sxid(number: int) -> Sxid:
-    """Return the entry of an SXid; one named "unknown" if the table has none."""
-    return sxids().get(number) or Sxid(
-        number, UNKNOWN, UNKNOWN, "The table does not know this number.", UNKNOWN, ("ignore",), ""
     )
 
 
@@ -160,10 +152,10 @@ def _recovery(general: Judgement, message: str) -> Judgement:
     match = _RECOVERY.search(message)
     if not match:
         return general
-    words = match["words"]
-    known = _RECOVERY_WORDS.get(words.lower().removesuffix(" required"))
+    name = match["name"]
+    known = _RECOVERY_NAMES.get(name.lower().removesuffix(" required"))
     action = known or RECOVERY_ACTIONS.get(int(match["value"], 16))
-    return replace(general, actions=action.actions if action else general.actions, nvidia=words)
+    return replace(general, actions=action.actions if action else general.actions, nvidia=name)
 
 
 def _nvlink5(general: Judgement, message: str) -> Judgement:

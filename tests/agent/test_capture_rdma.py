@@ -83,7 +83,7 @@ def test_nothing_is_counted_that_has_no_file(page: dict[Sample, float]) -> None:
 def test_absent_counters_are_counted_by_reason(page: dict[Sample, float]) -> None:
     contents = [parse_integer(file.read_bytes()) for file in counter_files()]
     for reason in Absent:
-        counted = sample("railscope_source_absent_readings", source="rdma", reason=reason.word)
+        counted = sample("railscope_source_absent_readings", source="rdma", reason=reason.label)
         assert page[counted] == contents.count(reason)
 
 

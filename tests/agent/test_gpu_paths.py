@@ -47,7 +47,7 @@ class Run:
         frame = self.reader.run().frame
         assert frame is not None
         found = readings(frame)[PCIE_PATH_STATE.name, (GPU,)]
-        return found.word if isinstance(found, Absent) else PCIE_PATH_STATE.states[found]
+        return found.label if isinstance(found, Absent) else PCIE_PATH_STATE.states[found]
 
 
 def test_a_full_link_is_full_and_nobody_is_asked() -> None:

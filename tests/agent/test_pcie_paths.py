@@ -169,7 +169,7 @@ def state(host: FakeHost, address: str = NIC) -> str:
     assert outcome is not None
     (metric,) = {m for m, *_ in outcome.readings() if m.name == STATE}
     told = readings(outcome)[STATE, (address,)]
-    return told.word if isinstance(told, Absent) else metric.states[told]
+    return told.label if isinstance(told, Absent) else metric.states[told]
 
 
 def test_a_path_in_order() -> None:

@@ -51,19 +51,19 @@ def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
     path = f"/sys/class/infiniband/{port.rdma_device}/ports/1/state"
     gpu = struck(FAULTS[1], number)
     groups = [
-        timeline.look("files", f"/proc/{process['pid']}/cgroup", ns)
+        timeline.result_at("files", f"/proc/{process['pid']}/cgroup", ns)
         for process in processes(timeline, struck(FAULTS[2], number), ns)
     ]
-    rows = timeline.look("calls", f"nvml.nvmlDeviceGetRemappedRows({gpu})", ns)
+    rows = timeline.result_at("calls", f"nvml.nvmlDeviceGetRemappedRows({gpu})", ns)
     return {
-        "link": timeline.look("files", path, ns).split()[1],
+        "link": timeline.result_at("files", path, ns).split()[1],
         "pending": bool(rows[2]),
         "unclaimed": any("session" in group for group in groups),
     }
 
 
 def processes(timeline: LiveTimeline, gpu: int, ns: int) -> list[dict[str, int]]:
-    found: list[dict[str, int]] = timeline.look(
+    found: list[dict[str, int]] = timeline.result_at(
         "calls", f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})", ns
     )
     return found
@@ -94,9 +94,11 @@ def test_counters_never_fall_while_nothing_is_reset():
     before: dict[str, int] = {}
     for second in range(0, 3 * ROUND, 5):
         ns = second * NS_PER_SECOND
-        answer = timeline.look("calls", f"ethtool.statistics({port.interface})", ns)
+        answer = timeline.result_at("calls", f"ethtool.statistics({port.interface})", ns)
         now = dict(zip(answer["names"], answer["values"], strict=True))
-        now["energy"] = timeline.look("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", ns)
+        now["energy"] = timeline.result_at(
+            "calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", ns
+        )
         fallen = {
             name
             for name, value in before.items()
@@ -109,8 +111,8 @@ def test_counters_never_fall_while_nothing_is_reset():
 def test_counters_begin_near_zero():
     """Otherwise every start of an agent adds days to rates that were counted before it."""
     timeline = LiveTimeline(NODE, 0)
-    assert timeline.look("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", 0) == 0
-    pressure = timeline.look("files", "/proc/pressure/io", 0)
+    assert timeline.result_at("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", 0) == 0
+    pressure = timeline.result_at("files", "/proc/pressure/io", 0)
     assert int(pressure.split("total=")[-1]) < 2 * ROUND * 1_000_000
 
 
@@ -119,9 +121,9 @@ def test_what_has_gone_is_not_kept():
     timeline = LiveTimeline(NODE, 0)
     (process,) = processes(timeline, 0, 0)
     path = f"/proc/{process['pid']}/stat"
-    assert timeline.look("files", path, 20 * NS_PER_SECOND)
+    assert timeline.result_at("files", path, 20 * NS_PER_SECOND)
     with pytest.raises(KeyError):
-        timeline.look("files", path, 30 * NS_PER_SECOND)
+        timeline.result_at("files", path, 30 * NS_PER_SECOND)
 
 
 def test_a_long_time_without_a_question_is_one_step():

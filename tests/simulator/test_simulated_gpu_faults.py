@@ -22,7 +22,7 @@ def run(scenario: str, model: str = "h100") -> Capture:
 
 
 def nvml(capture: Capture, call: str, second: int = SECONDS) -> Json:
-    return CaptureTimeline(capture.moments).look("calls", f"nvml.nvml{call}", second * 10**9)
+    return CaptureTimeline(capture.moments).result_at("calls", f"nvml.nvml{call}", second * 10**9)
 
 
 def field(capture: Capture, gpu: int, entry: int | str, second: int = SECONDS) -> int:
@@ -138,8 +138,8 @@ def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
     ]
     assert len(own) > 300
     timeline = CaptureTimeline(capture.moments)
-    assert all(timeline.look("calls", call, ONSET * 10**9) == answer for call in own)
-    assert all(timeline.look("calls", call, SECONDS * 10**9) == answer for call in own)
+    assert all(timeline.result_at("calls", call, ONSET * 10**9) == answer for call in own)
+    assert all(timeline.result_at("calls", call, SECONDS * 10**9) == answer for call in own)
     assert nvml(capture, "DeviceGetCount()") == 2
     assert nvml(capture, f"DeviceGetPowerUsage({OTHER})") < 250_000
     assert xids(capture) == numbers

@@ -72,7 +72,9 @@ def sent_and_received(capture: Capture, second: int) -> tuple[int, int]:
     sent, received = (
         4
         * int(
-            CaptureTimeline(capture.moments).look("files", f"{counters}/port_{way}", second * 10**9)
+            CaptureTimeline(capture.moments).result_at(
+                "files", f"{counters}/port_{way}", second * 10**9
+            )
         )
         for way in ("xmit_data", "rcv_data")
     )

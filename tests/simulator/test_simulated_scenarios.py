@@ -28,7 +28,7 @@ def timeline(scenario: str) -> CaptureTimeline:
 
 
 def look(scenario: str, section: str, key: str, second: int) -> Json:
-    return timeline(scenario).look(section, key, second * 10**9)
+    return timeline(scenario).result_at(section, key, second * 10**9)
 
 
 def nvml(scenario: str, call: str, second: int = SECONDS) -> Json:

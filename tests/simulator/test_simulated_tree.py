@@ -52,7 +52,8 @@ def answers(tree: Path) -> dict[str, Json]:
 def state(capture: Capture, section: str, offset_ns: int) -> dict[str, Json]:
     timeline = CaptureTimeline(capture.moments)
     found = {
-        key: timeline.look(section, key, offset_ns) for key in getattr(capture.moments[0], section)
+        key: timeline.result_at(section, key, offset_ns)
+        for key in getattr(capture.moments[0], section)
     }
     return {key: value for key, value in found.items() if not isinstance(value, dict)}
 
@@ -114,7 +115,7 @@ def test_psutil_answers_from_the_tree_as_in_the_capture(
     function: str, capture: Capture, answers: dict[str, Json]
 ) -> None:
     answer = answers[function]
-    expected = CaptureTimeline(capture.moments).look("calls", f"psutil.{function}()", END_NS)
+    expected = CaptureTimeline(capture.moments).result_at("calls", f"psutil.{function}()", END_NS)
     if function == "virtual_memory":
         answer, expected = ({**reply, "used": 0, "percent": 0} for reply in (answer, expected))
     assert answer == expected

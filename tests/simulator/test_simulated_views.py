@@ -50,7 +50,7 @@ class Seen:
         self._offset_ns = round(second * 1e9)
 
     def look(self, section: str, key: str) -> Json:
-        return self._timeline.look(section, key, self._offset_ns)
+        return self._timeline.result_at(section, key, self._offset_ns)
 
     def number(self, path: str) -> int:
         return int(self.look("files", path))

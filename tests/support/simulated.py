@@ -31,7 +31,7 @@ class Nvml:
 
     def call(self, name: str, *arguments: int | str) -> Json:
         key = f"nvml.nvml{name}({','.join(map(str, arguments))})"
-        return self._timeline.look("calls", key, self._offset_ns)
+        return self._timeline.result_at("calls", key, self._offset_ns)
 
     def device(self, name: str, *arguments: int | str) -> Json:
         return self.call(f"DeviceGet{name}", *arguments)

@@ -18,13 +18,13 @@ class Seen:
         self._offset_ns = round(second * 1e9)
 
     def call(self, key: str) -> Json:
-        return self._timeline.look("calls", key, self._offset_ns)
+        return self._timeline.result_at("calls", key, self._offset_ns)
 
     def netlink(self, function: str, interface: str) -> Json:
         return self.call(f"netlink.{function}({interface})")
 
     def file(self, path: str) -> str:
-        return str(self._timeline.look("files", path, self._offset_ns)).strip()
+        return str(self._timeline.result_at("files", path, self._offset_ns)).strip()
 
     def ofed(self, interface: str, path: str) -> str:
         return self.file(f"/sys/class/net/{interface}/{path}")

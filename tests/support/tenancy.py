@@ -132,7 +132,7 @@ class Looked:
 
         place = self.columns.index((f"railscope_{metric}", (gpu,)))
         code = self.table.reasons[place]
-        return self.table.values[place] if code == PRESENT else REASONS[code].word
+        return self.table.values[place] if code == PRESENT else REASONS[code].label
 
     def said(self, what: str) -> list[tuple[str, str, str]]:
         """Return the findings about a subject: verdict, detail, remedy."""

@@ -137,10 +137,10 @@ def test_a_timeline_shows_what_was_last_recorded(
         for key in "ab":
             said = [value for at, name, value in ordered if name == key and at <= offset]
             if said:
-                assert timeline.look("calls", key, offset) == said[-1]
+                assert timeline.result_at("calls", key, offset) == said[-1]
             else:
                 with pytest.raises(KeyError):
-                    timeline.look("calls", key, offset)
+                    timeline.result_at("calls", key, offset)
 
 
 def test_the_log_of_a_timeline_is_cut_between_instants() -> None:

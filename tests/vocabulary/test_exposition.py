@@ -26,7 +26,7 @@ from railscope.catalog.entities import (
     RDMA_PORT,
     SOURCE,
 )
-from railscope.exposition import Exposition, TextFormat, entity_prefix, number, page
+from railscope.exposition import Exposition, TextFormat, entity_prefix, number, render_blocks
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, from_stored, to_stored
 
@@ -160,7 +160,7 @@ def test_the_state_of_a_whole_node_has_a_label_too() -> None:
 
 def test_absent_readings_are_left_out() -> None:
     entity = Entity(GPU, ("GPU-1",))
-    absent = [(gpu.GPU_POWER, Entity(GPU, (reason.word,)), reason) for reason in Absent]
+    absent = [(gpu.GPU_POWER, Entity(GPU, (reason.label,)), reason) for reason in Absent]
     text = Exposition().render(
         [frame_of((gpu.GPU_POWER, entity, 1000), *absent)], TextFormat.PROMETHEUS
     )
@@ -228,7 +228,7 @@ def test_every_metric_and_rollup_has_a_header_that_parses(text_format: TextForma
     for metric in every:
         entity = Entity(metric.about, ("x",) * len(metric.about.labels))
         blocks[metric.name] = entity_prefix(metric, entity) + "1\n"
-    assert len(samples(page(blocks, text_format))) == len(every)
+    assert len(samples(render_blocks(blocks, text_format))) == len(every)
 
 
 @pytest.mark.parametrize(

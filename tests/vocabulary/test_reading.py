@@ -103,6 +103,6 @@ def test_errors_are_reasons(number: int, reason: Absent) -> None:
 
 def test_reasons_keep_their_codes() -> None:
     """The codes travel: a receiver of another version knows them by number."""
-    assert {reason.word: reason.value for reason in Absent} == {
+    assert {reason.label: reason.value for reason in Absent} == {
         "unsupported": 1, "denied": 2, "gone": 3, "timeout": 4, "error": 5, "not_due": 6,
     }  # fmt: skip

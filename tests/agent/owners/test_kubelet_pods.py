@@ -18,7 +18,7 @@ from agent.host.kubelet_pods import pod_list
 from agent.host.owners import KUBELET, PODS, OwnerCalls
 from agent.owners import FormatError
 from agent.owners.kubelet_answers import parse_pod_list
-from railscope.device_shares import MAX_TEXT
+from railscope.pod_shares import MAX_TEXT
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 POD = {

@@ -9,7 +9,7 @@ import pytest
 from agent.config import PREFIX, AgentSettings
 from collector.jobs.job_list_reader import read_jobs
 from collector.jobs.kubernetes import NodeGpuLabels
-from railscope.device_shares import pod_entry, requests_of
+from railscope.pod_shares import pod_entry, requests_of
 from railscope.settings import SettingsError, load
 from simulator.live import LiveNodeFileError, read_live_node
 
