@@ -132,10 +132,7 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
     A capture is read through to its end, for readings that depend on earlier ones; those at its end are
     printed.
     """
-    loaded = _loader(config, {})()
-    service.configure_logs("error")
-    host, node, read = _host_once(root, replay)
-    one = Agent(loaded, host, loaded.node or node)
+    one, read = _agent_once(config, root, replay)
     asyncio.run(read(one))
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
@@ -155,10 +152,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 
     Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
     """
-    loaded = _loader(config, {})()
-    service.configure_logs("error")
-    host, node, read = _host_once(root, replay)
-    one = Agent(loaded, host, loaded.node or node)
+    one, read = _agent_once(config, root, replay)
     live = replay is None and root == Path("/")
     sys.exit(0 if asyncio.run(run_check(one, click.echo, read, live=live)) else 1)
 
@@ -253,13 +247,14 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
     return host, host.node
 
 
-def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
-    """Return the host to read once, its name if a capture contains it, and the function that reads it."""
+def _agent_once(config: Path | None, root: Path, replay: Path | None) -> tuple[Agent, _Read]:
+    """Return an agent that reads a node or a capture once, and the function that reads it."""
+    loaded = _loader(config, {})()
+    service.configure_logs("error")
     if replay is None:
-        return LiveHost(root), "", Agent.once
-    capture = _capture(replay)
-    walk = CaptureWalk(capture)
-    return walk.host, capture.about.node, walk.read
+        return Agent(loaded, LiveHost(root), loaded.node), Agent.once
+    walk = CaptureWalk(_capture(replay))
+    return Agent(loaded, walk.host, loaded.node or walk.host.node), walk.read
 
 
 def _host_at_end(root: Path, replay: Path | None) -> Host:

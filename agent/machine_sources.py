@@ -34,7 +34,7 @@ from agent.topology.rails import parse_rail_rules
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
     """Return all sources that read the node."""
     wiring, book = NetworkScanner(parse_rail_rules(settings.topology)), xids or XidMatcher()
-    gpus, lists, cards = GpuInventory(wiring), ProcessLists(), NicFinder(wiring)
+    gpus, lists, nics = GpuInventory(wiring), ProcessLists(), NicFinder(wiring)
     periods, bursts = settings.period_seconds, settings.bursts
     burst_sampling: list[Source] = [
         NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -55,11 +55,11 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         NvLinkSource.signal(periods.nvlink_signal, gpus),
         RdmaSource(periods.rdma, wiring),
         NicSource(periods.nic, wiring),
-        LinkSource(periods.link, cards),
-        LinkErrorSource(periods.link, cards),
+        LinkSource(periods.link, nics),
+        LinkErrorSource(periods.link, nics),
         NicSettingsSource(periods.nic_settings, wiring),
-        OpticsSource(periods.optics, cards),
-        NeighbourSource(periods.neighbour, cards),
+        OpticsSource(periods.optics, nics),
+        NeighbourSource(periods.neighbour, nics),
         PcieSource(periods.pcie),
         HostSource(periods.host),
         ProtocolSource(periods.protocols),

@@ -188,9 +188,9 @@ def _number(texts: Mapping[str, str], name: str) -> int:
 
 
 def _indices(text: str, what: str) -> list[int]:
-    words = [word.strip() for word in re.split("[,;]", text) if word.strip()]
+    parts = [part.strip() for part in re.split("[,;]", text)]
     try:
-        return [parse_whole(word, _MAX_INDEX) for word in words]
+        return [parse_whole(part, _MAX_INDEX) for part in parts if part]
     except NumberError as error:
         message = f"{what}: invalid index {text[:50]!r}: {error}"
         raise RequestError(message) from error
@@ -201,7 +201,7 @@ def _allocated(text: str, memory: MemoryOfDevice, what: str) -> Iterator[Request
     for device in re.split("[;:]", text):
         if not device.strip():
             continue
-        fields = [word.strip() for word in device.split(",")]
+        fields = [part.strip() for part in device.split(",")]
         try:
             place, driver, mib, cores = (*fields, *[""] * _FIELDS)[:_FIELDS]
             amounts = parse_whole(cores, _MAX_AMOUNT), parse_whole(mib, _MAX_AMOUNT)

@@ -128,11 +128,6 @@ class CounterWindow(Generic[CounterKeyT]):
         since_ns = max(mark.boot_ns, counter.since_ns)
         return counter.total - mark.totals[place], counter.seen_ns - since_ns
 
-    @property
-    def marks(self) -> int:
-        """Number of stored marks."""
-        return len(self._marks)
-
 
 SETTLED_NS = 5 * SECOND_NS
 """The driver reports an Xid first, and determines the recovery action later (Xid 154)."""

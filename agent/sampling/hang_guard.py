@@ -29,6 +29,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -164,19 +165,19 @@ class GuardedHost(HostWrapper):
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
-        checked_path(path)
-        content = self.guarded(device_of(path), path, lambda: self._host.read(path))
-        return well_formed_file(path, content)
+        return well_formed_file(path, self._query(path, self._host.read))
 
     def names(self, path: str) -> list[str]:
         """Return the entries of a directory."""
-        checked_path(path)
-        return self.guarded(device_of(path), path, lambda: self._host.names(path))
+        return self._query(path, self._host.names)
 
     def resolve(self, path: str) -> str:
         """Return a path with all links followed."""
+        return self._query(path, self._host.resolve)
+
+    def _query(self, path: str, call: Callable[[str], Answer]) -> Answer:
         checked_path(path)
-        return self.guarded(device_of(path), path, lambda: self._host.resolve(path))
+        return self.guarded(device_of(path), path, lambda: call(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
         """Open a group of files for frequent reads."""
@@ -239,9 +240,10 @@ class GuardedFiles:
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Write each file's integer, or its reason code, into consecutive columns."""
         for device, count, files in self._groups:
-            read = _read_into(files, values, reasons, start)
             try:
-                self._guard.guarded(device, device, read)
+                self._guard.guarded(
+                    device, device, partial(files.read_into, values, reasons, start)
+                )
             except TimeoutError:
                 values[start : start + count] = [0] * count
                 reasons[start : start + count] = bytes([Absent.TIMEOUT.value]) * count
@@ -259,12 +261,6 @@ class GuardedFiles:
         """Close the open files."""
         for _, _, files in self._groups:
             files.close()
-
-
-def _read_into(
-    files: KeptFiles, values: list[int], reasons: bytearray, start: int
-) -> Callable[[], None]:
-    return lambda: files.read_into(values, reasons, start)
 
 
 def device_of_call(seam: str, function: str, arguments: Sequence[int | str]) -> str:

@@ -40,14 +40,6 @@ _MAX_PROCESSES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class JobControlGroup:
-    """Control group directory of a job, named by its job id or by its SLUID."""
-
-    path: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class JobEnvironment:
     """Values from the environment of a job. `gpus` are device names; None if they are not specified."""
 
@@ -67,27 +59,30 @@ class JobControlGroups:
     _known: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
     """By directory: the steps that were read, and the environment they have."""
 
-    def scan(self, host: Host) -> list[tuple[JobControlGroup, JobEnvironment]]:
-        """Return the jobs of the node. Raises OSError if their directories cannot be read."""
-        found = list(_find_job_groups(host))
-        paths = {group.path for group in found}
-        self._known = {path: known for path, known in self._known.items() if path in paths}
-        return [(group, self._environment(host, group)) for group in found]
+    def scan(self, host: Host) -> list[tuple[str, JobEnvironment]]:
+        """Return the jobs of the node by the name of their group, which is a job id or a SLUID.
 
-    def _environment(self, host: Host, group: JobControlGroup) -> JobEnvironment:
+        Raises OSError if their directories cannot be read.
+        """
+        paths = list(_find_job_groups(host))
+        self._known = {path: known for path, known in self._known.items() if path in paths}
+        return [(path.rpartition("/")[2], self._environment(host, path)) for path in paths]
+
+    def _environment(self, host: Host, path: str) -> JobEnvironment:
         """Return the environment of a job, not read again once it has GPUs: a job may change it."""
-        polled, known = self._known.get(group.path, ((), JobEnvironment(_job_number(group.name))))
+        unread = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
+        polled, known = self._known.get(path, unread)
         if known.gpus or known.is_denied:
             return known
-        steps = tuple(name for name in list_names(host, group.path) if name.startswith("step_"))
+        steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))
         if steps == polled and known.gpus is not None:
             return known
         job = known.job
         for name in steps:
             if job is None:
-                job = _job_of_step(host, f"{group.path}/{name}")
-        found = _read_environments(host, group.path, steps, job)
-        self._known[group.path] = steps, found
+                job = _job_of_step(host, f"{path}/{name}")
+        found = _read_environments(host, path, steps, job)
+        self._known[path] = steps, found
         return found
 
 
@@ -114,11 +109,11 @@ def _read_environments(
     return replace(first, gpus=gpus, is_shared=any(one.is_shared for one in with_gpus))
 
 
-def _find_job_groups(host: Host) -> Iterator[JobControlGroup]:
+def _find_job_groups(host: Host) -> Iterator[str]:
     for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
         for name in _entries(host, f"{_SLICE}/{scope}"):
             if _JOB.fullmatch(name) or _SLUID.fullmatch(name):
-                yield JobControlGroup(f"{_SLICE}/{scope}/{name}", name)
+                yield f"{_SLICE}/{scope}/{name}"
     for controller in _CONTROLLERS:
         roots = [
             name for name in _entries(host, f"{CONTROL_GROUPS}/{controller}") if _V1.fullmatch(name)
@@ -127,7 +122,7 @@ def _find_job_groups(host: Host) -> Iterator[JobControlGroup]:
             directory = f"{CONTROL_GROUPS}/{controller}/{root}"
             for user in (name for name in _entries(host, directory) if name.startswith("uid_")):
                 for name in filter(_JOB.fullmatch, _entries(host, f"{directory}/{user}")):
-                    yield JobControlGroup(f"{directory}/{user}/{name}", name)
+                    yield f"{directory}/{user}/{name}"
         if roots:
             return  # each hierarchy has the same jobs
 
@@ -232,19 +227,19 @@ class SlurmProvider:
                 SUBJECT, error, "check that the node's cgroups are mounted at /sys/fs/cgroup"
             )
         self.jobs = {
-            group.name: str(environment.job)
-            for group, environment in groups
-            if environment.job is not None and not group.name.startswith("job_")
+            name: str(environment.job)
+            for name, environment in groups
+            if environment.job is not None and not name.startswith("job_")
         }
         written = self._written(host, devices, in_force)
         unnamed = {held.workload for held in written.held if not held.gpu}
         wanted = {held.workload for held in written.held} - unnamed
         held, homeless = list(written.held), []
-        for group, environment in groups:
-            job = str(environment.job) if environment.job is not None else group.name
+        for name, environment in groups:
+            job = str(environment.job) if environment.job is not None else name
             if job in wanted:
                 continue
-            found = self._of_group(job, group, environment, devices)
+            found = self._of_group({job, name}, job, environment, devices)
             if not found and environment.gpus is None:
                 found = list(
                     claims.select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
@@ -252,9 +247,7 @@ class SlurmProvider:
             if not found and environment.gpus is None and job not in unnamed:
                 homeless.append(job)
             held += found
-        there = {group.name for group, _ in groups} | {
-            f"job_{environment.job}" for _, environment in groups
-        }
+        there = {name for name, _ in groups} | {f"job_{found.job}" for _, found in groups}
         for use in self.uses():  # processes are the only evidence without visible groups
             job = use.owner.workload
             if (
@@ -267,7 +260,7 @@ class SlurmProvider:
         return claims.ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
 
     def _of_group(
-        self, job: str, group: JobControlGroup, environment: JobEnvironment, devices: NodeDevices
+        self, names: set[str], job: str, environment: JobEnvironment, devices: NodeDevices
     ) -> list[claims.NodeClaim]:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
         if environment.gpus is not None:
@@ -277,7 +270,7 @@ class SlurmProvider:
             holds = [
                 use.device
                 for use in self.uses()
-                if use.owner.source == self.name and use.owner.workload in {job, group.name}
+                if use.owner.source == self.name and use.owner.workload in names
             ]
         return [_claim_of_job(job, device, environment) for device in dict.fromkeys(holds)]
 
@@ -335,7 +328,7 @@ def _without_duplicates(held: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
 
 
 def _findings(
-    groups: list[tuple[JobControlGroup, JobEnvironment]],
+    groups: list[tuple[str, JobEnvironment]],
     held: list[claims.NodeClaim],
     homeless: list[str],
     settings: TenancySettings,
