@@ -68,7 +68,6 @@ def _rail(number: str) -> str:
 
 TIMEOUT_SECONDS = 5.0
 MAX_EXPOSITION_BYTES = 16 << 20
-_RUNNING_SUBJECT = "running agent"
 _WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - any
 _OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
 _OF_AGENT = re.compile(r"(?P<name>\w+) (?P<value>\S+)")
@@ -80,45 +79,30 @@ async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
     url = _url(settings)
     if not url:
         return [
-            ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)"
-            )
+            _running_finding(ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)")
         ]
     client = collector_client.HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
     try:
         token = settings.read_metrics_token()
     except SettingsError as error:
-        return [
-            ProbeFinding(
-                _RUNNING_SUBJECT,
-                ProbeVerdict.BROKEN,
-                str(error),
-                "run the check as the agent's user",
-            )
-        ]
-    shown = {"Authorization": f"Bearer {token}"} if token else {}
+        remedy = "run the check as the agent's user"
+        return [_running_finding(ProbeVerdict.BROKEN, str(error), remedy)]
     try:
-        answer = await client.get(shown)
+        answer = await client.get({"Authorization": f"Bearer {token}"} if token else {})
     except OSError as error:
         problem = error.strerror or str(error) or "no response"
-        return [
-            ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, f"no response from {url}: {problem}"
-            )
-        ]
+        return [_running_finding(ProbeVerdict.ABSENT, f"no response from {url}: {problem}")]
     finally:
         await client.close()
     if answer.status != HTTPStatus.OK:
         detail = f"{url} returned status {answer.status}"
-        return [
-            ProbeFinding(
-                _RUNNING_SUBJECT,
-                ProbeVerdict.BROKEN,
-                detail,
-                "specify the settings file that contains its metrics_token with --config",
-            )
-        ]
+        remedy = "specify the settings file that contains its metrics_token with --config"
+        return [_running_finding(ProbeVerdict.BROKEN, detail, remedy)]
     return _metrics_findings(url, answer.body.decode(errors="replace"))
+
+
+def _running_finding(verdict: ProbeVerdict, detail: str, remedy: str = "") -> ProbeFinding:
+    return ProbeFinding("running agent", verdict, detail, remedy)
 
 
 def _url(settings: AgentSettings) -> str:
@@ -148,13 +132,8 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     use = of_agent.get(catalog.AGENT_CPU_USE.name)
     budget = of_agent.get(catalog.AGENT_CPU_BUDGET.name)
     if catalog.AGENT_MEMORY.name not in of_agent:
-        return [
-            ProbeFinding(
-                _RUNNING_SUBJECT,
-                ProbeVerdict.BROKEN,
-                f"{url} is not the metrics endpoint of an agent",
-            )
-        ]
+        detail = f"{url} is not the metrics endpoint of an agent"
+        return [_running_finding(ProbeVerdict.BROKEN, detail)]
     parts = ["not measured yet" if use is None else f"uses {format_percent(use)} of a core"]
     if budget:
         parts.append(f"budget {format_percent(budget)}")
@@ -163,7 +142,7 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
         for line in lines
         if line.startswith(catalog.GOVERNOR_STATE.name) and (match := _STATE.fullmatch(line))
     ]
-    found = [ProbeFinding(_RUNNING_SUBJECT, ProbeVerdict.SUPPORTED, ", ".join(parts))]
+    found = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
     periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
     for source, stretch in sorted(of_source.get(catalog.SOURCE_STRETCH.name, {}).items()):
         if stretch > 1:
@@ -232,31 +211,24 @@ def _print_finding(finding: ProbeFinding, names: DeviceNames, write: Callable[[s
 def _readings(status: SourceState) -> list[ProbeFinding]:
     """Return one finding per absence reason of a source's readings."""
     frame = status.frame
+    name = status.source.name
     if status.overdue:
-        return [
-            ProbeFinding(
-                status.source.name, ProbeVerdict.BROKEN, status.problem, "see the kernel log"
-            )
-        ]
+        return [ProbeFinding(name, ProbeVerdict.BROKEN, status.problem, "see the kernel log")]
     if frame is None or not frame.reasons:
         return []
     found = []
     for code, reason in REASONS.items():
-        names = sorted(
-            {
-                metric.name
-                for (metric, _), given in zip(frame.schema.columns, frame.reasons, strict=True)
-                if given == code
-            }
-        )
-        if not names or reason is Absent.NOT_DUE:
+        columns = zip(frame.schema.columns, frame.reasons, strict=True)
+        metrics = sorted({metric.name for (metric, _), given in columns if given == code})
+        if not metrics or reason is Absent.NOT_DUE:
             continue
-        detail = f"{format_count(frame.reasons.count(code), 'reading')} {reason.label}: {', '.join(names)}"
+        count = format_count(frame.reasons.count(code), "reading")
+        detail = f"{count} {reason.label}: {', '.join(metrics)}"
         verdict = ProbeVerdict.ABSENT if reason is Absent.UNSUPPORTED else ProbeVerdict.BROKEN
         remedy = ""
         if reason is Absent.DENIED:
-            verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(status.source.name, _AS_ROOT)
-        found.append(ProbeFinding(status.source.name, verdict, detail, remedy))
+            verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(name, _AS_ROOT)
+        found.append(ProbeFinding(name, verdict, detail, remedy))
     return found
 
 
@@ -295,18 +267,15 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
         if shares[name]
     ]
     detail = f"reads use {format_percent(whole)} of a core at the configured periods"
+    verdict, remedy = ProbeVerdict.SUPPORTED, ""
     if not budget.cpu_ratio:
-        found.append(
-            ProbeFinding("processor budget", ProbeVerdict.ABSENT, f"{detail}, no budget is set")
-        )
+        detail, verdict = f"{detail}, no budget is set", ProbeVerdict.ABSENT
     else:
-        kept = f"{detail}, budget {format_percent(budget.cpu_ratio)}"
-        remedy = ""
+        detail = f"{detail}, budget {format_percent(budget.cpu_ratio)}"
         if whole > budget.cpu_ratio:
-            kept = f"{kept}: exceeded; periods are lengthened until reads fit the budget"
+            detail += ": exceeded; periods are lengthened until reads fit the budget"
             remedy = "increase periods in [period_seconds], or increase budget.cpu_ratio"
-        found.append(ProbeFinding("processor budget", ProbeVerdict.SUPPORTED, kept, remedy))
-    return [*found, _memory(agent)]
+    return [*found, ProbeFinding("processor budget", verdict, detail, remedy), _memory(agent)]
 
 
 def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding:
@@ -328,26 +297,23 @@ def _memory(agent: Agent) -> ProbeFinding:
     try:
         resident = agent.keeper.meter.resident_bytes()
     except OSError as error:
-        return ProbeFinding(
-            what, ProbeVerdict.ABSENT, f"resident memory cannot be read: {error.strerror}"
-        )
+        detail = f"resident memory cannot be read: {error.strerror}"
+        return ProbeFinding(what, ProbeVerdict.ABSENT, detail)
     detail = f"{resident / _MIB:.0f} MiB resident"
     if not bound:
         return ProbeFinding(what, ProbeVerdict.ABSENT, f"{detail}, no budget is set")
     detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
     if resident <= bound:
         return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
-    return ProbeFinding(
-        what, ProbeVerdict.ABSENT, f"{detail}: exceeded", "increase budget.memory_bytes"
-    )
+    detail = f"{detail}: exceeded"
+    return ProbeFinding(what, ProbeVerdict.ABSENT, detail, "increase budget.memory_bytes")
 
 
 async def _collector(agent: Agent) -> ProbeFinding:
     link = agent.settings.collector
     if not link.url:
-        return ProbeFinding(
-            "collector", ProbeVerdict.ABSENT, "collector.url is not set: no frames are shipped"
-        )
+        detail = "collector.url is not set: no frames are shipped"
+        return ProbeFinding("collector", ProbeVerdict.ABSENT, detail)
     try:
         client = collector_client.CollectorClient(link)
     except collector_client.CollectorLinkError as error:
@@ -357,9 +323,8 @@ async def _collector(agent: Agent) -> ProbeFinding:
     async with client:
         answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
     if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
-        return ProbeFinding(
-            "collector", ProbeVerdict.SUPPORTED, f"{client.url} accepts frames of this node"
-        )
+        detail = f"{client.url} accepts frames of this node"
+        return ProbeFinding("collector", ProbeVerdict.SUPPORTED, detail)
     return ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem)
 
 

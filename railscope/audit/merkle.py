@@ -126,20 +126,28 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
 
 def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Hash) -> bool:
     """True if the proof leads from the leaf at `index` to the root of a tree of `size` leaves."""
-    if not 0 <= index < size:
+    sides = _sides(index, size - 1, len(proof)) if 0 <= index < size else None
+    if sides is None:
         return False
-    here, last, found = index, size - 1, leaf
-    for sibling in proof:
-        if last == 0:
-            return False
-        if here & 1 or here == last:
-            found = node_hash(sibling, found)
-            while not here & 1 and here:
-                here, last = here >> 1, last >> 1
-        else:
-            found = node_hash(found, sibling)
-        here, last = here >> 1, last >> 1
-    return last == 0 and found == root
+    found = leaf
+    for sibling, is_left in zip(proof, sides, strict=True):
+        found = node_hash(sibling, found) if is_left else node_hash(found, sibling)
+    return found == root
+
+
+def _sides(index: int, last: int, siblings: int) -> list[bool] | None:
+    """Return for each sibling on the way from a node to the root whether it is on the left side.
+
+    None if the way has another number of siblings. `last` is the index of the last node of the level.
+    """
+    sides: list[bool] = []
+    while last and len(sides) < siblings:
+        sides.append(bool(index & 1) or index == last)
+        if sides[-1]:
+            while not index & 1 and index:
+                index, last = index >> 1, last >> 1
+        index, last = index >> 1, last >> 1
+    return sides if last == 0 and len(sides) == siblings else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,22 +173,20 @@ def consistent(old: TreeHead, new: TreeHead, proof: Sequence[Hash]) -> bool:
 
 
 def _climbs(old: TreeHead, new: TreeHead, path: list[Hash]) -> bool:
-    here, last = old.size - 1, new.size - 1
-    while here & 1:
-        here, last = here >> 1, last >> 1
+    index, last = old.size - 1, new.size - 1
+    while index & 1:
+        index, last = index >> 1, last >> 1
     old_root = new_root = path[0]
-    for sibling in path[1:]:
-        if last == 0:
-            return False
-        if here & 1 or here == last:
+    sides = _sides(index, last, len(path) - 1)
+    if sides is None:
+        return False
+    for sibling, is_left in zip(path[1:], sides, strict=True):
+        if is_left:
             old_root = node_hash(sibling, old_root)
             new_root = node_hash(sibling, new_root)
-            while not here & 1 and here:
-                here, last = here >> 1, last >> 1
         else:
             new_root = node_hash(new_root, sibling)
-        here, last = here >> 1, last >> 1
-    return last == 0 and old_root == old.root and new_root == new.root
+    return old_root == old.root and new_root == new.root
 
 
 def _split(leaves: int) -> int:

@@ -36,26 +36,12 @@ from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind
 from railscope.catalog.rollup import Derived, derive, derive_by_job
 
 SUBJECTS: dict[str, ModuleType] = {
-    "gpu": gpu,
-    "gpu_health": gpu_health,
-    "gpu_sharing": gpu_sharing,
-    "nvlink": nvlink,
-    "rdma": rdma,
-    "nic": nic,
-    "nic_settings": nic_settings,
-    "cabling": cabling,
-    "pcie": pcie,
-    "bursts": bursts,
-    "host": host,
-    "network": network,
-    "storage": storage,
-    "sensors": sensors,
-    "kernel": kernel,
-    "tenancy": tenancy,
-    "agent": agent,
-    "collector": collector,
-    "account": account,
-}
+    module.__name__.rpartition(".")[2]: module
+    for module in (
+        gpu, gpu_health, gpu_sharing, nvlink, rdma, nic, nic_settings, cabling, pcie, bursts, host, network,
+        storage, sensors, kernel, tenancy, agent, collector, account,
+    )
+}  # fmt: skip
 
 
 def _declared(module: ModuleType) -> list[Metric]:

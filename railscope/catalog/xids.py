@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 ACTION_ORDER = ("ignore", "restart_app", "drain", "reset_gpu", "reboot", "rma")
 """All actions, from mildest to most severe; `ignore` means to record the error and do no more."""
 ERROR_CLASSES = ("application", "record", "hardware")
@@ -189,25 +191,19 @@ def _contained(general: Judgement, message: str) -> Judgement:
 @cache
 def xids() -> Mapping[int, Xid]:
     """Every Xid of the table by number, ascending."""
-    entries = (_entry(number, fields) for number, fields in _tables()["xid"].items())
-    return MappingProxyType({fields["number"]: Xid(**fields) for fields in entries})
+    rows = ({"number": int(number), **row} for number, row in _tables()["xid"].items())
+    return MappingProxyType({row["number"]: msgspec.convert(row, Xid) for row in rows})
 
 
 @cache
 def sxids() -> Mapping[int, Sxid]:
     """Every SXid of the table by number, ascending; fields of a class apply to each of its entries."""
     classes = _tables()["sxid_class"]
-    entries = (
-        _entry(number, {**classes[fields["class"]], **fields})
-        for number, fields in _tables()["sxid"].items()
+    rows = (
+        {"number": int(number), "error_class": row["class"], **classes[row["class"]], **row}
+        for number, row in _tables()["sxid"].items()
     )
-    return MappingProxyType({fields["number"]: Sxid(**fields) for fields in entries})
-
-
-def _entry(number: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a table entry as those of our types; `class` is a Python keyword."""
-    own = {("error_class" if name == "class" else name): value for name, value in fields.items()}
-    return {**own, "number": int(number), "actions": tuple(own["actions"])}
+    return MappingProxyType({row["number"]: msgspec.convert(row, Sxid) for row in rows})
 
 
 @cache
