@@ -9,15 +9,15 @@ Descriptive facts are short texts that may be missing, for labels and not for va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from agent.host import Host, NvmlError
+from agent.host import Host, Json, KeptFiles, NvmlError
 from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity, Event
-from railscope.reading import PRESENT, Absent, Reading, reason_of
+from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 
 
 class ProbeVerdict(StrEnum):
@@ -38,6 +38,31 @@ class ProbeFinding:
     verdict: ProbeVerdict
     detail: str
     remedy: str = ""
+
+    @classmethod
+    def supported(cls, what: str, detail: str, remedy: str = "") -> ProbeFinding:
+        """Finding about a part that can be read."""
+        return cls(what, ProbeVerdict.SUPPORTED, detail, remedy)
+
+    @classmethod
+    def absent(cls, what: str, detail: str, remedy: str = "") -> ProbeFinding:
+        """Finding about a part that the node does not have."""
+        return cls(what, ProbeVerdict.ABSENT, detail, remedy)
+
+    @classmethod
+    def failed(cls, what: str, error: Exception, remedy: str = "", query: str = "") -> ProbeFinding:
+        """Finding about a failed query, or about an answer of an unexpected form.
+
+        The remedy applies if permission was denied.
+        """
+        head = f"{query}: " if query else ""
+        if not isinstance(error, OSError):
+            detail = f"{head}malformed response: {type(error).__name__}: {error}"
+            return cls(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
+        detail = f"{head}{error.strerror or error}"
+        if reason_of(error) is Absent.DENIED:
+            return cls(what, ProbeVerdict.DENIED, detail, remedy)
+        return cls(what, ProbeVerdict.BROKEN, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +94,16 @@ class RowBuilder:
         else:
             self.values[column] = reading
             self.reasons[column] = PRESENT
+
+    def put_each(self, columns: Iterable[int], reading: Reading) -> None:
+        """Set several columns to the same reading."""
+        for column in columns:
+            self.put(column, reading)
+
+    def put_readings(self, start: int, readings: Iterable[Reading]) -> None:
+        """Set consecutive columns."""
+        for column, reading in enumerate(readings, start):
+            self.put(column, reading)
 
     def put_all(self, start: int, readings: Sequence[int]) -> None:
         """Set consecutive columns that all have a value."""
@@ -118,6 +153,7 @@ def longest_period_seconds(source: Source) -> float:
 MALFORMED_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
 """Errors raised when a reading is extracted from an answer of an unexpected form."""
 Answer = TypeVar("Answer")
+Place = TypeVar("Place", str, int)
 
 
 def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
@@ -128,11 +164,52 @@ def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
         return Absent.ERROR
 
 
+def parsed_reading(
+    read: Callable[[Place], bytes],
+    place: Place,
+    parse: Callable[[bytes], Reading] = parse_integer,
+) -> Reading:
+    """Return the reading in the content of a file, or the reason why it cannot be read.
+
+    `read` is `Host.read` with a path, or `KeptFiles.text` with an index.
+    """
+    try:
+        return parse(read(place))
+    except OSError as error:
+        return reason_of(error)
+
+
 class SourceWithoutResources:
     """Base class of sources without open files: nothing to release."""
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class SourceWithFiles:
+    """Base class of sources that hold files open between reads, in groups."""
+
+    _files: tuple[KeptFiles, ...] = ()
+
+    def _keep(self, host: Host, *groups: Sequence[str]) -> None:
+        """Open groups of files in place of those of the last probe."""
+        self.close()
+        self._files = tuple(host.keep(paths) for paths in groups)
+
+    def close(self) -> None:
+        """Close the open files."""
+        for files in self._files:
+            files.close()
+        self._files = ()
+
+
+class CounterFileSource(SourceWithFiles):
+    """Base class of sources with one group of files that contain one integer each."""
+
+    def read(self, host: Host, into: RowBuilder) -> None:  # noqa: ARG002 - its files are held open
+        """Read every file."""
+        for files in self._files:
+            files.read_into(into.values, into.reasons, 0)
 
 
 @dataclass(slots=True)
@@ -145,6 +222,16 @@ class ColumnBuilder:
         """Append a column and return its position."""
         self.columns.append((metric, entity))
         return len(self.columns) - 1
+
+    def add_each(self, metrics: Iterable[Metric], entity: Entity) -> int:
+        """Append a column of an entity for each metric, and return the first position."""
+        first = len(self.columns)
+        self.columns += ((metric, entity) for metric in metrics)
+        return first
+
+    def result(self, *findings: ProbeFinding, bystanders: Iterable[Entity] = ()) -> ProbeResult:
+        """Return these columns as the result of a probe."""
+        return ProbeResult(tuple(self.columns), tuple(bystanders), findings)
 
 
 # NVML return codes: nvml.h, nvmlReturn_t.
@@ -177,6 +264,14 @@ def nvml_reason(code: int) -> Absent:
 def reason_for(error: OSError | NvmlError) -> Absent:
     """Return the absence reason of a failed call."""
     return nvml_reason(error.code) if isinstance(error, NvmlError) else reason_of(error)
+
+
+def call_nvml(host: Host, function: str, *arguments: int | str) -> Json:
+    """Return the answer of an NVML call, or None if the call fails."""
+    try:
+        return host.call("nvml", function, *arguments)
+    except (NvmlError, OSError):
+        return None
 
 
 _NVML_REMEDIES = {

@@ -12,10 +12,10 @@ from collections.abc import Hashable
 
 from agent.host import Host
 from agent.sampling import source
-from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
+from agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
 from railscope.catalog import declare, entities, storage as c
-from railscope.frame import Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.frame import Column, Entity
+from railscope.reading import Absent, Reading
 
 ROOT = "/proc/driver/nvidia-fs"
 STATS = f"{ROOT}/stats"
@@ -35,16 +35,15 @@ _OF_OPERATION: dict[str, declare.Metric] = {
     "ok": c.GDS_COMPLETED,
     "io_state_err": c.GDS_STATE_FAILED,
 }
-_ERRORS = ("cpu-gpu-pages", "sg-ext", "dma-map", "dma-ref")
-_IN_FLIGHT = {"Read": "read", "Write": "write", "BatchIO": "batch"}
-_FIELDS: dict[Hashable, tuple[declare.Metric, Entity]] = {
-    ("Reads", "readMiB"): (c.GDS_READ, Entity(entities.NODE)),
-    ("Writes", "writeMiB"): (c.GDS_WRITTEN, Entity(entities.NODE)),
-    ("Writes", "pg-cache"): (c.GDS_PAGE_CACHE, Entity(entities.NODE)),
-    ("Writes", "pg-cache-failed"): (c.GDS_PAGE_CACHE_FAILED, Entity(entities.NODE)),
-    ("Bar1-map", "active"): (c.GDS_MAPPINGS, Entity(entities.NODE)),
-    ("Active Process", ""): (c.GDS_PROCESSES, Entity(entities.NODE)),
-    ("Active Shadow-Buffer (MiB)", ""): (c.GDS_SHADOW, Entity(entities.NODE)),
+_NODE = Entity(entities.NODE)
+_FIELDS: dict[Hashable, Column] = {
+    ("Reads", "readMiB"): (c.GDS_READ, _NODE),
+    ("Writes", "writeMiB"): (c.GDS_WRITTEN, _NODE),
+    ("Writes", "pg-cache"): (c.GDS_PAGE_CACHE, _NODE),
+    ("Writes", "pg-cache-failed"): (c.GDS_PAGE_CACHE_FAILED, _NODE),
+    ("Bar1-map", "active"): (c.GDS_MAPPINGS, _NODE),
+    ("Active Process", ""): (c.GDS_PROCESSES, _NODE),
+    ("Active Shadow-Buffer (MiB)", ""): (c.GDS_SHADOW, _NODE),
     **{
         (line, field): (metric, Entity(entities.GDS_OPERATION, (operation,)))
         for line, operation in _COUNTED.items()
@@ -56,11 +55,11 @@ _FIELDS: dict[Hashable, tuple[declare.Metric, Entity]] = {
     },
     **{
         ("Error", error): (c.GDS_ERRORS, Entity(entities.GDS_ERROR, (error.replace("-", "_"),)))
-        for error in _ERRORS
+        for error in ("cpu-gpu-pages", "sg-ext", "dma-map", "dma-ref")
     },
     **{
         ("Ops", field): (c.GDS_IN_FLIGHT, Entity(entities.GDS_OPERATION, (operation,)))
-        for field, operation in _IN_FLIGHT.items()
+        for field, operation in {"Read": "read", "Write": "write", "BatchIO": "batch"}.items()
     },
 }
 _OF_GPU: dict[str, declare.Metric] = {
@@ -84,20 +83,15 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
     Repeated lines describe the same object. Disabled counters are unsupported.
     """
     found: dict[Hashable, Reading] = {}
-    lines = whole_lines(content)
-    for line in lines:
+    for line in whole_lines(content):
         if match := _GPU.match(line):
-            pairs = _PAIR.findall(match["rest"])
-            found |= {
-                (f"GPU-{match['uuid']}", field): parse_natural(value) for field, value in pairs
-            }
-            continue
-        name, colon, rest = line.partition(":")
+            name, rest = f"GPU-{match['uuid']}", match["rest"]
+        else:
+            head, _, rest = line.partition(":")
+            name = head.strip()
         pairs = _PAIR.findall(rest)
-        name = name.strip()
-        if pairs:
-            found |= {(name, field): parse_natural(value) for field, value in pairs}
-        elif colon and name.startswith("Active "):
+        found |= {(name, field): parse_natural(value) for field, value in pairs}
+        if not pairs and name.startswith("Active ") and ":" in line:
             found[name, ""] = parse_natural(rest.strip())
     _add_up(found)
     if not counts_requests(content):
@@ -118,44 +112,38 @@ def _add_up(found: dict[Hashable, Reading]) -> None:
         found["Writes", "pg-cache-failed"] = sum(numbers)
 
 
-class GpuDirectSource(source.SourceWithoutResources):
+class GpuDirectSource(KeyedFileSource):
     """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
 
     name = "gpudirect"
     family = "host"
 
     def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
-        self._stats = KeyedFile(STATS, parse_stats)
-        self._modules: list[str] = []
+        super().__init__(period_seconds)
+        self._modules: tuple[str, ...] = ()
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the loaded modules and the fields of the file."""
         columns = source.ColumnBuilder()
         loaded = _loaded(host)
-        self._modules = list(_MODULES) if _has_gpus(host) or loaded else []
+        has_gpus = bool(source.list_names(host, "/proc/driver/nvidia/gpus"))
+        self._modules = _MODULES if has_gpus or loaded else ()
         for module in self._modules:
             facts = source.nonempty_facts(version=loaded.get(module, ""))
             columns.add(c.GPUDIRECT_LOADED, Entity(entities.GPUDIRECT_MODULE, (module,), facts))
-        self._stats = KeyedFile(STATS, parse_stats)
-        present = self._stats.present(host)
-        for key in present:
-            if wanted := _column(key):
-                self._stats.columns.append((columns.add(*wanted), key))
-        findings = [_storage(host), *([_rdma(loaded)] if self._modules else [])]
-        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
+        self._files = []
+        self._add_file(host, columns, STATS, parse_stats, _column)
+        return columns.result(_storage(host), *([_rdma(loaded)] if self._modules else []))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Check for the modules, and read the file once."""
         if self._modules:
             loaded = _loaded(host)
-            for column, module in enumerate(self._modules):
-                into.put(column, int(module in loaded))
-        if self._stats.columns:
-            self._stats.read(host, into)
+            into.put_readings(0, [int(module in loaded) for module in self._modules])
+        super().read(host, into)
 
 
-def _column(key: Hashable) -> tuple[declare.Metric, Entity] | None:
+def _column(key: Hashable) -> Column | None:
     line, field = key if isinstance(key, tuple) else ("", "")
     if line.startswith("GPU-") and field in _OF_GPU:
         return _OF_GPU[field], Entity(entities.GPU, (line,))
@@ -174,41 +162,26 @@ def _loaded(host: Host) -> dict[str, str]:
     return found
 
 
-def _has_gpus(host: Host) -> bool:
-    return bool(source.list_names(host, "/proc/driver/nvidia/gpus"))
-
-
 def _storage(host: Host) -> source.ProbeFinding:
     what = "GPUDirect Storage"
     try:
         content = host.read(STATS)
     except FileNotFoundError:
-        return source.ProbeFinding(
-            what, source.ProbeVerdict.ABSENT, f"{ROOT} does not exist: nvidia-fs is not loaded"
-        )
+        detail = f"{ROOT} does not exist: nvidia-fs is not loaded"
+        return source.ProbeFinding.absent(what, detail)
     except OSError as error:
-        denied = reason_of(error) is Absent.DENIED
-        verdict = source.ProbeVerdict.DENIED if denied else source.ProbeVerdict.BROKEN
-        return source.ProbeFinding(
-            what, verdict, str(error), "run the agent as root" if denied else ""
-        )
+        return source.ProbeFinding.failed(what, error, "run the agent as root", STATS)
     version = source.read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
     if counts_requests(content):
-        return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, f"nvidia-fs {version}")
-    return source.ProbeFinding(
-        what,
-        source.ProbeVerdict.SUPPORTED,
-        f"nvidia-fs {version}; requests and bytes are not counted",
-        _REMEDY,
-    )
+        return source.ProbeFinding.supported(what, f"nvidia-fs {version}")
+    detail = f"nvidia-fs {version}; requests and bytes are not counted"
+    return source.ProbeFinding.supported(what, detail, _REMEDY)
 
 
 def _rdma(loaded: dict[str, str]) -> source.ProbeFinding:
     """Path of RDMA to GPU memory. A missing module is not a fault: DMA-BUF needs none."""
     modules = [module for module in _MODULES[:2] if module in loaded]
-    if modules:
-        return source.ProbeFinding(
-            "GPUDirect RDMA", source.ProbeVerdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF"
-        )
     detail = "neither nvidia_peermem nor nv_peer_mem is loaded: by DMA-BUF, where programs use it"
-    return source.ProbeFinding("GPUDirect RDMA", source.ProbeVerdict.SUPPORTED, detail)
+    if modules:
+        detail = f"by {', '.join(modules)} or DMA-BUF"
+    return source.ProbeFinding.supported("GPUDirect RDMA", detail)

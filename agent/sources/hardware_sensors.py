@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from agent.host import Host, KeptFiles
+from agent.host import Host
 from agent.sampling import source
 from agent.topology.pci import pci_path
 from railscope.catalog import declare, entities, sensors as catalog
@@ -65,7 +65,7 @@ class _HwmonChip:
     files: tuple[str, ...]
 
 
-class HwmonSource:
+class HwmonSource(source.CounterFileSource):
     """Every sensor of every hardware monitor, with its limits and alarms."""
 
     name = "hwmon"
@@ -73,7 +73,6 @@ class HwmonSource:
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
-        self._kept: KeptFiles | None = None
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find all chips and their sensors. Disabled sensors are omitted."""
@@ -89,20 +88,8 @@ class HwmonSource:
                 if found and _is_readable(host, f"{chip.directory}/{file}", found[0]):
                     columns.add(*found)
                     paths.append(f"{chip.directory}/{file}")
-        self.close()
-        self._kept = host.keep(paths)
-        return source.ProbeResult(tuple(columns.columns), (), (_hwmon_finding(chips, sensors),))
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - its files are held open
-        """Read every file."""
-        if self._kept:
-            self._kept.read_into(into.values, into.reasons, 0)
-
-    def close(self) -> None:
-        """Close the open files."""
-        if self._kept:
-            self._kept.close()
-        self._kept = None
+        self._keep(host, paths)
+        return columns.result(_hwmon_finding(chips, sensors))
 
 
 def _chips(host: Host) -> list[_HwmonChip]:
@@ -121,9 +108,8 @@ def _chips(host: Host) -> list[_HwmonChip]:
         name = source.read_text(host, f"{directory}/name") or "unnamed"
         taken[name, address] += 1
         twins = taken[name, address]
-        chips.append(
-            _HwmonChip(directory, name, f"{address}#{twins}" if twins > 1 else address, files)
-        )
+        position = f"{address}#{twins}" if twins > 1 else address
+        chips.append(_HwmonChip(directory, name, position, files))
     return chips
 
 
@@ -149,11 +135,14 @@ def _labels(host: Host, chip: _HwmonChip) -> dict[str, str]:
     """Name of each channel: its label if it is unique, else the channel."""
     matches = filter(None, map(_FILE.fullmatch, chip.files))
     channels = sorted({match["channel"] for match in matches})
+    files = ("label", "oem_info")  # the latter of ACPI power meters, as of Grace
     labels = {
-        channel: source.read_text(host, f"{chip.directory}/{channel}_label")
-        or source.read_text(
-            host, f"{chip.directory}/{channel}_oem_info"
-        )  # ACPI power meters, as of Grace
+        channel: next(
+            filter(
+                None, (source.read_text(host, f"{chip.directory}/{channel}_{f}") for f in files)
+            ),
+            "",
+        )
         for channel in channels
     }
     times = Counter(labels.values())
@@ -193,12 +182,11 @@ def _is_readable(host: Host, path: str, metric: declare.Metric) -> bool:
 
 def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> source.ProbeFinding:
     if not chips:
-        return source.ProbeFinding(
-            "sensors", source.ProbeVerdict.ABSENT, f"{HWMON_ROOT} contains no chip (usual in a VM)"
-        )
+        detail = f"{HWMON_ROOT} contains no chip (usual in a VM)"
+        return source.ProbeFinding.absent("sensors", detail)
+    counts = source.format_count(sensors, "sensor"), source.format_count(len(chips), "chip")
     names_text = ", ".join(sorted({chip.name for chip in chips}))
-    detail = f"{source.format_count(sensors, 'sensor')} of {source.format_count(len(chips), 'chip')}: {names_text}"
-    return source.ProbeFinding("sensors", source.ProbeVerdict.SUPPORTED, detail)
+    return source.ProbeFinding.supported("sensors", f"{' of '.join(counts)}: {names_text}")
 
 
 POWERCAP_ROOT = "/sys/class/powercap"
@@ -244,7 +232,7 @@ class EnergyCounter:
         return self.total_uj
 
 
-class RaplSource:
+class RaplSource(source.SourceWithFiles):
     """Energy and power limits of packages, memory and cores."""
 
     name = "rapl"
@@ -256,8 +244,6 @@ class RaplSource:
         self.period_seconds = period_seconds
         self._counters: dict[str, EnergyCounter] = {}
         self._domains: list[EnergyCounter] = []
-        self._energy: KeptFiles | None = None
-        self._limits: KeptFiles | None = None
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the domains; a domain reported by two interfaces is used once."""
@@ -278,32 +264,22 @@ class RaplSource:
             for limit, path in _limits(host, directory):
                 columns.add(catalog.RAPL_POWER_LIMIT, Entity(entities.POWER_LIMIT, (domain, limit)))
                 limits.append(path)
-        self.close()
-        self._energy = host.keep([f"{directory}/energy_uj" for directory in domains.values()])
-        self._limits = host.keep(limits)
-        return source.ProbeResult(
-            tuple(columns.columns), (), (_rapl_finding(list(domains), denied=denied),)
-        )
+        self._keep(host, [f"{directory}/energy_uj" for directory in domains.values()], limits)
+        return columns.result(_rapl_finding(list(domains), denied=denied))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every counter, then every limit."""
-        if self._energy is None or self._limits is None:
+        if not self._files:
             return
+        energy, limits = self._files
         for column, counter in enumerate(self._domains):
-            raw = _integer(self._energy, column)
+            raw = source.parsed_reading(energy.text, column)
             now_ns = host.clock.now().boot_ns
             into.put(column, raw if isinstance(raw, Absent) else counter.advance(raw, now_ns))
         start = len(self._domains)
         for column in range(start, len(into.values)):
-            limit = _integer(self._limits, column - start)
+            limit = source.parsed_reading(limits.text, column - start)
             into.put(column, limit or Absent.UNSUPPORTED)  # 0: no limit is set
-
-    def close(self) -> None:
-        """Close the open files."""
-        for kept in (self._energy, self._limits):
-            if kept:
-                kept.close()
-        self._energy = self._limits = None
 
 
 def _domains(host: Host) -> dict[str, str]:
@@ -317,10 +293,8 @@ def _domains(host: Host) -> dict[str, str]:
         control, *numbers = zone.split(":")
         above = [":".join([control, *numbers[: depth + 1]]) for depth in range(len(numbers))]
         names = [source.read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
-        if (
-            all(names)
-            and source.read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}").isdecimal()
-        ):
+        range_uj = source.read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}")
+        if all(names) and range_uj.isdecimal():
             found.setdefault("/".join(names), f"{POWERCAP_ROOT}/{zone}")
     return found
 
@@ -333,13 +307,6 @@ def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
             if name and source.read_text(host, f"{directory}/{file}").strip("0"):
                 found.setdefault(name, f"{directory}/{file}")
     return list(found.items())
-
-
-def _integer(files: KeptFiles, index: int) -> Reading:
-    try:
-        return parse_integer(files.text(index))
-    except OSError as error:
-        return reason_of(error)
 
 
 def _denied(host: Host, path: str) -> bool:
@@ -355,12 +322,9 @@ def _denied(host: Host, path: str) -> bool:
 def _rapl_finding(domains: list[str], *, denied: bool) -> source.ProbeFinding:
     what = "energy of the processors"
     if not domains:
-        return source.ProbeFinding(
-            what,
-            source.ProbeVerdict.ABSENT,
-            f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)",
-        )
+        detail = f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)"
+        return source.ProbeFinding.absent(what, detail)
     detail = f"{source.format_count(len(domains), 'domain')}: {', '.join(domains)}"
     if denied:
         return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
-    return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, detail)
+    return source.ProbeFinding.supported(what, detail)

@@ -18,14 +18,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
-from agent.host import Host, Json, KeptFiles
+from agent.host import Host, Json
 from agent.sampling import source
-from agent.sources.source_bases import KeyedFile, whole_lines
+from agent.sources.source_bases import KeyedFileSource, ParseFile, whole_lines
 from agent.topology.network import NicFinder
 from railscope.catalog import declare, entities, host as host_catalog, network as network_catalog
-from railscope.frame import Entity
+from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 
 NET = "/sys/class/net"
@@ -42,10 +42,9 @@ _FILES: tuple[tuple[str, declare.Metric, Callable[[bytes], Reading]], ...] = (
     ("carrier", host_catalog.LINK_UP, parse_integer),
     ("carrier_changes", host_catalog.LINK_CHANGES, parse_integer),
 )
-_SPEED_ONLY = _FILES[:1]
 
 
-class LinkSource:
+class LinkSource(source.SourceWithFiles):
     """Speed, carrier and carrier changes of every interface.
 
     One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
@@ -58,7 +57,6 @@ class LinkSource:
     def __init__(self, period_seconds: float = 5.0, nics: NicFinder | None = None) -> None:
         self.period_seconds = period_seconds
         self._nics = nics or NicFinder()
-        self._kept: KeptFiles | None = None
         self._parsers: list[Callable[[bytes], Reading]] = []
         self._with_carrier: list[str] = []
 
@@ -72,36 +70,28 @@ class LinkSource:
             links = _links(host)
         except OSError:
             links = {}
-        self._with_carrier = [
-            interface for interface in interfaces if "carrier" in links.get(interface, {})
-        ]
+        self._with_carrier = [name for name in interfaces if "carrier" in links.get(name, {})]
         for interface in interfaces:
-            for file, metric, parse in _SPEED_ONLY if interface in self._with_carrier else _FILES:
+            for file, metric, parse in _FILES[:1] if interface in self._with_carrier else _FILES:
                 path = f"{NET}/{interface}/{file}"
                 if source.read_text(host, path):
                     columns.add(metric, Entity(entities.NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
         for interface in self._with_carrier:
-            columns.add(host_catalog.LINK_UP, Entity(entities.NIC, (interface,)))
-            columns.add(host_catalog.LINK_CHANGES, Entity(entities.NIC, (interface,)))
-        self.close()
-        self._kept = host.keep(paths)
+            metrics = host_catalog.LINK_UP, host_catalog.LINK_CHANGES
+            columns.add_each(metrics, Entity(entities.NIC, (interface,)))
+        self._keep(host, paths)
         verdict = source.ProbeVerdict.SUPPORTED if columns.columns else source.ProbeVerdict.ABSENT
-        finding = source.ProbeFinding(
-            "network links", verdict, source.format_count(len(interfaces), "interface")
-        )
-        return source.ProbeResult(tuple(columns.columns), self._nics.look(host), (finding,))
+        detail = source.format_count(len(interfaces), "interface")
+        finding = source.ProbeFinding("network links", verdict, detail)
+        return columns.result(finding, bystanders=self._nics.look(host))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""
-        if self._kept is None:
-            return
-        for column, parse in enumerate(self._parsers):
-            try:
-                into.put(column, parse(self._kept.text(column)))
-            except OSError as error:
-                into.put(column, reason_of(error))
+        for files in self._files:
+            for column, parse in enumerate(self._parsers):
+                into.put(column, source.parsed_reading(files.text, column, parse))
         if self._with_carrier:
             self._read_carriers(host, into, len(self._parsers))
 
@@ -111,17 +101,11 @@ class LinkSource:
         except OSError as error:
             into.put_none(column, 2 * len(self._with_carrier), reason_of(error))
             return
-        for place, interface in enumerate(self._with_carrier):
+        for first, interface in enumerate(self._with_carrier):
             link = links.get(interface)
-            first = column + 2 * place
-            into.put(first, source.pick_reading(_carrier, link) if link else Absent.GONE)
-            into.put(first + 1, link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE)
-
-    def close(self) -> None:
-        """Close the open files."""
-        if self._kept:
-            self._kept.close()
-        self._kept = None
+            carrier = source.pick_reading(_carrier, link) if link else Absent.GONE
+            changes = link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE
+            into.put_readings(column + 2 * first, (carrier, changes))
 
 
 def _carrier(link: Json) -> Reading:
@@ -145,45 +129,38 @@ class BondSource(source.SourceWithoutResources):
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds
-        self._asks: list[ReadColumn] = []
+        self._readers: list[ReadColumn] = []
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the bonds and their members."""
         columns = source.ColumnBuilder()
-        self._asks = []
+        self._readers = []
 
-        def add(metric: declare.Metric, about: Entity, ask: ReadColumn) -> None:
+        def add(metric: declare.Metric, about: Entity, read: ReadColumn) -> None:
             columns.add(metric, about)
-            self._asks.append(ask)
+            self._readers.append(read)
 
-        bonds = source.read_text(host, f"{NET}/bonding_masters").split()
         findings = []
-        for bond in bonds:
+        for bond in source.read_text(host, f"{NET}/bonding_masters").split():
             directory = f"{NET}/{bond}/bonding"
             mode = source.read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
             entity = Entity(entities.BOND, (bond,), source.nonempty_facts(mode=mode))
             members = source.read_text(host, f"{directory}/slaves").split()
-            add(network_catalog.BOND_UP, entity, _word_reader(f"{directory}/mii_status", b"up"))
+            add(network_catalog.BOND_UP, entity, _state_reader(f"{directory}/mii_status", b"up"))
             add(network_catalog.BOND_MEMBERS, entity, _count_reader(f"{directory}/slaves"))
             for member in members:
                 _add_member(add, entity, member, lacp=mode == _LACP)
             detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
-            findings.append(
-                source.ProbeFinding(f"bond {bond}", source.ProbeVerdict.SUPPORTED, detail)
-            )
-        if not bonds:
-            findings.append(
-                source.ProbeFinding(
-                    "bonds", source.ProbeVerdict.ABSENT, "the node has no bonded interface"
-                )
-            )
-        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
+            findings.append(source.ProbeFinding.supported(f"bond {bond}", detail))
+        if not findings:
+            findings.append(source.ProbeFinding.absent("bonds", "the node has no bonded interface"))
+        return columns.result(*findings)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file."""
-        for column, ask in enumerate(self._asks):
+        for column, read in enumerate(self._readers):
             try:
-                into.put(column, ask(host))
+                into.put(column, read(host))
             except OSError as error:
                 into.put(column, reason_of(error))
 
@@ -197,28 +174,20 @@ def _add_member(
 ) -> None:
     about = bond.part(entities.BOND_MEMBER, member)
     directory = f"{NET}/{member}/bonding_slave"
-    add(network_catalog.BOND_MEMBER_UP, about, _word_reader(f"{directory}/mii_status", b"up"))
-    add(network_catalog.BOND_MEMBER_ACTIVE, about, _word_reader(f"{directory}/state", b"active"))
+    failures = f"{directory}/link_failure_count"
+    add(network_catalog.BOND_MEMBER_UP, about, _state_reader(f"{directory}/mii_status", b"up"))
+    add(network_catalog.BOND_MEMBER_ACTIVE, about, _state_reader(f"{directory}/state", b"active"))
     add(
-        network_catalog.BOND_MEMBER_FAILURES,
-        about,
-        _number_reader(f"{directory}/link_failure_count"),
+        network_catalog.BOND_MEMBER_FAILURES, about, lambda host: parse_integer(host.read(failures))
     )
     if lacp:
-        ours = f"{NET}/{bond.key[0]}/bonding/ad_aggregator"
-        add(
-            network_catalog.BOND_MEMBER_AGGREGATED,
-            about,
-            _same_aggregator(ours, f"{directory}/ad_aggregator_id"),
-        )
+        active = f"{NET}/{bond.key[0]}/bonding/ad_aggregator"
+        same = _same_aggregator(active, f"{directory}/ad_aggregator_id")
+        add(network_catalog.BOND_MEMBER_AGGREGATED, about, same)
 
 
-def _word_reader(path: str, word: bytes) -> ReadColumn:
-    return lambda host: int(host.read(path).strip().lower() == word)
-
-
-def _number_reader(path: str) -> ReadColumn:
-    return lambda host: parse_integer(host.read(path))
+def _state_reader(path: str, state: bytes) -> ReadColumn:
+    return lambda host: int(host.read(path).strip().lower() == state)
 
 
 def _count_reader(path: str) -> ReadColumn:
@@ -228,13 +197,11 @@ def _count_reader(path: str) -> ReadColumn:
 def _same_aggregator(one: str, other: str) -> ReadColumn:
     """Column that is 1 if two files contain the same aggregator; 0 and N/A are no aggregator."""
 
-    def ask(host: Host) -> Reading:
+    def read(host: Host) -> Reading:
         active, own = parse_integer(host.read(one)), parse_integer(host.read(other))
-        if isinstance(active, Absent):
-            return active
-        return int(active == own != 0)
+        return active if isinstance(active, Absent) else int(active == own != 0)
 
-    return ask
+    return read
 
 
 SNMP = "/proc/self/net/snmp"
@@ -260,10 +227,8 @@ _ECN = {
     ("IpExt", "InECT1Pkts"): "ect1",
     ("IpExt", "InCEPkts"): "ce",
 }
-_NUMBER = "number"
-_CUT_WORD = re.compile(rb"(?:^|\s)[^\s]{1,7}$")
-"""Words have eight digits each (net/core/net-procfs.c): a shorter last one is truncated."""
-_TableKey = TypeVar("_TableKey", bound=Hashable)
+_TRUNCATED = re.compile(rb"(?:^|\s)[^\s]{1,7}$")
+"""Numbers have eight digits each (net/core/net-procfs.c): a shorter last one is truncated."""
 
 
 def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
@@ -274,30 +239,29 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
     found: dict[Hashable, Reading] = {}
     names: dict[str, list[str]] = {}
     for line in whole_lines(content):
-        protocol, *words = line.split() or [""]
-        if protocol not in names or len(names[protocol]) != len(words):
-            names[protocol] = words
+        protocol, *cells = line.split() or [""]
+        if protocol not in names or len(names[protocol]) != len(cells):
+            names[protocol] = cells
             continue
-        for name, value in zip(names.pop(protocol), words, strict=True):
+        for name, value in zip(names.pop(protocol), cells, strict=True):
             found[protocol.rstrip(":"), name] = parse_integer(value.encode())
     return found
 
 
 def parse_softnet(content: bytes) -> dict[int, dict[Hashable, int]]:
-    """Counts by processor and column, from a table of hexadecimal words without names."""
+    """Counts by processor and column, from a table of hexadecimal numbers without names."""
     found: dict[int, dict[Hashable, int]] = {}
     lines = content.decode(errors="replace").splitlines()
-    is_cut = not content.endswith(b"\n") and bool(_CUT_WORD.search(content))
-    for number, line in enumerate(lines[:-1] if is_cut else lines):
-        words = _hexadecimal(line)
-        if words:
-            processor = words[_CPU_COLUMN] if len(words) > _CPU_COLUMN else number
-            found[processor] = {i: words[i] for i in _SOFTNET if i < len(words)}
+    is_truncated = not content.endswith(b"\n") and bool(_TRUNCATED.search(content))
+    for number, line in enumerate(lines[:-1] if is_truncated else lines):
+        if row := _hexadecimal(line):
+            processor = row[_CPU_COLUMN] if len(row) > _CPU_COLUMN else number
+            found[processor] = {i: row[i] for i in _SOFTNET if i < len(row)}
     return found
 
 
 def parse_conntrack(content: bytes) -> dict[int, dict[Hashable, int]]:
-    """Counts by processor and name, from a line of names and one line of words per processor."""
+    """Counts by processor and name, from a line of names and one line of numbers per processor."""
     head, *lines = whole_lines(content) or [""]
     names = head.split()
     rows = (_hexadecimal(line) for line in lines)
@@ -310,9 +274,23 @@ def parse_conntrack(content: bytes) -> dict[int, dict[Hashable, int]]:
 
 def _hexadecimal(line: str) -> list[int]:
     try:
-        return [int(word, 16) for word in line.split()]
+        return [int(number, 16) for number in line.split()]
     except ValueError:
         return []
+
+
+def _of_node(metrics: Mapping[Any, declare.Metric]) -> dict[Hashable, Column]:
+    return {key: (metric, _NODE) for key, metric in metrics.items()}
+
+
+_NODE = Entity(entities.NODE)
+_NUMBER = "number"
+_SNMP_COLUMNS = _of_node(
+    {**network_catalog.SNMP, ("Tcp", "CurrEstab"): network_catalog.TCP_CONNECTIONS}
+)
+_NETSTAT_COLUMNS = _of_node(network_catalog.NETSTAT) | {
+    key: (network_catalog.ECN, Entity(entities.ECN_CODE, (code,))) for key, code in _ECN.items()
+}
 
 
 @dataclass(slots=True)
@@ -345,7 +323,7 @@ class ProcessorTable:
     def read(self, content: bytes) -> dict[Hashable, Reading]:
         """Sums by column."""
         rows = self.parse(content)
-        columns = {column for row in rows.values() for column in row}
+        columns = dict.fromkeys(column for row in rows.values() for column in row)
         return {
             column: self._sums.setdefault(column, ProcessorSum()).advance(
                 {cpu: row[column] for cpu, row in rows.items() if column in row}
@@ -354,83 +332,42 @@ class ProcessorTable:
         }
 
 
-class ProtocolSource(source.SourceWithoutResources):
+class ProtocolSource(KeyedFileSource):
     """Retransmits, drops, full buffers, congestion marks and full tables of the node."""
 
     name = "protocols"
     family = "host"
 
     def __init__(self, period_seconds: float = 5.0) -> None:
-        self.period_seconds = period_seconds
-        self._files: list[KeyedFile] = []
+        super().__init__(period_seconds)
         self._softnet = ProcessorTable(parse_softnet)
         self._conntrack = ProcessorTable(parse_conntrack)
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the counters that this kernel has."""
         columns = source.ColumnBuilder()
-        node = Entity(entities.NODE)
-        snmp = _columns_of(network_catalog.SNMP, node) | {
-            ("Tcp", "CurrEstab"): (network_catalog.TCP_CONNECTIONS, node)
-        }
-        netstat = _columns_of(network_catalog.NETSTAT, node)
-        netstat |= {
-            key: (network_catalog.ECN, Entity(entities.ECN_CODE, (code,)))
-            for key, code in _ECN.items()
-        }
-        wanted: list[tuple[KeyedFile, Mapping[Hashable, tuple[declare.Metric, Entity]]]] = [
-            (KeyedFile(source.network_file(host, SNMP), parse_pairs), snmp),
-            (KeyedFile(source.network_file(host, NETSTAT), parse_pairs), netstat),
+        self._files = []
+        files: tuple[tuple[str, ParseFile, Mapping[Hashable, Column]], ...] = (
+            (source.network_file(host, SNMP), parse_pairs, _SNMP_COLUMNS),
+            (source.network_file(host, NETSTAT), parse_pairs, _NETSTAT_COLUMNS),
+            (source.network_file(host, SOFTNET), self._softnet.read, _of_node(_SOFTNET)),
+            (source.network_file(host, CONNTRACK), self._conntrack.read, _of_node(_CONNTRACK)),
             (
-                KeyedFile(source.network_file(host, SOFTNET), self._softnet.read),
-                _columns_of(_SOFTNET, node),
+                f"{_LIMITS}_count",
+                _single_number,
+                {_NUMBER: (network_catalog.CONNTRACK_ENTRIES, _NODE)},
             ),
-            (
-                KeyedFile(source.network_file(host, CONNTRACK), self._conntrack.read),
-                _columns_of(_CONNTRACK, node),
-            ),
-            (
-                KeyedFile(f"{_LIMITS}_count", _single_number),
-                {_NUMBER: (network_catalog.CONNTRACK_ENTRIES, node)},
-            ),
-            (
-                KeyedFile(f"{_LIMITS}_max", _single_number),
-                {_NUMBER: (network_catalog.CONNTRACK_LIMIT, node)},
-            ),
-        ]
-        for file, metrics in wanted:
-            present = file.present(host)
-            for key, (metric, about) in metrics.items():
-                if not isinstance(present.get(key, Absent.GONE), Absent):
-                    file.columns.append((columns.add(metric, about), key))
-        self._files = [file for file, _ in wanted if file.columns]
-        return source.ProbeResult(
-            tuple(columns.columns), (), (_protocols_finding(columns, self._files),)
+            (f"{_LIMITS}_max", _single_number, {_NUMBER: (network_catalog.CONNTRACK_LIMIT, _NODE)}),
         )
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:
-        """Read each file once."""
-        for file in self._files:
-            file.read(host, into)
-
-
-def _columns_of(
-    metrics: Mapping[_TableKey, declare.Metric], node: Entity
-) -> dict[Hashable, tuple[declare.Metric, Entity]]:
-    return {key: (metric, node) for key, metric in metrics.items()}
+        for path, parse, wanted in files:
+            self._add_file(host, columns, path, parse, wanted.get)
+        names = [file.path.rsplit("/", 1)[-1] for file in self._files]
+        detail = "/proc/net contains no statistics"
+        if not names:
+            return columns.result(source.ProbeFinding.absent("network protocols", detail))
+        detail = f"{source.format_count(len(columns.columns), 'reading')} of {', '.join(names)}"
+        return columns.result(source.ProbeFinding.supported("network protocols", detail))
 
 
 def _single_number(content: bytes) -> dict[Hashable, Reading]:
     return {_NUMBER: parse_integer(content)}
-
-
-def _protocols_finding(
-    columns: source.ColumnBuilder, files: list[KeyedFile]
-) -> source.ProbeFinding:
-    if not files:
-        return source.ProbeFinding(
-            "network protocols", source.ProbeVerdict.ABSENT, "/proc/net contains no statistics"
-        )
-    names_text = ", ".join(file.path.rsplit("/", 1)[-1] for file in files)
-    detail = f"{source.format_count(len(columns.columns), 'reading')} of {names_text}"
-    return source.ProbeFinding("network protocols", source.ProbeVerdict.SUPPORTED, detail)

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from agent.host import Host
 from agent.sampling import source
 from agent.sources.source_bases import parse_natural, whole_lines
-from railscope.catalog import declare, entities, storage as c
+from railscope.catalog import entities, storage as c
 from railscope.frame import Column, Entity
 from railscope.reading import SIGNED_LIMIT, Absent, Reading, reason_of
 
@@ -86,9 +86,9 @@ class NfsMount:
         return decode_octal_escapes(self.export), decode_octal_escapes(self.mount_point), protocol
 
 
-def decode_octal_escapes(word: str) -> str:
+def decode_octal_escapes(name: str) -> str:
     r"""Decode the kernel's octal escapes in a name, such as \040 for a space."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), name)
 
 
 def parse_mountstats(content: bytes) -> list[NfsMount]:
@@ -109,37 +109,36 @@ def parse_mountstats(content: bytes) -> list[NfsMount]:
 
 
 def _take(mount: NfsMount, name: str, rest: str) -> None:
-    words = rest.split()
+    cells = rest.split()
+    numbers = map(parse_natural, cells)
     if name == "opts":
         pairs = (option.partition("=") for option in rest.split(","))
         mount.options = {option: value for option, _, value in pairs}
-    elif name == "age" and words:
-        mount.values["age",] = parse_natural(words[0])
+    elif name == "age" and cells:
+        mount.values["age",] = next(numbers)
     elif name == "bytes":
-        mount.values |= {("bytes", str(i)): parse_natural(word) for i, word in enumerate(words)}
+        mount.values |= {("bytes", str(i)): number for i, number in enumerate(numbers)}
     elif name == "events":
-        named = zip(EVENTS, words, strict=False)
-        mount.values |= {("event", event): parse_natural(word) for event, word in named}
-    elif name == "xprt" and words:
-        _take_transport(mount, words[0], words[1:])
+        mount.values |= {("event", e): number for e, number in zip(EVENTS, numbers, strict=False)}
+    elif name == "xprt" and cells:
+        _take_transport(mount, cells[0], cells[1:])
     elif name in OPERATIONS:
-        named = zip(OPERATION_FIELDS, words, strict=False)
-        mount.values |= {(name, part): _of_operation(part, word) for part, word in named}
+        named = zip(OPERATION_FIELDS, numbers, strict=False)
+        mount.values |= {(name, part): _of_operation(part, number) for part, number in named}
 
 
-def _of_operation(part: str, word: str) -> Reading:
+def _of_operation(part: str, reading: Reading) -> Reading:
     """One number of an operation. Kernels let a time fall below 0, and print it unsigned."""
-    reading = parse_natural(word)
     if part in _TIMES and isinstance(reading, int) and reading >= SIGNED_LIMIT:
         return Absent.ERROR
     return reading
 
 
-def _take_transport(mount: NfsMount, protocol: str, words: Sequence[str]) -> None:
+def _take_transport(mount: NfsMount, protocol: str, cells: Sequence[str]) -> None:
     """Add one transport; with nconnect a mount has several, which are summed up."""
     mount.connections += 1
     mount.protocol = mount.protocol or protocol
-    numbers = dict(zip(_TRANSPORTS.get(protocol, ()), map(parse_natural, words), strict=False))
+    numbers = dict(zip(_TRANSPORTS.get(protocol, ()), map(parse_natural, cells), strict=False))
     if "fixed_up" in numbers:
         numbers["copied"] = _sum(numbers["pulled_up"], numbers["fixed_up"])
     for part, reading in numbers.items():
@@ -189,31 +188,24 @@ class NfsSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._stats = f"{OWN_PROCESS}/mountstats"
         self._columns: list[tuple[_NumberedMount, ValueKey]] = []
-        self._reported: set[_NumberedMount] = set()
         self._planned: dict[_NumberedMount, dict[ValueKey, Column]] = {}
         self._twice: set[_NumberedMount] = set()
         self._hidden = 0
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the mounts, and the kernel's statistics of each."""
-        self._columns, self._reported, self._twice, self._hidden = [], set(), set(), 0
+        columns = source.ColumnBuilder()
+        self._columns, self._twice = [], set()
         directory, mounts = _mounts(host)
         self._stats = f"{directory}/mountstats"
         own = _superblocks(host, directory)
         self._hidden = len(_file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(own))
         if not mounts and not self._hidden:
-            return source.ProbeResult(
-                findings=(
-                    source.ProbeFinding("NFS", source.ProbeVerdict.ABSENT, "nothing is mounted"),
-                )
-            )
-        columns = source.ColumnBuilder()
-        columns.add(c.NFS_MOUNTS, Entity(entities.NODE))
-        columns.add(c.NFS_UNREAD, Entity(entities.NODE))
+            return columns.result(source.ProbeFinding.absent("NFS", "nothing is mounted"))
+        columns.add_each((c.NFS_MOUNTS, c.NFS_UNREAD), Entity(entities.NODE))
         single = self._once_each(mounts, own)
         self._planned = self._plan(single, mounts, own)
         for place, wanted in self._planned.items():
-            self._reported.add(place)
             for key, column in wanted.items():
                 columns.add(*column)
                 self._columns.append((place, key))
@@ -221,7 +213,7 @@ class NfsSource(source.SourceWithoutResources):
         if self._hidden:
             detail = f"{source.format_count(self._hidden, 'file system')} without access"
             findings.append(source.ProbeFinding("NFS", source.ProbeVerdict.DENIED, detail, _REMEDY))
-        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
+        return columns.result(*findings)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the file once, for all mounts."""
@@ -235,7 +227,7 @@ class NfsSource(source.SourceWithoutResources):
             return
         single = mounts.keys() - self._twice
         into.put(0, len(single) + self._hidden)
-        into.put(1, len(single - self._reported) + self._hidden)
+        into.put(1, len(single - self._planned.keys()) + self._hidden)
         for column, (place, key) in enumerate(self._columns, _NODE_COLUMNS):
             mount = mounts.get(place)
             into.put(column, mount.values.get(key, Absent.ERROR) if mount else Absent.GONE)
@@ -247,10 +239,7 @@ class NfsSource(source.SourceWithoutResources):
         own: Mapping[str, list[str]],
     ) -> dict[_NumberedMount, dict[ValueKey, Column]]:
         """Columns of each mount; earlier columns remain while mountinfo lists their mount."""
-        planned = {
-            place: {key: (metric, about) for key, metric, about in _wanted(mount)}
-            for place, mount in _visible(single).items()
-        }
+        planned = {place: _columns_of(mount) for place, mount in _visible(single).items()}
         lacking = Counter({decode_octal_escapes(point): len(here) for point, here in own.items()})
         lacking.subtract(decode_octal_escapes(mount.mount_point) for mount in mounts)
         for place, columns in self._planned.items():
@@ -313,29 +302,26 @@ def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
         return {}
 
 
-def _wanted(mount: NfsMount) -> list[tuple[ValueKey, declare.Metric, Entity]]:
+def _columns_of(mount: NfsMount) -> dict[ValueKey, Column]:
     """Columns of a mount: the metrics that its kernel reports."""
-    about = Entity(entities.NFS_MOUNT, mount.key, _facts(mount))
-    every: list[tuple[ValueKey, declare.Metric, Entity]] = [(("age",), c.NFS_AGE, about)]
-    every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.NFS_BYTES)]
-    every += [
-        (("event", event), c.NFS_EVENTS, about.part(entities.NFS_EVENT, event))
-        for event in REPORTED_EVENTS
-    ]
-    transport = c.NFS_TRANSPORT | (c.NFS_RDMA if mount.protocol == "rdma" else {})
-    every += [(("transport", part), metric, about) for part, metric in transport.items()]
-    for operation in sorted(OPERATIONS):
-        entity = about.part(entities.NFS_OPERATION, operation)
-        every += [((operation, part), metric, entity) for part, metric in c.NFS_OPERATIONS.items()]
-    return [wanted for wanted in every if wanted[0] in mount.values]
-
-
-def _facts(mount: NfsMount) -> dict[str, str]:
-    return source.nonempty_facts(
+    facts = source.nonempty_facts(
         version=mount.options.get("vers", ""),
         security=mount.options.get("sec", ""),
         connections=str(mount.connections or ""),
     )
+    about = Entity(entities.NFS_MOUNT, mount.key, facts)
+    every: dict[ValueKey, Column] = {("age",): (c.NFS_AGE, about)}
+    every |= {("bytes", str(i)): (metric, about) for i, metric in enumerate(c.NFS_BYTES)}
+    every |= {
+        ("event", event): (c.NFS_EVENTS, about.part(entities.NFS_EVENT, event))
+        for event in REPORTED_EVENTS
+    }
+    transport = c.NFS_TRANSPORT | (c.NFS_RDMA if mount.protocol == "rdma" else {})
+    every |= {("transport", part): (metric, about) for part, metric in transport.items()}
+    for operation in sorted(OPERATIONS):
+        entity = about.part(entities.NFS_OPERATION, operation)
+        every |= {(operation, part): (m, entity) for part, m in c.NFS_OPERATIONS.items()}
+    return {key: column for key, column in every.items() if key in mount.values}
 
 
 def _finding(mounts: int, twice: int) -> source.ProbeFinding:
@@ -344,4 +330,4 @@ def _finding(mounts: int, twice: int) -> source.ProbeFinding:
         detail += f", {source.format_count(twice, 'further mount')} of them"
     if mounts > MAX_MOUNTS:
         detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are omitted"
-    return source.ProbeFinding("NFS", source.ProbeVerdict.SUPPORTED, detail)
+    return source.ProbeFinding.supported("NFS", detail)

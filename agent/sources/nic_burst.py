@@ -14,12 +14,12 @@ from fnmatch import fnmatchcase
 from agent.host import Host
 from agent.sampling import burst_windows, source
 from agent.sources.ethtool_statistics import match_statistics
-from agent.sources.network import parse_speed
+from agent.sources.network import NET, parse_speed
 from agent.sources.rdma import rdma_driver
 from agent.topology.network import NetworkScanner
 from agent.topology.rails import BRIDGE, VIRTUAL_FUNCTION
 from railscope.catalog import bursts as c, declare, entities, nic, rdma
-from railscope.frame import Column, Entity
+from railscope.frame import Entity
 from railscope.reading import PRESENT, Absent, reason_of
 from railscope.timestamps import SECOND_NS
 
@@ -68,21 +68,11 @@ class NicSamplingPlan:
     """Position of the link-down counter: with it, the speed is read again only after the link went down."""
     notifications: Mapping[CounterKey, str]
 
-    @property
-    def counters(self) -> tuple[CounterKey, ...]:
-        """Keys of the counters in the list of statistics."""
-        return tuple(self.positions)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths of the counter files."""
-        return tuple(self.notifications.values())
-
 
 def plan_sampling(host: Host, interface: str, nics: Mapping[str, str]) -> NicSamplingPlan | None:
     """Sampling plan of an interface; None if its driver does not count the traffic of a port.
 
-    `cards` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
+    `nics` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
     to its device comes first: a driver can report a wrong address.
     """
     try:
@@ -128,7 +118,7 @@ class NicWindows:
 
     windows: dict[CounterKey, burst_windows.WindowHistogram] = field(default_factory=dict)
     planned: NicSamplingPlan | None = None
-    looked: _NicCounters | None = None
+    last: _NicCounters | None = None
     """The last valid sample, taken with `planned`."""
     unseen: int = 0
     counted_ns: int | None = None
@@ -148,15 +138,15 @@ class BurstPort:
         """Reason why the last sample has no values."""
         self.kept = kept
         if kept.planned != planned:
-            kept.planned, kept.looked = planned, None
+            kept.planned, kept.last = planned, None
         self._grid = burst_windows.WindowGrid(self.window_ns)
         self._list: list[str] | None = None
-        self._notifications = host.keep(planned.files)
-        self._speed = host.keep([f"/sys/class/net/{planned.interface}/speed"])
+        self._notifications = host.keep(tuple(planned.notifications.values()))
+        self._speed = host.keep([f"{NET}/{planned.interface}/speed"])
         self._megabits = 0
         self._link_downs = 0
         self._speed_due = True
-        wanted = dict.fromkeys([*planned.counters, *planned.notifications])
+        wanted = dict.fromkeys([*planned.positions, *planned.notifications])
         for metric, direction in wanted:
             new = burst_windows.WindowHistogram(metric, (planned.interface, direction))
             kept.windows.setdefault((metric, direction), new)
@@ -173,20 +163,17 @@ class BurstPort:
         if self._megabits and not self._speed_due:
             return
         self._speed_due = self.planned.link_downs is None
-        try:
-            speed = parse_speed(self._speed.text(0))
-        except OSError as error:
-            speed = reason_of(error)
+        speed = source.parsed_reading(self._speed.text, 0, parse_speed)
         self._megabits = speed if isinstance(speed, int) else 0
 
-    def look(self, host: Host) -> bool:
+    def sample(self, host: Host) -> bool:
         """Take one sample. Return True if the NIC's list of statistics differs from the planned one.
 
         An answer that took longer than a window is dropped, as its time is uncertain. If no window
         has ended since the last sample, none is taken.
         """
         began_ns = host.clock.now().boot_ns
-        if self.kept.looked and not self._grid.between(self.kept.looked.at_ns, began_ns):
+        if self.kept.last and not self._grid.between(self.kept.last.at_ns, began_ns):
             return False
         try:
             statistics = host.call("ethtool", "statistics", self.planned.interface)
@@ -211,7 +198,7 @@ class BurstPort:
         self.problem = None
         now_ns = host.clock.now().boot_ns
         if now_ns - began_ns > self._grid.window_ns:
-            self.kept.looked = None
+            self.kept.last = None
             self._discard_sample(now_ns)
         else:
             self._compare(_NicCounters(now_ns, counters))
@@ -227,19 +214,19 @@ class BurstPort:
 
     def _discard_sample(self, now_ns: int) -> None:
         """Count windows as unseen once no later sample can cover them."""
-        before = self.kept.looked
+        before = self.kept.last
         if before and not self._grid.reports_each_window(before.at_ns, now_ns):
-            self.kept.looked = before = None
+            self.kept.last = before = None
         if before is None and self.kept.counted_ns is not None:
             self.kept.unseen += self._grid.between(self.kept.counted_ns, now_ns)
             self.kept.counted_ns = now_ns
 
     def _compare(self, now: _NicCounters) -> None:
-        before, self.kept.counted_ns = self.kept.looked, self.kept.counted_ns or now.at_ns
+        before, self.kept.counted_ns = self.kept.last, self.kept.counted_ns or now.at_ns
         windows = self._grid.between(self.kept.counted_ns, now.at_ns)
         if before and (not windows or self._waits(before, now)):
             return
-        self.kept.looked, self.kept.counted_ns = now, now.at_ns
+        self.kept.last, self.kept.counted_ns = now, now.at_ns
         if before is None or not self._grid.reports_each_window(before.at_ns, now.at_ns):
             self.kept.unseen += windows
             return
@@ -296,7 +283,6 @@ class _NicCounters:
 
 
 _NS_PER_MS = 1_000_000
-_NET = "/sys/class/net"
 _EXCLUDED_PURPOSES = frozenset({BRIDGE, VIRTUAL_FUNCTION})
 """RDMA devices without their own port: a virtual function's counters are those of its physical one."""
 
@@ -334,7 +320,7 @@ class NicBurstSource:
             for name in (device.address, *device.interfaces)
         }
         found: dict[str, BurstPort] = {}
-        for interface in source.list_names(host, _NET):
+        for interface in source.list_names(host, NET):
             planned = plan_sampling(host, interface, nics)
             if planned is None or not self._wanted(interface, planned.device):
                 continue
@@ -348,29 +334,28 @@ class NicBurstSource:
         self.close()
         self._ports = found
         self._reported_ns = 0
-        return source.ProbeResult(self._place(), (), (self._finding(),))
+        return self._place().result(self._finding())
 
     def _wanted(self, interface: str, device: str) -> bool:
         if self._interfaces:
             return any(fnmatchcase(interface, pattern) for pattern in self._interfaces)
         return bool(device)
 
-    def _place(self) -> tuple[Column, ...]:
+    def _place(self) -> source.ColumnBuilder:
         columns = source.ColumnBuilder()
         self._columns = []
         for interface, port in self._ports.items():
-            card = Entity(entities.NIC, (interface,))
-            first = columns.add(c.NIC_WINDOW_LENGTH, card)
-            columns.add(c.NIC_MISSED, card)
+            about = Entity(entities.NIC, (interface,))
+            first = columns.add_each((c.NIC_WINDOW_LENGTH, c.NIC_MISSED), about)
             for windows in port.windows.values():
                 windows.add_columns(columns)
             self._columns.append((port, first))
-        return tuple(columns.columns)
+        return columns
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Sample every NIC; once per second, report the windows."""
         for port in self._ports.values():
-            into.grown |= port.look(host)
+            into.grown |= port.sample(host)
         now_ns = host.clock.now().boot_ns
         if now_ns // SECOND_NS == self._reported_ns // SECOND_NS:
             into.kept_back = True
@@ -390,12 +375,9 @@ class NicBurstSource:
 
     def _finding(self) -> source.ProbeFinding:
         if not self._ports:
-            return source.ProbeFinding(
-                "bursts of NICs",
-                source.ProbeVerdict.ABSENT,
-                "no NIC with RDMA has counters that are refreshed often enough",
-            )
+            detail = "no NIC with RDMA has counters that are refreshed often enough"
+            return source.ProbeFinding.absent("bursts of NICs", detail)
         lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
         windows_text = " and ".join(f"{length} ms" for length in lengths)
         detail = f"{source.format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
-        return source.ProbeFinding("bursts of NICs", source.ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding.supported("bursts of NICs", detail)

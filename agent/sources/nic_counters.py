@@ -20,16 +20,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, Json
-from agent.sampling import counter_unwrap, known_devices, source
+from agent.sampling import counter_unwrap, source
 from agent.sources import ethtool_statistics
 from agent.sources.nic_interfaces import NET, physical_interfaces
-from agent.topology.network import NetworkScanner, NicFinder, nic_entity as card_of
+from agent.sources.source_bases import UnwrappingSource
+from agent.topology.network import NetworkScanner, NicFinder, nic_entity
 from agent.topology.rails import BRIDGE
 from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
-
-_NET = "/sys/class/net"
 
 
 @dataclass(slots=True)
@@ -40,10 +39,9 @@ class _NicStatistics:
     names: list[str]
     positions: list[int]
     start: int
-    unwrap: counter_unwrap.CounterUnwrapper
 
 
-class NicSource(source.SourceWithoutResources):
+class NicSource(UnwrappingSource, source.SourceWithoutResources):
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them."""
 
     name = "nic"
@@ -52,28 +50,19 @@ class NicSource(source.SourceWithoutResources):
     """Some drop counters are 32 bits wide: they wrap after 21 seconds at 200 million packets per second."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: NetworkScanner | None = None) -> None:
+        super().__init__()
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._nics: list[_NicStatistics] = []
-        self._memory: counter_unwrap.CounterStateFile | None = None
-        self._before: dict[str, counter_unwrap.CarriedCounters] = {}
-        """Counters before a restart, or hidden from the last probe by failed calls."""
-
-    def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
-        """Load the counter wraps from before a restart, and store them from now on."""
-        self._memory = memory
-        self._before = memory.load()
-
-    @property
-    def _carried(self) -> dict[str, counter_unwrap.CarriedCounters]:
-        return {card.interface: card.unwrap.carried for card in self._nics}
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Read the driver and the list of statistics of every interface."""
         columns = source.ColumnBuilder()
         findings: list[source.ProbeFinding] = []
         bystanders: list[Entity] = []
-        before, nics = self._before | self._carried, list[_NicStatistics]()
+        unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
+        self._before |= self._carried
+        nics: list[_NicStatistics] = []
         network = self._wiring.look(host)
         for interface in _interfaces(host):
             try:
@@ -82,77 +71,61 @@ class NicSource(source.SourceWithoutResources):
             except OSError as error:
                 findings.append(_statistics_failure(interface, error))
                 continue
-            card = card_of(interface, driver, network.at(driver.get("bus", "")))
+            nic = nic_entity(interface, driver, network.at(driver.get("bus", "")))
             found = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
-            findings.append(
-                _statistics_finding(interface, driver["driver"], statistics["names"], found)
-            )
-            if not found or card.facts.get("role") == BRIDGE:
-                bystanders.append(card)
+            names = statistics["names"]
+            findings.append(_statistics_finding(interface, driver["driver"], names, found))
+            if not found or nic.facts.get("role") == BRIDGE:
+                bystanders.append(nic)
                 continue
             start = len(columns.columns)
             for metric, part, _ in found:
-                columns.add(metric, _about(card, metric, part))
+                of_nic = metric.about is entities.NIC
+                columns.add(metric, nic if of_nic else Entity(metric.about, (*nic.key, part)))
             positions = [position for _, _, position in found]
-            counter_names = [statistics["names"][position] for position in positions]
-            unwrap = _unwrap(driver["driver"], counter_names, start, before.get(interface))
-            nics.append(_NicStatistics(interface, statistics["names"], positions, start, unwrap))
+            counters = {names[position]: start + i for i, position in enumerate(positions)}
+            before = self._before.get(interface)
+            unwraps[interface] = _unwrap(driver["driver"], counters, before)
+            nics.append(_NicStatistics(interface, names, positions, start))
         self._nics = nics
-        self._before = known_devices.find_hidden(host, before, self._carried)
-        return source.ProbeResult(tuple(columns.columns), tuple(bystanders), tuple(findings))
+        self._replace_unwraps(host, unwraps)
+        return columns.result(*findings, bystanders=bystanders)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each NIC once and select the statistics that have a column."""
-        for card in self._nics:
-            width = len(card.positions)
+        for nic in self._nics:
+            width = len(nic.positions)
             try:
-                statistics = host.call("ethtool", "statistics", card.interface)
+                statistics = host.call("ethtool", "statistics", nic.interface)
             except OSError as error:
-                into.put_none(card.start, width, reason_of(error))
+                into.put_none(nic.start, width, reason_of(error))
                 continue
-            if statistics["names"] is not card.names and statistics["names"] != card.names:
-                _read_by_name(card, statistics, into)
-                into.grown = (
-                    True  # for example, PFC on another priority: probe again for new statistics
-                )
+            if statistics["names"] is not nic.names and statistics["names"] != nic.names:
+                values = dict(zip(statistics["names"], statistics["values"], strict=True))
+                names = (nic.names[position] for position in nic.positions)
+                into.put_readings(nic.start, (values.get(name, Absent.GONE) for name in names))
+                # For example, PFC on another priority: probe again for new statistics.
+                into.grown = True
             else:
-                values = statistics["values"]
-                picked = itemgetter(*card.positions)(values)
-                into.put_all(card.start, picked if width > 1 else (picked,))
-            card.unwrap.carry_on(into.values, into.reasons)
-        if self._memory:
-            unwraps = {card.interface: card.unwrap for card in self._nics}
-            self._memory.keep(unwraps, host.clock.now().boot_ns)
+                picked = itemgetter(*nic.positions)(statistics["values"])
+                into.put_all(nic.start, picked if width > 1 else (picked,))
+            self._unwraps[nic.interface].carry_on(into.values, into.reasons)
+        self._save_unwraps(host)
 
 
 def _unwrap(
-    driver: str, counter_names: list[str], start: int, before: counter_unwrap.CarriedCounters | None
+    driver: str, columns: dict[str, int], before: counter_unwrap.CarriedCounters | None
 ) -> counter_unwrap.CounterUnwrapper:
-    columns = {name: start + offset for offset, name in enumerate(counter_names)}
-    wide = [
-        column for name, column in columns.items() if ethtool_statistics.resets_with_narrow(name)
-    ]
     return counter_unwrap.CounterUnwrapper(
         {n: column for n, column in columns.items() if ethtool_statistics.is_narrow(driver, n)},
-        wide,
+        [column for n, column in columns.items() if ethtool_statistics.resets_with_narrow(n)],
         before,
     )
 
 
-def _read_by_name(card: _NicStatistics, statistics: Json, into: source.RowBuilder) -> None:
-    values = dict(zip(statistics["names"], statistics["values"], strict=True))
-    for offset, position in enumerate(card.positions):
-        value = values.get(card.names[position])
-        into.put(card.start + offset, Absent.GONE if value is None else value)
-
-
-def _about(card: Entity, metric: declare.Metric, part: str) -> Entity:
-    return card if metric.about is entities.NIC else Entity(metric.about, (*card.key, part))
-
-
 def _interfaces(host: Host) -> list[str]:
     try:
-        return host.names(_NET)
+        return host.names(NET)
     except FileNotFoundError:
         return []
 
@@ -161,35 +134,25 @@ def _statistics_finding(
     interface: str, driver: str, names: list[str], found: list[tuple[declare.Metric, str, int]]
 ) -> source.ProbeFinding:
     """Number of published statistics; for a driver without a table also the unpublished names."""
-    what = f"statistics of {interface}"
-    if driver in ethtool_statistics.DRIVERS:
-        detail = f"driver {driver}, {len(found)} typed statistics"
-        return source.ProbeFinding(
-            what, source.ProbeVerdict.SUPPORTED if found else source.ProbeVerdict.ABSENT, detail
-        )
-    used = {position for _, _, position in found}
-    rest = [name for position, name in enumerate(names) if position not in used]
-    detail = f"driver {driver}, {len(found)} of {len(names)} statistics have standard names"
-    if rest:
-        detail += f"; the rest: {ethtool_statistics.format_statistic_names(rest)}"
-    return source.ProbeFinding(
-        what, source.ProbeVerdict.SUPPORTED if found else source.ProbeVerdict.ABSENT, detail
-    )
+    detail = f"driver {driver}, {len(found)} typed statistics"
+    if driver not in ethtool_statistics.DRIVERS:
+        used = {position for _, _, position in found}
+        rest = [name for position, name in enumerate(names) if position not in used]
+        detail = f"driver {driver}, {len(found)} of {len(names)} statistics have standard names"
+        if rest:
+            detail += f"; the rest: {ethtool_statistics.format_statistic_names(rest)}"
+    verdict = source.ProbeVerdict.SUPPORTED if found else source.ProbeVerdict.ABSENT
+    return source.ProbeFinding(f"statistics of {interface}", verdict, detail)
 
 
 def _statistics_failure(interface: str, error: OSError) -> source.ProbeFinding:
+    what = f"statistics of {interface}"
     reason = reason_of(error)
     if reason is Absent.UNSUPPORTED:
-        detail = "the driver has no ethtool interface"
-        return source.ProbeFinding(f"statistics of {interface}", source.ProbeVerdict.ABSENT, detail)
+        return source.ProbeFinding.absent(what, "the driver has no ethtool interface")
     if reason is Absent.GONE:  # not an interface, or removed meanwhile
-        detail = error.strerror or "unknown interface"
-        return source.ProbeFinding(f"statistics of {interface}", source.ProbeVerdict.ABSENT, detail)
-    verdict = source.ProbeVerdict.DENIED if reason is Absent.DENIED else source.ProbeVerdict.BROKEN
-    remedy = "allow the agent the ioctl SIOCETHTOOL" if reason is Absent.DENIED else ""
-    return source.ProbeFinding(
-        f"statistics of {interface}", verdict, error.strerror or str(error), remedy
-    )
+        return source.ProbeFinding.absent(what, error.strerror or "unknown interface")
+    return source.ProbeFinding.failed(what, error, "allow the agent the ioctl SIOCETHTOOL")
 
 
 _COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
@@ -240,16 +203,16 @@ class LinkErrorSource(source.SourceWithoutResources):
     def __init__(self, period_seconds: float = 5.0, nics: NicFinder | None = None) -> None:
         self.period_seconds = period_seconds
         self._nics = nics or NicFinder()
-        self._questions: list[_CounterRequest] = []
+        self._requests: list[_CounterRequest] = []
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Read the counters of every NIC; those that its driver's statistics contain are left to `nic`."""
         columns = source.ColumnBuilder()
         findings: list[source.ProbeFinding] = []
-        self._questions = []
+        self._requests = []
         for interface in physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return source.ProbeResult(tuple(columns.columns), self._nics.look(host), tuple(findings))
+        return columns.result(*findings, bystanders=self._nics.look(host))
 
     def _plan(
         self, host: Host, interface: str, columns: source.ColumnBuilder
@@ -270,19 +233,18 @@ class LinkErrorSource(source.SourceWithoutResources):
                 if key in counts and metric not in elsewhere
             }
             if wanted:
-                self._questions.append(_CounterRequest(interface, name, wanted))
+                self._requests.append(_CounterRequest(interface, name, wanted))
         return problems or [_counters_finding(interface, len(columns.columns) - first)]
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each NIC again."""
-        for question in self._questions:
+        for request in self._requests:
             try:
-                counts = _counts(host, question.name, question.interface)
+                counts = _counts(host, request.name, request.interface)
             except OSError as error:
-                for column in question.columns.values():
-                    into.put(column, reason_of(error))
+                into.put_each(request.columns.values(), reason_of(error))
                 continue
-            for key, column in question.columns.items():
+            for key, column in request.columns.items():
                 into.put(column, counts.get(key, Absent.UNSUPPORTED))
 
 
@@ -311,20 +273,15 @@ def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[decla
 
 
 def _counters_finding(interface: str, counters: int) -> source.ProbeFinding:
-    verdict = source.ProbeVerdict.SUPPORTED if counters else source.ProbeVerdict.ABSENT
-    detail = (
-        source.format_count(counters, "counter")
-        if counters
-        else "none except the driver's statistics"
-    )
-    return source.ProbeFinding(f"error correction and pause of {interface}", verdict, detail)
+    what = f"error correction and pause of {interface}"
+    if counters:
+        return source.ProbeFinding.supported(what, source.format_count(counters, "counter"))
+    return source.ProbeFinding.absent(what, "none except the driver's statistics")
 
 
 def _request_failure(interface: str, name: str, error: OSError) -> list[source.ProbeFinding]:
-    reason = reason_of(error)
-    if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+    if reason_of(error) in {Absent.UNSUPPORTED, Absent.GONE}:
         return []
-    verdict = source.ProbeVerdict.DENIED if reason is Absent.DENIED else source.ProbeVerdict.BROKEN
-    remedy = "allow the agent netlink sockets (AF_NETLINK)" if reason is Absent.DENIED else ""
     what = f"error correction and pause of {interface}"
-    return [source.ProbeFinding(what, verdict, f"{name}: {error.strerror or error}", remedy)]
+    remedy = "allow the agent netlink sockets (AF_NETLINK)"
+    return [source.ProbeFinding.failed(what, error, remedy, name)]

@@ -21,6 +21,7 @@ from railscope.reading import Absent, Reading
 
 NET = "/sys/class/net"
 NO_VALUE = "none"
+NO_INTERFACE = "the node has no physical network interface"
 PRIORITIES = 8
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 _MAX_TEXT_LENGTH = 200
@@ -74,7 +75,7 @@ def read_interface(host: Host, interface: str) -> PhysicalInterface:
 class SettingAnswers:
     """Result of one query of a NIC: texts that are watched for changes, and readings."""
 
-    interface: str
+    nic: PhysicalInterface
     texts: dict[str, str] = field(default_factory=dict)
     readings: dict[Column, Reading] = field(default_factory=dict)
 
@@ -91,7 +92,7 @@ class SettingAnswers:
         Unsupported and missing values have no column.
         """
         if reading not in {Absent.UNSUPPORTED, Absent.GONE}:
-            self.readings[metric, Entity(metric.about, (self.interface, *part))] = reading
+            self.readings[metric, Entity(metric.about, (self.nic.interface, *part))] = reading
 
     def number(self, setting: str, metric: Metric, reading: Reading, *part: str) -> None:
         """Add a setting that is a number."""

@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agent.host import Host, Json
-from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, nonempty_facts
-from agent.sources.nic_interfaces import NET, physical_interfaces
+from agent.sampling.source import (
+    MALFORMED_ERRORS,
+    ProbeFinding,
+    format_count,
+    nonempty_facts,
+    parsed_reading,
+)
+from agent.sources.nic_interfaces import NET, NO_INTERFACE, physical_interfaces
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NicFinder
 from railscope.catalog import cabling, declare, entities
 from railscope.frame import Column, Entity
-from railscope.reading import Absent, Reading, parse_integer, reason_of
+from railscope.reading import Absent, Reading, reason_of
 
 _NEIGHBOUR = "neighbour"
 _NEIGHBOUR_FACTS: Mapping[str, str] = {
@@ -50,18 +56,21 @@ class NeighbourSource(ScanningSource):
         self._nics = nics or NicFinder()
         self._up_since: dict[str, int] = {}
 
-    def look(self, host: Host) -> NodeScan:
+    def scan(self, host: Host) -> NodeScan:
         """Read the current neighbours."""
         scan = NodeScan(described=list(self._nics.look(host)))
-        links = {name: _carrier(host, name) for name in physical_interfaces(host)}
+        links = {
+            # An interface that is administratively down returns EINVAL.
+            name: parsed_reading(host.read, f"{NET}/{name}/carrier")
+            for name in physical_interfaces(host)
+        }
         if not links:
-            detail = "the node has no physical network interface"
-            scan.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
+            scan.findings.append(ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
             return scan
         try:
             neighbours = host.call("lldp", "neighbours")
         except OSError as error:
-            self._refused(scan, links, error)
+            _add_lldp_failure(scan, links, error)
             return scan
         now_ns = host.clock.now().boot_ns
         ups = [interface for interface, carrier in links.items() if carrier == 1]
@@ -69,67 +78,51 @@ class NeighbourSource(ScanningSource):
         for interface, carrier in links.items():
             reading = Absent.UNSUPPORTED if carrier == 0 else carrier
             if interface in ups:
-                reading = self._heard(interface, neighbours, now_ns)
+                reading = self._reading(interface, neighbours, now_ns)
             scan.add_readings((interface, _NEIGHBOUR), {_column(interface): reading})
-        known_ones = [interface for interface in ups if interface in neighbours]
-        for interface in known_ones:
+        reporting = [interface for interface in ups if interface in neighbours]
+        for interface in reporting:
             _add_neighbour(scan, interface, neighbours[interface])
-        scan.findings.append(self._finding(len(known_ones), now_ns))
+        scan.findings.append(self._finding(len(reporting), now_ns))
         return scan
 
-    def _heard(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
+    def _reading(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
         if interface in neighbours:  # a neighbour that expires is reported at once
             self._up_since[interface] = now_ns - FIRST_FRAME_WITHIN_NS
             return 1
         listened_ns = now_ns - self._up_since[interface]
         return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
 
-    def _finding(self, neighbours_received: int, now_ns: int) -> ProbeFinding:
+    def _finding(self, reporting: int, now_ns: int) -> ProbeFinding:
+        ups = self._up_since
         detail = (
-            f"neighbours of {neighbours_received} of "
-            f"{format_count(len(self._up_since), 'interface')} with a carrier"
+            f"neighbours of {reporting} of {format_count(len(ups), 'interface')} with a carrier"
         )
-        if (
-            neighbours_received < len(self._up_since)
-            and now_ns - max(self._up_since.values()) < FIRST_FRAME_WITHIN_NS
-        ):
+        if reporting < len(ups) and now_ns - max(ups.values()) < FIRST_FRAME_WITHIN_NS:
             detail += " so far: frames arrive about every 30 s"
-        return ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.SUPPORTED, detail)
+        return ProbeFinding.supported(_LLDP_SUBJECT, detail)
 
-    def _refused(self, scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
-        """Record that all neighbours are unknown; the verdict depends on the reason."""
-        reason, detail = reason_of(error), error.strerror or str(error)
-        if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-            scan.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
-            return
-        for interface in links:
-            scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
-        denied = reason is Absent.DENIED
-        verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
-        scan.findings.append(
-            ProbeFinding(_LLDP_SUBJECT, verdict, detail, _LLDP_REMEDY if denied else "")
-        )
+
+def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
+    """Record that all neighbours are unknown; the verdict depends on the reason."""
+    reason = reason_of(error)
+    if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+        scan.findings.append(ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error)))
+        return
+    for interface in links:
+        scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
+    scan.findings.append(ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
 
 
 def _column(interface: str) -> Column:
     return cabling.NEIGHBOUR_KNOWN, Entity(entities.NIC, (interface,))
 
 
-def _carrier(host: Host, interface: str) -> Reading:
-    """1 with a carrier, 0 without; an interface that is administratively down returns EINVAL."""
-    try:
-        return parse_integer(host.read(f"{NET}/{interface}/carrier"))
-    except OSError as error:
-        return reason_of(error)
-
-
 def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
     texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
     facts = nonempty_facts(**texts)
     scan.described.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
-    names = ("switch", "switch_port", "chassis")
-    place = " ".join(facts[name] for name in names if name in facts)
-    if place:
+    if place := _join_facts(facts, "switch", "switch_port", "chassis"):
         scan.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
 
 
@@ -149,7 +142,6 @@ _THRESHOLDS: Mapping[tuple[str, str], declare.Metric] = {
     ("transmit_power_", "_nanowatts"): cabling.TRANSCEIVER_TRANSMIT_POWER_THRESHOLD,
 }
 """Prefix and suffix of a threshold's key; the part between them is its name: low_alarm."""
-_MALFORMED_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 _MODULE_REMEDY = (
     "install the drop-in network.conf (CAP_NET_ADMIN), or accept that these are missing"
 )
@@ -167,51 +159,39 @@ class OpticsSource(ScanningSource):
         self.period_seconds = period_seconds
         self._nics = nics or NicFinder()
 
-    def look(self, host: Host) -> NodeScan:
+    def scan(self, host: Host) -> NodeScan:
         """Read the module of every NIC."""
         scan = NodeScan(described=list(self._nics.look(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             _scan_module(host, interface, scan)
         if not interfaces:
-            detail = "the node has no physical network interface"
-            scan.findings.append(ProbeFinding("transceivers", ProbeVerdict.ABSENT, detail))
+            scan.findings.append(ProbeFinding.absent("transceivers", NO_INTERFACE))
         return scan
 
 
 def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     part = (interface, _MODULE)
-    usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
     what = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
         facts = _module_facts(answer)
         scan.add_readings(part, dict(_module_readings(interface, answer)))
-    except OSError as error:
-        reason = reason_of(error)
-        detail = error.strerror or str(error)
-        if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-            scan.findings.append(ProbeFinding(what, ProbeVerdict.ABSENT, f"not reported: {detail}"))
+    except (OSError, *MALFORMED_ERRORS) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
+        if isinstance(error, OSError) and reason in {Absent.UNSUPPORTED, Absent.GONE}:
+            detail = f"not reported: {error.strerror or error}"
+            scan.findings.append(ProbeFinding.absent(what, detail))
             return
+        usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
         scan.failure(part, reason, usual)
-        denied = reason is Absent.DENIED
-        verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
-        scan.findings.append(ProbeFinding(what, verdict, detail, _MODULE_REMEDY if denied else ""))
-    except _MALFORMED_ERRORS as error:
-        scan.failure(part, Absent.ERROR, usual)
-        detail = f"malformed response: {type(error).__name__}: {error}"
-        scan.findings.append(
-            ProbeFinding(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
-        )
+        scan.findings.append(ProbeFinding.failed(what, error, _MODULE_REMEDY))
     else:
         scan.described.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
-        identity = _format_module(facts, "vendor", "part_number", "serial")
-        if identity:
+        if identity := _join_facts(facts, "vendor", "part_number", "serial"):
             scan.watched[part] = {_MODULE: identity}
-        detail = (
-            _format_module(facts, "type", "vendor", "part_number") or "a transceiver without a name"
-        )
-        scan.findings.append(ProbeFinding(what, ProbeVerdict.SUPPORTED, detail))
+        detail = _join_facts(facts, "type", "vendor", "part_number")
+        scan.findings.append(ProbeFinding.supported(what, detail or "a transceiver without a name"))
 
 
 def _module_facts(answer: Json) -> dict[str, str]:
@@ -219,7 +199,7 @@ def _module_facts(answer: Json) -> dict[str, str]:
     return nonempty_facts(**texts)
 
 
-def _format_module(facts: Mapping[str, str], *names: str) -> str:
+def _join_facts(facts: Mapping[str, str], *names: str) -> str:
     return " ".join(facts[name] for name in names if name in facts)
 
 
@@ -236,7 +216,5 @@ def _module_readings(interface: str, answer: Json) -> Iterator[tuple[Column, Rea
         for (start, end), metric in _THRESHOLDS.items():
             if key.startswith(start) and key.endswith(end):
                 name = key.removeprefix(start).removesuffix(end)
-                yield (
-                    (metric, Entity(entities.NIC_TRANSCEIVER_THRESHOLD, (interface, name))),
-                    int(value),
-                )
+                about = Entity(entities.NIC_TRANSCEIVER_THRESHOLD, (interface, name))
+                yield (metric, about), int(value)

@@ -19,9 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from agent.host import Host, Json
-from agent.sources import nic_interfaces
+from agent.sampling.source import parsed_reading
+from agent.sources.nic_interfaces import (
+    NET,
+    NO_VALUE,
+    PRIORITIES,
+    PhysicalInterface,
+    SettingAnswers,
+    join_items,
+)
 from railscope.catalog import nic_settings as c
-from railscope.reading import Absent, Reading, parse_integer, reason_of
+from railscope.reading import Absent, Reading, reason_of
 
 MLX5 = "mlx5_core"
 _DIRECTIONS = ("receive", "transmit")
@@ -30,54 +38,40 @@ _FEC = {name: code for code, name in c.FEC_ACTIVE.states.items()}
 _SPEED = re.compile(r"(\d+)base")
 
 
-def parse_dcb(
-    card: nic_interfaces.PhysicalInterface, answer: Json
-) -> nic_interfaces.SettingAnswers:
+def parse_dcb(answers: SettingAnswers, answer: Json) -> None:
     """PFC, ETS, applications, trust, buffers and rate limits of a NIC."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
     if pfc := answer.get("pfc"):
         on = set(pfc["enabled"])
-        answers.switches(
-            "pfc",
-            c.PFC_ENABLED,
-            {priority: int(priority in on) for priority in range(nic_interfaces.PRIORITIES)},
-        )
+        states: dict[int, Reading] = {number: int(number in on) for number in range(PRIORITIES)}
+        answers.switches("pfc", c.PFC_ENABLED, states)
         if "delay_bits" in pfc:
             answers.set("pfc_delay_bits", str(pfc["delay_bits"]))
     if ets := answer.get("ets"):
         _ets(answers, ets)
     if "applications" in answer:
-        _applications(answers, card, answer["applications"])
+        _applications(answers, answer["applications"])
     if trust := answer.get("trust"):
-        answers.set("trust", nic_interfaces.join_items(trust))
+        answers.set("trust", join_items(trust))
     if "dcbx" in answer:
-        answers.set("dcbx", nic_interfaces.join_items(sorted(answer["dcbx"])))
+        answers.set("dcbx", join_items(sorted(answer["dcbx"])))
     if buffer := answer.get("buffer"):
-        answers.set("buffer_of_priority", nic_interfaces.join_items(buffer["of_priority"]))
+        answers.set("buffer_of_priority", join_items(buffer["of_priority"]))
         add_buffers(answers, dict(enumerate(buffer["size_bytes"])), buffer.get("total_bytes"))
     if rates := answer.get("maximum_rate_kilobits"):
-        answers.set(
-            "rate_limits",
-            nic_interfaces.join_items(rates) if any(rates) else nic_interfaces.NO_VALUE,
-        )
-    return answers
+        answers.set("rate_limits", join_items(rates) if any(rates) else NO_VALUE)
 
 
-def _ets(answers: nic_interfaces.SettingAnswers, ets: Mapping[str, Sequence[int | str]]) -> None:
-    answers.set("traffic_classes", nic_interfaces.join_items(ets["traffic_class"]))
+def _ets(answers: SettingAnswers, ets: Mapping[str, Sequence[int | str]]) -> None:
+    answers.set("traffic_classes", join_items(ets["traffic_class"]))
     for priority, traffic_class in enumerate(ets["traffic_class"]):
         answers.put(c.TRAFFIC_CLASS, int(traffic_class), str(priority))
-    answers.set("bandwidth", nic_interfaces.join_items(ets["bandwidth_percent"]))
+    answers.set("bandwidth", join_items(ets["bandwidth_percent"]))
     for traffic_class, percent in enumerate(ets["bandwidth_percent"]):
         answers.put(c.BANDWIDTH, int(percent), str(traffic_class))
-    answers.set("scheduling", nic_interfaces.join_items(ets["algorithm"]))
+    answers.set("scheduling", join_items(ets["algorithm"]))
 
 
-def _applications(
-    answers: nic_interfaces.SettingAnswers,
-    card: nic_interfaces.PhysicalInterface,
-    entries: Sequence[Mapping[str, int | str]],
-) -> None:
+def _applications(answers: SettingAnswers, entries: Sequence[Mapping[str, int | str]]) -> None:
     """Add the rules for the priority of a packet.
 
     mlx5 has no trust table: it has DSCP entries only while the NIC trusts DSCP (Linux
@@ -93,19 +87,15 @@ def _applications(
         for entry in entries
         if entry["selector"] != _DSCP
     )
-    answers.set("applications", nic_interfaces.join_items(others))
-    if card.driver == MLX5:
+    answers.set("applications", join_items(others))
+    if answers.nic.driver == MLX5:
         answers.set("trust", _DSCP if dscp else "pcp")
 
 
-def add_dscp_map(answers: nic_interfaces.SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
+def add_dscp_map(answers: SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
     """Add the DSCPs of each priority, as in 3:24-31,6:48."""
-    answers.set(
-        "dscp_map",
-        nic_interfaces.join_items(
-            f"{priority}:{_spans(dscp[priority])}" for priority in sorted(dscp)
-        ),
-    )
+    entries = (f"{priority}:{_spans(dscp[priority])}" for priority in sorted(dscp))
+    answers.set("dscp_map", join_items(entries))
 
 
 def _spans(numbers: Iterable[int]) -> str:
@@ -115,65 +105,44 @@ def _spans(numbers: Iterable[int]) -> str:
     return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def add_buffers(
-    answers: nic_interfaces.SettingAnswers, sizes: Mapping[int, int], total: int | None
-) -> None:
+def add_buffers(answers: SettingAnswers, sizes: Mapping[int, int], total: int | None) -> None:
     """Add the receive buffers of a port in bytes, and the memory that they are allocated from."""
-    answers.set("buffer_size", nic_interfaces.join_items(sizes.values()))
+    answers.set("buffer_size", join_items(sizes.values()))
     for buffer, size in sizes.items():
         answers.put(c.BUFFER, size, str(buffer))
     if total is not None:
         answers.number("port_buffer", c.PORT_BUFFER, total)
 
 
-def parse_pause(
-    card: nic_interfaces.PhysicalInterface, answer: Json
-) -> nic_interfaces.SettingAnswers:
+def parse_pause(answers: SettingAnswers, answer: Json) -> None:
     """Link-wide pause."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
     for direction in _DIRECTIONS:
         answers.put(c.PAUSE_ENABLED, int(answer[direction]), direction)
-    on = [direction for direction in _DIRECTIONS if answer[direction]]
-    answers.set(
-        "pause",
-        nic_interfaces.join_items([*(["automatic"] if answer.get("autonegotiation") else []), *on]),
-    )
-    return answers
+    modes = ["automatic"] if answer.get("autonegotiation") else []
+    modes += [direction for direction in _DIRECTIONS if answer[direction]]
+    answers.set("pause", join_items(modes))
 
 
-def parse_fec(
-    card: nic_interfaces.PhysicalInterface, answer: Json
-) -> nic_interfaces.SettingAnswers:
+def parse_fec(answers: SettingAnswers, answer: Json) -> None:
     """Forward error correction: the configured modes are a setting, the mode in use is a state."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    modes = sorted(mode.lower() for mode in answer["modes"])
-    answers.set(
-        "fec",
-        nic_interfaces.join_items([*(["automatic"] if answer.get("automatic") else []), *modes]),
-    )
+    modes = ["automatic"] if answer.get("automatic") else []
+    modes += sorted(mode.lower() for mode in answer["modes"])
+    answers.set("fec", join_items(modes))
     if active := answer.get("active"):
         answers.put(c.FEC_ACTIVE, _FEC.get(active.lower(), Absent.ERROR))
-    return answers
 
 
-def parse_rings(
-    card: nic_interfaces.PhysicalInterface, answer: Json
-) -> nic_interfaces.SettingAnswers:
+def parse_rings(answers: SettingAnswers, answer: Json) -> None:
     """Sizes of the rings."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
     for direction in _DIRECTIONS:
         if direction in answer:
             answers.number(f"{direction}_ring", c.RING, answer[direction], direction)
         if f"{direction}_limit" in answer:
             answers.put(c.RING_LIMIT, answer[f"{direction}_limit"], direction)
-    return answers
 
 
-def parse_link_modes(
-    card: nic_interfaces.PhysicalInterface, answer: Json
-) -> nic_interfaces.SettingAnswers:
+def parse_link_modes(answers: SettingAnswers, answer: Json) -> None:
     """Autonegotiation, and lanes and expected speed of the link. The current speed is a state."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
     if "autonegotiation" in answer:
         on = bool(answer["autonegotiation"])
         answers.put(c.AUTONEGOTIATION, int(on))
@@ -183,7 +152,6 @@ def parse_link_modes(
     speed = expected_megabits(answer.get("supported", ()), answer.get("peer", ()))
     if speed is not None:
         answers.put(c.EXPECTED_SPEED, speed)
-    return answers
 
 
 def expected_megabits(supported: Iterable[str], peer: Iterable[str]) -> int | None:
@@ -220,13 +188,6 @@ _BUFFER_OF = re.compile(r"^(\d+)\s+(\d+)\s*$", re.MULTILINE)
 _PORT_BUFFER = re.compile(r"^Port buffer size = (\d+)", re.MULTILINE)
 
 
-def _number(host: Host, path: str) -> Reading:
-    try:
-        return parse_integer(host.read(path))
-    except OSError as error:
-        return reason_of(error)
-
-
 def _text(host: Host, path: str) -> str | None:
     """Content of a file; None if it does not exist. Raises OSError if it cannot be read."""
     try:
@@ -245,29 +206,26 @@ def _names(host: Host, path: str) -> list[str]:
         return []
 
 
-def read_mtu(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
+def read_mtu(answers: SettingAnswers, host: Host) -> None:
     """The MTU."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    answers.number("mtu", c.MTU, _number(host, f"{nic_interfaces.NET}/{card.interface}/mtu"))
-    return answers
+    answers.number("mtu", c.MTU, parsed_reading(host.read, f"{NET}/{answers.nic.interface}/mtu"))
 
 
-def read_ecn(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
+def read_ecn(answers: SettingAnswers, host: Host) -> None:
     """OFED's congestion control: on or off for each priority and side, and its parameters."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    for side, word in _SIDES.items():
-        directory = f"{nic_interfaces.NET}/{card.interface}/ecn/roce_{side}"
+    for side, point in _SIDES.items():
+        directory = f"{NET}/{answers.nic.interface}/ecn/roce_{side}"
         found = _names(host, directory)
         if _ENABLE in found:
             priorities = filter(str.isdecimal, _names(host, f"{directory}/{_ENABLE}"))
-            states = {int(p): _number(host, f"{directory}/{_ENABLE}/{p}") for p in priorities}
-            answers.switches(f"ecn_{word}", c.ECN_ENABLED, states, word)
+            states = {
+                int(p): parsed_reading(host.read, f"{directory}/{_ENABLE}/{p}") for p in priorities
+            }
+            answers.switches(f"ecn_{point}", c.ECN_ENABLED, states, point)
         for name in found:
             if name != _ENABLE:
-                _parameter(
-                    answers, parameter_name(side, name), _number(host, f"{directory}/{name}")
-                )
-    return answers
+                reading = parsed_reading(host.read, f"{directory}/{name}")
+                _parameter(answers, parameter_name(side, name), reading)
 
 
 def parameter_name(side: str, name: str) -> str:
@@ -275,53 +233,48 @@ def parameter_name(side: str, name: str) -> str:
     return _IRREGULAR.get(name) or f"{side}_{name.removeprefix('rpg_')}"
 
 
-def _parameter(answers: nic_interfaces.SettingAnswers, name: str, reading: Reading) -> None:
+def _parameter(answers: SettingAnswers, name: str, reading: Reading) -> None:
     answers.number(name, c.DCQCN_PARAMETER, reading, name)
 
 
-def congestion_directories(card: nic_interfaces.PhysicalInterface) -> Mapping[str, str]:
+def congestion_directories(nic: PhysicalInterface) -> Mapping[str, str]:
     """Other directories in which the driver of a NIC has parameters of congestion control."""
-    if card.driver == MLX5 and card.pci_address:
-        return {"cc_params": f"/sys/kernel/debug/mlx5/{card.pci_address}/cc_params"}
-    if card.driver == BNXT and card.rdma_port:
-        port = f"/sys/kernel/config/bnxt_re/{card.rdma_device}/ports/{card.rdma_port}"
+    if nic.driver == MLX5 and nic.pci_address:
+        return {"cc_params": f"/sys/kernel/debug/mlx5/{nic.pci_address}/cc_params"}
+    if nic.driver == BNXT and nic.rdma_port:
+        port = f"/sys/kernel/config/bnxt_re/{nic.rdma_device}/ports/{nic.rdma_port}"
         return {
             "cc": f"{port}/cc",
-            "cc_config": f"/sys/kernel/debug/bnxt_re/{card.pci_address}/cc_config",
+            "cc_config": f"/sys/kernel/debug/bnxt_re/{nic.pci_address}/cc_config",
         }
     return {}
 
 
 def read_congestion(
-    host: Host,
-    card: nic_interfaces.PhysicalInterface,
-    directory: str,
-    settings_before: Iterable[str],
-) -> nic_interfaces.SettingAnswers:
+    answers: SettingAnswers, host: Host, directory: str, settings_before: Iterable[str]
+) -> None:
     """Parameters of congestion control; reading each costs a firmware command.
 
-    Parameters in `told_before` are not read again, and values that are not numbers are skipped.
+    Parameters in `settings_before` are not read again, and values that are not numbers are skipped.
     """
-    answers = nic_interfaces.SettingAnswers(card.interface)
     for name in sorted(set(_names(host, directory)).difference(settings_before)):
-        _parameter(answers, name, _value(host, f"{directory}/{name}"))
-    return answers
+        try:
+            reading = _parse_parameter(host.read(f"{directory}/{name}"))
+        except IsADirectoryError:
+            continue
+        except OSError as error:
+            reading = reason_of(error)
+        _parameter(answers, name, reading)
 
 
-def _value(host: Host, path: str) -> Reading:
-    try:
-        found = _DECIMAL_OR_HEXADECIMAL.fullmatch(host.read(path).strip())
-    except IsADirectoryError:
-        return Absent.UNSUPPORTED
-    except OSError as error:
-        return reason_of(error)
+def _parse_parameter(content: bytes) -> Reading:
+    found = _DECIMAL_OR_HEXADECIMAL.fullmatch(content.strip())
     return int(found[0], 0) if found else Absent.UNSUPPORTED
 
 
-def read_qos(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
+def read_qos(answers: SettingAnswers, host: Host) -> None:
     """OFED's trust, DSCP map and buffers with their thresholds."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    directory = f"{nic_interfaces.NET}/{card.interface}/qos"
+    directory = f"{NET}/{answers.nic.interface}/qos"
     if trust := _text(host, f"{directory}/trust"):
         answers.set("trust", trust)
     if mapped := _text(host, f"{directory}/dscp2prio"):
@@ -331,15 +284,12 @@ def read_qos(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfac
         add_dscp_map(answers, dscp)
     if of_priority := _text(host, f"{directory}/prio2buffer"):
         pairs = {int(p): int(b) for p, b in _BUFFER_OF.findall(of_priority)}
-        answers.set(
-            "buffer_of_priority", nic_interfaces.join_items(pairs[p] for p in sorted(pairs))
-        )
+        answers.set("buffer_of_priority", join_items(pairs[p] for p in sorted(pairs)))
     if sizes := _text(host, f"{directory}/buffer_size"):
         _buffers(answers, sizes)
-    return answers
 
 
-def _buffers(answers: nic_interfaces.SettingAnswers, text: str) -> None:
+def _buffers(answers: SettingAnswers, text: str) -> None:
     """Parse a line with the port's memory, then a line for each buffer: size, xoff and xon threshold."""
     port = _PORT_BUFFER.search(text)
     rows = [tuple(map(int, row)) for row in _BUFFER.findall(text)]
@@ -349,30 +299,30 @@ def _buffers(answers: nic_interfaces.SettingAnswers, text: str) -> None:
         answers.number(f"buffer_{buffer}_xon", c.BUFFER_THRESHOLD, xon, str(buffer), "xon")
 
 
-def read_rdma(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
+def read_rdma(answers: SettingAnswers, host: Host) -> None:
     """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    if not card.rdma_port:
-        return answers
-    device, port = card.rdma_device, card.rdma_port
+    nic = answers.nic
+    if not nic.rdma_port:
+        return
+    device, port = nic.rdma_device, nic.rdma_port
     directory = f"/sys/kernel/config/rdma_cm/{device}/ports/{port}"
-    answers.number("rdma_cm_tos", c.RDMA_CM_TOS, _number(host, f"{directory}/default_roce_tos"))
+    answers.number(
+        "rdma_cm_tos", c.RDMA_CM_TOS, parsed_reading(host.read, f"{directory}/default_roce_tos")
+    )
     if mode := _text(host, f"{directory}/default_roce_mode"):
         answers.set("rdma_cm_mode", mode)
     class_ = _text(host, f"{_INFINIBAND}/{device}/tc/{port}/traffic_class")
     if class_ is not None:
         found = _GLOBAL_CLASS.search(class_)
-        answers.set("rdma_traffic_class", found[1] if found else nic_interfaces.NO_VALUE)
+        answers.set("rdma_traffic_class", found[1] if found else NO_VALUE)
         if found:
             answers.put(c.RDMA_TRAFFIC_CLASS, int(found[1]))
-    return answers
 
 
-def read_gids(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
+def read_gids(answers: SettingAnswers, host: Host) -> None:
     """GID types of the NIC's RDMA port; reading an empty entry of the table fails with EINVAL."""
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    directory = f"{_INFINIBAND}/{card.rdma_device}/ports/{card.rdma_port}/gid_attrs/types"
-    entries = range(_GIDS) if card.rdma_port else ()
+    nic = answers.nic
+    directory = f"{_INFINIBAND}/{nic.rdma_device}/ports/{nic.rdma_port}/gid_attrs/types"
+    entries = range(_GIDS) if nic.rdma_port else ()
     if known := sorted(filter(None, {_text(host, f"{directory}/{entry}") for entry in entries})):
-        answers.set("gid_types", nic_interfaces.join_items(known))
-    return answers
+        answers.set("gid_types", join_items(known))

@@ -15,8 +15,23 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from agent.host import Host, Json
-from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_text
-from agent.sources import nic_interfaces, nic_setting_parsers
+from agent.sampling.source import (
+    MALFORMED_ERRORS,
+    ProbeFinding,
+    ProbeVerdict,
+    format_count,
+    read_text,
+)
+from agent.sources import nic_setting_parsers as parsers
+from agent.sources.nic_interfaces import (
+    NET,
+    NO_INTERFACE,
+    PRIORITIES,
+    PhysicalInterface,
+    SettingAnswers,
+    physical_interfaces,
+    read_interface,
+)
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NetworkScanner, NicFinder, NodeNetwork
 from railscope.catalog import declare, entities, nic_settings as c
@@ -25,37 +40,36 @@ from railscope.reading import Absent, reason_of
 
 _DIRECTIONS = ("receive", "transmit")
 _NETLINK = {
-    "dcb": nic_setting_parsers.parse_dcb,
-    "pause": nic_setting_parsers.parse_pause,
-    "fec": nic_setting_parsers.parse_fec,
-    "rings": nic_setting_parsers.parse_rings,
-    "link_modes": nic_setting_parsers.parse_link_modes,
+    "dcb": parsers.parse_dcb,
+    "pause": parsers.parse_pause,
+    "fec": parsers.parse_fec,
+    "rings": parsers.parse_rings,
+    "link_modes": parsers.parse_link_modes,
 }
 _NEGOTIATED_SETTINGS = {"dcb", "pause", "fec", "link_modes"}
 _FILES = {
-    "mtu": nic_setting_parsers.read_mtu,
-    "ecn": nic_setting_parsers.read_ecn,
-    "qos": nic_setting_parsers.read_qos,
-    "rdma": nic_setting_parsers.read_rdma,
-    "gids": nic_setting_parsers.read_gids,
+    "mtu": parsers.read_mtu,
+    "ecn": parsers.read_ecn,
+    "qos": parsers.read_qos,
+    "rdma": parsers.read_rdma,
+    "gids": parsers.read_gids,
 }
 _USUAL: Mapping[str, tuple[tuple[declare.Metric, *tuple[str, ...]], ...]] = {
-    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(nic_interfaces.PRIORITIES)),
+    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(PRIORITIES)),
     "pause": tuple((c.PAUSE_ENABLED, direction) for direction in _DIRECTIONS),
     "fec": ((c.FEC_ACTIVE,),),
     "rings": tuple((c.RING, direction) for direction in _DIRECTIONS),
     "link_modes": ((c.AUTONEGOTIATION,), (c.EXPECTED_SPEED,)),
 }
 """Usual columns of a query: if it fails, they are absent for the reason of the failure."""
-_MALFORMED_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""Exceptions raised on an answer of unexpected form."""
 _AS_ROOT = (
     "run the agent as root (debugfs is readable by root only), or accept that these are missing"
 )
 _REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
 _ALLOW = "allow the agent netlink sockets (AF_NETLINK) and the calls that its unit forbids"
 
-SettingsQuery = Callable[[], nic_interfaces.SettingAnswers]
+SettingsQuery = Callable[[SettingAnswers, Host], None]
+"""Adds the answers to one query of a NIC. Raises OSError."""
 
 
 class NicSettingsSource(ScanningSource):
@@ -72,129 +86,95 @@ class NicSettingsSource(ScanningSource):
         self._nics = NicFinder(self._wiring)
         self._network = NodeNetwork()
 
-    def look(self, host: Host) -> NodeScan:
+    def scan(self, host: Host) -> NodeScan:
         """Query all settings of every NIC."""
         scan = NodeScan(described=list(self._nics.look(host)))
         self._network = self._wiring.look(host)
-        interfaces = nic_interfaces.physical_interfaces(host)
+        interfaces = physical_interfaces(host)
         for interface in interfaces:
-            self._scan_nic(host, nic_interfaces.read_interface(host, interface), scan)
+            self._scan_nic(host, read_interface(host, interface), scan)
         if not interfaces:
-            detail = "the node has no physical network interface"
-            scan.findings.append(ProbeFinding("NIC settings", ProbeVerdict.ABSENT, detail))
+            scan.findings.append(ProbeFinding.absent("NIC settings", NO_INTERFACE))
         return scan
 
-    def _scan_nic(self, host: Host, card: nic_interfaces.PhysicalInterface, scan: NodeScan) -> None:
+    def _scan_nic(self, host: Host, nic: PhysicalInterface, scan: NodeScan) -> None:
         settings: dict[str, str] = {}
         unanswered: list[str] = []
-        link = _link(host, card)
-        for name, question in self._questions(host, card, settings):
-            part = (card.interface, name)
+        link = _link(host, nic)
+        for name, query in self._queries(nic, settings):
+            part = (nic.interface, name)
+            answers = SettingAnswers(nic)
             try:
-                answers = question()
-            except OSError as error:
-                reason = reason_of(error)
+                query(answers, host)
+            except (OSError, *MALFORMED_ERRORS) as error:
+                reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
                 if reason in {Absent.UNSUPPORTED, Absent.GONE}:
                     unanswered.append(name)
-                else:
-                    scan.failure(part, reason, _usual(card, name))
-                    scan.findings.append(_query_failure(card, name, error))
-            except _MALFORMED_ERRORS as error:
-                scan.failure(part, Absent.ERROR, _usual(card, name))
-                scan.findings.append(_malformed_answer(card, name, error))
+                    continue
+                scan.failure(part, reason, _usual_columns(nic, name))
+                what, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
+                scan.findings.append(ProbeFinding.failed(what, error, remedy, name))
             else:
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new
                 scan.watched[part] = new
                 scan.add_readings(part, answers.readings)
-        if link[0] != "1" or link != _link(host, card):
+        if link[0] != "1" or link != _link(host, nic):
             for name in _NEGOTIATED_SETTINGS:
-                scan.watched.pop((card.interface, name), None)
+                scan.watched.pop((nic.interface, name), None)
         facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
-        scan.described.append(Entity(entities.NIC_SETTINGS, (card.interface,), facts))
-        scan.findings.append(_finding(card, len(settings), unanswered))
+        scan.described.append(Entity(entities.NIC_SETTINGS, (nic.interface,), facts))
+        scan.findings.append(_finding(nic, len(settings), unanswered))
 
-    def _questions(
-        self, host: Host, card: nic_interfaces.PhysicalInterface, settings: Mapping[str, str]
+    def _queries(
+        self, nic: PhysicalInterface, settings: Mapping[str, str]
     ) -> Iterator[tuple[str, SettingsQuery]]:
         """Queries in order of precedence, for settings that several of them return."""
-        yield "expected_speed", partial(self._expected_speed, card)
-        yield "driver", partial(_driver, host, card)
+        yield "expected_speed", self._add_expected_speed
+        yield "driver", _add_firmware
         for name, parse in _NETLINK.items():
-            yield name, partial(_netlink, host, card, name, parse)
-        for name, read in _FILES.items():
-            yield name, partial(read, host, card)
-        for name, directory in nic_setting_parsers.congestion_directories(card).items():
-            yield (
-                name,
-                partial(nic_setting_parsers.read_congestion, host, card, directory, settings),
-            )
+            yield name, partial(_add_netlink, name=name, parse=parse)
+        yield from _FILES.items()
+        for name, directory in parsers.congestion_directories(nic).items():
+            read = partial(parsers.read_congestion, directory=directory, settings_before=settings)
+            yield name, read
 
-    def _expected_speed(
-        self, card: nic_interfaces.PhysicalInterface
-    ) -> nic_interfaces.SettingAnswers:
-        answers = nic_interfaces.SettingAnswers(card.interface)
-        role = self._network.at(card.pci_address).role
-        names = (card.interface, card.rdma_device, card.pci_address, role)
+    def _add_expected_speed(self, answers: SettingAnswers, host: Host) -> None:  # noqa: ARG002 - a query
+        nic = answers.nic
+        role = self._network.at(nic.pci_address).role
+        names = (nic.interface, nic.rdma_device, nic.pci_address, role)
         speed = self._wiring.rules.speed(names)
         if speed is not None:
             answers.put(c.EXPECTED_SPEED, speed)
-        return answers
 
 
-def _link(host: Host, card: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:
+def _link(host: Host, nic: PhysicalInterface) -> tuple[str, ...]:
     """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
-    return tuple(read_text(host, f"{nic_interfaces.NET}/{card.interface}/{file}") for file in files)
+    return tuple(read_text(host, f"{NET}/{nic.interface}/{file}") for file in files)
 
 
-def _driver(host: Host, card: nic_interfaces.PhysicalInterface) -> nic_interfaces.SettingAnswers:
-    answers = nic_interfaces.SettingAnswers(card.interface)
-    if firmware := host.call("ethtool", "driver", card.interface).get("firmware"):
+def _add_firmware(answers: SettingAnswers, host: Host) -> None:
+    if firmware := host.call("ethtool", "driver", answers.nic.interface).get("firmware"):
         answers.set("firmware", firmware)
-    return answers
 
 
-def _netlink(
-    host: Host,
-    card: nic_interfaces.PhysicalInterface,
-    name: str,
-    parse: Callable[[nic_interfaces.PhysicalInterface, Json], nic_interfaces.SettingAnswers],
-) -> nic_interfaces.SettingAnswers:
-    return parse(card, host.call("netlink", name, card.interface))
+def _add_netlink(
+    answers: SettingAnswers, host: Host, name: str, parse: Callable[[SettingAnswers, Json], None]
+) -> None:
+    parse(answers, host.call("netlink", name, answers.nic.interface))
 
 
-def _usual(card: nic_interfaces.PhysicalInterface, name: str) -> list[Column]:
+def _usual_columns(nic: PhysicalInterface, name: str) -> list[Column]:
     return [
-        (metric, Entity(metric.about, (card.interface, *part)))
+        (metric, Entity(metric.about, (nic.interface, *part)))
         for metric, *part in _USUAL.get(name, ())
     ]
 
 
-def _finding(
-    card: nic_interfaces.PhysicalInterface, settings: int, unanswered: list[str]
-) -> ProbeFinding:
-    what = f"settings of {card.interface}"
+def _finding(nic: PhysicalInterface, settings: int, unanswered: list[str]) -> ProbeFinding:
     detail = format_count(settings, "setting")
     if unanswered:
-        detail += f"; driver {card.driver or 'unknown'} does not report {', '.join(unanswered)}"
-    return ProbeFinding(what, ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT, detail)
-
-
-def _query_failure(
-    card: nic_interfaces.PhysicalInterface, name: str, error: OSError
-) -> ProbeFinding:
-    denied = reason_of(error) is Absent.DENIED
-    verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
-    detail = f"{name}: {error.strerror or error}"
-    remedy = _REMEDIES.get(name, _ALLOW) if denied else ""
-    return ProbeFinding(f"settings of {card.interface}", verdict, detail, remedy)
-
-
-def _malformed_answer(
-    card: nic_interfaces.PhysicalInterface, name: str, error: Exception
-) -> ProbeFinding:
-    detail = f"{name}: malformed response: {type(error).__name__}: {error}"
-    return ProbeFinding(
-        f"settings of {card.interface}", ProbeVerdict.BROKEN, detail, "report this as a bug"
-    )
+        detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
+    verdict = ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT
+    return ProbeFinding(f"settings of {nic.interface}", verdict, detail)

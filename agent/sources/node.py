@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 
-from agent.host import Host, Json, KeptFiles
+from agent.host import Host, Json
 from agent.sampling import source
 from railscope import __version__
 from railscope.catalog import declare, entities, host as c, sensors as catalog
@@ -88,9 +89,11 @@ class HostSource(source.SourceWithoutResources):
         self._probe_tables(columns, host)
         self._probe_files(columns, host)
         self._functions = tuple(dict.fromkeys(function for function, _ in self._answers))
-        return source.ProbeResult(
-            tuple(columns.columns), (node,), (_host_finding(len(columns.columns)),)
-        )
+        count = len(columns.columns)
+        finding = source.ProbeFinding.absent("host", "/proc does not exist")
+        if count:
+            finding = source.ProbeFinding.supported("host", source.format_count(count, "reading"))
+        return columns.result(finding, bystanders=(node,))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Call each function once, read each file once."""
@@ -100,19 +103,14 @@ class HostSource(source.SourceWithoutResources):
                 answers[function] = host.call("psutil", function)
             except OSError as error:
                 answers[function] = reason_of(error)
-        column = 0
-        for function, pick in self._answers:
+        for column, (function, pick) in enumerate(self._answers):
             answer = answers[function]
             into.put(
                 column, answer if isinstance(answer, Absent) else source.pick_reading(pick, answer)
             )
-            column += 1
-        for path, parse in self._files:
-            try:
-                into.put(column, source.pick_reading(parse, host.read(path)))
-            except OSError as error:
-                into.put(column, reason_of(error))
-            column += 1
+        for column, (path, parse) in enumerate(self._files, len(self._answers)):
+            pick_from = partial(source.pick_reading, parse)
+            into.put(column, source.parsed_reading(host.read, path, pick_from))
 
     def _take(
         self,
@@ -196,13 +194,7 @@ def _nested(entry: str, key: str) -> Callable[[Json], Reading]:
 
 
 def _load(position: int) -> Callable[[bytes], Reading]:
-    def parse(content: bytes) -> Reading:
-        try:
-            return round(float(content.split()[position]) * _HUNDREDTHS)
-        except (ValueError, IndexError):
-            return Absent.ERROR
-
-    return parse
+    return lambda content: round(float(content.split()[position]) * _HUNDREDTHS)
 
 
 def _pressure(severity: str) -> Callable[[bytes], Reading]:
@@ -214,14 +206,6 @@ def _pressure(severity: str) -> Callable[[bytes], Reading]:
         return Absent.GONE
 
     return parse
-
-
-def _host_finding(columns: int) -> source.ProbeFinding:
-    if columns:
-        return source.ProbeFinding(
-            "host", source.ProbeVerdict.SUPPORTED, source.format_count(columns, "reading")
-        )
-    return source.ProbeFinding("host", source.ProbeVerdict.ABSENT, "/proc does not exist")
 
 
 EDAC_ROOT = "/sys/devices/system/edac"
@@ -243,7 +227,7 @@ _OF_PCI = (
 )
 
 
-class EdacSource:
+class EdacSource(source.CounterFileSource):
     """Corrected and uncorrected errors of every memory controller and module."""
 
     name = "edac"
@@ -251,7 +235,6 @@ class EdacSource:
 
     def __init__(self, period_seconds: float = 60.0) -> None:
         self.period_seconds = period_seconds
-        self._kept: KeptFiles | None = None
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the controllers, their modules and the counters of the PCI buses."""
@@ -267,9 +250,8 @@ class EdacSource:
                     columns.add(metric, about)
                     paths.append(f"{directory}/{file}")
 
-        controllers = [
-            n for n in source.list_names(host, f"{EDAC_ROOT}/mc") if _CONTROLLER.fullmatch(n)
-        ]
+        listed = source.list_names(host, f"{EDAC_ROOT}/mc")
+        controllers = [name for name in listed if _CONTROLLER.fullmatch(name)]
         modules = 0
         for controller in controllers:
             directory = f"{EDAC_ROOT}/mc/{controller}"
@@ -278,28 +260,11 @@ class EdacSource:
             for module in source.list_names(host, directory):
                 if _MODULE.fullmatch(module):
                     modules += 1
-                    add(
-                        f"{directory}/{module}",
-                        _OF_MODULE,
-                        _memory_module(host, controller, module),
-                    )
+                    about = _memory_module(host, controller, module)
+                    add(f"{directory}/{module}", _OF_MODULE, about)
         add(f"{EDAC_ROOT}/pci", _OF_PCI, Entity(entities.NODE))
-        self.close()
-        self._kept = host.keep(paths)
-        return source.ProbeResult(
-            tuple(columns.columns), (), (_edac_finding(len(controllers), modules),)
-        )
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - its files are held open
-        """Read every counter."""
-        if self._kept:
-            self._kept.read_into(into.values, into.reasons, 0)
-
-    def close(self) -> None:
-        """Close the open files."""
-        if self._kept:
-            self._kept.close()
-        self._kept = None
+        self._keep(host, paths)
+        return columns.result(_edac_finding(len(controllers), modules))
 
 
 def _memory_module(host: Host, controller: str, module: str) -> Entity:
@@ -317,6 +282,9 @@ def _memory_module(host: Host, controller: str, module: str) -> Entity:
 def _edac_finding(controllers: int, modules: int) -> source.ProbeFinding:
     if not controllers:
         detail = f"{EDAC_ROOT}/mc contains no memory controller (no ECC, no driver for it, or a VM)"
-        return source.ProbeFinding("memory errors", source.ProbeVerdict.ABSENT, detail)
-    detail = f"{source.format_count(controllers, 'memory controller')}, {source.format_count(modules, 'module')}"
-    return source.ProbeFinding("memory errors", source.ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding.absent("memory errors", detail)
+    counts = (
+        source.format_count(controllers, "memory controller"),
+        source.format_count(modules, "module"),
+    )
+    return source.ProbeFinding.supported("memory errors", ", ".join(counts))

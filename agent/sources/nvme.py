@@ -20,19 +20,12 @@ from railscope.reading import Absent, Reading, reason_of
 ROOT = "/sys/class/nvme"
 _CONTROLLER = re.compile(r"nvme\d+")
 _DISK = re.compile(r"(nvme\d+)(?:c\d+)?(n\d+)")  # nvme0c1n1 is a path to nvme0n1
-_STATE_WORDS = {
+_STATE_NUMBERS = {
     **{name: number for number, name in c.NVME_STATES.items()},
     "deleting (no IO)": 5,
     "reconnecting": 3,  # before Linux 4.18
 }
-_WARNINGS = (
-    "spare",
-    "temperature",
-    "reliability",
-    "read_only",
-    "backup",
-    "persistent_memory",
-)
+_WARNINGS = ("spare", "temperature", "reliability", "read_only", "backup", "persistent_memory")
 """Bits of the critical warning, from the lowest on."""
 _DIRECTIONS = {"data_units_read": "read", "data_units_written": "write"}
 _NUMBERS: dict[str, declare.Metric] = {
@@ -66,48 +59,32 @@ class NvmeSource(source.SourceWithoutResources):
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the drives. Support of the health log is determined at each read."""
         columns = source.ColumnBuilder()
-        self._controllers = []
+        self._controllers = list(filter(_CONTROLLER.fullmatch, source.list_names(host, ROOT)))
         findings = []
-        for controller in source.list_names(host, ROOT):
-            if not _CONTROLLER.fullmatch(controller):
-                continue
-            entity = _entity(host, controller)
-            self._controllers.append(controller)
-            _add(columns, entity)
-            findings.append(_finding(host, controller, entity))
+        for controller in self._controllers:
+            drive = _entity(host, controller)
+            columns.add_each((c.NVME_STATE, c.NVME_TEMPERATURE, *_NUMBERS.values()), drive)
+            for direction in _DIRECTIONS.values():
+                columns.add(c.NVME_DATA, drive.part(entities.NVME_DIRECTION, direction))
+            for warning in _WARNINGS:
+                columns.add(c.NVME_CRITICAL_WARNING, drive.part(entities.NVME_WARNING, warning))
+            findings.append(_finding(host, controller, drive))
         if not findings:
-            findings.append(
-                source.ProbeFinding(
-                    "NVMe drives", source.ProbeVerdict.ABSENT, f"{ROOT} contains no drive"
-                )
-            )
-        return source.ProbeResult(tuple(columns.columns), (), tuple(findings))
+            findings.append(source.ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive"))
+        return columns.result(*findings)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the state and the health log of each drive."""
-        width = 1 + _HEALTH_COLUMNS
         for position, controller in enumerate(self._controllers):
-            start = position * width
-            into.put(start, _state(host, controller))
+            start = position * (1 + _HEALTH_COLUMNS)
+            state = source.parsed_reading(host.read, f"{ROOT}/{controller}/state", _parse_state)
+            into.put(start, state)
             try:
                 log = host.call("nvme", "smart", controller)
             except OSError as error:
                 into.put_none(start + 1, _HEALTH_COLUMNS, reason_of(error))
-                continue
-            for column, reading in enumerate(_health(log), start + 1):
-                into.put(column, reading)
-
-
-def _add(columns: source.ColumnBuilder, drive: Entity) -> None:
-    """Add the columns of a drive: state, temperature, numbers, directions, warnings."""
-    columns.add(c.NVME_STATE, drive)
-    columns.add(c.NVME_TEMPERATURE, drive)
-    for metric in _NUMBERS.values():
-        columns.add(metric, drive)
-    for direction in _DIRECTIONS.values():
-        columns.add(c.NVME_DATA, drive.part(entities.NVME_DIRECTION, direction))
-    for warning in _WARNINGS:
-        columns.add(c.NVME_CRITICAL_WARNING, drive.part(entities.NVME_WARNING, warning))
+            else:
+                into.put_readings(start + 1, _health(log))
 
 
 def _health(log: Json) -> list[Reading]:
@@ -128,12 +105,8 @@ def _warning(bit: int) -> Callable[[Json], Reading]:
     return lambda log: log["critical_warning"] >> bit & 1
 
 
-def _state(host: Host, controller: str) -> Reading:
-    try:
-        state = host.read(f"{ROOT}/{controller}/state").decode(errors="replace").strip()
-    except OSError as error:
-        return reason_of(error)
-    return _STATE_WORDS.get(state, Absent.ERROR)
+def _parse_state(content: bytes) -> Reading:
+    return _STATE_NUMBERS.get(content.decode(errors="replace").strip(), Absent.ERROR)
 
 
 def _entity(host: Host, controller: str) -> Entity:
@@ -166,15 +139,9 @@ def _finding(host: Host, controller: str, drive: Entity) -> source.ProbeFinding:
     try:
         host.call("nvme", "smart", controller)
     except OSError as error:
-        reason = reason_of(error)
-        if reason is Absent.DENIED:
-            return source.ProbeFinding(
-                what,
-                source.ProbeVerdict.DENIED,
-                f"{detail}; permission denied for its health log",
-                _REMEDY,
-            )
-        return source.ProbeFinding(
-            what, source.ProbeVerdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}"
-        )
-    return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, f"{detail}, with a health log")
+        if reason_of(error) is Absent.DENIED:
+            detail += "; permission denied for its health log"
+            return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
+        detail += f"; without a health log: {error.strerror}"
+        return source.ProbeFinding.supported(what, detail)
+    return source.ProbeFinding.supported(what, f"{detail}, with a health log")

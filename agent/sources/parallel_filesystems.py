@@ -13,14 +13,14 @@ runs on its own thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 
 from agent.host import Host
 from agent.sampling import source
-from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
+from agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
 from railscope.catalog import declare, entities, storage as c
-from railscope.frame import Entity
+from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, reason_of
 
 LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
@@ -86,163 +86,124 @@ def parse_health(content: bytes) -> dict[Hashable, Reading]:
     return {_HEALTH_KEY: 0 if "NOT HEALTHY" in state or "LBUG" in state else Absent.ERROR}
 
 
-@dataclass(frozen=True, slots=True)
-class _LustreDirectory:
-    """A client or a target, and its possible directories."""
-
-    about: Entity
-    kind: str
-    name: str
-
-    def file(self, host: Host, name: str) -> str:
-        """Path of one of its files: the first that is readable, or ""."""
-        paths = [f"{root}/{self.kind}/{self.name}/{name}" for root in LUSTRE_ROOTS]
-        return next((path for path in paths if source.read_text(host, path)), "")
-
-
-class LustreSource(source.SourceWithoutResources):
-    """File operations of each client, requests and connection of each of its targets."""
-
-    name = "lustre"
-    family = "lustre"
-
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
-        self._files: list[KeyedFile] = []
-
-    def probe(self, host: Host) -> source.ProbeResult:
-        """Find the clients, their targets, and the counters that exist so far."""
-        columns = source.ColumnBuilder()
-        self._files = []
-
-        def add(file: KeyedFile, wanted: Iterable[tuple[Hashable, declare.Metric, Entity]]) -> None:
-            file.columns = [(columns.add(metric, about), key) for key, metric, about in wanted]
-            self._files.append(file)
-
-        health = next((path for path in LUSTRE_HEALTH_FILES if source.read_text(host, path)), "")
-        if health:
-            file = KeyedFile(health, parse_health)
-            add(
-                file, [(key, c.LUSTRE_HEALTHY, Entity(entities.NODE)) for key in file.present(host)]
-            )
-        clients = _directories(host, "llite", _LUSTRE_CLIENT)
-        targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
-        for client in clients:
-            file = KeyedFile(client.file(host, "stats"), parse_statistics)
-            add(file, _client_columns(file.present(host), client.about))
-        for target in targets[:MAX_TARGETS]:
-            file = KeyedFile(target.file(host, "stats"), parse_statistics)
-            add(file, _target_columns(file.present(host), target.about))
-            file = KeyedFile(target.file(host, "import"), parse_import)
-            add(file, _import_columns(file.present(host), target.about))
-        self._files = [file for file in self._files if file.columns]
-        finding = _lustre_finding(host, health, len(clients), len(targets))
-        return source.ProbeResult(tuple(columns.columns), (), (finding,))
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:
-        """Read each file once."""
-        for file in self._files:
-            file.read(host, into)
-
-
-def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[_LustreDirectory]:
-    every = sorted(
-        {name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")}
-    )
-    matches = [match for name in every if (match := pattern.fullmatch(name))]
-    about = entities.LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else entities.LUSTRE_TARGET
-    return [
-        _LustreDirectory(
-            Entity(about, tuple(match[label] for label in about.labels)), kind, match[0]
-        )
-        for match in matches
-    ]
-
-
-WantedColumns = list[tuple[Hashable, declare.Metric, Entity]]
-
-
-def _client_columns(present: Iterable[Hashable], client: Entity) -> WantedColumns:
-    """Columns of a client. Byte counters always exist; an operation exists once it has happened."""
-    wanted: WantedColumns = []
-    for key in present:
-        name, part = key if isinstance(key, tuple) else ("", "")
-        about = client.part(entities.LUSTRE_OPERATION, name)
-        if key == ("read_bytes", "sum"):
-            wanted.append((key, c.LUSTRE_READ, client))
-        elif key == ("write_bytes", "sum"):
-            wanted.append((key, c.LUSTRE_WRITTEN, client))
-        elif name in _LUSTRE_OPERATIONS and part == "samples":
-            wanted.append((key, c.LUSTRE_OPERATIONS, about))
-        elif name in _LUSTRE_OPERATIONS and part == "usec":
-            wanted.append((key, c.LUSTRE_OPERATION_TIME, about))
-    return wanted
-
-
-_OF_TARGET: dict[Hashable, declare.Metric] = {
+_CLIENT_SUMS: dict[Hashable, declare.Metric] = {
+    ("read_bytes", "sum"): c.LUSTRE_READ,
+    ("write_bytes", "sum"): c.LUSTRE_WRITTEN,
+}
+_TARGET_SUMS: dict[Hashable, declare.Metric] = {
     ("req_waittime", "samples"): c.LUSTRE_TARGET_REQUESTS,
     ("req_waittime", "usec"): c.LUSTRE_TARGET_WAIT,
     ("read_bytes", "sum"): c.LUSTRE_TARGET_READ,
     ("write_bytes", "sum"): c.LUSTRE_TARGET_WRITTEN,
 }
-_OF_IMPORT: dict[Hashable, declare.Metric] = {
+_IMPORT: dict[Hashable, declare.Metric] = {
     "state": c.LUSTRE_TARGET_STATE,
     "inflight": c.LUSTRE_TARGET_IN_FLIGHT,
     "timeouts": c.LUSTRE_TARGET_TIMEOUTS,
 }
 
 
-def _target_columns(present: Iterable[Hashable], target: Entity) -> WantedColumns:
-    wanted: WantedColumns = []
-    for key in present:
-        name, part = key if isinstance(key, tuple) else ("", "")
-        about = target.part(entities.LUSTRE_REQUEST, name)
-        if metric := _OF_TARGET.get(key):
-            wanted.append((key, metric, target))
-        elif name in _LUSTRE_REQUESTS and part == "samples":
-            wanted.append((key, c.LUSTRE_REQUESTS, about))
-        elif name in _LUSTRE_REQUESTS and part == "usec":
-            wanted.append((key, c.LUSTRE_REQUEST_TIME, about))
-    return wanted
+class LustreSource(KeyedFileSource):
+    """File operations of each client, requests and connection of each of its targets."""
+
+    name = "lustre"
+    family = "lustre"
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Find the clients, their targets, and the counters that exist so far."""
+        columns = source.ColumnBuilder()
+        self._files = []
+        health = _first_readable(host, LUSTRE_HEALTH_FILES)
+        if health:
+            healthy = c.LUSTRE_HEALTHY, Entity(entities.NODE)
+            self._add_file(host, columns, health, parse_health, lambda _: healthy)
+        clients = _directories(host, "llite", _LUSTRE_CLIENT)
+        targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
+        for directory, about in clients:
+            path = _first_readable(host, [f"{root}/{directory}/stats" for root in LUSTRE_ROOTS])
+            self._add_file(host, columns, path, parse_statistics, partial(_client_column, about))
+        for directory, about in targets[:MAX_TARGETS]:
+            for file, parse, column_of in (
+                ("stats", parse_statistics, _target_column),
+                ("import", parse_import, _import_column),
+            ):
+                path = _first_readable(
+                    host, [f"{root}/{directory}/{file}" for root in LUSTRE_ROOTS]
+                )
+                self._add_file(host, columns, path, parse, partial(column_of, about))
+        return columns.result(_lustre_finding(host, health, len(clients), len(targets)))
 
 
-def _import_columns(present: Iterable[Hashable], target: Entity) -> WantedColumns:
-    return [(key, _OF_IMPORT[key], target) for key in present if key in _OF_IMPORT]
+def _first_readable(host: Host, paths: Sequence[str]) -> str:
+    return next((path for path in paths if source.read_text(host, path)), "")
+
+
+def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[tuple[str, Entity]]:
+    """Clients or targets: their directories below the roots, and their entities."""
+    every = {name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")}
+    about = entities.LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else entities.LUSTRE_TARGET
+    return [
+        (f"{kind}/{name}", Entity(about, tuple(match[label] for label in about.labels)))
+        for name in sorted(every)
+        if (match := pattern.fullmatch(name))
+    ]
+
+
+def _client_column(client: Entity, key: Hashable) -> Column | None:
+    """Column of a client. Byte counters always exist; an operation exists once it has happened."""
+    if metric := _CLIENT_SUMS.get(key):
+        return metric, client
+    name, part = key if isinstance(key, tuple) else ("", "")
+    metrics = {"samples": c.LUSTRE_OPERATIONS, "usec": c.LUSTRE_OPERATION_TIME}
+    if name in _LUSTRE_OPERATIONS and part in metrics:
+        return metrics[part], client.part(entities.LUSTRE_OPERATION, name)
+    return None
+
+
+def _target_column(target: Entity, key: Hashable) -> Column | None:
+    if metric := _TARGET_SUMS.get(key):
+        return metric, target
+    name, part = key if isinstance(key, tuple) else ("", "")
+    metrics = {"samples": c.LUSTRE_REQUESTS, "usec": c.LUSTRE_REQUEST_TIME}
+    if name in _LUSTRE_REQUESTS and part in metrics:
+        return metrics[part], target.part(entities.LUSTRE_REQUEST, name)
+    return None
+
+
+def _import_column(target: Entity, key: Hashable) -> Column | None:
+    return (_IMPORT[key], target) if key in _IMPORT else None
 
 
 def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> source.ProbeFinding:
     if clients:
-        detail = (
-            f"{source.format_count(clients, 'client')}, {source.format_count(targets, 'target')}"
-        )
+        parts = source.format_count(clients, "client"), source.format_count(targets, "target")
+        detail = ", ".join(parts)
         if targets > MAX_TARGETS:
             detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are omitted"
-        return source.ProbeFinding("Lustre", source.ProbeVerdict.SUPPORTED, detail)
+        return source.ProbeFinding.supported("Lustre", detail)
     if not health:
-        return source.ProbeFinding(
-            "Lustre", source.ProbeVerdict.ABSENT, "the Lustre client is not loaded"
-        )
+        return source.ProbeFinding.absent("Lustre", "the Lustre client is not loaded")
+    return _denied_finding(host, "Lustre", LUSTRE_DEBUG_ROOT) or source.ProbeFinding.supported(
+        "Lustre", "nothing is mounted"
+    )
+
+
+def _denied_finding(host: Host, what: str, root: str) -> source.ProbeFinding | None:
+    """Finding about a directory of debugfs that the agent may not enter."""
     try:
-        host.names(LUSTRE_DEBUG_ROOT)
+        host.names(root)
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
-            return source.ProbeFinding(
-                "Lustre",
-                source.ProbeVerdict.DENIED,
-                f"permission denied for {LUSTRE_DEBUG_ROOT}",
-                _REMEDY,
-            )
-    return source.ProbeFinding("Lustre", source.ProbeVerdict.SUPPORTED, "nothing is mounted")
+            detail = f"permission denied for {root}"
+            return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
+    return None
 
 
 CEPH_ROOT = "/sys/kernel/debug/ceph"
 _CEPH_CLIENT = re.compile(r"(?P<cluster>[0-9a-f-]{36})\.(?P<client>client\d+)")
 _CEPH_REQUESTS = re.compile(r"REQUESTS (\d+) homeless (\d+)")
-_CEPH_OPERATIONS = {
-    "read": "read",
-    "write": "write",
-    "metadata": "metadata",
-    "copyfrom": "copy_from",
+_CEPH_OPERATIONS = {name: name for name in ("read", "write", "metadata")} | {
+    "copyfrom": "copy_from"
 }
 _OF_OPERATION: dict[str, declare.Metric] = {
     "total": c.CEPH_OPERATIONS,
@@ -278,18 +239,14 @@ def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
     found: dict[Hashable, Reading] = {}
     columns: list[str] = []
     for line in whole_lines(content):
-        words = line.split()
-        if words[:1] == ["item"]:
-            columns = words[1:]
-        elif len(words) == len(columns) + 1 and len(columns) > 1:
-            named = zip(columns, words[1:], strict=True)
-            found |= {
-                (words[0], column): parse_natural(word)
-                for column, word in named
-                if _is_published(column)
-            }
+        row, *cells = line.split() or [""]
+        if row == "item":
+            columns = cells
+        elif len(cells) == len(columns) > 1:
+            named = zip(columns, map(parse_natural, cells), strict=True)
+            found |= {(row, column): cell for column, cell in named if _is_published(column)}
             if "avg_sz(bytes)" not in columns:
-                found[words[0], "total"] = parse_natural(words[1])
+                found[row, "total"] = parse_natural(cells[0])
     return found
 
 
@@ -307,43 +264,27 @@ _FILES: tuple[tuple[str, Callable[[bytes], Mapping[Hashable, Reading]]], ...] = 
 )
 
 
-class CephSource(source.SourceWithoutResources):
+class CephSource(KeyedFileSource):
     """Requests in flight, latencies and bytes of every client."""
 
     name = "ceph"
     family = "ceph"
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
-        self._files: list[KeyedFile] = []
-
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the clients and the metrics that their kernel reports."""
         columns = source.ColumnBuilder()
         self._files = []
-        clients = [
-            match
-            for name in source.list_names(host, CEPH_ROOT)
-            if (match := _CEPH_CLIENT.fullmatch(name))
-        ]
+        found = map(_CEPH_CLIENT.fullmatch, source.list_names(host, CEPH_ROOT))
+        clients = [match for match in found if match]
         for match in clients:
             about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
             for name, parse in _FILES:
-                file = KeyedFile(f"{CEPH_ROOT}/{match[0]}/{name}", parse)
-                for key in file.present(host):
-                    if wanted := _ceph_column(key, about):
-                        file.columns.append((columns.add(*wanted), key))
-                if file.columns:
-                    self._files.append(file)
-        return source.ProbeResult(tuple(columns.columns), (), (_ceph_finding(host, len(clients)),))
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:
-        """Read each file once."""
-        for file in self._files:
-            file.read(host, into)
+                path = f"{CEPH_ROOT}/{match[0]}/{name}"
+                self._add_file(host, columns, path, parse, partial(_ceph_column, about))
+        return columns.result(_ceph_finding(host, len(clients)))
 
 
-def _ceph_column(key: Hashable, about: Entity) -> tuple[declare.Metric, Entity] | None:
+def _ceph_column(about: Entity, key: Hashable) -> Column | None:
     if metric := _OF_CLIENT.get(key):
         return metric, about
     row, column = key if isinstance(key, tuple) else ("", "")
@@ -354,18 +295,9 @@ def _ceph_column(key: Hashable, about: Entity) -> tuple[declare.Metric, Entity] 
 
 def _ceph_finding(host: Host, clients: int) -> source.ProbeFinding:
     if clients:
-        return source.ProbeFinding(
-            "Ceph", source.ProbeVerdict.SUPPORTED, source.format_count(clients, "client")
-        )
+        return source.ProbeFinding.supported("Ceph", source.format_count(clients, "client"))
     if not source.list_names(host, "/sys/module/libceph"):
-        return source.ProbeFinding(
-            "Ceph", source.ProbeVerdict.ABSENT, "the Ceph client is not loaded"
-        )
-    try:
-        host.names(CEPH_ROOT)
-    except OSError as error:
-        if reason_of(error) is Absent.DENIED:
-            return source.ProbeFinding(
-                "Ceph", source.ProbeVerdict.DENIED, f"permission denied for {CEPH_ROOT}", _REMEDY
-            )
-    return source.ProbeFinding("Ceph", source.ProbeVerdict.ABSENT, "nothing is mounted or mapped")
+        return source.ProbeFinding.absent("Ceph", "the Ceph client is not loaded")
+    return _denied_finding(host, "Ceph", CEPH_ROOT) or source.ProbeFinding.absent(
+        "Ceph", "nothing is mounted or mapped"
+    )

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from agent.host import Host, KeptFiles
 from agent.sampling import source
 from agent.topology import pci, pcie_links
 from agent.topology.pci import DEVICES as ROOT, GPU, NVME, PciDevice, find_device_names
-from railscope.catalog import declare, pcie, pcie as catalog
+from railscope.catalog import declare, pcie as catalog
 from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
 from railscope.frame import Entity, Event, NodeTimestamp
-from railscope.reading import Absent, parse_integer, reason_of
+from railscope.reading import Absent, reason_of
 
 MAX_DEVICES = 1024
 """More than a node has slots; further new devices are not followed."""
@@ -70,7 +71,7 @@ class PciPresence:
             present = address in there
             if present != device.present:
                 device.present = present
-                event = pcie.PCIE_BACK_EVENT if present else pcie.PCIE_GONE_EVENT
+                event = catalog.PCIE_BACK_EVENT if present else catalog.PCIE_GONE_EVENT
                 events.append(_event(event, device, now))
         return events
 
@@ -115,7 +116,7 @@ class _PcieColumns:
     present: list[tuple[int, str]] = field(default_factory=list)
 
 
-class PcieSource:
+class PcieSource(source.SourceWithFiles):
     """Speed, width and errors of the links that carry GPU and network traffic; vanished devices.
 
     The state of a GPU's path belongs to another source: only its driver reports whether a
@@ -129,8 +130,7 @@ class PcieSource:
         self.period_seconds = period_seconds
         self._plan = _PcieColumns()
         self._presence = PciPresence()
-        self._links: pcie_links.PcieLinkFiles | None = None
-        self._counts: KeptFiles | None = None
+        self._link_addresses: tuple[str, ...] = ()
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the relevant devices, and all devices between them and the processor."""
@@ -140,57 +140,53 @@ class PcieSource:
             addresses = []
         devices = pci.read_pci_devices(host)
         roles = {address: device.role for address, device in devices.items()}
-        entities = {
-            address: Entity(PCIE, (address,), _facts(host, device))
-            for address, device in devices.items()
-        }
+        entities = {a: Entity(PCIE, (a,), _facts(host, device)) for a, device in devices.items()}
         plan = self._plan = _PcieColumns()
         for address, device in devices.items():
-            _place_links(host, plan, entities[address])
+            entity = entities[address]
+            for file in pcie_links.FILES:
+                metric, what = _LINKS[file]
+                if source.read_text(host, f"{ROOT}/{address}/{file}"):
+                    plan.links.append((plan.columns.add(metric, entity), address, what))
             path = pcie_links.links_of_path(device.place.chain, roles)
             if path and source.read_text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
-                _place_path(plan, device, entities[address], path)
-            _place_errors(host, plan, entities[address])
+                metrics = catalog.PCIE_PATH_LIMIT, catalog.PCIE_PATH_BANDWIDTH
+                plan.paths.append((plan.columns.add_each(metrics, entity), path))
+                if device.role != GPU:
+                    column = plan.columns.add(catalog.PCIE_PATH_STATE, entity)
+                    plan.states.append((column, path))
+            _place_errors(host, plan, entity)
         lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
         names = find_device_names(host, devices)
         for address, entity in self._presence.learn(addresses, lasting, names).items():
             column = plan.columns.add(catalog.PCIE_PRESENT, entity)
             plan.present.append((column, address))
-        self.close()
-        self._links, self._counts = (
-            pcie_links.PcieLinkFiles(host, tuple(devices)),
-            host.keep(plan.files),
-        )
-        return source.ProbeResult(
-            tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),)
-        )
+        self._link_addresses = tuple(devices)
+        self._keep(host, pcie_links.link_files(devices), plan.files)
+        return plan.columns.result(_finding(devices, bool(plan.errors)))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """List the devices on the bus, and read every link and every error file."""
-        if self._links is None or self._counts is None:
+        if not self._files:
             return
+        links, counts = self._files
         self._read_presence(host, into)
-        states = self._links.read()
+        states = pcie_links.read_links(links, self._link_addresses)
         for column, address, what in self._plan.links:
             into.put(column, getattr(states.get(address, pcie_links.UNKNOWN_LINK_STATE), what))
         for column, path in self._plan.paths:
             into.put(column, pcie_links.path_limit(path, states))
             into.put(column + 1, pcie_links.path_bandwidth(path, states))
         for column, path in self._plan.states:
-            into.put(
-                column,
-                pcie_links.path_state(
-                    path, states, lambda address: _is_saving_power(host, address)
-                ),
-            )
-        self._read_errors(self._counts, into)
+            saves_power = partial(_is_saving_power, host)
+            into.put(column, pcie_links.path_state(path, states, saves_power))
+        self._read_errors(counts, into)
 
     def _read_presence(self, host: Host, into: source.RowBuilder) -> None:
         try:
             there = set(host.names(ROOT))
         except OSError as error:
-            for column, _ in self._plan.present:
-                into.put(column, reason_of(error))
+            into.put_each((column for column, _ in self._plan.present), reason_of(error))
             return
         for column, address in self._plan.present:
             into.put(column, int(address in there))
@@ -202,23 +198,12 @@ class PcieSource:
             try:
                 found = parse_aer(counts.text(file))
             except OSError as error:
-                for column in positions.values():
-                    into.put(column, reason_of(error))
+                into.put_each(positions.values(), reason_of(error))
                 continue
             for name, column in positions.items():
                 into.put(column, found.get(name, Absent.GONE))
         for file, column in self._plan.root_errors:
-            try:
-                into.put(column, parse_integer(counts.text(file)))
-            except OSError as error:
-                into.put(column, reason_of(error))
-
-    def close(self) -> None:
-        """Close the open files."""
-        for kept in (self._links, self._counts):
-            if kept:
-                kept.close()
-        self._links = self._counts = None
+            into.put(column, source.parsed_reading(counts.text, file))
 
 
 def parse_aer(text: bytes) -> dict[str, int]:
@@ -233,23 +218,6 @@ def parse_aer(text: bytes) -> dict[str, int]:
         if name and count.isdecimal():
             counts[ALL_ERRORS if name.startswith(ALL_ERRORS) else name] = int(count)
     return counts
-
-
-def _place_links(host: Host, plan: _PcieColumns, entity: Entity) -> None:
-    address = entity.key[0]
-    for file in pcie_links.FILES:
-        metric, what = _LINKS[file]
-        if source.read_text(host, f"{ROOT}/{address}/{file}"):
-            plan.links.append((plan.columns.add(metric, entity), address, what))
-
-
-def _place_path(
-    plan: _PcieColumns, device: PciDevice, entity: Entity, path: tuple[pcie_links.PcieLink, ...]
-) -> None:
-    plan.paths.append((plan.columns.add(catalog.PCIE_PATH_LIMIT, entity), path))
-    plan.columns.add(catalog.PCIE_PATH_BANDWIDTH, entity)
-    if device.role != GPU:
-        plan.states.append((plan.columns.add(catalog.PCIE_PATH_STATE, entity), path))
 
 
 def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
@@ -305,9 +273,7 @@ def _facts(host: Host, device: PciDevice) -> dict[str, str]:
 
 def _finding(devices: Mapping[str, PciDevice], errors: bool) -> source.ProbeFinding:  # noqa: FBT001 - a plain fact
     if not devices:
-        return source.ProbeFinding(
-            "PCIe devices", source.ProbeVerdict.ABSENT, f"{ROOT} contains no GPU, NIC or drive"
-        )
+        return source.ProbeFinding.absent("PCIe devices", f"{ROOT} contains no GPU, NIC or drive")
     aer = f"{'with' if errors else 'without'} AER counters"
     what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
-    return source.ProbeFinding("PCIe devices", source.ProbeVerdict.SUPPORTED, f"{what}, {aer}")
+    return source.ProbeFinding.supported("PCIe devices", f"{what}, {aer}")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import ge
 
-from agent.host import Host, KeptFiles
-from agent.sampling import counter_unwrap, known_devices, source
+from agent.host import Host
+from agent.sampling import counter_unwrap, source
+from agent.sources.source_bases import UnwrappingSource
 from agent.topology.network import NetworkScanner, NodeNetwork
 from agent.topology.rails import BRIDGE
 from railscope.catalog import declare, rdma as catalog
@@ -61,11 +62,6 @@ class CounterFile:
     """True if it wraps to zero at 2^32."""
     highest: int
     """Maximum at which it sticks; 0 if it does not."""
-
-    @property
-    def path(self) -> str:
-        """Path of the file."""
-        return f"{self.directory}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,7 @@ _NUMBERED = re.compile(rb"\s*(\d+)\s*:")
 _RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
-class RdmaSource:
+class RdmaSource(UnwrappingSource, source.SourceWithFiles):
     """Counters, state and rate of every RDMA port, of any vendor."""
 
     name = "rdma"
@@ -132,23 +128,13 @@ class RdmaSource:
     """Q counters of mlx5 are 32 bits wide: they wrap in 11 s at some 400 million messages per second."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: NetworkScanner | None = None) -> None:
+        super().__init__()
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
-        self._counters: KeptFiles | None = None
-        self._states: KeptFiles | None = None
         self._steps: list[tuple[int, int]] = []
-        self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._saturated: list[_SaturatedCounters] = []
         self._optional: list[_OptionalCounters] = []
         self._first_state = 0
-        self._memory: counter_unwrap.CounterStateFile | None = None
-        self._before: dict[str, counter_unwrap.CarriedCounters] = {}
-        """Counters before a restart, or hidden from the last probe by failed calls."""
-
-    def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
-        """Load the counter wraps from before a restart, and store them from now on."""
-        self._memory = memory
-        self._before = memory.load()
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find all ports and all their counter files."""
@@ -170,36 +156,35 @@ class RdmaSource:
         self._saturated = _saturated(files, columns)
         self._first_state = len(columns.columns)
         for _, entity in ports:
-            for metric in _STATES:
-                columns.add(metric, entity)
+            columns.add_each(_STATES, entity)
         self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
-        before = self._before | self._carried
-        self._unwraps = _unwraps(files, before)
-        self._before = known_devices.find_hidden(host, before, self._carried)
-        self.close()
-        self._counters = host.keep([file.path for file in files])
-        self._states = host.keep(
-            [f"{directory}/{file}" for directory, _ in ports for file in _FILES]
-        )
+        self._before |= self._carried
+        self._replace_unwraps(host, _unwraps(files, self._before))
+        states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
+        self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
         findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
-        return source.ProbeResult(tuple(columns.columns), tuple(bridges), findings)
+        return columns.result(*findings, bystanders=bridges)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all counter files, then the netlink counters, then the states."""
-        if self._counters is None or self._states is None:
+        if not self._files:
             return
-        self._counters.read_into(into.values, into.reasons, 0)
+        counters, states = self._files
+        counters.read_into(into.values, into.reasons, 0)
         for optional in self._optional:
             optional.read(host, into)
         self._carry_on(host, into)
         ports = (len(into.values) - self._first_state) // len(_STATES)
         for port in range(ports):
-            file, column = port * len(_FILES), self._first_state + port * len(_STATES)
-            state = _number(self._states, file)
-            into.put(column, state)
-            into.put(column + 1, _number(self._states, file + 1))
-            into.put(column + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
-            into.put(column + 3, _rate(self._states, file + 2))
+            file = port * len(_STATE_FILES)
+            state = source.parsed_reading(states.text, file, _parse_state)
+            readings = (
+                state,
+                source.parsed_reading(states.text, file + 1, _parse_state),
+                state if isinstance(state, Absent) else int(state == _ACTIVE),
+                source.parsed_reading(states.text, file + 2, _parse_rate),
+            )
+            into.put_readings(self._first_state + port * len(_STATES), readings)
 
     def _carry_on(self, host: Host, into: source.RowBuilder) -> None:
         values = into.values
@@ -209,22 +194,10 @@ class RdmaSource:
             saturated.count(into)
         for unwrap in self._unwraps.values():
             unwrap.carry_on(values, into.reasons)
-        if self._memory:
-            self._memory.keep(self._unwraps, host.clock.now().boot_ns)
-
-    @property
-    def _carried(self) -> dict[str, counter_unwrap.CarriedCounters]:
-        return {directory: unwrap.carried for directory, unwrap in self._unwraps.items()}
-
-    def close(self) -> None:
-        """Close the open files."""
-        for kept in (self._counters, self._states):
-            if kept:
-                kept.close()
-        self._counters = self._states = None
+        self._save_unwraps(host)
 
 
-_FILES = ("state", "phys_state", "rate")
+_STATE_FILES = ("state", "phys_state", "rate")
 _STATES = (
     catalog.RDMA_STATE,
     catalog.RDMA_PHYSICAL_STATE,
@@ -297,8 +270,7 @@ class _OptionalCounters:
         try:
             statistics = _netlink(host, self.port)
         except OSError as error:
-            for column in self.columns.values():
-                into.put(column, reason_of(error))
+            into.put_each(self.columns.values(), reason_of(error))
             return
         for name, column in self.columns.items():
             into.put(column, statistics.get(name, Absent.GONE))
@@ -364,9 +336,8 @@ def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
 
 def _driver(host: Host, base: str, address: str) -> str:
     """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
-    of_pci = (
-        source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
-    )
+    path = f"/sys/bus/pci/devices/{address}/driver"
+    of_pci = source.read_link_name(host, path) if address else ""
     return of_pci or source.read_link_name(host, f"{base}/device/driver")
 
 
@@ -376,32 +347,24 @@ def _interface(host: Host, base: str, directory: str) -> str:
     return candidates[0] if len(candidates) == 1 else ""
 
 
-def _number(files: KeptFiles, index: int) -> Reading:
+def _parse_state(content: bytes) -> Reading:
     """The number in "4: ACTIVE"."""
-    try:
-        match = _NUMBERED.match(files.text(index))
-    except OSError as error:
-        return reason_of(error)
+    match = _NUMBERED.match(content)
     return int(match[1]) if match else Absent.ERROR
 
 
-def _rate(files: KeptFiles, index: int) -> Reading:
+def _parse_rate(content: bytes) -> Reading:
     """Mb/s from a text such as "400 Gb/sec (4X NDR)"; fractions of a gigabit occur."""
-    try:
-        match = _RATE.match(files.text(index))
-    except OSError as error:
-        return reason_of(error)
+    match = _RATE.match(content)
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
 
 
 def _finding(devices: int, ports: int, files: int) -> source.ProbeFinding:
     if not devices:
-        return source.ProbeFinding(
-            "RDMA devices", source.ProbeVerdict.ABSENT, f"{ROOT} contains no device"
-        )
+        return source.ProbeFinding.absent("RDMA devices", f"{ROOT} contains no device")
     found = (source.format_count(devices, "device"), source.format_count(ports, "port"))
     detail = f"{', '.join(found)}, {source.format_count(files, 'counter file')}"
-    return source.ProbeFinding("RDMA devices", source.ProbeVerdict.SUPPORTED, detail)
+    return source.ProbeFinding.supported("RDMA devices", detail)
 
 
 def _problems(network: NodeNetwork) -> list[source.ProbeFinding]:

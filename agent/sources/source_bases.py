@@ -15,8 +15,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.host import Host
-from agent.sampling.known_devices import failed_calls
-from agent.sampling.source import ProbeFinding, ProbeResult, RowBuilder, SourceWithoutResources
+from agent.sampling.counter_unwrap import CarriedCounters, CounterStateFile, CounterUnwrapper
+from agent.sampling.known_devices import failed_calls, find_hidden
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    RowBuilder,
+    SourceWithoutResources,
+)
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
@@ -114,12 +121,12 @@ class ScanningSource(SourceWithoutResources, ABC):
         self._polled_ns = 0
 
     @abstractmethod
-    def look(self, host: Host) -> NodeScan:
+    def scan(self, host: Host) -> NodeScan:
         """Scan the node."""
 
     def probe(self, host: Host) -> ProbeResult:
         """Scan, and create a column for every reading."""
-        scan = self._fresh = self._look(host)
+        scan = self._fresh = self._complete_scan(host)
         self._columns = tuple(scan.readings)
         return ProbeResult(self._columns, tuple(scan.described), tuple(scan.findings))
 
@@ -128,19 +135,19 @@ class ScanningSource(SourceWithoutResources, ABC):
         scan, self._fresh = self._fresh, None
         now = host.clock.now()
         if scan is None or not 0 <= now.boot_ns - self._polled_ns < FRESH_NS:
-            scan = self._look(host)
+            scan = self._complete_scan(host)
         for position, column in enumerate(self._columns):
             into.put(position, scan.readings.get(column, Absent.GONE))
         into.events += self._events(self._memory.changes(scan.watched, scan.failed), now)
         into.grown = True  # facts need a probe before each read
 
-    def _look(self, host: Host) -> NodeScan:
+    def _complete_scan(self, host: Host) -> NodeScan:
         """Scan; failed queries keep their columns, and vanished ones are reported as absent once.
 
         A value missing from a successful answer is unsupported, as on a down link; if a query has
         no answer at all, its subject is gone.
         """
-        scan = self.look(host)
+        scan = self.scan(host)
         self._polled_ns = host.clock.now().boot_ns
         for part, reason in scan.failed.items():
             scan.columns[part] = self._known.get(part, scan.columns[part])
@@ -180,34 +187,35 @@ def _facts(event_class: EventClass, change: WatchedChange) -> dict[str, str]:
 
 
 ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
+ColumnOfKey: TypeAlias = Callable[[Hashable], Column | None]
 
 
 @dataclass(slots=True)
 class KeyedFile:
-    """One file, and the column of each of its keys."""
+    """One file, and the column of each of its keys that has one."""
 
     path: str
     parse: ParseFile
     columns: list[tuple[int, Hashable]] = field(default_factory=list)
     _seen: frozenset[Hashable] = frozenset()
 
-    def present(self, host: Host) -> Mapping[Hashable, Reading]:
-        """Values of the file at a probe; empty if it cannot be read."""
+    def place(self, host: Host, columns: ColumnBuilder, column_of: ColumnOfKey) -> None:
+        """Add the columns of the keys that the file contains; none if it cannot be read."""
         try:
             values = self.parse(host.read(self.path))
         except OSError:
-            return {}
+            return
         self._seen = frozenset(values)
-        return values
+        for key in values:
+            if column := column_of(key):
+                self.columns.append((columns.add(*column), key))
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Fill the columns; a key missing from the file is gone, a new one requests a probe."""
         try:
             values = self.parse(host.read(self.path))
         except OSError as error:
-            reason = reason_of(error)
-            for column, _ in self.columns:
-                into.put(column, reason)
+            into.put_each((column for column, _ in self.columns), reason_of(error))
             return
         if values.keys() - self._seen:
             into.grown = True
@@ -215,13 +223,71 @@ class KeyedFile:
             into.put(column, values.get(key, Absent.GONE))
 
 
-def parse_natural(word: str) -> Reading:
+class KeyedFileSource(SourceWithoutResources):
+    """Base class of sources of keyed files."""
+
+    def __init__(self, period_seconds: float = 10.0) -> None:
+        self.period_seconds = period_seconds
+        self._files: list[KeyedFile] = []
+
+    def _add_file(
+        self,
+        host: Host,
+        columns: ColumnBuilder,
+        path: str,
+        parse: ParseFile,
+        column_of: ColumnOfKey,
+    ) -> None:
+        """Add the columns of a file; a file without any is not read again until the next probe."""
+        file = KeyedFile(path, parse)
+        file.place(host, columns, column_of)
+        if file.columns:
+            self._files.append(file)
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read each file once."""
+        for file in self._files:
+            file.read(host, into)
+
+
+def parse_natural(text: str) -> Reading:
     """Non-negative number of a table. Anything else is an error."""
-    if word.isascii() and word.isdecimal() and int(word) < UNSIGNED_RANGE:
-        return int(word)
+    if text.isascii() and text.isdecimal() and int(text) < UNSIGNED_RANGE:
+        return int(text)
     return Absent.ERROR
 
 
 def whole_lines(content: bytes) -> list[str]:
     """Lines of a file, without an unterminated last line: a number in it may be truncated."""
     return content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines()
+
+
+class UnwrappingSource:
+    """Base class of sources with narrow counters, whose wraps survive probes and restarts.
+
+    Unwrappers are named by a device or a directory.
+    """
+
+    def __init__(self) -> None:
+        self._unwraps: dict[str, CounterUnwrapper] = {}
+        self._memory: CounterStateFile | None = None
+        self._before: dict[str, CarriedCounters] = {}
+        """Counters before a restart, or hidden from the last probe by failed calls."""
+
+    def remember(self, memory: CounterStateFile) -> None:
+        """Load the counter wraps from before a restart, and store them from now on."""
+        self._memory = memory
+        self._before = memory.load()
+
+    @property
+    def _carried(self) -> dict[str, CarriedCounters]:
+        return {name: unwrap.carried for name, unwrap in self._unwraps.items()}
+
+    def _replace_unwraps(self, host: Host, unwraps: dict[str, CounterUnwrapper]) -> None:
+        """Use the unwrappers of a new probe, which started with the state in `_before`."""
+        self._unwraps = unwraps
+        self._before = find_hidden(host, self._before, self._carried)
+
+    def _save_unwraps(self, host: Host) -> None:
+        if self._memory:
+            self._memory.keep(self._unwraps, host.clock.now().boot_ns)

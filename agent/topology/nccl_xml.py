@@ -58,14 +58,13 @@ def _add_device(found: NcclTopology, pci: ET.Element, place: PciPlace) -> None:
     for net in pci.findall("nic/net"):
         found.networks[net.get("name", "")] = address
     counts: Counter[tuple[str, str]] = Counter()
-    for tag, word in _LINKS.items():
+    for tag, kind in _LINKS.items():
         for link in pci.findall(f"gpu/{tag}"):
             target = pci_address(link.get("target", ""))
             if is_address(target) and target != address:
-                counts[target, word] += _link_count(link)
-    found.links.update(
-        {(address, target): (word, count) for (target, word), count in counts.items()}
-    )
+                counts[target, kind] += _link_count(link)
+    for (target, kind), count in counts.items():
+        found.links[address, target] = kind, count
 
 
 def _link_count(link: ET.Element) -> int:
@@ -113,8 +112,8 @@ def format_cpu_list(mask: str) -> str:
     """
     value = 0
     try:
-        for word in mask.split(","):
-            value = value << _MASK_BITS | int(word, 16)
+        for part in mask.split(","):
+            value = value << _MASK_BITS | int(part, 16)
     except ValueError:
         message = f"invalid affinity {mask!r}: expected a CPU mask"
         raise NcclFileError(message) from None

@@ -120,7 +120,7 @@ NO_NETWORK_DEVICE = NetworkDevice(PciDevice("", "", "", pci.PciPlace("", ("",)))
 class NodeNetwork:
     """All network devices of a node in bus order, and the GPUs they serve.
 
-    `gpu_rails` maps the PCI address of a GPU to its rail, `gpu_cards` to the NIC that it uses. `problems`
+    `gpu_rails` maps the PCI address of a GPU to its rail, `nic_by_gpu` to the NIC that it uses. `problems`
     are settings that contradict the node, or each other; `unused` are names in the settings without a
     device.
     """
@@ -128,7 +128,7 @@ class NodeNetwork:
     devices: tuple[NetworkDevice, ...] = ()
     gpus: tuple[PciDevice, ...] = ()
     gpu_rails: Mapping[str, int] = field(default_factory=dict)
-    gpu_by_nic: Mapping[str, str] = field(default_factory=dict)
+    nic_by_gpu: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
@@ -193,10 +193,12 @@ class NetworkScanner:
         carrying = default_interfaces(host)
         busy = {d.address for d in found if carrying.intersection(d.interfaces)}
         units = _group_by_slot(found)
-        seating = rail_map.assign_rails([gpu.place for gpu in gpus], _rail_candidates(units, busy))
+        assignment = rail_map.assign_rails(
+            [gpu.place for gpu in gpus], _rail_candidates(units, busy)
+        )
         addresses = [gpu.address for gpu in gpus]
-        seated = [d for unit in units.values() for d in _with_rail(unit, seating, addresses)]
-        by_address = {d.address: d for d in (*found, *seated)}
+        on_rails = [d for unit in units.values() for d in _with_rail(unit, assignment, addresses)]
+        by_address = {d.address: d for d in (*found, *on_rails)}
         named, problems = self._by_name(by_address.values())
         are_rails = any(device.rail is not None for device in named)
         final = [
@@ -206,12 +208,12 @@ class NetworkScanner:
             for device in named
         ]
         final.sort(key=lambda device: bus_order(device.address))
-        cards = {gpu.address: card for gpu, card in zip(gpus, seating.cards, strict=True)}
-        rails = {gpu.address: rail for gpu, rail in zip(gpus, seating.rails, strict=True)}
+        nics = dict(zip(addresses, assignment.nics, strict=True))
+        rails = dict(zip(addresses, assignment.rails, strict=True))
         if self.rules.name_rails:
-            rails = _rails_by_nic(cards, rails, final)
+            rails = _rails_by_nic(nics, rails, final)
         unused = self.rules.unused(name for device in final for name in device.names)
-        return NodeNetwork(tuple(final), tuple(gpus), rails, cards, tuple(problems), unused)
+        return NodeNetwork(tuple(final), tuple(gpus), rails, nics, tuple(problems), unused)
 
     def _first(self, host: Host, device: NetworkDevice) -> NetworkDevice:
         """Assign the roles that do not depend on rails."""
@@ -319,19 +321,19 @@ def _rail_candidates(
 
 
 def _with_rail(
-    unit: list[NetworkDevice], seating: rail_map.RailAssignment, gpus: list[str]
+    unit: list[NetworkDevice], assignment: rail_map.RailAssignment, gpus: list[str]
 ) -> Iterator[NetworkDevice]:
     """Yield the functions of a NIC: all of one rail, each on its own plane."""
     first = unit[0].address
-    found = seating.seats.get(first)
+    found = assignment.assigned.get(first)
     for function, device in enumerate(unit):
         if found is None:
-            yield replace(device, why=device.why or seating.why_not[first])
+            yield replace(device, why=device.why or assignment.why_not[first])
             continue
         yield replace(
             device,
             role=rail_map.COMPUTE,
-            rail=seating.rails[found.gpu],
+            rail=assignment.rails[found.gpu],
             plane=found.plane * len(unit) + function,
             gpu=gpus[found.gpu],
             why=found.why,

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
-from agent.host import Host, Json, NvmlError
+from agent.host import Host, Json
+from agent.sampling.source import call_nvml
 from agent.topology import pci
 from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
-from agent.topology.pcie_links import PcieLinkFiles, PcieLinkState
+from agent.topology.pcie_links import PcieLinkState, link_files, read_links
 from agent.topology.rails import RailRules
 
 _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
@@ -62,14 +63,6 @@ def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]
     return found
 
 
-def call_nvml(host: Host, function: str, *arguments: int) -> Json:
-    """Return an answer of NVML, or None if the call fails."""
-    try:
-        return host.call("nvml", function, *arguments)
-    except (NvmlError, OSError):
-        return None
-
-
 def _read_gpu(host: Host, index: int) -> GpuLinks | None:
     place = call_nvml(host, "nvmlDeviceGetPciInfo", index)
     if not place:
@@ -105,15 +98,15 @@ def _count_links(host: Host, index: int) -> int:
 
 
 def _read_link_state(host: Host, index: int, link: int) -> Json:
-    told = _read_field(host, index, f"{_LINK_STATE}:{link}")
-    return call_nvml(host, "nvmlDeviceGetNvLinkState", index, link) if told is None else told
+    state = _read_field(host, index, f"{_LINK_STATE}:{link}")
+    return call_nvml(host, "nvmlDeviceGetNvLinkState", index, link) if state is None else state
 
 
 def _read_field(host: Host, index: int, entry: int | str) -> int | None:
-    try:
-        (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", index, entry)
-    except (NvmlError, OSError):
+    answer = call_nvml(host, "nvmlDeviceGetFieldValues", index, entry)
+    if answer is None:
         return None
+    (value,), (code,) = answer
     return None if code else int(value)
 
 
@@ -123,7 +116,7 @@ class TopologyGpu:
 
     index: int
     device: pci.PciDevice
-    told: GpuLinks | None = None
+    reported: GpuLinks | None = None
 
     @property
     def address(self) -> str:
@@ -133,12 +126,12 @@ class TopologyGpu:
     @property
     def model(self) -> str:
         """Name, or vendor and device if no driver reports the name."""
-        return self.told.model if self.told and self.told.model else self.device.model
+        return self.reported.model if self.reported and self.reported.model else self.device.model
 
     @property
     def memory_node(self) -> str:
         """NUMA node of its own memory; empty if it has none."""
-        return self.told.memory_node if self.told else ""
+        return self.reported.memory_node if self.reported else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +151,7 @@ class NodeTopology:
     bonds: Mapping[tuple[str, str], str]
 
     @property
-    def cards(self) -> list[NetworkDevice]:
+    def nics(self) -> list[NetworkDevice]:
         """Network devices with RDMA, in bus order: those of the table."""
         return [device for device in self.network.devices if device.rdma]
 
@@ -173,10 +166,10 @@ class NodeTopology:
     def pci_distance(self, one: str, other: str) -> pci.PciDistance:
         """Return the same without NVLinks."""
         places = [self._place(address) for address in (one, other)]
-        c2c = {gpu.address for gpu in self.gpus if gpu.told and gpu.told.c2c_links}
+        c2c = {gpu.address for gpu in self.gpus if gpu.reported and gpu.reported.c2c_links}
         if (one in c2c) != (other in c2c):
-            gpu, card = places if one in c2c else reversed(places)
-            return pci.distance_over_c2c(gpu, card)
+            gpu, nic = places if one in c2c else reversed(places)
+            return pci.distance_over_c2c(gpu, nic)
         return pci.pci_distance(*places)
 
     def _place(self, address: str) -> pci.PciPlace:
@@ -189,20 +182,17 @@ def read_topology(host: Host, rules: RailRules) -> NodeTopology:
     tree = rules.tree or pci.NcclTopology()
     devices = pci.read_pci_devices(host, tree.places)
     network = NetworkScanner(rules).network(host, devices.values())
-    told = {gpu.address: gpu for gpu in read_gpu_links(host)}
-    gpus = tuple(
-        TopologyGpu(
-            told[gpu.address].index if gpu.address in told else place, gpu, told.get(gpu.address)
-        )
-        for place, gpu in enumerate(network.gpus)
-    )
-    files = PcieLinkFiles(host, tuple(devices))
-    states = files.read()
+    reported = {gpu.address: gpu for gpu in read_gpu_links(host)}
+    gpus = []
+    for position, device in enumerate(network.gpus):
+        links = reported.get(device.address)
+        gpus.append(TopologyGpu(links.index if links else position, device, links))
+    files = host.keep(link_files(devices))
+    states = read_links(files, devices)
     files.close()
-    bonds = {pair: f"{word}{count}" for pair, (word, count) in tree.links.items()}
-    bonds |= {
-        pair: f"NV{count}" for pair, count in count_bonded_links(tuple(told.values())).items()
-    }
+    bonds = {pair: f"{kind}{count}" for pair, (kind, count) in tree.links.items()}
+    bonded = count_bonded_links(tuple(reported.values()))
+    bonds |= {pair: f"NV{count}" for pair, count in bonded.items()}
     return NodeTopology(
         devices,
         pci.find_device_names(host, devices),
@@ -216,5 +206,5 @@ def read_topology(host: Host, rules: RailRules) -> NodeTopology:
 
 def _near_cpus(device: pci.PciDevice, tree: pci.NcclTopology) -> str:
     """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
-    told = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
-    return told or device.cpus
+    in_file = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
+    return in_file or device.cpus

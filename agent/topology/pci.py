@@ -164,12 +164,12 @@ def read_pci_devices(
 def _read_device(
     host: Host, address: str, what: str, places: Mapping[str, PciPlace] | None
 ) -> PciDevice:
-    told = (places or {}).get(address) or read_place(host, address)
+    place = (places or {}).get(address) or read_place(host, address)
     vendor, device, cpus = (
         read_text(host, f"{DEVICES}/{address}/{name}")
         for name in ("vendor", "device", "local_cpulist")
     )
-    return PciDevice(what, vendor, device, told, cpus)
+    return PciDevice(what, vendor, device, place, cpus)
 
 
 def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:
@@ -231,8 +231,8 @@ def read_gpu_uuid(host: Host, address: str) -> str:
     kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
     """
     lines = read_text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
-    told = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
-    return "" if "?" in told else told
+    uuid = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
+    return "" if "?" in uuid else uuid
 
 
 _SAME_SWITCH = 2

@@ -9,10 +9,10 @@ which 242 are for packets.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.host import Host, KeptFiles
+from agent.host import KeptFiles
 from agent.topology.pci import BRIDGE, DEVICES
 from railscope.catalog.pcie import PATH_STEPS, PCIE_PATH_STATE
 from railscope.reading import Absent, Reading, reason_of
@@ -78,41 +78,31 @@ def parse_link(file: str, content: bytes) -> Reading:
     return Absent.UNSUPPORTED if int(content) in _UNKNOWN_WIDTHS else int(content)
 
 
-class PcieLinkFiles:
-    """Files of links, kept open for a group of devices."""
+def link_files(addresses: Iterable[str]) -> list[str]:
+    """Return the paths of the files of links, for `Host.keep`."""
+    return [f"{DEVICES}/{address}/{file}" for address in addresses for file in FILES]
 
-    def __init__(self, host: Host, addresses: Sequence[str]) -> None:
-        self._addresses = tuple(addresses)
-        self._kept: KeptFiles = host.keep(
-            [f"{DEVICES}/{address}/{file}" for address in addresses for file in FILES]
-        )
 
-    def read(self) -> dict[str, PcieLinkState]:
-        """Return the state of every device's link, by address."""
-        return {
-            address: self._state(place * len(FILES))
-            for place, address in enumerate(self._addresses)
-        }
+def read_links(files: KeptFiles, addresses: Iterable[str]) -> dict[str, PcieLinkState]:
+    """Return the state of every device's link by address; `files` are the `link_files` of all."""
+    return {
+        address: _read_link(files, place * len(FILES)) for place, address in enumerate(addresses)
+    }
 
-    def _state(self, first: int) -> PcieLinkState:
-        told: list[Reading] = []
-        lost = False
-        for offset, file in enumerate(FILES):
-            try:
-                content = self._kept.text(first + offset)
-            except OSError as error:
-                told.append(reason_of(error))
-                continue
-            told.append(parse_link(file, content))
-            lost |= file == "current_link_width" and content.strip() in _ALL_ONES
-        speed, speed_limit, width, width_limit = told
-        return PcieLinkState(
-            speed, speed_limit, width, width_limit, lost and isinstance(speed, Absent)
-        )
 
-    def close(self) -> None:
-        """Close the files."""
-        self._kept.close()
+def _read_link(files: KeptFiles, first: int) -> PcieLinkState:
+    readings: list[Reading] = []
+    lost = False
+    for index, file in enumerate(FILES, first):
+        try:
+            content = files.text(index)
+        except OSError as error:
+            readings.append(reason_of(error))
+            continue
+        readings.append(parse_link(file, content))
+        lost |= file == "current_link_width" and content.strip() in _ALL_ONES
+    speed, speed_limit, width, width_limit = readings
+    return PcieLinkState(speed, speed_limit, width, width_limit, lost and isinstance(speed, Absent))
 
 
 def links_of_path(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PcieLink, ...]:
@@ -152,10 +142,10 @@ def path_state(
     """
     if path and states.get(path[-1].lower, UNKNOWN_LINK_STATE).lost:
         return LOST
-    most = path_limit(path, states)
-    if isinstance(most, Absent):
-        return most
-    found: list[Reading] = [_state(link, states, most, sleeps) for link in path]
+    limit = path_limit(path, states)
+    if isinstance(limit, Absent):
+        return limit
+    found: list[Reading] = [_state(link, states, limit, sleeps) for link in path]
     if DEGRADED in found:
         return DEGRADED
     unknown = [reading for reading in found if isinstance(reading, Absent)]
@@ -165,17 +155,17 @@ def path_state(
 
 
 def _state(
-    link: PcieLink, states: Mapping[str, PcieLinkState], most: int, sleeps: IsSavingPower
+    link: PcieLink, states: Mapping[str, PcieLinkState], limit: int, sleeps: IsSavingPower
 ) -> Reading:
     state = states.get(link.lower, UNKNOWN_LINK_STATE)
     now = _bandwidth(state.speed, state.width)
     if isinstance(now, Absent):
         return now
-    if now >= most:
+    if now >= limit:
         return FULL
     fastest = _lesser(link, states, "speed_limit")
     at_best = _bandwidth(fastest, state.width)
-    if isinstance(at_best, Absent) or at_best < most:
+    if isinstance(at_best, Absent) or at_best < limit:
         return at_best if isinstance(at_best, Absent) else DEGRADED
     asleep = sleeps(link.lower)
     if isinstance(asleep, Absent):

@@ -47,22 +47,17 @@ class RailPosition:
 class RailAssignment:
     """Result of the assignment, by PCI address of a NIC and by position of a GPU.
 
-    `cards` is the NIC that each GPU uses, its own or a neighbour's, empty if there is none; `rails` the
-    rail of each GPU; `why_not` the reason for which a NIC has no seat.
+    `nics` is the NIC that each GPU uses, its own or a neighbour's, empty if there is none; `rails` the
+    rail of each GPU; `why_not` the reason why a NIC is not assigned.
     """
 
-    seats: Mapping[str, RailPosition]
-    cards: tuple[str, ...]
+    assigned: Mapping[str, RailPosition]
+    nics: tuple[str, ...]
     rails: tuple[int, ...]
     why_not: Mapping[str, str]
 
-    def rail(self, address: str) -> int | None:
-        """Return the rail of a NIC, which is that of its GPU."""
-        found = self.seats.get(address)
-        return None if found is None else self.rails[found.gpu]
 
-
-def assign_rails(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> RailAssignment:
+def assign_rails(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> RailAssignment:
     """Assign NICs to GPUs; the index of a GPU in the sequence is its position.
 
     Each GPU gets the nearest free NIC within `RAIL_REACH`, nearest pairs first. The remaining ones are
@@ -70,114 +65,114 @@ def assign_rails(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> Rail
     as on trays with Grace processors and in some virtual machines, distance is not meaningful, and NUMA
     node and order decide.
     """
-    ordered = sorted(cards, key=lambda card: pci.bus_order(card.place.address))
+    ordered = sorted(nics, key=lambda nic: pci.bus_order(nic.place.address))
     usual = _usual_model(gpus, ordered)
     if _share_no_bridge(gpus, ordered):
-        seats, why_not = _by_numa_node(gpus, ordered, usual)
-        used = {found.gpu: address for address, found in seats.items()}
+        assigned, why_not = _by_numa_node(gpus, ordered, usual)
+        used = {found.gpu: address for address, found in assigned.items()}
     else:
-        seats, why_not = _by_distance(gpus, ordered, usual)
-        used = _nic_of_each_gpu(gpus, ordered, seats)
-    own = {found.gpu for found in seats.values()}
+        assigned, why_not = _by_distance(gpus, ordered, usual)
+        used = _nic_of_each_gpu(gpus, ordered, assigned)
+    own = {found.gpu for found in assigned.values()}
     chosen = tuple(used.get(position, "") for position in range(len(gpus)))
-    return RailAssignment(seats, chosen, _rail_of_each_gpu(gpus, own, chosen, seats), why_not)
+    return RailAssignment(assigned, chosen, _rail_of_each_gpu(gpus, own, chosen, assigned), why_not)
 
 
-def _usual_model(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> str:
+def _usual_model(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> str:
     """Return the model of most NICs near GPUs: a different one among them has another purpose."""
-    near = [card for card in cards if _nearest(gpus, card) <= pci.RAIL_REACH]
-    models = Counter(card.model for card in near or cards)
+    near = [nic for nic in nics if _nearest(gpus, nic) <= pci.RAIL_REACH]
+    models = Counter(nic.model for nic in near or nics)
     return models.most_common(1)[0][0] if models else ""
 
 
-def _nearest(gpus: Sequence[pci.PciPlace], card: RailNic) -> pci.PciDistance:
-    return min((pci.pci_distance(gpu, card.place) for gpu in gpus), default=pci.PciDistance.SYS)
+def _nearest(gpus: Sequence[pci.PciPlace], nic: RailNic) -> pci.PciDistance:
+    return min((pci.pci_distance(gpu, nic.place) for gpu in gpus), default=pci.PciDistance.SYS)
 
 
-def _share_no_bridge(gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic]) -> bool:
+def _share_no_bridge(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> bool:
     """True if no NIC shares a host bridge with a GPU, leaving out those of the node's own network."""
     bridges = {gpu.bridge for gpu in gpus}
-    there = [card for card in cards if not card.put_last or _nearest(gpus, card) <= pci.RAIL_REACH]
-    return bool(gpus) and all(card.place.bridge not in bridges for card in there)
+    there = [nic for nic in nics if not nic.put_last or _nearest(gpus, nic) <= pci.RAIL_REACH]
+    return bool(gpus) and all(nic.place.bridge not in bridges for nic in there)
 
 
 # By distance ------------------------------------------------------------------------------------
 
 
 def _by_distance(
-    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     taken: dict[str, tuple[int, int]] = {}
     for plane in count():
-        free = [card for card in cards if card.place.address not in taken]
+        free = [nic for nic in nics if nic.place.address not in taken]
         if plane:
-            free = [card for card in free if card.model == usual and not card.put_last]
+            free = [nic for nic in free if nic.model == usual and not nic.put_last]
         found = _assign_one_each(gpus, free, usual)
         if not found:
             break
         taken |= {address: (gpu, plane) for address, gpu in found.items()}
     planes = _usual_nics_per_gpu(Counter(gpu for gpu, _ in taken.values()))
-    seats, why_not = {}, {}
-    for card in cards:
-        address = card.place.address
+    assigned, why_not = {}, {}
+    for nic in nics:
+        address = nic.place.address
         gpu, plane = taken.get(address, (-1, planes))
         if plane < planes:
-            seats[address] = RailPosition(gpu, plane, _describe_distance(gpus, card))
+            assigned[address] = RailPosition(gpu, plane, _describe_distance(gpus, nic))
         else:
-            why_not[address] = _too_far_or_many(gpus, card, planes)
-    return seats, why_not
+            why_not[address] = _too_far_or_many(gpus, nic, planes)
+    return assigned, why_not
 
 
 def _assign_one_each(
-    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual: str
 ) -> dict[str, int]:
     """Assign at most one NIC to each GPU, the nearest pairs first."""
     pairs = sorted(
         (
             apart,
-            not pci.same_numa_node(gpu, card.place),
-            card.model != usual,
-            card.put_last,
+            not pci.same_numa_node(gpu, nic.place),
+            nic.model != usual,
+            nic.put_last,
             position,
             order,
         )
-        for order, card in enumerate(cards)
+        for order, nic in enumerate(nics)
         for position, gpu in enumerate(gpus)
-        if (apart := pci.pci_distance(gpu, card.place)) <= pci.RAIL_REACH
+        if (apart := pci.pci_distance(gpu, nic.place)) <= pci.RAIL_REACH
     )
     found: dict[str, int] = {}
-    seated: set[int] = set()
+    served: set[int] = set()
     for *_, position, order in pairs:
-        address = cards[order].place.address
-        if address not in found and position not in seated:
+        address = nics[order].place.address
+        if address not in found and position not in served:
             found[address] = position
-            seated.add(position)
+            served.add(position)
     return found
 
 
-def _usual_nics_per_gpu(cards_by_gpu: Counter[int]) -> int:
+def _usual_nics_per_gpu(nics_by_gpu: Counter[int]) -> int:
     """Return the most common number of NICs among GPUs with any; on a tie the lesser one."""
-    sizes = Counter(cards_by_gpu.values())
+    sizes = Counter(nics_by_gpu.values())
     return min(sizes, key=lambda size: (-sizes[size], size), default=0)
 
 
 def _nic_of_each_gpu(
-    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], seats: Mapping[str, RailPosition]
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], assigned: Mapping[str, RailPosition]
 ) -> dict[int, str]:
     """Return the NIC of each GPU: its own of the first plane, or a neighbour's, evenly shared."""
-    first = [card for card in cards if (s := seats.get(card.place.address)) and s.plane == 0]
-    used = {seats[card.place.address].gpu: card.place.address for card in first}
+    first = [nic for nic in nics if (s := assigned.get(nic.place.address)) and s.plane == 0]
+    used = {assigned[nic.place.address].gpu: nic.place.address for nic in first}
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
-        near = [card for card in first if pci.pci_distance(gpu, card.place) <= pci.RAIL_REACH]
+        near = [nic for nic in first if pci.pci_distance(gpu, nic.place) <= pci.RAIL_REACH]
         if position in used or not near:
             continue
         shared = min(
             near,
-            key=lambda card: (
-                pci.pci_distance(gpu, card.place),
-                not pci.same_numa_node(gpu, card.place),
-                load[card.place.address],
+            key=lambda nic: (
+                pci.pci_distance(gpu, nic.place),
+                not pci.same_numa_node(gpu, nic.place),
+                load[nic.place.address],
             ),
         )
         used[position] = shared.place.address
@@ -185,22 +180,22 @@ def _nic_of_each_gpu(
     return used
 
 
-def _describe_distance(gpus: Sequence[pci.PciPlace], card: RailNic) -> str:
-    apart = _nearest(gpus, card)
-    near = [str(p) for p, gpu in enumerate(gpus) if pci.pci_distance(gpu, card.place) is apart]
+def _describe_distance(gpus: Sequence[pci.PciPlace], nic: RailNic) -> str:
+    apart = _nearest(gpus, nic)
+    near = [str(p) for p, gpu in enumerate(gpus) if pci.pci_distance(gpu, nic.place) is apart]
     if len(near) == 1:
         return f"{apart.name} to GPU {near[0]}"
     return f"{apart.name} to GPUs {', '.join(near)}, in bus order"
 
 
-def _too_far_or_many(gpus: Sequence[pci.PciPlace], card: RailNic, planes: int) -> str:
+def _too_far_or_many(gpus: Sequence[pci.PciPlace], nic: RailNic, planes: int) -> str:
     if not gpus:
         return "the node has no GPU"
-    apart = _nearest(gpus, card)
+    apart = _nearest(gpus, nic)
     if apart > pci.RAIL_REACH:
         return f"{apart.name} from the nearest GPU: rails reach up to {pci.RAIL_REACH.name}"
     return (
-        f"{_describe_distance(gpus, card)}, but each GPU of this node has "
+        f"{_describe_distance(gpus, nic)}, but each GPU of this node has "
         f"{format_count(planes, 'NIC')}"
     )
 
@@ -209,40 +204,40 @@ def _too_far_or_many(gpus: Sequence[pci.PciPlace], card: RailNic, planes: int) -
 
 
 def _by_numa_node(
-    gpus: Sequence[pci.PciPlace], cards: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     """Assign NICs at NUMA nodes with one of the usual model per GPU; elsewhere it would be a guess."""
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for position, gpu in enumerate(gpus):
         waiting[gpu.numa_node].append(position)
     offered: defaultdict[str, list[str]] = defaultdict(list)
-    for card in cards:
-        if card.model == usual and not card.put_last:
-            offered[card.place.numa_node].append(card.place.address)
-    seats: dict[str, RailPosition] = {}
+    for nic in nics:
+        if nic.model == usual and not nic.put_last:
+            offered[nic.place.numa_node].append(nic.place.address)
+    assigned: dict[str, RailPosition] = {}
     for node, positions in waiting.items():
         if node and len(offered[node]) >= len(positions):
             why = f"NUMA node {node} and bus order: no host bridge in common with a GPU"
             pairs = zip(offered[node], positions, strict=False)
-            seats |= {address: RailPosition(position, 0, why) for address, position in pairs}
+            assigned |= {address: RailPosition(position, 0, why) for address, position in pairs}
     why_not = {
-        card.place.address: _why_unassigned(
-            card, usual, len(offered[card.place.numa_node]), len(waiting[card.place.numa_node])
+        nic.place.address: _why_unassigned(
+            nic, usual, len(offered[nic.place.numa_node]), len(waiting[nic.place.numa_node])
         )
-        for card in cards
-        if card.place.address not in seats
+        for nic in nics
+        if nic.place.address not in assigned
     }
-    return seats, why_not
+    return assigned, why_not
 
 
-def _why_unassigned(card: RailNic, usual: str, cards: int, gpus: int) -> str:
-    if not card.place.numa_node:
+def _why_unassigned(nic: RailNic, usual: str, nics: int, gpus: int) -> str:
+    if not nic.place.numa_node:
         return "no host bridge in common with a GPU, and its NUMA node is unknown"
-    if card.put_last:
+    if nic.put_last:
         return "no host bridge in common with a GPU, and it carries the default route"
-    if card.model != usual:
+    if nic.model != usual:
         return f"no host bridge in common with a GPU, and most NICs are of model {usual}"
-    here = f"NUMA node {card.place.numa_node} has {format_count(cards, 'NIC')}"
+    here = f"NUMA node {nic.place.numa_node} has {format_count(nics, 'NIC')}"
     return f"no host bridge in common with a GPU, and {here} for {format_count(gpus, 'GPU')}"
 
 
@@ -253,7 +248,7 @@ def _rail_of_each_gpu(
     gpus: Sequence[pci.PciPlace],
     own: set[int],
     used: Sequence[str],
-    seats: Mapping[str, RailPosition],
+    assigned: Mapping[str, RailPosition],
 ) -> tuple[int, ...]:
     """Return the rail of each GPU: its position, or fewer numbers if GPUs share their NICs.
 
@@ -269,17 +264,17 @@ def _rail_of_each_gpu(
         return tuple(range(len(gpus)))
     rails: dict[int, int] = {}
     for number, group in enumerate(groups.values()):
-        seated = [position for position in group if position in own]
+        served = [position for position in group if position in own]
         taken = -1
-        for place, position in enumerate(seated):
+        for place, position in enumerate(served):
             # At the relative position of its GPU in the group, and no number twice.
             spread = group.index(position) * most // len(group)
-            last = most - len(seated) + place
+            last = most - len(served) + place
             taken = min(max(taken + 1, spread), last)
             rails[position] = number * most + taken
         for place, position in enumerate(group):
             address = used[position]
-            shared = seats[address].gpu if address else position
+            shared = assigned[address].gpu if address else position
             rails[position] = rails.get(shared, number * most + place * most // len(group))
     return tuple(rails[position] for position in range(len(gpus)))
 
@@ -310,37 +305,35 @@ class RailRules:
 
     def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
         """Return the rail of the device with these names, and the setting that specifies it."""
-        told = list(names)
-        for name in told:
+        of_device = list(names)
+        for name in of_device:
             if name in self.rails:
                 return self.rails[name], f"topology.rails contains {name}"
-        for name in told if self.rail_pattern else ():
-            assert self.rail_pattern is not None  # noqa: S101 - see above
-            match = self.rail_pattern.fullmatch(name)
+        for name in of_device:
+            match = self.rail_pattern.fullmatch(name) if self.rail_pattern else None
             if match and (match[_RAIL] or "").isdecimal():
                 return int(match[_RAIL]), f"topology.rail_pattern matches {name}"
         return None
 
     def role(self, names: Iterable[str]) -> tuple[str, str] | None:
         """Return the role of the device with these names, and its setting; the first match counts."""
-        told = list(names)
+        of_device = list(names)
         for pattern, role in self.roles:
-            for name in told:
-                if pattern.fullmatch(name):
-                    return role, f"topology.roles contains {pattern.pattern}"
+            if any(map(pattern.fullmatch, of_device)):
+                return role, f"topology.roles contains {pattern.pattern}"
         return None
 
     def unused(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return names and patterns in the settings that match none of these names."""
-        told = set(names)
+        of_node = set(names)
         plain = dict.fromkeys((*self.rails, *self.expected_megabits_per_second))
-        patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, told))]
-        return (*(name for name in plain if name not in told and name not in ROLES), *patterns)
+        patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, of_node))]
+        return (*(name for name in plain if name not in of_node and name not in ROLES), *patterns)
 
     def speed(self, names: Iterable[str]) -> int | None:
         """Return the expected line rate of a link in Mb/s, by its names and its role."""
-        told = (self.expected_megabits_per_second.get(name) for name in names)
-        return next((speed for speed in told if speed is not None), None)
+        speeds = (self.expected_megabits_per_second.get(name) for name in names)
+        return next((speed for speed in speeds if speed is not None), None)
 
     @property
     def name_rails(self) -> bool:

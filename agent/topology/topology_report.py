@@ -30,9 +30,9 @@ def distance_matrix(node: NodeTopology) -> tuple[list[str], list[list[str]]]:
 
     Rows of GPUs end with CPUs, NUMA node and NUMA node of the GPU's memory.
     """
-    cards = matrix_nics(node)
+    nics = matrix_nics(node)
     ends = [(f"GPU{gpu.index}", gpu.address) for gpu in node.gpus]
-    ends += [(f"NIC{place}", card.address) for place, (_, card) in enumerate(cards)]
+    ends += [(f"NIC{place}", nic.address) for place, (_, nic) in enumerate(nics)]
     affinity = {
         gpu.address: [
             node.cpus.get(gpu.address) or _NONE,
@@ -50,7 +50,7 @@ def distance_matrix(node: NodeTopology) -> tuple[list[str], list[list[str]]]:
 
 def matrix_nics(node: NodeTopology) -> list[tuple[str, NetworkDevice]]:
     """Return RDMA devices by name, in the order of the table: mlx5_2 precedes mlx5_10."""
-    named = [(name, card) for card in node.cards for name in card.rdma]
+    named = [(name, nic) for nic in node.nics for name in nic.rdma]
     return sorted(named, key=lambda entry: _natural_order(entry[0]))
 
 
@@ -59,11 +59,10 @@ def format_matrix(node: NodeTopology) -> str:
     heads, rows = distance_matrix(node)
     lines = ["\t" + "\t".join(heads)]
     for name, *cells in rows:
-        words = [" X " if cell == "X" else cell for cell in cells]
-        if len(words) == len(heads):
-            *words, node_of_memory = words
-            words += ["", node_of_memory]
-        lines.append("\t".join([name, *words]))
+        shown = [" X " if cell == "X" else cell for cell in cells]
+        if len(shown) == len(heads):
+            shown.insert(-1, "")
+        lines.append("\t".join([name, *shown]))
     used = {cell for row in rows for cell in row}
     lines += ["", "Legend:", "", "  X    = Self"]
     lines += [
@@ -72,9 +71,9 @@ def format_matrix(node: NodeTopology) -> str:
         if distance.name != "P2C" or "P2C" in used
     ]
     lines.append("  NV#  = Connection traversing a bonded set of # NVLinks")
-    if cards := matrix_nics(node):
+    if nics := matrix_nics(node):
         lines += ["", "NIC Legend:", ""]
-        lines += [f"  NIC{place}: {name}" for place, (name, _) in enumerate(cards)]
+        lines += [f"  NIC{place}: {name}" for place, (name, _) in enumerate(nics)]
     return "\n".join(lines) + "\n"
 
 
@@ -126,11 +125,12 @@ def as_json(node: NodeTopology) -> dict[str, Any]:
 
 
 def _tree_lines(node: NodeTopology) -> Iterator[str]:
-    told = {d.place.bridge: d.place.numa_node for d in node.devices.values() if d.place.numa_node}
+    places = [device.place for device in node.devices.values()]
+    of_bridge = {place.bridge: place.numa_node for place in places if place.numa_node}
 
     def numa_node_of(device: PciDevice) -> str:
         """Return its NUMA node; for a port without one, that of devices at the same host bridge."""
-        return device.place.numa_node or told.get(device.place.bridge, "")
+        return device.place.numa_node or of_bridge.get(device.place.bridge, "")
 
     devices = sorted(
         node.devices.values(),
@@ -163,19 +163,12 @@ def _line(depth: int, address: str, what: str) -> str:
 
 
 def _describe(node: NodeTopology, device: PciDevice) -> str:
-    words = [_device_kind(node, device)]
     gpu = _gpu_at(node, device)
-    if gpu:
-        words += [f"GPU{gpu.index} {gpu.model}"]
-    words += [] if gpu else node.names.get(device.address, [])
+    names = [f"GPU{gpu.index} {gpu.model}"] if gpu else node.names.get(device.address, [])
     network = node.network.at(device.address)
-    if network.role:
-        words.append(network.role)
-    if network.rail is not None:
-        words.append(f"rail {network.rail}")
-    return ", ".join(
-        [" ".join(word for word in words if word), *_format_link(node.links[device.address])]
-    )
+    rail = "" if network.rail is None else f"rail {network.rail}"
+    terms = [_device_kind(node, device), *names, network.role, rail]
+    return ", ".join([" ".join(filter(None, terms)), *_format_link(node.links[device.address])])
 
 
 def _device_kind(node: NodeTopology, device: PciDevice) -> str:
@@ -195,17 +188,16 @@ def _format_link(state: PcieLinkState) -> list[str]:
     """Format speed and width, with the maximum if that is more: `32 GT/s x16`, `16 of 32 GT/s x16`."""
     speed = _format_value(state.speed, state.speed_limit, _MEGATRANSFERS)
     width = _format_value(state.width, state.width_limit, 1)
-    words = [f"{speed} GT/s"] if speed else []
-    words += [f"x{width}"] if width else []
-    return [" ".join(words)] if words else []
+    terms = [f"{speed} GT/s" if speed else "", f"x{width}" if width else ""]
+    return [" ".join(filter(None, terms))] if any(terms) else []
 
 
-def _format_value(now: Reading, most: Reading, scale: int) -> str:
+def _format_value(now: Reading, limit: Reading, scale: int) -> str:
     if isinstance(now, Absent):
         return ""
-    if isinstance(most, Absent) or now >= most:
+    if isinstance(limit, Absent) or now >= limit:
         return f"{now / scale:g}"
-    return f"{now / scale:g} of {most / scale:g}"
+    return f"{now / scale:g} of {limit / scale:g}"
 
 
 def _rail_lines(node: NodeTopology) -> Iterator[str]:
@@ -215,13 +207,13 @@ def _rail_lines(node: NodeTopology) -> Iterator[str]:
     for gpu in node.gpus:
         rail = node.network.gpu_rails.get(gpu.address)
         head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
-        cards = _nics_of_gpu(node, gpu)
-        if not cards:
+        nics = _nics_of_gpu(node, gpu)
+        if not nics:
             head += ", without a NIC nearby"
         yield f"  {head}"
-        for card in cards:
-            plane = f", plane {card.plane}" if len(cards) > 1 else ""
-            yield f"    {' '.join(card.names)}{plane}: {_format_reason(node, gpu, card)}"
+        for nic in nics:
+            plane = f", plane {nic.plane}" if len(nics) > 1 else ""
+            yield f"    {' '.join(nic.names)}{plane}: {_format_reason(node, gpu, nic)}"
     others = [device for device in node.network.devices if device.rail is None]
     if others:
         yield from ("", "Other network devices:") if node.gpus else ("Network devices:",)
@@ -229,16 +221,16 @@ def _rail_lines(node: NodeTopology) -> Iterator[str]:
         yield f"  {' '.join(device.names)}: {device.role or 'role unknown'}; {device.why}"
 
 
-def _format_reason(node: NodeTopology, gpu: TopologyGpu, card: NetworkDevice) -> str:
+def _format_reason(node: NodeTopology, gpu: TopologyGpu, nic: NetworkDevice) -> str:
     """Return the reason for assigning a NIC to this GPU, with the distance if it is not included."""
-    apart = node.apart(gpu.address, card.address)
-    return card.why if card.why.startswith(apart) else f"{apart}, {card.why}"
+    apart = node.apart(gpu.address, nic.address)
+    return nic.why if nic.why.startswith(apart) else f"{apart}, {nic.why}"
 
 
 def _nics_of_gpu(node: NodeTopology, gpu: TopologyGpu) -> list[NetworkDevice]:
     """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
     own = [device for device in node.network.devices if device.gpu == gpu.address]
-    shared = node.network.gpu_by_nic.get(gpu.address, "")
+    shared = node.network.nic_by_gpu.get(gpu.address, "")
     return own or ([node.network.at(shared)] if shared else [])
 
 
@@ -278,9 +270,9 @@ def _gpu_json(node: NodeTopology, gpu: TopologyGpu) -> dict[str, Any]:
         "index": gpu.index,
         "address": gpu.address,
         "model": gpu.model,
-        "uuid": gpu.told.uuid if gpu.told else "",
+        "uuid": gpu.reported.uuid if gpu.reported else "",
         "rail": node.network.gpu_rails.get(gpu.address),
-        "cards": [card.address for card in _nics_of_gpu(node, gpu)],
+        "cards": [nic.address for nic in _nics_of_gpu(node, gpu)],
     }
 
 

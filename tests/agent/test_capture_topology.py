@@ -178,7 +178,7 @@ def test_rails_of_a_guest_are_those_of_its_file(name: str) -> None:
     assert sorted(found.values()) == list(range(cards))
     assert list(flat.gpu_rails.values()) == list(built.gpu_rails.values()) == gpu_rails
     switches = {p.attrib["busid"]: above[0] for p, above, _ in elements(name) if above}
-    for gpu, card in flat.gpu_by_nic.items():
+    for gpu, card in flat.nic_by_gpu.items():
         assert switches[gpu] == switches[card]
 
 
@@ -200,7 +200,7 @@ def test_a_guest_with_a_bus_for_every_device_pairs_by_numa_node_as_its_file_does
         if class_.startswith(CARD_CLASSES):
             name_rdma(host, f"mlx5_{number}", address)
     by_numa_node, by_file = network(host), network(host, told(name))
-    assert by_numa_node.gpu_by_nic == by_file.gpu_by_nic
+    assert by_numa_node.nic_by_gpu == by_file.nic_by_gpu
     assert by_numa_node.gpu_rails == by_file.gpu_rails
 
 
@@ -210,7 +210,7 @@ def test_the_file_of_the_settings_makes_the_table() -> None:
     node = read_topology(
         guest(name, tree=False), parse_rail_rules(TopologySettings(nccl_file=str(file)))
     )
-    gpus, cards = [gpu.address for gpu in node.gpus], [card.address for card in node.cards]
+    gpus, cards = [gpu.address for gpu in node.gpus], [card.address for card in node.nics]
     assert (len(gpus), len(cards)) == (8, 8)
     for place, gpu in enumerate(gpus):
         words = [node.apart(gpu, card) for card in cards]

@@ -106,7 +106,7 @@ def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
     assert {d.address: (d.role, d.rail) for d in before.devices} == {
         d.address: (d.role, d.rail) for d in after.devices
     }
-    assert before.gpu_by_nic == after.gpu_by_nic
+    assert before.nic_by_gpu == after.nic_by_gpu
 
 
 def _renamed(path: str, fresh: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from support.reading import ORIGIN
 
 from agent.sampling.source import RowBuilder
 from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_interfaces import SettingAnswers
+from agent.sources.nic_interfaces import PhysicalInterface, SettingAnswers
 from agent.sources.nic_setting_parsers import add_dscp_map, parameter_name
 from agent.sources.nic_settings import NicSettingsSource
 from railscope.catalog import nic_settings as c
@@ -134,10 +134,10 @@ def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
     dscp: dict[int, list[int]] = {}
     for code, priority in priority_of.items():
         dscp.setdefault(priority, []).append(code)
-    told = SettingAnswers("eth0")
-    add_dscp_map(told, dscp)
-    text = told.texts["dscp_map"]
-    if len(text) > 200:  # cut, and told by its digest
+    answers = SettingAnswers(PhysicalInterface("eth0"))
+    add_dscp_map(answers, dscp)
+    text = answers.texts["dscp_map"]
+    if len(text) > 200:  # truncated, with its digest
         return
     found = {}
     for entry in text.split(",") if dscp else []:
@@ -150,9 +150,9 @@ def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
 
 @given(st.permutations(range(64)))
 def test_the_order_of_a_map_of_dscps_does_not_matter(codes: list[int]) -> None:
-    told = SettingAnswers("eth0")
-    add_dscp_map(told, {0: codes})
-    assert told.texts["dscp_map"] == "0:0-63"
+    answers = SettingAnswers(PhysicalInterface("eth0"))
+    add_dscp_map(answers, {0: codes})
+    assert answers.texts["dscp_map"] == "0:0-63"
 
 
 def test_names_of_parameters_are_those_of_the_kernel() -> None:

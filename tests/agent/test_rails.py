@@ -27,7 +27,8 @@ def card(place: PciPlace, model: str = CX7, *, put_last: bool = False) -> RailNi
 
 
 def rails(found: RailAssignment, *cards: RailNic) -> list[int | None]:
-    return [found.rail(one.place.address) for one in cards]
+    positions = [found.assigned.get(one.place.address) for one in cards]
+    return [None if position is None else found.rails[position.gpu] for position in positions]
 
 
 # Servers ----------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ def test_each_gpu_has_a_card_at_its_switch_and_storage_has_none() -> None:
     found = assign_rails(gpus, [storage, *reversed(cards)])
     assert rails(found, *cards, storage) == [*range(8), None]
     assert found.rails == tuple(range(8))
-    assert found.seats[address(16)].why == "PIX to GPU 1"
+    assert found.assigned[address(16)].why == "PIX to GPU 1"
     assert found.why_not[address(200)] == "NODE from the nearest GPU: rails reach up to PXB"
 
 
@@ -50,7 +51,7 @@ def test_a_card_that_is_missing_moves_no_rail() -> None:
     storage = card(PciPlace("pci z", ("root z", address(200)), "0"))
     found = assign_rails(gpus, [cards[0], cards[2], cards[3], storage])
     assert rails(found, cards[0], cards[2], cards[3], storage) == [0, 2, 3, None]
-    assert found.cards == (address(0), "", address(32), address(48))
+    assert found.nics == (address(0), "", address(32), address(48))
 
 
 def pairs_of_gpus() -> list[PciPlace]:
@@ -63,7 +64,7 @@ def test_two_cards_at_a_switch_with_two_gpus() -> None:
     extra = card(at_switch("d", 250, "1"))
     found = assign_rails(pairs_of_gpus(), [*cards, extra])
     assert rails(found, *cards, extra) == [*range(8), None]
-    assert found.seats[address(0)].why == "PIX to GPUs 0, 1, in bus order"
+    assert found.assigned[address(0)].why == "PIX to GPUs 0, 1, in bus order"
     assert "each GPU of this node has 1 NIC" in found.why_not[address(250)]
 
 
@@ -73,7 +74,7 @@ def test_one_card_for_two_gpus() -> None:
     found = assign_rails(pairs_of_gpus(), cards)
     assert rails(found, *cards) == [0, 1, 2, 3]
     assert found.rails == (0, 0, 1, 1, 2, 2, 3, 3)
-    assert found.cards == tuple(address(16 * (n // 2)) for n in range(8))
+    assert found.nics == tuple(address(16 * (n // 2)) for n in range(8))
     fewer = assign_rails(pairs_of_gpus(), [cards[0], *cards[2:]])
     assert rails(fewer, *cards) == [0, None, 2, 3]
     assert fewer.rails == found.rails
@@ -99,7 +100,7 @@ def test_gpus_share_the_cards_of_their_switch_evenly() -> None:
     cards = [card(at_switch("a", 8 * n)) for n in range(2)]
     found = assign_rails(gpus, cards)
     assert rails(found, *cards) == [0, 1]
-    assert found.cards == (address(0), address(8), address(0), address(8))
+    assert found.nics == (address(0), address(8), address(0), address(8))
     assert found.rails == (0, 1, 0, 1)
 
 
@@ -110,7 +111,7 @@ def test_several_cards_a_gpu_are_planes_of_one_rail() -> None:
     fifth = card(at_switch("b", 16 + 5))
     found = assign_rails(gpus, [*cards, fifth])
     assert rails(found, *cards, fifth) == [*(n for n in range(4) for _ in range(4)), None]
-    planes = [found.seats[one.place.address].plane for one in cards]
+    planes = [found.assigned[one.place.address].plane for one in cards]
     assert planes == [0, 1, 2, 3] * 4
     fewer = assign_rails(gpus, cards[1:])
     assert rails(fewer, *cards) == [None, 0, 0, 0, *(n for n in range(1, 4) for _ in range(4))]
@@ -146,7 +147,7 @@ def test_on_a_tray_with_grace_processors_numa_node_and_order_decide() -> None:
     dpus = [card(PciPlace(f"dpu{n}", (address(50 + n),), str(n)), STORAGE) for n in range(2)]
     found = assign_rails(gpus, [*dpus, *cards])
     assert rails(found, *cards, *dpus) == [0, 1, 2, 3, None, None]
-    assert found.seats[address(2)].why.startswith("NUMA node 0 and bus order")
+    assert found.assigned[address(2)].why.startswith("NUMA node 0 and bus order")
     assert "most NICs are of model" in found.why_not[address(50)]
 
 
@@ -162,10 +163,10 @@ def test_a_tray_where_a_card_is_missing_does_not_guess() -> None:
 def test_without_numa_nodes_nothing_is_guessed() -> None:
     gpus, cards = tray("0", 1)
     lost = [card(PciPlace("nic", (address(0),)))]
-    assert assign_rails(gpus, lost).seats == {}
+    assert assign_rails(gpus, lost).assigned == {}
     assert "NUMA node is unknown" in assign_rails(gpus, lost).why_not[address(0)]
     busy = [card(cards[0].place, put_last=True)]
-    assert assign_rails(gpus, busy).seats == {}
+    assert assign_rails(gpus, busy).assigned == {}
 
 
 def test_below_one_host_bridge_only_a_switch_tells() -> None:
@@ -173,7 +174,7 @@ def test_below_one_host_bridge_only_a_switch_tells() -> None:
     gpus = [PciPlace("pci0", (f"root {n}", address(n)), "0") for n in range(2)]
     cards = [card(PciPlace("pci0", (f"root {n}", address(n)), "0")) for n in range(8, 10)]
     found = assign_rails(gpus, cards)
-    assert found.seats == {}
+    assert found.assigned == {}
     assert found.why_not[address(8)] == "PHB from the nearest GPU: rails reach up to PXB"
 
 
@@ -204,10 +205,10 @@ def servers(draw) -> tuple[list[PciPlace], list[RailNic]]:
 def test_each_rail_of_a_plane_is_given_once(server) -> None:
     gpus, cards = server
     found = assign_rails(gpus, cards)
-    given_ = [(found.rail(a), one.plane) for a, one in found.seats.items()]
+    given_ = [(found.rails[one.gpu], one.plane) for one in found.assigned.values()]
     assert len(set(given_)) == len(given_)
-    assert set(found.seats).isdisjoint(found.why_not)
-    assert {*found.seats, *found.why_not} == {one.place.address for one in cards}
+    assert set(found.assigned).isdisjoint(found.why_not)
+    assert {*found.assigned, *found.why_not} == {one.place.address for one in cards}
 
 
 @given(servers())
@@ -216,7 +217,7 @@ def test_every_seat_is_near_or_by_numa_node(server) -> None:
     found = assign_rails(gpus, cards)
     places = {one.place.address: one.place for one in cards}
     bridges = {gpu.bridge for gpu in gpus}
-    for name, one in found.seats.items():
+    for name, one in found.assigned.items():
         gpu = gpus[one.gpu]
         if pci_distance(gpu, places[name]) > RAIL_REACH:
             assert gpu.numa_node == places[name].numa_node != ""
@@ -230,7 +231,7 @@ def test_no_gpu_is_without_a_card_that_is_free_and_near(server) -> None:
     for one in cards:
         if one.place.address in found.why_not:
             near = [n for n, gpu in enumerate(gpus) if pci_distance(gpu, one.place) <= RAIL_REACH]
-            assert all(found.cards[n] for n in near)
+            assert all(found.nics[n] for n in near)
 
 
 @given(servers(), st.randoms())
@@ -251,5 +252,5 @@ def test_a_card_far_from_all_gpus_changes_no_rail(server, data) -> None:
         PciPlace("far", ("0000:ff:00.0",), "7"), data.draw(st.sampled_from([CX7, STORAGE]))
     )
     again = assign_rails(gpus, [*cards, far])
-    assert again.seats == found.seats
+    assert again.assigned == found.assigned
     assert again.rails == found.rails

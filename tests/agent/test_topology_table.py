@@ -162,7 +162,7 @@ def test_tables_are_symmetric_and_every_rail_has_its_card(name: str) -> None:
 def test_cards_of_simulated_servers(name: str, near: str, bond: str) -> None:
     node = simulated(name)
     for gpu in node.gpus:
-        card = node.network.at(node.network.gpu_by_nic[gpu.address])
+        card = node.network.at(node.network.nic_by_gpu[gpu.address])
         assert node.apart(gpu.address, card.address) == near
         assert card.rail == gpu.index
     assert node.apart(node.gpus[0].address, node.gpus[-1].address) == bond

@@ -12,20 +12,12 @@ window with several samples has their mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
 from agent.sampling import burst_windows, source
-from agent.sources.nvidia.call_plan import (
-    GPM,
-    BatchField,
-    CallPlans,
-    CallTable,
-    CallTarget,
-    PickReading,
-    whole,
-)
+from agent.sources.nvidia.call_plan import GPM, BatchField, CallPlans, CallTable, field
 from railscope.catalog import bursts as c, declare, entities, gpu as a
 from railscope.frame import Entity
 from railscope.reading import Absent
@@ -80,59 +72,44 @@ def _mebibytes(value: Json) -> int:
     return round(float(value) * _BYTES_PER_MEBIBYTE)
 
 
-def _field(
-    number: int,
-    metric: declare.Metric,
-    pick: PickReading = _percent,
-    kind: declare.EntityKind | None = None,
-    *part: str,
-) -> BatchField:
-    return BatchField((number,), CallTarget(metric, pick, kind, part))
+def _parts(
+    metric: declare.Metric, kind: declare.EntityKind, numbers: Mapping[int, str]
+) -> list[BatchField]:
+    """Fields of the parts of a device, by their numbers."""
+    return [field(n, metric, kind, part, pick=_percent) for n, part in numbers.items()]
 
 
 _GPU_FIELDS: tuple[BatchField, ...] = (
-    _field(1, a.GPU_GRAPHICS_ACTIVITY),
-    _field(2, a.GPU_SM_ACTIVITY),
-    _field(3, a.GPU_SM_OCCUPANCY),
-    _field(5, a.GPU_TENSOR_ACTIVITY),
-    _field(10, a.GPU_DRAM_ACTIVITY),
-    *(
-        _field(n, a.GPU_PIPE_ACTIVITY, _percent, entities.GPU_PIPE, pipe)
-        for n, pipe in PIPES.items()
-    ),
-    *(
-        _field(n, a.GPU_ENGINE_ACTIVITY, _percent, entities.GPU_ENGINE, e)
-        for n, e in ENGINES.items()
-    ),
-    _field(20, a.GPU_PCIE_TRANSMIT, _mebibytes),
-    _field(21, a.GPU_PCIE_RECEIVE, _mebibytes),
-    _field(61, a.GPU_NVLINK_TRANSMIT, _mebibytes),
-    _field(60, a.GPU_NVLINK_RECEIVE, _mebibytes),
-    _field(100, a.GPU_C2C_TRANSMIT, _mebibytes),
-    _field(101, a.GPU_C2C_RECEIVE, _mebibytes),
+    field(1, a.GPU_GRAPHICS_ACTIVITY, pick=_percent),
+    field(2, a.GPU_SM_ACTIVITY, pick=_percent),
+    field(3, a.GPU_SM_OCCUPANCY, pick=_percent),
+    field(5, a.GPU_TENSOR_ACTIVITY, pick=_percent),
+    field(10, a.GPU_DRAM_ACTIVITY, pick=_percent),
+    *_parts(a.GPU_PIPE_ACTIVITY, entities.GPU_PIPE, PIPES),
+    *_parts(a.GPU_ENGINE_ACTIVITY, entities.GPU_ENGINE, ENGINES),
+    field(20, a.GPU_PCIE_TRANSMIT, pick=_mebibytes),
+    field(21, a.GPU_PCIE_RECEIVE, pick=_mebibytes),
+    field(61, a.GPU_NVLINK_TRANSMIT, pick=_mebibytes),
+    field(60, a.GPU_NVLINK_RECEIVE, pick=_mebibytes),
+    field(100, a.GPU_C2C_TRANSMIT, pick=_mebibytes),
+    field(101, a.GPU_C2C_RECEIVE, pick=_mebibytes),
 )
 # Metrics that older drivers lack: they might reject a request that contains one of them.
 _RECENT_FIELDS: tuple[BatchField, ...] = (
+    *_parts(a.GPU_ENGINE_ACTIVITY, entities.GPU_ENGINE, ENCODERS),
     *(
-        _field(n, a.GPU_ENGINE_ACTIVITY, _percent, entities.GPU_ENGINE, e)
-        for n, e in ENCODERS.items()
-    ),
-    *(
-        _field(n, a.GPU_CACHE_SHARE, _percent, entities.GPU_CACHE, *what)
+        field(n, a.GPU_CACHE_SHARE, entities.GPU_CACHE, *what, pick=_percent)
         for n, what in CACHES.items()
     ),
-    *(_field(n, a.GPU_CYCLES, whole, entities.GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
+    *(field(n, a.GPU_CYCLES, entities.GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
 )
 _MIG_FIELDS: tuple[BatchField, ...] = (
-    _field(1, a.MIG_GRAPHICS_ACTIVITY),
-    _field(2, a.MIG_SM_ACTIVITY),
-    _field(3, a.MIG_SM_OCCUPANCY),
-    _field(5, a.MIG_TENSOR_ACTIVITY),
-    _field(10, a.MIG_DRAM_ACTIVITY),
-    *(
-        _field(n, a.MIG_PIPE_ACTIVITY, _percent, entities.MIG_PIPE, pipe)
-        for n, pipe in PIPES.items()
-    ),
+    field(1, a.MIG_GRAPHICS_ACTIVITY, pick=_percent),
+    field(2, a.MIG_SM_ACTIVITY, pick=_percent),
+    field(3, a.MIG_SM_OCCUPANCY, pick=_percent),
+    field(5, a.MIG_TENSOR_ACTIVITY, pick=_percent),
+    field(10, a.MIG_DRAM_ACTIVITY, pick=_percent),
+    *_parts(a.MIG_PIPE_ACTIVITY, entities.MIG_PIPE, PIPES),
 )
 
 GPU_TABLE = CallTable(fields=_GPU_FIELDS, batch=GPM)
@@ -159,7 +136,7 @@ class GpuActivitySource(source.SourceWithoutResources):
         columns = source.ColumnBuilder()
         wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
         self._plans.place(host, self._gpus.generation, wanted, columns)
-        return source.ProbeResult(tuple(columns.columns))
+        return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Take a sample of each device and compare it with the previous one."""
@@ -213,15 +190,14 @@ class GpuBurstSource(source.SourceWithoutResources):
         for gpu in gpus.values():
             (uuid,) = gpu.entity.key
             device = self._devices.setdefault(uuid, _SampledGpu(self._grid, uuid))
-            device.look(host, gpu)
+            device.find_supported(host, gpu)
             if not device.supported:
                 continue
-            first = columns.add(c.GPU_WINDOW_LENGTH, gpu.entity)
-            columns.add(c.GPU_MISSED, gpu.entity)
+            first = columns.add_each((c.GPU_WINDOW_LENGTH, c.GPU_MISSED), gpu.entity)
             for buffer in device.supported:
                 buffer.windows.add_columns(columns)
             self._columns.append((device, first))
-        return source.ProbeResult(tuple(columns.columns))
+        return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fetch the samples since the last ones of every GPU."""
@@ -238,27 +214,18 @@ class _SampledGpu:
     def __init__(self, grid: burst_windows.WindowGrid, uuid: str) -> None:
         self.index = 0
         self.limit_milliwatts = 0
-        self._buffers = (
-            _SampleBuffer(
-                grid,
-                _UTILIZATION,
-                burst_windows.WindowHistogram(c.GPU_UTILIZATION_WINDOWS, (uuid,)),
-            ),
-            _SampleBuffer(
-                grid, _TOTAL_POWER, burst_windows.WindowHistogram(c.GPU_POWER_WINDOWS, (uuid,))
-            ),
-        )
+        kinds = {_UTILIZATION: c.GPU_UTILIZATION_WINDOWS, _TOTAL_POWER: c.GPU_POWER_WINDOWS}
+        self._buffers = [
+            _SampleBuffer(grid, kind, burst_windows.WindowHistogram(metric, (uuid,)))
+            for kind, metric in kinds.items()
+        ]
         self.supported: list[_SampleBuffer] = []
 
-    def look(self, host: Host, gpu: GpuDevice) -> None:
+    def find_supported(self, host: Host, gpu: GpuDevice) -> None:
         """Read the power limit, and find the supported sample types."""
         self.index = gpu.index
-        try:
-            self.limit_milliwatts = int(
-                host.call("nvml", "nvmlDeviceGetEnforcedPowerLimit", gpu.index)
-            )
-        except (NvmlError, OSError):
-            self.limit_milliwatts = 0
+        limit = source.call_nvml(host, "nvmlDeviceGetEnforcedPowerLimit", gpu.index)
+        self.limit_milliwatts = int(limit or 0)
         self.supported = [
             buffer
             for buffer in self._buffers

@@ -11,7 +11,7 @@ generation, has no column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -123,16 +123,39 @@ def count(result: Json) -> Reading:
     return len(result) if isinstance(result, list) else Absent.ERROR
 
 
-def simple(function: str, metric: Metric, *older: str) -> NvmlCall:
+def simple(
+    function: str,
+    metric: Metric,
+    kind: EntityKind | None = None,
+    *part: str,
+    arguments: tuple[int, ...] = (),
+) -> NvmlCall:
     """A call that returns the reading itself."""
-    return NvmlCall((function, *older), (CallTarget(metric, whole),))
+    return NvmlCall((function,), (CallTarget(metric, whole, kind, part),), arguments)
+
+
+def members(function: str, metrics: Mapping[str, Metric], *more: CallTarget) -> NvmlCall:
+    """A call that returns a structure, with the metric of each member that is a reading."""
+    targets = (CallTarget(metric, key(name)) for name, metric in metrics.items())
+    return NvmlCall((function,), (*targets, *more))
+
+
+def items(function: str, *metrics: Metric) -> NvmlCall:
+    """A call that returns a list, with the metric of each item."""
+    targets = (CallTarget(metric, item(index)) for index, metric in enumerate(metrics))
+    return NvmlCall((function,), tuple(targets))
 
 
 def field(
-    number: int | str, metric: Metric, kind: EntityKind | None = None, *part: str
+    number: int | str,
+    metric: Metric,
+    kind: EntityKind | None = None,
+    *part: str,
+    pick: PickReading = whole,
+    otherwise: NvmlCall | None = None,
 ) -> BatchField:
-    """A field that contains the reading itself."""
-    return BatchField((number,), CallTarget(metric, whole, kind, part))
+    """A field that contains the reading itself; `otherwise` is the call of older drivers."""
+    return BatchField((number,), CallTarget(metric, pick, kind, part), otherwise)
 
 
 _NOT_SUPPORTED = 3
@@ -194,21 +217,20 @@ class _BatchEntry:
 class CallPlan:
     """The calls and the batch of fields for one device: a GPU's index or a MIG device's UUID."""
 
-    def __init__(self, device: Device, about: Entity, questions: CallTable) -> None:
+    def __init__(self, device: Device, about: Entity, table: CallTable) -> None:
         self.learnt = False
         """True once the device has answered, so that its unsupported calls are known."""
         self.outgrown = False
         """True if parts that still have columns were found to be missing."""
         self._device = device
         self._about = about
-        self._batch, self._recent = questions.batch, questions.recent
-        self._calls = [_PlannedCall.of(call, device, about) for call in questions.calls]
-        self._ask_for(
-            [
-                _BatchEntry(field, list(field.entries), _columns([field.target], about))
-                for field in questions.fields
-            ]
+        self._batch, self._recent = table.batch, table.recent
+        self._calls = [_PlannedCall.of(call, device, about) for call in table.calls]
+        entries = (
+            _BatchEntry(field, list(field.entries), _columns([field.target], about))
+            for field in table.fields
         )
+        self._request_entries(list(entries))
         self._missing: list[tuple[CallTarget, Column]] = []
         self._unsupported: list[int] = []
         self._first = self._width = 0
@@ -269,8 +291,7 @@ class CallPlan:
             except FileNotFoundError:
                 pass  # a recording without this call
             else:
-                for place, target in enumerate(targets, column):
-                    into.put(place, planned.reading(target, result))
+                into.put_readings(column, [planned.reading(target, result) for target in targets])
                 return
             del planned.left[0]
         self._miss(targets, planned)
@@ -281,8 +302,7 @@ class CallPlan:
         while self._slots:
             answer = self._ask_batch(host)
             if isinstance(answer, Absent):
-                for slot in self._slots:
-                    into.put(slot.column, answer)
+                into.put_each((slot.column for slot in self._slots), answer)
                 return
             values, codes = answer
             if any(codes) and self._drop(codes):
@@ -321,10 +341,10 @@ class CallPlan:
                 self._calls.append(planned)
             else:
                 self._miss([slot.field.target], slot)
-        self._ask_for(kept)
+        self._request_entries(kept)
         return any(code in _NO_ENTRY_CODES for code in codes)
 
-    def _ask_for(self, slots: list[_BatchEntry]) -> None:
+    def _request_entries(self, slots: list[_BatchEntry]) -> None:
         self._slots = slots
         self._entries = tuple(slot.entry for slot in slots)
         self._picks = tuple(slot.field.target.pick for slot in slots)
@@ -340,12 +360,9 @@ class CallPlan:
                 into.put_all(first, numbers)
                 return
         for slot, value, code in zip(self._slots, values, codes, strict=True):
-            reading = (
-                source.nvml_reason(code)
-                if code
-                else source.pick_reading(slot.field.target.pick, value)
-            )
-            into.put(slot.column, reading)
+            pick = slot.field.target.pick
+            absent = source.nvml_reason(code) if code else None
+            into.put(slot.column, absent or source.pick_reading(pick, value))
 
 
 class CallPlans:
@@ -354,7 +371,6 @@ class CallPlans:
     def __init__(self) -> None:
         self.generation = -1
         self._kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
-        self._current: list[CallPlan] = []
 
     def place(
         self,
@@ -369,25 +385,23 @@ class CallPlans:
         """
         before, changed = self._kept, generation != self.generation
         kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
-        for device, about, questions in wanted:
-            key = (device, about.key, questions.recent)
-            old = before.get(key)
-            plan = old
+        for device, about, table in wanted:
+            key = (device, about.key, table.recent)
+            plan = old = before.get(key)
             if plan is None or changed or not plan.learnt:
-                plan = CallPlan(device, about, questions)
+                plan = CallPlan(device, about, table)
                 plan.learn(host)
                 if old and not plan.learnt:
                     plan = old
             plan.place(columns)
             kept[key] = plan
         self.generation, self._kept = generation, kept
-        self._current = list(kept.values())
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fill the columns of all devices; newly missing parts request another probe."""
-        for plan in self._current:
+        for plan in self._kept.values():
             plan.read(host, into)
-        into.grown |= any(plan.outgrown for plan in self._current)
+        into.grown |= any(plan.outgrown for plan in self._kept.values())
 
 
 def _columns(targets: Iterable[CallTarget], about: Entity) -> tuple[Column, ...]:

@@ -17,7 +17,17 @@ from collections.abc import Callable
 from agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
 from agent.host import Host, NvmlError
 from agent.sampling import source
-from agent.sources.nvidia import call_plan, column_history, health, value_tables
+from agent.sources.nvidia import column_history, health, value_tables
+from agent.sources.nvidia.call_plan import (
+    CallPlans,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    count,
+    members,
+    simple,
+    used,
+)
 from agent.topology.pci import gpu_addresses, read_gpu_uuid
 from railscope.catalog import entities, gpu_health as h, gpu_sharing as s
 from railscope.frame import Entity
@@ -33,15 +43,15 @@ class GpuSource(source.SourceWithoutResources):
     def __init__(
         self,
         name: str,
-        questions: Callable[[Host, int], call_plan.CallTable],
+        table_of: Callable[[Host, int], CallTable],
         period_seconds: float,
         gpus: GpuInventory | None = None,
     ) -> None:
         self.name = name
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
-        self._questions = questions
-        self._plans = call_plan.CallPlans()
+        self._table_of = table_of
+        self._plans = CallPlans()
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
         self._modes = column_history.SettingChanges()
 
@@ -69,13 +79,11 @@ class GpuSource(source.SourceWithoutResources):
         """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
         gpus = self._gpus.look(host)
         columns = source.ColumnBuilder()
-        wanted = [
-            (gpu.index, gpu.entity, self._questions(host, gpu.index)) for gpu in gpus.values()
-        ]
+        wanted = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._integrals.place(columns)
         self._modes.place(columns)
-        return source.ProbeResult(tuple(columns.columns), (), self._gpus.findings)
+        return columns.result(*self._gpus.findings)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
@@ -89,43 +97,33 @@ class GpuSource(source.SourceWithoutResources):
 
 _UNCORRECTED, _VOLATILE = 1, 0
 
-MIG_TABLE = call_plan.CallTable(
+MIG_TABLE = CallTable(
     (
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetMemoryInfo",),
-            (
-                call_plan.CallTarget(s.MIG_MEMORY_SIZE, call_plan.key("total")),
-                call_plan.CallTarget(s.MIG_MEMORY_USED, call_plan.used),
-                call_plan.CallTarget(s.MIG_MEMORY_FREE, call_plan.key("free")),
-                call_plan.CallTarget(s.MIG_MEMORY_RESERVED, call_plan.key("reserved")),
-            ),
+        members(
+            "nvmlDeviceGetMemoryInfo",
+            {
+                "total": s.MIG_MEMORY_SIZE,
+                "free": s.MIG_MEMORY_FREE,
+                "reserved": s.MIG_MEMORY_RESERVED,
+            },
+            CallTarget(s.MIG_MEMORY_USED, used),
         ),
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetBAR1MemoryInfo",),
-            (
-                call_plan.CallTarget(s.MIG_BAR1_SIZE, call_plan.key("bar1Total")),
-                call_plan.CallTarget(s.MIG_BAR1_USED, call_plan.key("bar1Used")),
-            ),
+        members(
+            "nvmlDeviceGetBAR1MemoryInfo",
+            {"bar1Total": s.MIG_BAR1_SIZE, "bar1Used": s.MIG_BAR1_USED},
         ),
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetAttributes_v2",),
-            (
-                call_plan.CallTarget(s.MIG_MULTIPROCESSORS, call_plan.key("multiprocessorCount")),
-                call_plan.CallTarget(s.MIG_GPU_SLICES, call_plan.key("gpuInstanceSliceCount")),
-                call_plan.CallTarget(
-                    s.MIG_COMPUTE_SLICES, call_plan.key("computeInstanceSliceCount")
-                ),
-            ),
+        members(
+            "nvmlDeviceGetAttributes_v2",
+            {
+                "multiprocessorCount": s.MIG_MULTIPROCESSORS,
+                "gpuInstanceSliceCount": s.MIG_GPU_SLICES,
+                "computeInstanceSliceCount": s.MIG_COMPUTE_SLICES,
+            },
         ),
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetTotalEccErrors",),
-            (call_plan.CallTarget(s.MIG_ECC_ERRORS, call_plan.whole),),
-            (_UNCORRECTED, _VOLATILE),
+        simple(
+            "nvmlDeviceGetTotalEccErrors", s.MIG_ECC_ERRORS, arguments=(_UNCORRECTED, _VOLATILE)
         ),
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetComputeRunningProcesses",),
-            (call_plan.CallTarget(s.MIG_PROCESSES, call_plan.count),),
-        ),
+        NvmlCall(("nvmlDeviceGetComputeRunningProcesses",), (CallTarget(s.MIG_PROCESSES, count),)),
     )
 )
 MIG_INTEGRALS = (
@@ -147,7 +145,7 @@ class MigSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._counted: list[tuple[GpuDevice, int]] = []
-        self._plans = call_plan.CallPlans()
+        self._plans = CallPlans()
         self._integrals = column_history.Integrals(MIG_INTEGRALS, period_seconds)
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -160,22 +158,18 @@ class MigSource(source.SourceWithoutResources):
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._integrals.place(columns)
         detail = f"{len(wanted)} on {source.format_count(len(capable), 'GPU')} with MIG support"
-        findings = (
-            (source.ProbeFinding("MIG devices", source.ProbeVerdict.SUPPORTED, detail),)
-            if capable
-            else ()
-        )
-        return source.ProbeResult(tuple(columns.columns), (), findings)
+        findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
+        return columns.result(*findings)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each MIG device, and check that the set of devices is unchanged."""
         for gpu, column in self._counted:
-            into.put(column, self._look(host, gpu))
+            into.put(column, self._count_devices(host, gpu))
         self._plans.read(host, into)
         self._integrals.read(host, into)
         into.grown |= self._gpus.generation != self._plans.generation
 
-    def _look(self, host: Host, gpu: GpuDevice) -> Reading:
+    def _count_devices(self, host: Host, gpu: GpuDevice) -> Reading:
         """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""
         try:
             mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
@@ -215,22 +209,15 @@ class GpuDeviceSource(source.SourceWithoutResources):
         states = {address: self._state(host, address) for address in self._addresses}
         self._missing = [address for address, state in states.items() if state == MISSING]
         missing = {address: _missing_gpu(host, address) for address in self._missing}
-        findings = [
-            *(self._finding(host, address, state) for address, state in states.items()),
-            *(_unreported_gpu(gpu) for gpu in missing.values()),
-        ]
-        return source.ProbeResult(
-            tuple(columns.columns), tuple(missing.values()), tuple(f for f in findings if f)
-        )
+        findings = [_finding(host, address, state) for address, state in states.items()]
+        findings += map(_unreported_gpu, missing.values())
+        return columns.result(*filter(None, findings), bystanders=missing.values())
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the driver of each GPU; an added or removed GPU requests another probe."""
-        missing = []
-        for position, address in enumerate(self._addresses):
-            state = self._state(host, address)
-            into.put(position, state)
-            if state == MISSING:
-                missing.append(address)
+        states = {address: self._state(host, address) for address in self._addresses}
+        into.put_readings(0, states.values())
+        missing = [address for address, state in states.items() if state == MISSING]
         into.grown = gpu_addresses(host) != self._addresses or missing != self._missing
 
     def _state(self, host: Host, address: str) -> int:
@@ -244,24 +231,19 @@ class GpuDeviceSource(source.SourceWithoutResources):
         known = {gpu.pci_address for gpu in self._gpus.found.values()}
         return DRIVER if address in known else MISSING
 
-    def _finding(self, host: Host, address: str, state: int) -> source.ProbeFinding | None:
-        what = f"GPU {address}"
-        driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
-        if state == VIRTUAL_MACHINE:
-            detail = f"passed through to a virtual machine ({driver}); readable in its guest"
-            return source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, detail)
-        if state == UNBOUND:
-            return source.ProbeFinding(
-                what,
-                source.ProbeVerdict.ABSENT,
-                "not bound to a driver",
-                "bind the GPU to nvidia or vfio-pci",
-            )
-        if state == OTHER_DRIVER:
-            return source.ProbeFinding(
-                what, source.ProbeVerdict.ABSENT, f"bound to the driver {driver}"
-            )
-        return None
+
+def _finding(host: Host, address: str, state: int) -> source.ProbeFinding | None:
+    what = f"GPU {address}"
+    driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+    if state == VIRTUAL_MACHINE:
+        detail = f"passed through to a virtual machine ({driver}); readable in its guest"
+        return source.ProbeFinding.supported(what, detail)
+    if state == UNBOUND:
+        remedy = "bind the GPU to nvidia or vfio-pci"
+        return source.ProbeFinding.absent(what, "not bound to a driver", remedy)
+    if state == OTHER_DRIVER:
+        return source.ProbeFinding.absent(what, f"bound to the driver {driver}")
+    return None
 
 
 def _missing_gpu(host: Host, address: str) -> Entity:
@@ -273,6 +255,5 @@ def _missing_gpu(host: Host, address: str) -> Entity:
 def _unreported_gpu(gpu: Entity) -> source.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
     remedy = "see the health of this GPU below"
-    return source.ProbeFinding(
-        f"GPU {gpu.facts['pci_address']}", source.ProbeVerdict.BROKEN, detail, remedy
-    )
+    what = f"GPU {gpu.facts['pci_address']}"
+    return source.ProbeFinding(what, source.ProbeVerdict.BROKEN, detail, remedy)

@@ -14,9 +14,10 @@ from agent.sources.nvidia.call_plan import (
     PickReading,
     field,
     item,
+    items,
     key,
+    members,
     simple,
-    whole,
 )
 from railscope.catalog import entities, gpu as c, gpu_health as h, gpu_sharing as s
 from railscope.reading import Absent, Reading
@@ -43,19 +44,11 @@ SRAM_LOCATIONS = {
     "microcontroller": "Mcu",
     "other": "Other",
 }
-PCIE_ERRORS = {
-    173: "correctable",
-    174: "nak_received",
-    175: "receiver",
-    176: "bad_tlp",
-    177: "nak_sent",
-    178: "bad_dllp",
-    179: "nonfatal",
-    180: "fatal",
-    181: "unsupported_request",
-    182: "lcrc",
-    183: "lane",
-}
+_FIRST_PCIE_ERROR = 173
+PCIE_ERRORS = (
+    "correctable", "nak_received", "receiver", "bad_tlp", "nak_sent", "bad_dllp", "nonfatal", "fatal",
+    "unsupported_request", "lcrc", "lane",
+)  # fmt: skip
 _ECC_FIELDS = {
     ("corrected", "volatile"): (3, (0, 0)),
     ("uncorrected", "volatile"): (4, (1, 0)),
@@ -93,8 +86,21 @@ def _misconfigured(result: Json) -> Reading:
 
 
 def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> NvmlCall:
-    target = CallTarget(h.GPU_ECC_ERRORS, whole, entities.GPU_ECC, kind)
-    return NvmlCall(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
+    function = "nvmlDeviceGetTotalEccErrors"
+    return simple(function, h.GPU_ECC_ERRORS, entities.GPU_ECC, *kind, arguments=arguments)
+
+
+def _sram_target(member: str, lifetime: str, protection: str) -> CallTarget:
+    return CallTarget(h.GPU_SRAM_ERRORS, key(member), entities.GPU_SRAM, (lifetime, protection))
+
+
+def _sram_location(member: str, location: str) -> CallTarget:
+    part = ("uncorrected", "aggregate", location)
+    return CallTarget(h.GPU_SRAM_LOCATIONS, key(member), entities.GPU_ECC_LOCATION, part)
+
+
+def _condition_target(name: str, pick: PickReading) -> CallTarget:
+    return CallTarget(h.GPU_FABRIC_CONDITION, pick, entities.GPU_CONDITION, (name,))
 
 
 _CALLS: tuple[NvmlCall, ...] = (
@@ -112,22 +118,14 @@ _CALLS: tuple[NvmlCall, ...] = (
         )
         for engine, name in ENGINES.items()
     ),
-    NvmlCall(
-        ("nvmlDeviceGetEncoderStats",),
-        (
-            CallTarget(c.GPU_ENCODER_SESSIONS, item(0)),
-            CallTarget(c.GPU_ENCODER_FRAME_RATE, item(1)),
-            CallTarget(c.GPU_ENCODER_LATENCY, item(2)),
-        ),
+    items(
+        "nvmlDeviceGetEncoderStats",
+        c.GPU_ENCODER_SESSIONS,
+        c.GPU_ENCODER_FRAME_RATE,
+        c.GPU_ENCODER_LATENCY,
     ),
-    NvmlCall(
-        ("nvmlDeviceGetEccMode",),
-        (CallTarget(h.GPU_ECC_MODE, item(0)), CallTarget(h.GPU_ECC_PENDING, item(1))),
-    ),
-    NvmlCall(
-        ("nvmlDeviceGetMigMode",),
-        (CallTarget(s.GPU_MIG_MODE, item(0)), CallTarget(s.GPU_MIG_PENDING, item(1))),
-    ),
+    items("nvmlDeviceGetEccMode", h.GPU_ECC_MODE, h.GPU_ECC_PENDING),
+    items("nvmlDeviceGetMigMode", s.GPU_MIG_MODE, s.GPU_MIG_PENDING),
     NvmlCall(
         ("nvmlDeviceGetRemappedRows",),
         (
@@ -146,29 +144,17 @@ _CALLS: tuple[NvmlCall, ...] = (
         ),
     ),
     simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", h.GPU_UNREPAIRABLE),
-    NvmlCall(
-        ("nvmlDeviceGetSramEccErrorStatus",),
-        (
-            *(
-                CallTarget(
-                    h.GPU_SRAM_ERRORS,
-                    key(lifetime + member),
-                    entities.GPU_SRAM,
-                    (lifetime, protection),
-                )
-                for lifetime in ("volatile", "aggregate")
-                for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
-            ),
-            CallTarget(h.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
-            *(
-                CallTarget(
-                    h.GPU_SRAM_LOCATIONS,
-                    key(f"aggregateUncBucket{name}"),
-                    entities.GPU_ECC_LOCATION,
-                    ("uncorrected", "aggregate", location),
-                )
-                for location, name in SRAM_LOCATIONS.items()
-            ),
+    members(
+        "nvmlDeviceGetSramEccErrorStatus",
+        {"bThresholdExceeded": h.GPU_SRAM_THRESHOLD},
+        *(
+            _sram_target(lifetime + member, lifetime, protection)
+            for lifetime in ("volatile", "aggregate")
+            for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
+        ),
+        *(
+            _sram_location(f"aggregateUncBucket{name}", location)
+            for location, name in SRAM_LOCATIONS.items()
         ),
     ),
     simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),
@@ -181,39 +167,34 @@ _CALLS: tuple[NvmlCall, ...] = (
             CallTarget(h.GPU_FABRIC_STATE, key("state")),
             CallTarget(h.GPU_FABRIC_STATUS, _status),
             CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
-            *(
-                CallTarget(
-                    h.GPU_FABRIC_CONDITION, _condition(*where), entities.GPU_CONDITION, (name,)
-                )
-                for name, where in CONDITIONS.items()
-            ),
-            CallTarget(
-                h.GPU_FABRIC_CONDITION, _misconfigured, entities.GPU_CONDITION, ("misconfigured",)
-            ),
+            *(_condition_target(name, _condition(*where)) for name, where in CONDITIONS.items()),
+            _condition_target("misconfigured", _misconfigured),
         ),
     ),
 )
 
 _FIELDS: tuple[BatchField, ...] = (
     *(
-        BatchField(
-            (number,),
-            CallTarget(h.GPU_ECC_ERRORS, whole, entities.GPU_ECC, kind),
-            _total_ecc(kind, arguments),
+        field(
+            number,
+            h.GPU_ECC_ERRORS,
+            entities.GPU_ECC,
+            *kind,
+            otherwise=_total_ecc(kind, arguments),
         )
         for kind, (number, arguments) in _ECC_FIELDS.items()
     ),
     field(230, h.GPU_RECOVERY_ACTION),
-    BatchField(
-        (94,),
-        CallTarget(h.GPU_PCIE_REPLAYS, whole),
-        simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS),
+    field(
+        94,
+        h.GPU_PCIE_REPLAYS,
+        otherwise=simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS),
     ),
     field(95, h.GPU_PCIE_ROLLOVERS),
     field(169, h.GPU_PCIE_RECOVERIES),
     *(
         field(number, h.GPU_PCIE_ERRORS, entities.GPU_PCIE_ERROR, error)
-        for number, error in PCIE_ERRORS.items()
+        for number, error in enumerate(PCIE_ERRORS, _FIRST_PCIE_ERROR)
     ),
 )
 

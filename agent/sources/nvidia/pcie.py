@@ -17,11 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from agent.config import PcieSettings
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, NvmlError
-from agent.sampling.source import ColumnBuilder, ProbeResult, RowBuilder, read_text, reason_for
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeResult,
+    RowBuilder,
+    SourceWithFiles,
+    read_text,
+    reason_for,
+)
 from agent.topology import pci, pcie_links
 from railscope.catalog import declare, entities, gpu_health as c, pcie
 from railscope.frame import Entity
@@ -39,36 +47,19 @@ def generation(megatransfers: Reading) -> Reading:
     return _GENERATIONS.get(megatransfers, Absent.UNSUPPORTED)
 
 
-def _lanes(lanes: Reading) -> Reading:
-    return lanes
-
-
 @dataclass(frozen=True, slots=True)
 class _LinkQuantity:
-    """Lanes or generation: its metric, NVML's two calls, and the members of a link's state."""
+    """Lanes or generation: its metric, the end of NVML's calls, and the member of a link's state."""
 
     metric: declare.Metric
-    now: str
-    limit: str
+    call: str
     member: str
     convert: Callable[[Reading], Reading]
 
 
 _QUANTITIES = (
-    _LinkQuantity(
-        c.GPU_PCIE_EXPECTED_WIDTH,
-        "nvmlDeviceGetCurrPcieLinkWidth",
-        "nvmlDeviceGetMaxPcieLinkWidth",
-        "width",
-        _lanes,
-    ),
-    _LinkQuantity(
-        c.GPU_PCIE_EXPECTED_GENERATION,
-        "nvmlDeviceGetCurrPcieLinkGeneration",
-        "nvmlDeviceGetMaxPcieLinkGeneration",
-        "speed",
-        generation,
-    ),
+    _LinkQuantity(c.GPU_PCIE_EXPECTED_WIDTH, "PcieLinkWidth", "width", lambda lanes: lanes),
+    _LinkQuantity(c.GPU_PCIE_EXPECTED_GENERATION, "PcieLinkGeneration", "speed", generation),
 )
 
 
@@ -91,22 +82,18 @@ class ExpectedLinks:
         self._is_guest = bool(read_text(host, "/sys/hypervisor/type"))
         self._gpus = []
         for address, gpu in gpus.items():
-            self._gpus.append((len(columns.columns), gpu, links.get(address)))
-            for quantity in _QUANTITIES:
-                columns.add(quantity.metric, gpu.entity)
+            first = columns.add_each((quantity.metric for quantity in _QUANTITIES), gpu.entity)
+            self._gpus.append((first, gpu, links.get(address)))
 
     def read(
         self, host: Host, states: Mapping[str, pcie_links.PcieLinkState], into: RowBuilder
     ) -> None:
         """Fill the columns."""
         for first, gpu, link in self._gpus:
-            ends = (
-                [states.get(end, pcie_links.UNKNOWN_LINK_STATE) for end in (link.upper, link.lower)]
-                if link
-                else []
-            )
-            for column, quantity in enumerate(_QUANTITIES, first):
-                into.put(column, self._expected(host, gpu, ends, quantity))
+            addresses = (link.upper, link.lower) if link else ()
+            ends = [states.get(end, pcie_links.UNKNOWN_LINK_STATE) for end in addresses]
+            expected = (self._expected(host, gpu, ends, quantity) for quantity in _QUANTITIES)
+            into.put_readings(first, expected)
 
     def _expected(
         self,
@@ -120,14 +107,14 @@ class ExpectedLinks:
             return configured
         if self._is_guest or gpu.entity.facts.get("virtualization") in _GUESTS:
             return Absent.UNSUPPORTED
-        now = _read_limit(host, quantity.now, gpu.index)
+        now = _read_number(host, f"nvmlDeviceGetCurr{quantity.call}", gpu.index)
         if isinstance(now, Absent):
             return now
         limits = [quantity.convert(getattr(end, f"{quantity.member}_limit")) for end in ends]
         known = [limit for limit in limits if not isinstance(limit, Absent)]
         if not ends or len(known) < len(limits):
             # The slot is not visible: only a link at NVML's limit is certain to lack nothing.
-            limit = _read_limit(host, quantity.limit, gpu.index)
+            limit = _read_number(host, f"nvmlDeviceGetMax{quantity.call}", gpu.index)
             is_whole = now == limit or isinstance(limit, Absent)
             return limit if is_whole else Absent.UNSUPPORTED
         if quantity.convert(getattr(ends[-1], quantity.member)) != now:
@@ -142,7 +129,7 @@ class ExpectedLinks:
         return next((wanted[name] for name in names if name in wanted), None)
 
 
-def _read_limit(host: Host, function: str, gpu: int) -> Reading:
+def _read_number(host: Host, function: str, gpu: int) -> Reading:
     try:
         return int(host.call("nvml", function, gpu))
     except (NvmlError, OSError) as error:
@@ -154,7 +141,7 @@ _COMPUTING = range(3)
 _LAST_STATE = 15
 
 
-class GpuPathSource:
+class GpuPathSource(SourceWithFiles):
     """State of every GPU's PCIe path, and its expected link."""
 
     name = "gpu_pcie"
@@ -171,7 +158,7 @@ class GpuPathSource:
         self._generation = -1
         self._gpus = gpus or GpuInventory()
         self._paths: list[tuple[pcie_links.PcieLink, ...]] = []
-        self._files: pcie_links.PcieLinkFiles | None = None
+        self._ends: tuple[str, ...] = ()
         self._worked: set[str] = set()
         """GPUs that were busy and had a slow link at the last read."""
 
@@ -189,28 +176,24 @@ class GpuPathSource:
         found = {gpu.pci_address: gpu for gpu in self._gpus.found.values()}
         lowest = {path[-1].lower: path[-1] for path in self._paths}
         self._expected.place(host, columns, found, lowest)
-        ends = {
-            end: None for path in self._paths for link in path for end in (link.upper, link.lower)
-        }
-        self.close()
-        self._files = pcie_links.PcieLinkFiles(host, [end for end in ends if end])
-        return ProbeResult(tuple(columns.columns))
+        ends = [end for path in self._paths for link in path for end in (link.upper, link.lower)]
+        self._ends = tuple(filter(None, dict.fromkeys(ends)))
+        self._keep(host, pcie_links.link_files(self._ends))
+        return columns.result()
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Evaluate each path; the load is read from the driver only for a slow link."""
-        if self._files is None:
+        if not self._files:
             return
-        states = self._files.read()
+        states = pcie_links.read_links(self._files[0], self._ends)
         worked, self._worked = self._worked, set()
         for column, path in enumerate(self._paths):
-            into.put(
-                column,
-                pcie_links.path_state(path, states, lambda at: self._sleeps(host, at, worked)),
-            )
+            sleeps = partial(self._sleeps, host, worked)
+            into.put(column, pcie_links.path_state(path, states, sleeps))
         self._expected.read(host, states, into)
         into.grown = self._gpus.generation != self._generation
 
-    def _sleeps(self, host: Host, address: str, worked: set[str]) -> bool | Absent:
+    def _sleeps(self, host: Host, worked: set[str], address: str) -> bool | Absent:
         """True if a slow link can be explained by an idle GPU; no other device may have a slow link."""
         if pci.read_role(host, address) != pci.GPU:
             return False
@@ -229,9 +212,3 @@ class GpuPathSource:
             return True
         self._worked.add(address)
         return False if address in worked else Absent.NOT_DUE
-
-    def close(self) -> None:
-        """Close the open files."""
-        if self._files:
-            self._files.close()
-        self._files = None
