@@ -8,6 +8,7 @@ mode.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
@@ -24,13 +25,9 @@ _ARCHITECTURES = {
     2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada",
     9: "Hopper", 10: "Blackwell", 13: "Rubin",
 }  # fmt: skip
-_VIRTUALIZATION = {
-    "0": "none",
-    "1": "passthrough",
-    "2": "vgpu_guest",
-    "3": "vgpu_host",
-    "4": "vsga",
-}
+_VIRTUALIZATION = dict(
+    zip("01234", ("none", "passthrough", "vgpu_guest", "vgpu_host", "vsga"), strict=True)
+)
 _MAX_EVENTS = 100
 FAILURE_VALID_NS = 900_000_000
 
@@ -72,8 +69,8 @@ class GpuInventory:
     is_polled: bool = False
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     _events: list[Event] = field(default_factory=list)
-    _refusal: NvmlError | None = None
-    _refused_ns: int = 0
+    _failure: NvmlError | None = None
+    _failed_ns: int = 0
 
     def look(self, host: Host) -> dict[int, GpuDevice]:
         """Count the GPUs and identify each one. Raises NvmlError if the driver fails.
@@ -82,33 +79,33 @@ class GpuInventory:
         not called again by any source for `FAILURE_VALID_NS`; the same error is raised instead.
         """
         now_ns = host.clock.now().boot_ns
-        if self._refusal and 0 <= now_ns - self._refused_ns < FAILURE_VALID_NS:
-            raise self._refusal
-        self._refusal = None
+        if self._failure and 0 <= now_ns - self._failed_ns < FAILURE_VALID_NS:
+            raise self._failure
+        self._failure = None
         try:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
             if error.code != _LIBRARY_NOT_FOUND:
                 self.generation += 1  # the driver may support other things after it recovers
-                self._refusal, self._refused_ns = error, now_ns
+                self._failure, self._failed_ns = error, now_ns
                 raise
             count = None
         except FileNotFoundError:
             count = None
         if count is None:
-            self._settle(host, {}, (_no_library_finding(host),))
+            self._replace(host, {}, _no_library_finding(host))
             return self.found
-        driver = _DriverVersions.asked(host)
+        driver = _DriverVersions.read(host)
         network = self.wiring.look(host)
         identified = {index: self._identify(host, index, driver, network) for index in range(count)}
         named = {gpu.entity.key: index for index, gpu in identified.items() if gpu}
         gpus = {i: gpu for i, gpu in identified.items() if gpu and named[gpu.entity.key] == i}
         detail = f"{len(gpus)} of {source.format_count(count, 'GPU')}, driver {driver.version}"
-        complete = (
-            source.ProbeVerdict.SUPPORTED if len(gpus) == count else source.ProbeVerdict.BROKEN
-        )
-        remedy = "" if len(gpus) == count else ("see the other GPUs below, and the kernel log")
-        self._settle(host, gpus, (source.ProbeFinding("GPUs", complete, detail, remedy),))
+        finding = source.ProbeFinding.supported("GPUs", detail)
+        if len(gpus) != count:
+            remedy = "see the other GPUs below, and the kernel log"
+            finding = source.ProbeFinding("GPUs", source.ProbeVerdict.BROKEN, detail, remedy)
+        self._replace(host, gpus, finding)
         return gpus
 
     def changed(self) -> None:
@@ -120,14 +117,14 @@ class GpuInventory:
         events, self._events = self._events, []
         return events
 
-    def _settle(
-        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[source.ProbeFinding, ...]
+    def _replace(
+        self, host: Host, gpus: dict[int, GpuDevice], finding: source.ProbeFinding
     ) -> None:
         if gpus != self.found:
             self.generation += 1
             if self.is_polled:
                 self._record_changes(host, gpus)
-        self.found, self.findings, self.is_polled = gpus, findings, True
+        self.found, self.findings, self.is_polled = gpus, (finding,), True
 
     def _record_changes(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
         before = {gpu.entity.key[0]: gpu for gpu in self.found.values()}
@@ -143,18 +140,16 @@ class GpuInventory:
             elif old.mig_devices != new.mig_devices:
                 self._event(host, new, change="mig_devices", before=_names(old), after=_names(new))
             elif old.entity.facts != new.entity.facts:
-                self._event(
-                    host, new, change="facts", after=_changed_devices(old.entity, new.entity)
-                )
+                changes = _changed_facts(old.entity.facts, new.entity.facts)
+                self._event(host, new, change="facts", after=changes)
 
     def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
         now = host.clock.now()
         about = Entity(entities.GPU_ADDRESS, (gpu.pci_address,))
         facts_present = source.nonempty_facts(gpu=gpu.entity.key[0], **facts)
         if len(self._events) < _MAX_EVENTS:
-            self._events.append(
-                Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts_present)
-            )
+            event = Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts_present)
+            self._events.append(event)
 
     def _identify(
         self, host: Host, index: int, driver: _DriverVersions, network: NodeNetwork
@@ -179,7 +174,7 @@ class _DriverVersions:
     cuda: str
 
     @classmethod
-    def asked(cls, host: Host) -> _DriverVersions:
+    def read(cls, host: Host) -> _DriverVersions:
         number = _answer(host, "nvmlSystemGetCudaDriverVersion")
         cuda = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
         return cls(_text(host, "nvmlSystemGetDriverVersion"), cuda)
@@ -212,8 +207,8 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
             gpu_instance=str(device["gpu"]),
             compute_instance=str(device["compute"]),
             mig_index=str(device["index"]),
-            compute_slots=place.compute.word if place else "",
-            memory_slots=place.memory.word if place else "",
+            compute_slots=str(place.compute) if place else "",
+            memory_slots=str(place.memory) if place else "",
         )
         entity = Entity(entities.MIG, (*gpu.key, instance.uuid), facts)
         found.append(MigDevice(instance.uuid, entity, place, instance.start))
@@ -226,6 +221,7 @@ def _facts(
     architecture = _text(host, "nvmlDeviceGetArchitecture", index)
     capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
     virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
+    numa_node = source.read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node")
     return source.nonempty_facts(
         index=str(index),
         model=_text(host, "nvmlDeviceGetName", index),
@@ -241,9 +237,7 @@ def _facts(
         driver=driver.version,
         cuda=driver.cuda,
         virtualization=_VIRTUALIZATION.get(virtual, virtual),
-        numa_node=source.read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(
-            NO_NUMA_NODE
-        ),
+        numa_node=numa_node.removeprefix(NO_NUMA_NODE),
         rail=_rail(network, bus, index),
         **_rack_position_facts(host, index),
         **_fabric_facts(host, index),
@@ -294,13 +288,9 @@ def _names(gpu: GpuDevice) -> str:
     return " ".join(device.uuid for device in gpu.mig_devices)
 
 
-def _changed_devices(old: Entity, new: Entity) -> str:
-    names = sorted(old.facts.keys() | new.facts.keys())
-    return ", ".join(
-        f"{name}: {old.facts.get(name, '')} -> {new.facts.get(name, '')}"
-        for name in names
-        if old.facts.get(name) != new.facts.get(name)
-    )
+def _changed_facts(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return ", ".join(f"{name}: {old.get(name, '')} -> {new.get(name, '')}" for name in names)
 
 
 def _rail(network: NodeNetwork, bus: str, index: int) -> str:
@@ -331,14 +321,9 @@ def _text(host: Host, function: str, *arguments: int | str) -> str:
 
 
 def _no_library_finding(host: Host) -> source.ProbeFinding:
-    present = len(gpu_addresses(host))
-    if present:
+    if present := len(gpu_addresses(host)):
         detail = f"{present} NVIDIA GPUs on the PCI bus, but libnvidia-ml.so.1 is not installed"
-        return source.ProbeFinding(
-            "GPUs", source.ProbeVerdict.BROKEN, detail, "install the NVIDIA driver on this node"
-        )
-    return source.ProbeFinding(
-        "GPUs",
-        source.ProbeVerdict.ABSENT,
-        "NVIDIA driver library libnvidia-ml.so.1 is not installed",
-    )
+        remedy = "install the NVIDIA driver on this node"
+        return source.ProbeFinding("GPUs", source.ProbeVerdict.BROKEN, detail, remedy)
+    detail = "NVIDIA driver library libnvidia-ml.so.1 is not installed"
+    return source.ProbeFinding.absent("GPUs", detail)

@@ -33,15 +33,11 @@ class GpuSlotRange(msgspec.Struct, frozen=True, array_like=True, order=True):
     def __post_init__(self) -> None:
         """Reject a range outside the GPU."""
         if not 0 <= self.low < self.high <= GPU_CAPACITY:
-            message = (
-                f"invalid slot range {self.low}-{self.high}: expected START-END "
-                f"within 0-{GPU_CAPACITY}"
-            )
+            message = f"invalid slot range {self}: expected START-END within 0-{GPU_CAPACITY}"
             raise ValueError(message)
 
-    @property
-    def word(self) -> str:
-        """The range as `low-high`."""
+    def __str__(self) -> str:
+        """Return the range as `low-high`."""
         return f"{self.low}-{self.high}"
 
     def overlaps(self, other: GpuSlotRange) -> bool:

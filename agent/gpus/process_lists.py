@@ -42,7 +42,7 @@ class ListedProcesses:
 
     at: NodeTimestamp
     there: Mapping[int, ListedProcess]
-    trouble: Absent | None
+    absent: Absent | None
 
 
 class ProcessLists:

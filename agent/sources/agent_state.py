@@ -25,6 +25,14 @@ from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import REASONS, Absent, Reading
 
 _MILLIONTHS = 1_000_000
+_SOURCE_METRICS = (
+    c.SOURCE_STATE, c.SOURCE_READ_TIME, c.SOURCE_AGE, c.SOURCE_READS, c.SOURCE_MISSED,
+    c.SOURCE_CPU, c.SOURCE_PERIOD, c.SOURCE_STRETCH,
+)  # fmt: skip
+_AGENT_METRICS = (
+    c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.FRAMES_SHIPPED, c.SHIP_FAILURES,
+    c.LOG_LINES_LOST,
+)  # fmt: skip
 
 
 class SourceStatistics(Protocol):
@@ -76,42 +84,21 @@ class SelfMetricsSource(base.SourceWithoutResources):
         columns = base.ColumnBuilder()
         for name in self._statuses():
             source = Entity(entities.SOURCE, (name,))
-            for metric in (
-                c.SOURCE_STATE,
-                c.SOURCE_READ_TIME,
-                c.SOURCE_AGE,
-                c.SOURCE_READS,
-                c.SOURCE_MISSED,
-                c.SOURCE_CPU,
-                c.SOURCE_PERIOD,
-                c.SOURCE_STRETCH,
-            ):
-                columns.add(metric, source)
+            columns.add_each(_SOURCE_METRICS, source)
             for reason in Absent:
                 columns.add(c.SOURCE_ABSENT, source.part(entities.ABSENCE, reason.label))
         node = Entity(entities.NODE)
-        for metric in (
-            c.AGENT_CPU,
-            c.AGENT_MEMORY,
-            c.SPOOL_SIZE,
-            c.SPOOL_BATCHES,
-            c.FRAMES_SHIPPED,
-            c.SHIP_FAILURES,
-            c.LOG_LINES_LOST,
-        ):
-            columns.add(metric, node)
+        columns.add_each(_AGENT_METRICS, node)
         for why in self._shipping.dropped_frames:
             columns.add(c.FRAMES_DROPPED, node.part(entities.DROP, why))
         for metric, about, _ in _budget_readings(self._keeper()):
             columns.add(metric, about)
-        for metric, _ in _custody_readings(self._shipping):
-            columns.add(metric, node)
-        for metric, _ in _replay_readings(self._keeper()):
-            columns.add(metric, node)
+        columns.add_each(_witness_readings(self._shipping), node)
+        columns.add_each(_replay_readings(self._keeper()), node)
         self._devices = tuple(self._hung())
         for device in self._devices:
             columns.add(c.HUNG_TIME, Entity(entities.HUNG_DEVICE, (device,)))
-        return base.ProbeResult(tuple(columns.columns))
+        return columns.result()
 
     def read(self, host: Host, into: base.RowBuilder) -> None:
         """Read every status, the spool and the process."""
@@ -119,10 +106,9 @@ class SelfMetricsSource(base.SourceWithoutResources):
         readings: list[Reading] = []
         for status in self._statuses().values():
             finished = status.finished_boot_ns
-            never = finished is None
             readings += [
                 status.state,
-                Absent.NOT_DUE if never else status.duration_ns,
+                Absent.NOT_DUE if finished is None else status.duration_ns,
                 Absent.NOT_DUE if finished is None else now_ns - finished,
                 status.reads,
                 status.missed_ticks,
@@ -143,12 +129,11 @@ class SelfMetricsSource(base.SourceWithoutResources):
             service.LOG_STREAM.lost,
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
-            *(reading for _, reading in _custody_readings(shipping)),
-            *(reading for _, reading in _replay_readings(keeper)),
+            *_witness_readings(shipping).values(),
+            *_replay_readings(keeper).values(),
             *self._hung_times(now_ns, into),
         ]
-        for position, reading in enumerate(readings):
-            into.put(position, reading)
+        into.put_readings(0, readings)
         into.events = self._take_events()
 
     def _hung_times(self, now_ns: int, into: base.RowBuilder) -> list[Reading]:
@@ -161,21 +146,21 @@ class SelfMetricsSource(base.SourceWithoutResources):
         ]
 
 
-def _replay_readings(keeper: governor.BudgetKeeper | None) -> list[tuple[declare.Metric, Reading]]:
+def _replay_readings(keeper: governor.BudgetKeeper | None) -> dict[declare.Metric, Reading]:
     """Cost of a replay; empty on a live node."""
     if keeper is None or not isinstance(keeper.meter, ReplayMeter):
-        return []
+        return {}
     cost = keeper.meter.host.cost
-    return [(c.REPLAY_CPU, cost.cpu_ns()), (c.REPLAY_MEMORY, cost.resident_bytes)]
+    return {c.REPLAY_CPU: cost.cpu_ns(), c.REPLAY_MEMORY: cost.resident_bytes}
 
 
-def _custody_readings(shipping: ShippingStats) -> list[tuple[declare.Metric, Reading]]:
+def _witness_readings(shipping: ShippingStats) -> dict[declare.Metric, Reading]:
     """State of the witness for the audit log; empty if it is disabled."""
     audit_log = shipping.audit_log
     if audit_log is None:
-        return []
-    held: Reading = audit_log.records or Absent.NOT_DUE
-    return [(c.WITNESS_STATE, audit_log.state), (c.WITNESSED_RECORDS, held)]
+        return {}
+    records: Reading = audit_log.records or Absent.NOT_DUE
+    return {c.WITNESS_STATE: audit_log.state, c.WITNESSED_RECORDS: records}
 
 
 def _absent_counts(status: SourceStatistics) -> list[int]:
@@ -230,7 +215,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
     ) -> None:
         self.period_seconds = period_seconds
         self._statuses = statuses
-        self._gathering = FactCollector(xids.remembered)
+        self._facts = FactCollector(xids.remembered)
         self._memory: GpuLifetimeFile | None = None
         self._kept: dict[str, int] = {}
         self._kept_ns = 0
@@ -240,11 +225,11 @@ class GpuVerdictSource(base.SourceWithoutResources):
     def remember(self, memory: GpuLifetimeFile) -> None:
         """Load the state from before a restart, and store it from now on."""
         self._memory = memory
-        self._gathering.remembered = memory.load()
+        self._facts.remembered = memory.load()
 
-    def _keep(self, now_ns: int) -> None:
+    def _save_lifetimes(self, now_ns: int) -> None:
         """Store each reset at once, and periodically the counters that reveal the next one."""
-        lifetimes = {**self._gathering.remembered, **self._gathering.lifetimes}
+        lifetimes = {**self._facts.remembered, **self._facts.lifetimes}
         resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
         due = resets != self._kept or now_ns - self._kept_ns >= SAVE_EVERY_NS
         if self._memory and lifetimes and due:
@@ -253,44 +238,38 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def probe(self, host: Host) -> base.ProbeResult:
         """Columns for every GPU seen so far, including lost ones."""
-        self._look(host.clock.now().boot_ns)
-        self._judged = self._gathering.gpus
-        met = {gpu.key[0] for gpu in self._judged}
-        self._reported = {
-            name: reported for name, reported in self._reported.items() if name in met
-        }
+        self._collect_facts(host.clock.now().boot_ns)
+        self._judged = self._facts.gpus
+        known = {gpu.key[0] for gpu in self._judged}
+        self._reported = {name: v for name, v in self._reported.items() if name in known}
         columns = base.ColumnBuilder()
         for gpu in self._judged:
-            columns.add(h.GPU_HEALTH, gpu)
-            columns.add(h.GPU_ACTION, gpu)
+            columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)
             for rule in RULES:
                 columns.add(h.GPU_HEALTH_REASON, gpu.part(entities.GPU_REASON, rule.reason))
-        return base.ProbeResult(tuple(columns.columns), (), tuple(self._findings()))
+        return columns.result(*self._findings())
 
     def read(self, host: Host, into: base.RowBuilder) -> None:
         """Judge every GPU."""
         now = host.clock.now()
-        self._look(now.boot_ns)
-        self._keep(now.boot_ns)
-        met = self._gathering.gpus
-        into.grown = met != self._judged or (not met and self._load_state() != UNSUPPORTED)
-        left = {gpu.key for gpu in met}
+        self._collect_facts(now.boot_ns)
+        self._save_lifetimes(now.boot_ns)
+        gpus = self._facts.gpus
+        into.grown = gpus != self._judged or (not gpus and self._load_state() != UNSUPPORTED)
+        left = {gpu.key for gpu in gpus}
         width = 2 + len(RULES)
         for first, gpu in zip(range(0, len(into.values), width), self._judged, strict=True):
             if gpu.key not in left:
                 into.put_none(first, width, Absent.GONE)
                 continue
-            verdict = judge(self._gathering.facts(gpu))
-            into.put(first, verdict.state)
-            into.put(first + 1, verdict.action)
-            for column, answer in enumerate(verdict.answers.values(), first + 2):
-                into.put(column, answer)
+            verdict = judge(self._facts.facts(gpu))
+            into.put_readings(first, (verdict.state, verdict.action, *verdict.answers.values()))
             into.events += self._record_changes(gpu, verdict, now)
 
-    def _look(self, now_ns: int) -> None:
+    def _collect_facts(self, now_ns: int) -> None:
         statuses = self._statuses()
         latest = {name: _latest(statuses.get(name), now_ns) for name in SOURCES}
-        self._gathering.update(latest, now_ns)
+        self._facts.update(latest, now_ns)
 
     def _load_state(self) -> int:
         status = self._statuses().get(LOAD)
@@ -300,18 +279,13 @@ class GpuVerdictSource(base.SourceWithoutResources):
         """Number of GPUs in each state, and for each unhealthy one the reason and the action."""
         if not self._judged:
             return [self._no_gpu()]
-        facts = {gpu.key[0]: self._gathering.facts(gpu) for gpu in self._judged}
+        facts = {gpu.key[0]: self._facts.facts(gpu) for gpu in self._judged}
         verdicts = {name: judge(of_gpu) for name, of_gpu in facts.items()}
         number = Counter(verdict.state for verdict in verdicts.values())
-        states = [
-            f"{number[s]} {state_name}"
-            for s, state_name in h.GPU_HEALTH.states.items()
-            if number[s]
-        ]
-        detail = (
-            f"{base.format_count(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
-        )
-        return [base.ProbeFinding("health of GPUs", base.ProbeVerdict.SUPPORTED, detail)] + [
+        states = [f"{number[s]} {name}" for s, name in h.GPU_HEALTH.states.items() if number[s]]
+        count = base.format_count(len(facts), "GPU")
+        detail = f"{count} by {len(RULES)} rules: {', '.join(states)}"
+        return [base.ProbeFinding.supported("health of GPUs", detail)] + [
             # If a GPU is unknown, the finding about the cause, if any, is one of its source.
             base.ProbeFinding(
                 f"GPU {name}",
@@ -324,7 +298,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _no_gpu(self) -> base.ProbeFinding:
         verdict, detail = {
-            STARTING: (base.ProbeVerdict.AWAITED, ("waiting for the first readings of the GPUs")),
+            STARTING: (base.ProbeVerdict.AWAITED, "waiting for the first readings of the GPUs"),
             FAILED: (base.ProbeVerdict.BROKEN, "no GPU could be read"),
         }.get(self._load_state(), (base.ProbeVerdict.ABSENT, "the node has no GPU"))
         return base.ProbeFinding("health of GPUs", verdict, detail)

@@ -89,9 +89,9 @@ class XidMatcher:
     def seen(self, sighting: NvmlXid) -> None:
         """Record an Xid from NVML."""
         with self._lock:
-            for told in self._logged:
-                if _same(sighting, *told):
-                    self._logged.remove(told)
+            for reported in self._logged:
+                if _same(sighting, *reported):
+                    self._logged.remove(reported)
                     return
             if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(sighting)
@@ -106,14 +106,16 @@ class XidMatcher:
                 self._waiting.remove(sighting)
             return due
 
-    def judged(self, pci_address: str, told: JudgedXid) -> None:
+    def judged(self, pci_address: str, reported: JudgedXid) -> None:
         """Record a judged Xid; it is remembered if the GPU needs recovery after it.
 
         A flood of one Xid displaces no other: the last of each number and judgement is kept.
         """
-        changed = told.number == _RECOVERY_CHANGED
-        judgement = told.judgement
-        kind = told.number if changed else (told.number, judgement.severity, judgement.actions)
+        changed = reported.number == _RECOVERY_CHANGED
+        judgement = reported.judgement
+        kind = (
+            reported.number if changed else (reported.number, judgement.severity, judgement.actions)
+        )
         with self._lock:
             if pci_address not in self._judged and len(self._judged) >= MAX_GPUS:
                 return
@@ -121,8 +123,8 @@ class XidMatcher:
             if changed and judgement.nvidia == _ALL_CLEAR:
                 known.clear()
             known.pop(kind, None)
-            if told.fatal or _HARD.intersection(judgement.actions):
-                known[kind] = told
+            if reported.fatal or _HARD.intersection(judgement.actions):
+                known[kind] = reported
             for oldest in list(islice(known, max(0, len(known) - MAX_REMEMBERED))):
                 del known[oldest]
 
@@ -130,8 +132,8 @@ class XidMatcher:
         """Record a load of the driver: earlier faults no longer count."""
         with self._lock:
             for known in self._judged.values():
-                for kind, told in tuple(known.items()):
-                    if told.boot_ns <= boot_ns:
+                for kind, reported in tuple(known.items()):
+                    if reported.boot_ns <= boot_ns:
                         del known[kind]
 
     def remembered(self, pci_address: str) -> tuple[JudgedXid, ...]:
@@ -186,7 +188,7 @@ class KernelLogStream:
         self.period_seconds = period_seconds
         self._xids = xids or XidMatcher()
         self._last_xid: dict[tuple[str, ...], int] = {}
-        self._trouble: Absent | None = None
+        self._problem: Absent | None = None
         self._log: KernelLog | None = None
         self._counts: Counter[tuple[str, Entity]] = Counter()
         self._node_counts: Counter[declare.Metric] = Counter()
@@ -195,7 +197,7 @@ class KernelLogStream:
         self._next_sequence: int | None = None
         self._known_below = 0
         self._events: list[Event] = []
-        self._untold = 0
+        self._suppressed = 0
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
 
@@ -207,17 +209,16 @@ class KernelLogStream:
         finding = self._open(host)
         self._take_unlogged(host)
         columns = source.ColumnBuilder()
-        node = Entity(entities.NODE)
         if self._log or self._counts:
-            for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED):
-                columns.add(metric, node)
+            metrics = (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED)
+            columns.add_each(metrics, Entity(entities.NODE))
         self._columns = list(self._counts)
         for name, entity in self._columns:
             columns.add(_BY_ENTITY[name], entity)
         self._last = list(self._last_xid)
         for key in self._last:
             columns.add(gpu_catalog.GPU_LAST_XID, Entity(entities.GPU_ADDRESS, key))
-        return source.ProbeResult(tuple(columns.columns), (), (finding,))
+        return columns.result(finding)
 
     def _open(self, host: Host) -> source.ProbeFinding:
         try:
@@ -227,12 +228,10 @@ class KernelLogStream:
             self._follow(host, self._log)
         except OSError as error:
             self.close()
-            self._trouble = reason_of(error)
+            self._problem = reason_of(error)
             return _open_failure(error)
-        self._trouble = None
-        return source.ProbeFinding(
-            "kernel log", source.ProbeVerdict.SUPPORTED, f"{self._records} records read"
-        )
+        self._problem = None
+        return source.ProbeFinding.supported("kernel log", f"{self._records} records read")
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read new records. The first message of its kind gets its column with the next probe."""
@@ -241,22 +240,19 @@ class KernelLogStream:
         self._take_unlogged(host)
         into.events = self._events[:MAX_EVENTS_A_FRAME]
         del self._events[:MAX_EVENTS_A_FRAME]
-        into.grown = (len(self._counts), len(self._last_xid)) != (
-            len(self._columns),
-            len(self._last),
-        )
+        into.grown = len(self._counts) != len(self._columns)
+        into.grown |= len(self._last_xid) != len(self._last)
         if not into.reasons:
             return
-        of_log: list[Reading] = [self._node_counts[metric] for metric in _NODE_METRICS]
-        of_log += [self._records, self._lost, self._untold]
-        into.put(0, self._node_counts[c.XIDS])
-        for position, reading in enumerate(of_log, 1):
-            into.put(position, self._trouble or reading)
-        first = 1 + len(of_log)
-        for position, counted in enumerate(self._columns, first):
-            into.put(position, self._counts[counted])
-        for position, gpu in enumerate(self._last, first + len(self._columns)):
-            into.put(position, self._last_xid[gpu])
+        of_log = [self._node_counts[metric] for metric in _NODE_METRICS]
+        of_log += [self._records, self._lost, self._suppressed]
+        readings: list[Reading] = [
+            self._node_counts[c.XIDS],
+            *(self._problem or reading for reading in of_log),
+            *(self._counts[counted] for counted in self._columns),
+            *(self._last_xid[gpu] for gpu in self._last),
+        ]
+        into.put_readings(0, readings)
 
     def close(self) -> None:
         """Close the log; the counts stay."""
@@ -283,14 +279,16 @@ class KernelLogStream:
 
     def _take_unlogged(self, host: Host) -> None:
         """Report the Xids that only NVML reported."""
-        for told in self._xids.unlogged(host.clock.now().boot_ns):
-            entity = Entity(entities.XID, (told.pci_address, str(told.xid)))
+        for reported in self._xids.unlogged(host.clock.now().boot_ns):
+            entity = Entity(entities.XID, (reported.pci_address, str(reported.xid)))
             facts = source.nonempty_facts(
-                gpu_instance=told.gpu_instance,
-                compute_instance=told.compute_instance,
+                gpu_instance=reported.gpu_instance,
+                compute_instance=reported.compute_instance,
                 reported_by="nvml",
             )
-            self._happened(KernelMessage(c.XID_EVENT, entity, facts), told.wall_ns, told.boot_ns)
+            self._happened(
+                KernelMessage(c.XID_EVENT, entity, facts), reported.wall_ns, reported.boot_ns
+            )
 
     def _happened(self, message: KernelMessage, wall_ns: int, boot_ns: int) -> None:
         facts = message.facts
@@ -311,7 +309,7 @@ class KernelLogStream:
             )
         self._count(message)
         if len(self._events) >= MAX_EVENTS_WAITING:
-            self._untold += 1
+            self._suppressed += 1
             return
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
 
@@ -348,12 +346,7 @@ class KernelLogStream:
 
 def _open_failure(error: OSError) -> source.ProbeFinding:
     if reason_of(error) is Absent.GONE:
-        return source.ProbeFinding(
-            "kernel log", source.ProbeVerdict.ABSENT, "/dev/kmsg does not exist"
-        )
-    return source.ProbeFinding(
-        "kernel log",
-        source.ProbeVerdict.DENIED,
-        f"/dev/kmsg: {error.strerror}",
-        "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG",
-    )
+        return source.ProbeFinding.absent("kernel log", "/dev/kmsg does not exist")
+    remedy = "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG"
+    detail = f"/dev/kmsg: {error.strerror}"
+    return source.ProbeFinding("kernel log", source.ProbeVerdict.DENIED, detail, remedy)

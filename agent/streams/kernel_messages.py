@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from agent.sampling.source import nonempty_facts
 from railscope.catalog import declare, entities, kernel as c
 from railscope.frame import Entity
 
@@ -67,7 +68,7 @@ _PORT_MODULE = re.compile(
     r"Cable (?P<state>plugged|unplugged|error|disabled)\b(?:, (?P<problem>[^.]*))?"
 )
 _PEER_MEMORY = re.compile(r"(?:^|[ :])(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
-_PEER_TROUBLE = re.compile(
+_PEER_ERROR = re.compile(
     r"\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
 )
 _UNKNOWN = "unknown"
@@ -85,18 +86,13 @@ class KernelMessage:
 
 def parse_kernel_message(text: str) -> KernelMessage | None:
     """Parse a line of the kernel log; None for lines that are not relevant."""
-    for marker, parse in _PARSERS:
-        if marker in text:
-            message = parse(text)
-            if message:
-                return message
+    for marker, pattern, build in _PARSERS:
+        if marker in text and (match := pattern.search(text)) and (message := build(match)):
+            return message
     return None
 
 
-def _xid(text: str) -> KernelMessage | None:
-    match = _XID.search(text)
-    if not match:
-        return None
+def _xid(match: re.Match[str]) -> KernelMessage:
     name = match["name"] or ""
     facts = {
         "process": match["pid"] or "",
@@ -109,18 +105,12 @@ def _xid(text: str) -> KernelMessage | None:
     return _message(c.XID_EVENT, entity, facts)
 
 
-def _gpu(text: str) -> KernelMessage | None:
-    match = _GPU.search(text)
-    if not match:
-        return None
+def _gpu(match: re.Match[str]) -> KernelMessage:
     entity = Entity(entities.GPU_ADDRESS, (_address(match["pci"]),))
     return _message(_GPU_EVENTS[match["failure"]], entity, {"message": match["message"]})
 
 
-def _sxid(text: str) -> KernelMessage | None:
-    match = _SXID.search(text)
-    if not match:
-        return None
+def _sxid(match: re.Match[str]) -> KernelMessage | None:
     # One error takes several lines: Severity ... and Data {...} follow the line of the error.
     if not match["severity"] and _SXID_FOLLOW_UP.match(match["message"]):
         return None
@@ -134,25 +124,18 @@ def _sxid(text: str) -> KernelMessage | None:
     return _message(c.SXID_EVENT, entity, facts)
 
 
-def _link(text: str) -> KernelMessage | None:
-    match = _LINK.search(text)
-    if not match:
-        return None
+def _link(match: re.Match[str]) -> KernelMessage:
     entity = Entity(entities.LINK_CHANGE, (match["interface"], match["state"].lower()))
-    return _message(c.LINK_EVENT, entity, {"message": text})
+    return _message(c.LINK_EVENT, entity, {"message": match.string})
 
 
-def _aer(text: str) -> KernelMessage | None:
-    match = _AER.search(text)
-    if not match:
-        return None
-    word = match["severity"].lower()
-    if word.startswith("correct"):
+def _aer(match: re.Match[str]) -> KernelMessage:
+    printed = match["severity"].lower()
+    severity = "nonfatal" if "non-fatal" in printed else "fatal"
+    if printed.startswith("correct"):
         severity = "correctable"
-    else:
-        severity = "nonfatal" if "non-fatal" in word else "fatal"
     entity = Entity(entities.AER_MESSAGE, (_aer_address(match), severity))
-    return _message(c.AER_EVENT, entity, {"message": text})
+    return _message(c.AER_EVENT, entity, {"message": match.string})
 
 
 def _aer_address(match: re.Match[str]) -> str:
@@ -166,45 +149,32 @@ def _aer_address(match: re.Match[str]) -> str:
     return f"{match['domain'].lower()}:{bus:02x}:{device:02x}.{function}"
 
 
-def _oom(text: str) -> KernelMessage | None:
-    match = _OOM.search(text)
-    if not match:
-        return None
-    facts = {"process": match["pid"], "process_name": match["name"], "message": text}
+def _oom(match: re.Match[str]) -> KernelMessage:
+    facts = {"process": match["pid"], "process_name": match["name"], "message": match.string}
     return _message(c.OOM_EVENT, Entity(entities.NODE), facts)
 
 
-def _slot_power(text: str) -> KernelMessage | None:
-    match = _SLOT_POWER.search(text)
-    if not match:
-        return None
+def _slot_power(match: re.Match[str]) -> KernelMessage:
     states = ("insufficient", "sufficient", "unstated")
     facts = {
         "state": next(state for state in states if match[state]),
         "watts": _number(match["watts"]),
-        "message": text,
+        "message": match.string,
     }
-    return _message(
-        c.SLOT_POWER_EVENT, Entity(entities.PCIE, (_function_address(match["pci"]),)), facts
-    )
+    entity = Entity(entities.PCIE, (_function_address(match["pci"]),))
+    return _message(c.SLOT_POWER_EVENT, entity, facts)
 
 
-def _port_module(text: str) -> KernelMessage | None:
-    match = _PORT_MODULE.search(text)
-    if not match:
-        return None
-    entity = Entity(
-        entities.PORT_MODULE, (_function_address(match["pci"]), _number(match["module"]))
-    )
+def _port_module(match: re.Match[str]) -> KernelMessage:
+    key = _function_address(match["pci"]), _number(match["module"])
     problem = (match["problem"] or "").strip()
-    facts = {"state": match["state"], "problem": problem, "message": text}
-    return _message(c.PORT_MODULE_EVENT, entity, facts)
+    facts = {"state": match["state"], "problem": problem, "message": match.string}
+    return _message(c.PORT_MODULE_EVENT, Entity(entities.PORT_MODULE, key), facts)
 
 
-def _peer_memory(text: str) -> KernelMessage | None:
+def _peer_memory(match: re.Match[str]) -> KernelMessage | None:
     """Return errors only: loading of the module, or that it taints the kernel, is not relevant."""
-    match = _PEER_MEMORY.search(text)
-    if not match or not _PEER_TROUBLE.search(match[0]):
+    if not _PEER_ERROR.search(match[0]):
         return None
     return _message(c.PEER_MEMORY_EVENT, Entity(entities.NODE), {"message": match[0].strip(" :")})
 
@@ -215,24 +185,23 @@ def _function_address(text: str) -> str:
 
 
 _PARSERS = (
-    ("PCIe slot", _slot_power),
-    ("Port module event", _port_module),
-    ("peer", _peer_memory),
-    ("NVRM: Xid", _xid),
-    ("NVRM: GPU", _gpu),
-    ("SXid", _sxid),
-    ("AER:", _aer),
-    ("ut of memory", _oom),
-    ("ink", _link),
+    ("PCIe slot", _SLOT_POWER, _slot_power),
+    ("Port module event", _PORT_MODULE, _port_module),
+    ("peer", _PEER_MEMORY, _peer_memory),
+    ("NVRM: Xid", _XID, _xid),
+    ("NVRM: GPU", _GPU, _gpu),
+    ("SXid", _SXID, _sxid),
+    ("AER:", _AER, _aer),
+    ("ut of memory", _OOM, _oom),
+    ("ink", _LINK, _link),
 )
+"""Text that every message of a kind contains, its pattern, and the function that reads a match."""
 
 
 def _message(
     event_class: declare.EventClass, entity: Entity, facts: dict[str, str]
 ) -> KernelMessage:
-    return KernelMessage(
-        event_class, entity, {name: value for name, value in facts.items() if value}
-    )
+    return KernelMessage(event_class, entity, nonempty_facts(**facts))
 
 
 def _address(text: str, function: str = "0") -> str:

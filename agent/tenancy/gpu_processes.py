@@ -207,8 +207,8 @@ def _used_device(devices: NodeDevices, gpu: str, process: ListedProcess) -> Clai
 def _list_failure(listed: ListedProcesses | None, now: NodeTimestamp) -> Absent | None:
     if listed is None:
         return Absent.NOT_DUE
-    if listed.trouble is not None:
-        return listed.trouble
+    if listed.absent is not None:
+        return listed.absent
     return Absent.TIMEOUT if now.boot_ns - listed.at.boot_ns > MAX_LIST_AGE_NS else None
 
 

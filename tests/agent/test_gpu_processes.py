@@ -90,7 +90,7 @@ def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -
 
 def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
     host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
-    frame = read_once(GpuProcessSource(max_told=8), host).frame
+    frame = read_once(GpuProcessSource(max_reported=8), host).frame
     assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
     assert of_gpu(shared(host), "processes") == 100
     assert of_gpu(frame, "suppressed_processes") == 92

@@ -225,7 +225,7 @@ def test_processes_add_up(
     host.calls["nvml.nvmlDeviceGetGraphicsRunningProcesses(0)"] = graphics
     frames = [
         read_once(source, host).frame
-        for source in (GpuProcessSource(max_told=most), GpuSharingSource())
+        for source in (GpuProcessSource(max_reported=most), GpuSharingSource())
     ]
     found = readings(frames[0]) | readings(frames[1])
     told = {

@@ -20,7 +20,7 @@ from railscope.claim_terms import (
 @given(st.integers(0, GPU_CAPACITY), st.integers(0, GPU_CAPACITY))
 def test_the_notation_of_agents_is_what_collectors_read(low: int, high: int) -> None:
     if low < high:
-        assert parse_slots(GpuSlotRange(low, high).word) == (low, high)
+        assert parse_slots(str(GpuSlotRange(low, high))) == (low, high)
     else:
         with pytest.raises(SlotsError, match="expected slots START-END such as 0-840"):
             parse_slots(f"{low}-{high}")

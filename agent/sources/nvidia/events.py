@@ -61,20 +61,20 @@ class NvmlEventSource(source.SourceWithoutResources):
 
         If the driver has no events, the source has no columns.
         """
+        columns = source.ColumnBuilder()
         try:
             self._waiting += self._take(host)
         except NvmlError as error:
             if error.code not in _NO_EVENTS_CODES:
                 raise
-            return source.ProbeResult()
+            return columns.result()
         except FileNotFoundError:  # a recording without this call
-            return source.ProbeResult()
-        columns = source.ColumnBuilder()
+            return columns.result()
         columns.add(h.GPU_EVENTS_LOST, Entity(entities.NODE))
         self._columns = list(self._counts)
         for entity in self._columns:
             columns.add(h.GPU_EVENTS, entity)
-        return source.ProbeResult(tuple(columns.columns))
+        return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the new events."""
@@ -83,8 +83,7 @@ class NvmlEventSource(source.SourceWithoutResources):
         into.events = [*self._waiting, *self._take(host)]
         self._waiting.clear()
         into.put(0, self._lost + self._book.overlooked)
-        for position, entity in enumerate(self._columns, 1):
-            into.put(position, self._counts[entity])
+        into.put_readings(1, [self._counts[entity] for entity in self._columns])
         into.grown = len(self._counts) > len(self._columns)
 
     def _take(self, host: Host) -> list[Event]:

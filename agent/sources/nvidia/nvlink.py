@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
 from agent.sampling import source
-from agent.sources.nvidia import call_plan
+from agent.sources.nvidia.call_plan import (
+    BatchField,
+    CallPlans,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    whole,
+)
 from agent.topology.pci import pci_address
 from railscope.catalog import declare, entities, nvlink as n
 from railscope.frame import Entity
@@ -37,6 +45,15 @@ _LEGACY_ERRORS = {
     "ecc_data": ((148, 154), None),
 }
 _LEGACY_SPEED = (84, 132)
+_TRAFFIC = {
+    167: n.NVLINK_POWER_STATE,
+    138: n.NVLINK_TRANSMITTED,
+    139: n.NVLINK_RECEIVED,
+    140: n.NVLINK_RAW_TRANSMITTED,
+    141: n.NVLINK_RAW_RECEIVED,
+    201: n.NVLINK_TRANSMITTED_PACKETS,
+    203: n.NVLINK_RECEIVED_PACKETS,
+}
 _PACKET_ERRORS = {
     205: "vl15_dropped",
     206: "malformed_packet",
@@ -56,14 +73,14 @@ _THOUSANDTHS = 1000
 ACTIVE = 1
 
 
-def bit_error_decades(word: int) -> Reading:
+def bit_error_decades(packed: int) -> Reading:
     """A bit error ratio in thousandths of a decade: 12000 for 1e-12.
 
-    `word` holds the exponent in bits 0 to 7 and the mantissa in bits 8 to 11 (nvml.h,
+    `packed` holds the exponent in bits 0 to 7 and the mantissa in bits 8 to 11 (nvml.h,
     NVML_NVLINK_ERROR_COUNTER_BER_GET). No error so far is mantissa 15 and exponent 255, the best
     possible ratio (NVIDIA/DCGM, DcgmHealthWatch.cpp); a mantissa of 0 is invalid.
     """
-    exponent, mantissa = word & _EXPONENT_MASK, word >> _EXPONENT_BITS & _MANTISSA_MASK
+    exponent, mantissa = packed & _EXPONENT_MASK, packed >> _EXPONENT_BITS & _MANTISSA_MASK
     if mantissa == 0:
         return Absent.ERROR
     return round(_THOUSANDTHS * (exponent - math.log10(mantissa)))
@@ -74,19 +91,15 @@ def _decades(value: Json) -> Reading:
 
 
 def _field(
-    entries: tuple[int | str, ...],
-    metric: declare.Metric,
     link: Entity,
+    metric: declare.Metric,
+    entries: tuple[int | str, ...],
     kind: declare.EntityKind | None = None,
     *part: str,
-) -> call_plan.BatchField:
+) -> BatchField:
     if kind is None:
-        return call_plan.BatchField(
-            entries, call_plan.CallTarget(metric, call_plan.whole, entity=link)
-        )
-    return call_plan.BatchField(
-        entries, call_plan.CallTarget(metric, call_plan.whole, kind, (*link.key[1:], *part))
-    )
+        return BatchField(entries, CallTarget(metric, whole, entity=link))
+    return BatchField(entries, CallTarget(metric, whole, kind, (*link.key[1:], *part)))
 
 
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
@@ -103,58 +116,49 @@ def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
     return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
 
 
-def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
+def traffic_fields(link: int, entity: Entity) -> list[BatchField]:
     """State, speed, bytes and errors of a link."""
-    state = call_plan.CallTarget(n.NVLINK_STATE, call_plan.whole, entity=entity)
+    state = CallTarget(n.NVLINK_STATE, whole, entity=entity)
+    call = NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
     fields = [
-        call_plan.BatchField(
-            (f"165:{link}",),
-            state,
-            call_plan.NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,)),
-        ),
-        _field((f"164:{link}", *_legacy(_LEGACY_SPEED, link)), n.NVLINK_SPEED, entity),
-        _field((f"167:{link}",), n.NVLINK_POWER_STATE, entity),
-        _field((f"138:{link}",), n.NVLINK_TRANSMITTED, entity),
-        _field((f"139:{link}",), n.NVLINK_RECEIVED, entity),
-        _field((f"140:{link}",), n.NVLINK_RAW_TRANSMITTED, entity),
-        _field((f"141:{link}",), n.NVLINK_RAW_RECEIVED, entity),
-        _field((f"201:{link}",), n.NVLINK_TRANSMITTED_PACKETS, entity),
-        _field((f"203:{link}",), n.NVLINK_RECEIVED_PACKETS, entity),
-        _field(
-            (f"213:{link}",), n.NVLINK_RECOVERIES, entity, entities.NVLINK_RECOVERY, "successful"
-        ),
-        _field((f"214:{link}",), n.NVLINK_RECOVERIES, entity, entities.NVLINK_RECOVERY, "failed"),
+        BatchField((f"165:{link}",), state, call),
+        _field(entity, n.NVLINK_SPEED, (f"164:{link}", *_legacy(_LEGACY_SPEED, link))),
     ]
+    fields += [_field(entity, metric, (f"{number}:{link}",)) for number, metric in _TRAFFIC.items()]
     fields += [
-        _field(entries, n.NVLINK_ERRORS, entity, entities.NVLINK_ERROR, name)
-        for name in _LEGACY_ERRORS
-        if (entries := _error_entries(name, link))
+        _field(
+            entity, n.NVLINK_RECOVERIES, (f"{number}:{link}",), entities.NVLINK_RECOVERY, outcome
+        )
+        for number, outcome in {213: "successful", 214: "failed"}.items()
     ]
-    for number, name in _PACKET_ERRORS.items():
-        entry = (f"{number}:{link}",)
-        fields.append(_field(entry, n.NVLINK_ERRORS, entity, entities.NVLINK_ERROR, name))
+    errors = {name: _error_entries(name, link) for name in _LEGACY_ERRORS}
+    errors |= {name: (f"{number}:{link}",) for number, name in _PACKET_ERRORS.items()}
+    fields += [
+        _field(entity, n.NVLINK_ERRORS, entries, entities.NVLINK_ERROR, name)
+        for name, entries in errors.items()
+        if entries
+    ]
     return fields
 
 
-def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
+def signal_fields(link: int, entity: Entity) -> list[BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     own = entity.key[1:]
     fields = [
-        call_plan.BatchField(
+        BatchField(
             tuple(f"{number}:{link}" for number in numbers),
-            call_plan.CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
+            CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
         )
         for stage, numbers in _BIT_ERRORS.items()
     ]
-    for number, name in _SIGNAL_ERRORS.items():
-        entry = (f"{number}:{link}",)
-        fields.append(_field(entry, n.NVLINK_ERRORS, entity, entities.NVLINK_ERROR, name))
-    for symbols in range(_FEC_BINS):
-        entry = (f"{_FIRST_FEC + symbols}:{link}",)
-        fields.append(_field(entry, n.NVLINK_CODEWORDS, entity, entities.NVLINK_FEC, str(symbols)))
-    for number, outcome in ((294, "sent"), (295, "sent_again")):
-        entry = (f"{number}:{link}",)
-        fields.append(_field(entry, n.NVLINK_PLR_BLOCKS, entity, entities.NVLINK_RECOVERY, outcome))
+    bins = {_FIRST_FEC + symbols: str(symbols) for symbols in range(_FEC_BINS)}
+    for metric, kind, parts in (
+        (n.NVLINK_ERRORS, entities.NVLINK_ERROR, _SIGNAL_ERRORS),
+        (n.NVLINK_CODEWORDS, entities.NVLINK_FEC, bins),
+        (n.NVLINK_PLR_BLOCKS, entities.NVLINK_RECOVERY, {294: "sent", 295: "sent_again"}),
+    ):
+        for number, part in parts.items():
+            fields.append(_field(entity, metric, (f"{number}:{link}",), kind, part))
     return fields
 
 
@@ -170,8 +174,8 @@ class NvLinkSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._signal = signal
         self._gpus = gpus or GpuInventory()
-        self._plans = call_plan.CallPlans()
-        self._calls: dict[int, tuple[int, call_plan.CallTable]] = {}
+        self._plans = CallPlans()
+        self._calls: dict[int, tuple[int, CallTable]] = {}
         """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
@@ -196,15 +200,13 @@ class NvLinkSource(source.SourceWithoutResources):
         gpus = self._gpus.look(host)
         if self._gpus.generation != self._plans.generation:
             self._calls.clear()
-        columns, linked = (
-            source.ColumnBuilder(),
-            [gpu for gpu in gpus.values() if self._links(host, gpu)],
-        )
+        columns = source.ColumnBuilder()
+        linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         wanted = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
-        return source.ProbeResult(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
+        return columns.result(bystanders=[gpu.entity for gpu in linked])
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""
@@ -219,18 +221,18 @@ class NvLinkSource(source.SourceWithoutResources):
                 for link in range(count)
             ]
             fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-            self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
+            self._calls[gpu.index] = count, CallTable(fields=tuple(fields))
         return count
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all links of a GPU in one batch, and count the active ones."""
         self._plans.read(host, into)
         for total, states in self._totals:
-            into.put(total, len(states))
-            untold = [position for position in states if into.reasons[position]]
+            unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
-            into.put(total + 1, Absent(into.reasons[untold[0]]) if untold else active)
-            if not untold and self._trained(total, [into.values[position] for position in states]):
+            reading = Absent(into.reasons[unknown[0]]) if unknown else active
+            into.put_readings(total, (len(states), reading))
+            if not unknown and self._trained(total, [into.values[position] for position in states]):
                 self._gpus.changed()
         into.grown |= self._gpus.generation != self._plans.generation
 
@@ -250,8 +252,7 @@ def _totals(
             states[entity.whole_key].append(position)
     totals = []
     for gpu in gpus:
-        total = columns.add(n.NVLINK_LINKS, gpu.entity)
-        columns.add(n.NVLINK_ACTIVE, gpu.entity)
+        total = columns.add_each((n.NVLINK_LINKS, n.NVLINK_ACTIVE), gpu.entity)
         totals.append((total, states[gpu.entity.key]))
     return totals
 
@@ -268,26 +269,19 @@ def _count(host: Host, gpu: int) -> int | None:
         return min(int(value), _MAX_LINKS)
     if code not in _NO_LINKS_CODES:
         return None
-    link = 0
-    while link < _MAX_LINKS and _ask(host, "nvmlDeviceGetNvLinkState", gpu, link) is not None:
-        link += 1
-    return link
+    states = (
+        source.call_nvml(host, "nvmlDeviceGetNvLinkState", gpu, link) for link in range(_MAX_LINKS)
+    )
+    return sum(1 for _ in takewhile(lambda state: state is not None, states))
 
 
 def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
-    version = _ask(host, "nvmlDeviceGetNvLinkVersion", gpu, link)
-    remote = _ask(host, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link)
-    where = _ask(host, "nvmlDeviceGetNvLinkRemotePciInfo", gpu, link)
+    version, remote, where = (
+        source.call_nvml(host, f"nvmlDeviceGetNvLink{what}", gpu, link)
+        for what in ("Version", "RemoteDeviceType", "RemotePciInfo")
+    )
     return source.nonempty_facts(
         version="" if version is None else _VERSIONS.get(version, str(version)),
         remote_type="" if remote is None else _REMOTE_TYPES.get(remote, "unknown"),
         remote_pci_address=pci_address(where["busId"]) if where and where["busId"] else "",
     )
-
-
-def _ask(host: Host, function: str, gpu: int, link: int) -> Json:
-    """Result of a call about a link, or None if there is none."""
-    try:
-        return host.call("nvml", function, gpu, link)
-    except (NvmlError, OSError):
-        return None

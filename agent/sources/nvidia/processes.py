@@ -49,30 +49,39 @@ class GpuSharingSource(source.SourceWithoutResources):
         for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
             for gpu in gpus.values():
                 columns.add(metric, gpu.entity)
-        return source.ProbeResult(tuple(columns.columns))
+        return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Count the processes and virtual GPUs."""
         count = len(self._columns)
         for gpu, column in self._columns:
             at = host.clock.now()
-            there, trouble = list_processes(host, gpu)
-            self._lists.put(gpu.entity.key[0], ListedProcesses(at, there, trouble))
-            vgpus = trouble or list_vgpus(host, gpu.index)
-            into.put(column, trouble or _sharing_mode(gpu, there, vgpus))
-            into.put(column + count, trouble or len(there))
+            there, absent = list_processes(host, gpu)
+            self._lists.put(gpu.entity.key[0], ListedProcesses(at, there, absent))
+            vgpus = absent or list_vgpus(host, gpu.index)
+            into.put(column, absent or _sharing_mode(gpu, there, vgpus))
+            into.put(column + count, absent or len(there))
             into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
         into.grown = self._gpus.generation != self._generation
 
 
 def list_vgpus(host: Host, gpu: int) -> list[int] | Absent:
     """Running virtual GPUs of a GPU, or the reason for their absence."""
+    answer = _call_for_list(host, "nvmlDeviceGetActiveVgpus", gpu)
+    return answer if isinstance(answer, Absent) else [int(instance) for instance in answer]
+
+
+def _call_for_list(
+    host: Host, function: str, gpu: int, empty_code: int | None = None
+) -> list[Json] | Absent:
+    """List that a call returns, or the reason for its absence; `empty_code` stands for no entry."""
     try:
-        return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
+        answer: list[Json] = host.call("nvml", function, gpu)
     except NvmlError as error:
-        return source.nvml_reason(error.code)
+        return [] if error.code == empty_code else source.nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
+    return answer
 
 
 def _sharing_mode(
@@ -96,7 +105,8 @@ def _sharing_mode(
 
 
 MAX_REPORTED = 64
-_NO_SAMPLES = 6
+_NOT_FOUND = 6
+"""No sample since the last call."""
 
 
 @dataclass(slots=True)
@@ -120,10 +130,10 @@ class GpuProcessSource(source.SourceWithoutResources):
         self,
         period_seconds: float = 5.0,
         gpus: GpuInventory | None = None,
-        max_told: int = MAX_REPORTED,
+        max_reported: int = MAX_REPORTED,
     ) -> None:
         self.period_seconds = period_seconds
-        self._max_told = max_told
+        self._max_reported = max_reported
         self._gpus = gpus or GpuInventory()
         self._generation = 0
         self._uses: list[_GpuUse] = []
@@ -138,43 +148,41 @@ class GpuProcessSource(source.SourceWithoutResources):
         self._generation = self._gpus.generation
         columns = source.ColumnBuilder()
         self._uses = [self._plan(host, gpu, columns) for gpu in gpus.values()]
-        return source.ProbeResult(tuple(columns.columns))
+        return columns.result()
 
     def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
-        there, trouble = list_processes(host, gpu)
+        there, absent = list_processes(host, gpu)
         seen = self._seen.get(gpu.index)
         lasting = [p for p in there.values() if seen is None or p.pid in seen]
-        if trouble:  # processes keep their columns until they are confirmed to have ended
+        if absent:  # processes keep their columns until they are confirmed to have ended
             lasting = self._planned.get(gpu.index, [])
         else:
             self._seen[gpu.index] = set(there)
         self._planned[gpu.index] = lasting
-        for process in sorted(lasting, key=_by_memory)[: self._max_told]:
+        for process in sorted(lasting, key=_by_memory)[: self._max_reported]:
             entity = _entity(host, gpu.entity, process)
-            use.reported[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
-            columns.add(s.PROCESS_SM, entity)
-            columns.add(s.PROCESS_MEMORY_ACTIVITY, entity)
+            metrics = s.PROCESS_MEMORY, s.PROCESS_SM, s.PROCESS_MEMORY_ACTIVITY
+            use.reported[process.pid] = columns.add_each(metrics, entity)
         instances = _running_vgpus(host, gpu.index)
         if not isinstance(instances, Absent):
             vgpus = {instance: _vgpu_entity(host, gpu.entity, instance) for instance in instances}
             self._vgpus[gpu.index] = vgpus
         for instance, entity in self._vgpus.get(gpu.index, {}).items():
-            use.vgpus[instance] = columns.add(s.VGPU_MEMORY, entity)
-            columns.add(s.VGPU_UTILIZATION, entity)
+            use.vgpus[instance] = columns.add_each((s.VGPU_MEMORY, s.VGPU_UTILIZATION), entity)
         return use
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
-            there, trouble = list_processes(host, use.gpu)
-            self._fill(host, use, there, trouble, into)
-            into.grown |= self._fill_vgpus(host, use, trouble, into)
-            if trouble:
+            there, absent = list_processes(host, use.gpu)
+            self._fill(host, use, there, absent, into)
+            into.grown |= self._fill_vgpus(host, use, absent, into)
+            if absent:
                 continue
             lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
             self._seen[use.gpu.index] = set(there)
-            wanted = min(len(lasting | use.reported.keys() & there.keys()), self._max_told)
+            wanted = min(len(lasting | use.reported.keys() & there.keys()), self._max_reported)
             into.grown |= use.reported.keys() - there.keys() != set() or len(use.reported) < wanted
         into.grown |= self._gpus.generation != self._generation
 
@@ -183,30 +191,27 @@ class GpuProcessSource(source.SourceWithoutResources):
         host: Host,
         use: _GpuUse,
         there: dict[int, ListedProcess],
-        trouble: Absent | None,
+        absent: Absent | None,
         into: source.RowBuilder,
     ) -> None:
         still_reported = use.reported.keys() & there.keys()
-        into.put(use.column, trouble or len(there) - len(still_reported))
-        busy = trouble or _utilization(host, use.gpu)
+        into.put(use.column, absent or len(there) - len(still_reported))
+        busy = absent or _utilization(host, use.gpu)
         for pid, column in use.reported.items():
             process = there.get(pid)
             if process is None:
-                into.put_none(column, 3, trouble or Absent.UNSUPPORTED)
+                into.put_none(column, 3, absent or Absent.UNSUPPORTED)
                 continue
             memory = process.memory_bytes
             into.put(column, Absent.UNSUPPORTED if memory is None else memory)
-            if isinstance(busy, Absent):
-                into.put_none(column + 1, 2, busy)
-            else:
-                into.put(column + 1, busy.get(pid, (0, 0))[0])
-                into.put(column + 2, busy.get(pid, (0, 0))[1])
+            activity = (busy, busy) if isinstance(busy, Absent) else busy.get(pid, (0, 0))
+            into.put_readings(column + 1, activity)
 
     def _fill_vgpus(
-        self, host: Host, use: _GpuUse, trouble: Absent | None, into: source.RowBuilder
+        self, host: Host, use: _GpuUse, absent: Absent | None, into: source.RowBuilder
     ) -> bool:
         """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
-        instances = trouble or _running_vgpus(host, use.gpu.index)
+        instances = absent or _running_vgpus(host, use.gpu.index)
         if isinstance(instances, Absent):
             for column in use.vgpus.values():
                 into.put_none(column, 2, instances)
@@ -219,8 +224,7 @@ class GpuProcessSource(source.SourceWithoutResources):
                 into.put(column, int(host.call("nvml", "nvmlVgpuInstanceGetFbUsage", instance)))
             except NvmlError as error:
                 into.put(column, source.nvml_reason(error.code))
-            idle_or_not = busy if isinstance(busy, Absent) else busy.get(instance, 0)
-            into.put(column + 1, idle_or_not)
+            into.put(column + 1, busy if isinstance(busy, Absent) else busy.get(instance, 0))
         return set(instances) != use.vgpus.keys()
 
 
@@ -242,14 +246,18 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
     """SM and memory activity in percent by process; those without a sample were idle."""
     if gpu.mig_mode == "1":
         return Absent.UNSUPPORTED
-    try:
-        samples = host.call("nvml", "nvmlDeviceGetProcessUtilization", gpu.index)
-    except NvmlError as error:
-        return {} if error.code == _NO_SAMPLES else source.nvml_reason(error.code)
-    except FileNotFoundError:
-        return Absent.UNSUPPORTED
-    ordered = sorted(samples, key=lambda sample: sample["timeStamp"])
-    return {sample["pid"]: (sample["smUtil"], sample["memUtil"]) for sample in ordered}
+    samples = _samples(host, "nvmlDeviceGetProcessUtilization", gpu.index)
+    if isinstance(samples, Absent):
+        return samples
+    return {sample["pid"]: (sample["smUtil"], sample["memUtil"]) for sample in samples}
+
+
+def _samples(host: Host, function: str, gpu: int) -> list[Json] | Absent:
+    """Samples since the last call, the oldest first."""
+    samples = _call_for_list(host, function, gpu, _NOT_FOUND)
+    if isinstance(samples, Absent):
+        return samples
+    return sorted(samples, key=lambda sample: sample["timeStamp"])
 
 
 def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
@@ -259,27 +267,19 @@ def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
 
 
 def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
-    def ask(function: str, *arguments: int) -> Json:
-        try:
-            return host.call("nvml", function, *arguments)
-        except (NvmlError, FileNotFoundError):
-            return None
-
-    kind, machine = (ask(f"nvmlVgpuInstanceGet{what}", instance) for what in ("Type", "VmID"))
-    facts = source.nonempty_facts(
-        vgpu_type=str(ask("nvmlVgpuTypeGetName", kind) or "") if kind is not None else "",
-        virtual_machine=str(machine[0]) if machine else "",
+    kind, machine, name = (
+        source.call_nvml(host, f"nvmlVgpuInstanceGet{what}", instance)
+        for what in ("Type", "VmID", "UUID")
     )
-    name = ask("nvmlVgpuInstanceGetUUID", instance) or str(instance)
-    return Entity(entities.VGPU, (*gpu.key, str(name)), facts)
+    vgpu_type = None if kind is None else source.call_nvml(host, "nvmlVgpuTypeGetName", kind)
+    facts = source.nonempty_facts(
+        vgpu_type=str(vgpu_type or ""), virtual_machine=str(machine[0]) if machine else ""
+    )
+    return Entity(entities.VGPU, (*gpu.key, str(name or instance)), facts)
 
 
 def _vgpu_utilization(host: Host, gpu: int) -> dict[int, int] | Absent:
-    try:
-        samples = host.call("nvml", "nvmlDeviceGetVgpuUtilization", gpu)
-    except NvmlError as error:
-        return {} if error.code == _NO_SAMPLES else source.nvml_reason(error.code)
-    except FileNotFoundError:
-        return Absent.UNSUPPORTED
-    ordered = sorted(samples, key=lambda sample: sample["timeStamp"])
-    return {sample["vgpuInstance"]: sample["smUtil"] & 0xFFFF_FFFF for sample in ordered}
+    samples = _samples(host, "nvmlDeviceGetVgpuUtilization", gpu)
+    if isinstance(samples, Absent):
+        return samples
+    return {sample["vgpuInstance"]: sample["smUtil"] & 0xFFFF_FFFF for sample in samples}

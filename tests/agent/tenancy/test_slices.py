@@ -25,7 +25,7 @@ def instance(
 
 
 def slots(found):
-    return {uuid: (place.compute.word, place.memory.word) for uuid, place in found.items()}
+    return {uuid: (str(place.compute), str(place.memory)) for uuid, place in found.items()}
 
 
 def test_placements_as_the_driver_tells_them():
