@@ -173,7 +173,7 @@ class BootStateFile:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            self._tell(error)
+            self._log_failure(error)
             return None
         return kept if kept.boot_id == self.boot_id else None
 
@@ -189,9 +189,9 @@ class BootStateFile:
             partial.write_bytes(msgspec.json.encode(kept))
             partial.rename(self._path)
         except OSError as error:
-            self._tell(error)
+            self._log_failure(error)
 
-    def _tell(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         if str(error) != self._problem:
             self._problem = str(error)
             log.warning(self._event, file=str(self._path), problem=self._problem)

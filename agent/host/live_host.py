@@ -256,18 +256,10 @@ class NvmeHealthLogs:
     def call(self, function: str, controller: str) -> Json:
         """Return "smart" of a controller such as nvme0."""
         if function != "smart" or not _CONTROLLER_NAME.fullmatch(controller):
-            raise OSError(
-                errno.ENODEV,
-                f"invalid NVMe controller {controller!r}: expected a name such as nvme0",
-            )
-        return decode_health_log(self._health_log(f"/dev/{controller}"))
-
-    def _health_log(self, path: str) -> bytes:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return read_health_log(descriptor)
-        finally:
-            os.close(descriptor)
+            message = f"invalid NVMe controller {controller!r}: expected a name such as nvme0"
+            raise OSError(errno.ENODEV, message)
+        with open(f"/dev/{controller}", "rb", buffering=0) as device:  # noqa: PTH123 - a device
+            return decode_health_log(read_health_log(device.fileno()))
 
 
 def command_error(status: int) -> OSError:
@@ -280,27 +272,13 @@ def read_health_log(descriptor: int) -> bytes:
     """Health log of the drive of a descriptor. Raises OSError, also if it is not a drive."""
     buffer = array.array("B", bytes(LOG_BYTES))
     address, _ = buffer.buffer_info()
-    words = LOG_BYTES // 4 - 1
+    length = LOG_BYTES // 4 - 1  # in units of four bytes, counted from 0
+    data = (address, 0, LOG_BYTES)
     command = bytearray(
         _COMMAND.pack(
-            _GET_LOG_PAGE,
-            0,
-            0,
-            _ALL_NAMESPACES,
-            0,
-            0,
-            0,
-            address,
-            0,
-            LOG_BYTES,
-            _HEALTH_PAGE | words << 16,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
+            *(_GET_LOG_PAGE, 0, 0, _ALL_NAMESPACES, 0, 0, 0),
+            *data,
+            *(_HEALTH_PAGE | length << 16, 0, 0, 0, 0, 0, 0, 0),
         )
     )
     status = fcntl.ioctl(descriptor, _NVME_IOCTL_ADMIN_CMD, command)

@@ -48,15 +48,15 @@ _DRIVER_INFO = struct.Struct("=I32s32s32s32s32s12xIIIII")
 _COUNT, _STRINGS, _VALUES = struct.Struct("=IIQI"), struct.Struct("=III"), struct.Struct("=II")
 _MAX_CACHED_INTERFACES = 256
 """Maximum of interfaces with cached names: interfaces of containers are created and removed constantly."""
-_ROOM_BYTES = 1 << 20
-_MAX_STATISTICS = _ROOM_BYTES // _STRING_BYTES // 4
+_BUFFER_BYTES = 1 << 20
+_MAX_STATISTICS = _BUFFER_BYTES // _STRING_BYTES // 4
 """More statistics than any driver has, and a quarter of the buffer's capacity."""
 
 
 class EthtoolKernel(Protocol):
-    """Executor of ethtool commands: the buffer `room` holds the command, then the answer."""
+    """Executor of ethtool commands: `buffer` holds the command, then the answer."""
 
-    room: memoryview
+    buffer: memoryview
 
     def ask(self, interface: str) -> None:
         """Execute the command at the start of the buffer. Raises OSError."""
@@ -71,9 +71,9 @@ class LiveEthtoolKernel:
     """Kernel of this node, called through a socket."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _ROOM_BYTES)
+        self._memory = mmap.mmap(-1, _BUFFER_BYTES)
         self._start = ctypes.c_char.from_buffer(self._memory)
-        self.room = memoryview(self._memory)
+        self.buffer = memoryview(self._memory)
         self._socket: socket.socket | None = None
 
     def ask(self, interface: str) -> None:
@@ -115,9 +115,9 @@ class Ethtool:
 
     def _driver(self, interface: str) -> dict[str, str]:
         """Driver name, driver and firmware version, and bus address of an interface."""
-        _DRIVER_INFO.pack_into(self._kernel.room, 0, _GDRVINFO, *[b""] * 5, *[0] * 5)
+        _DRIVER_INFO.pack_into(self._kernel.buffer, 0, _GDRVINFO, *[b""] * 5, *[0] * 5)
         self._kernel.ask(interface)
-        _, driver, version, firmware, bus, *_ = _DRIVER_INFO.unpack_from(self._kernel.room)
+        _, driver, version, firmware, bus, *_ = _DRIVER_INFO.unpack_from(self._kernel.buffer)
         named = {"driver": driver, "version": version, "firmware": firmware, "bus": bus}
         return {key: _text(raw) for key, raw in named.items()}
 
@@ -150,26 +150,26 @@ class Ethtool:
         return known
 
     def _count(self, interface: str) -> int:
-        _COUNT.pack_into(self._kernel.room, 0, _GSSET_INFO, 0, 1 << _SS_STATS, 0)
+        _COUNT.pack_into(self._kernel.buffer, 0, _GSSET_INFO, 0, 1 << _SS_STATS, 0)
         self._kernel.ask(interface)
-        _, _, mask, count = _COUNT.unpack_from(self._kernel.room)
+        _, _, mask, count = _COUNT.unpack_from(self._kernel.buffer)
         if mask and count > _MAX_STATISTICS:
             raise OSError(errno.EOVERFLOW, f"too many statistics of {interface}: {count}")
         return int(count) if mask else 0
 
     def _strings(self, interface: str, count: int) -> bytes:
-        _STRINGS.pack_into(self._kernel.room, 0, _GSTRINGS, _SS_STATS, count)
+        _STRINGS.pack_into(self._kernel.buffer, 0, _GSTRINGS, _SS_STATS, count)
         self._kernel.ask(interface)
-        found = _STRINGS.unpack_from(self._kernel.room)[2]
+        found = _STRINGS.unpack_from(self._kernel.buffer)[2]
         start = _STRINGS.size
-        return bytes(self._kernel.room[start : start + found * _STRING_BYTES])
+        return bytes(self._kernel.buffer[start : start + found * _STRING_BYTES])
 
     def _values(self, interface: str, count: int) -> list[int]:
-        _VALUES.pack_into(self._kernel.room, 0, _GSTATS, count)
+        _VALUES.pack_into(self._kernel.buffer, 0, _GSTATS, count)
         self._kernel.ask(interface)
-        found = _VALUES.unpack_from(self._kernel.room)[1]
+        found = _VALUES.unpack_from(self._kernel.buffer)[1]
         values = array.array("Q")
-        values.frombytes(self._kernel.room[_VALUES.size : _VALUES.size + found * _VALUE_BYTES])
+        values.frombytes(self._kernel.buffer[_VALUES.size : _VALUES.size + found * _VALUE_BYTES])
         return values.tolist()
 
     def close(self) -> None:

@@ -59,6 +59,7 @@ _OF_DEVICE, _SYSTEM = (_DEVICE, "nvmlGpm"), ""
 _SAMPLE_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 """Member that holds a sample's value, by nvmlValueType_t."""
 _NO_STAMP = 0
+_UTILIZATION_SAMPLES = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetVgpuUtilization")
 
 Device = int | str
 
@@ -95,8 +96,7 @@ class Nvml:
             "nvmlEventSetWait": self._wait,
             "nvmlDeviceGetMigMode": self._mig_mode,
             "nvmlDeviceGetMigDevices": self._mig_devices,
-            "nvmlDeviceGetProcessUtilization": self._process_samples,
-            "nvmlDeviceGetVgpuUtilization": self._vgpu_samples,
+            **{name: partial(self._since_last, name) for name in _UTILIZATION_SAMPLES},
             "nvmlDeviceGetSamples": self._buffered,
             "nvmlVgpuInstanceGetFbUsage": self._vgpu_memory,
         }
@@ -227,14 +227,8 @@ class Nvml:
             if not self._is(uuid, handle, (gpu, instance)):
                 self._drop(uuid)
             self._handles[uuid], self._mig[uuid] = handle, (gpu, instance)
-            found[uuid] = {
-                "uuid": uuid,
-                "index": index,
-                "gpu": instance,
-                "compute": part,
-                "most": most,
-                **_placement(module, parent, instance),
-            }
+            known = {"uuid": uuid, "index": index, "gpu": instance, "compute": part, "most": most}
+            found[uuid] = known | _placement(module, parent, instance)
         self._drop_mig(gpu, found)
         return list(found.values())
 
@@ -277,42 +271,34 @@ class Nvml:
             self._events.open(module, gpus)
         return self._events.take()
 
-    def _process_samples(self, module: ModuleType, gpu: int) -> Json:
-        return self._since_last(module, module.nvmlDeviceGetProcessUtilization, "process", gpu)
-
-    def _vgpu_samples(self, module: ModuleType, gpu: int) -> Json:
-        return self._since_last(module, module.nvmlDeviceGetVgpuUtilization, "vgpu", gpu)
-
     def _buffered(self, module: ModuleType, gpu: int, kind: int) -> Json:
         """Samples of one kind that the driver has buffered since the last call."""
-        handle, stamp = (
-            self._handle(module, gpu),
-            self._stamps.get((f"unknown kind {kind}", gpu), _NO_STAMP),
-        )
+        key = f"samples {kind}", gpu
+        handle, stamp = self._handle(module, gpu), self._stamps.get(key, _NO_STAMP)
         try:
             value_type, samples = module.nvmlDeviceGetSamples(handle, kind, stamp)
         except module.NVMLError as error:
             if error.value == _NOT_FOUND:  # none since then, or the clock was set back
-                self._stamps.pop((f"unknown kind {kind}", gpu), None)
+                self._stamps.pop(key, None)
                 return []
             raise
         member = _SAMPLE_MEMBERS.get(value_type)
         if member is None:
             raise NvmlError(_UNKNOWN, f"unknown sample type {value_type}")
         found = [[int(s.timeStamp), int(getattr(s.sampleValue, member))] for s in samples]
-        self._stamps[f"unknown kind {kind}", gpu] = max([stamp, *(taken for taken, _ in found)])
+        self._stamps[key] = max([stamp, *(taken for taken, _ in found)])
         return found
 
-    def _since_last(self, module: ModuleType, target: Any, what: str, gpu: int) -> Json:
+    def _since_last(self, function: str, module: ModuleType, gpu: int) -> Json:
         """Samples newer than the last one: without its time the driver returns an average of all."""
-        handle, stamp = self._handle(module, gpu), self._stamps.get((what, gpu), _NO_STAMP)
+        handle, stamp = self._handle(module, gpu), self._stamps.get((function, gpu), _NO_STAMP)
         try:
-            samples = to_plain(target(handle, stamp))
+            samples = to_plain(getattr(module, function)(handle, stamp))
         except module.NVMLError as error:
             if error.value == _SUCCESS:  # pynvml raises this too if there is no sample
                 return []
             raise
-        self._stamps[what, gpu] = max([stamp, *(sample["timeStamp"] for sample in samples)])
+        self._stamps[function, gpu] = max([stamp, *(sample["timeStamp"] for sample in samples)])
         return samples
 
     def _memory(

@@ -144,45 +144,38 @@ class EventQueue:
             event = module.nvmlEventSetWait_v2(self._set, 0)
             self._given += 1
             index = self._index.get(device_address(event.device), -1)
-            self._latest.append(
-                [
-                    self._given,
-                    index,
-                    event.eventType,
-                    event.eventData,
-                    event.gpuInstanceId,
-                    event.computeInstanceId,
-                ]
-            )
+            instances = event.gpuInstanceId, event.computeInstanceId
+            self._latest.append([self._given, index, event.eventType, event.eventData, *instances])
 
 
-_WORDS = 5
+_STRIDE = 5
+"""Size of nvmlFieldValue_t, in units of eight bytes."""
 _HEAD, _VALUE = 3, 4
 _TYPE_BITS = 32
 _TYPE_MASK = (1 << _TYPE_BITS) - 1
 
 
-def _double(word: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<Q", word))[0])
+def _double(value: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<Q", value))[0])
 
 
 def _signed(bits: int) -> Callable[[int], int]:
     half, whole = 1 << bits - 1, 1 << bits
 
-    def decode(word: int) -> int:
-        low = word & whole - 1
+    def decode(value: int) -> int:
+        low = value & whole - 1
         return low - whole if low >= half else low
 
     return decode
 
 
-# nvmlValueType_t: member of the union that holds the value. Types not listed are a whole word.
+# nvmlValueType_t: member of the union that holds the value. Types not listed are all 64 bits.
 _DECODERS: dict[int, Callable[[int], int | float]] = {
     0: _double,
-    1: lambda word: word & 0xFFFF_FFFF,
+    1: lambda value: value & 0xFFFF_FFFF,
     4: _signed(64),
     5: _signed(32),
-    6: lambda word: word & 0xFFFF,
+    6: lambda value: value & 0xFFFF,
 }
 _UNSIGNED, _UNSIGNED_FIELDS = 1, {82}
 """MEMORY_TEMP: some drivers mislabel its type (NVIDIA/DCGM)."""
@@ -201,7 +194,7 @@ class FieldBatch:
             slot.fieldId, slot.scopeId = int(field), int(scope or 0)
             fields.append(int(field))
         self._reference = ctypes.byref(self._array)
-        self._words = memoryview(self._array).cast("B").cast("Q")
+        self._integers = memoryview(self._array).cast("B").cast("Q")
         self._forced = [i for i, field in enumerate(fields) if field in _UNSIGNED_FIELDS]
         self._heads: list[int] = []
         self._codes: list[int] = []
@@ -213,13 +206,13 @@ class FieldBatch:
         code = function(self._gpu, len(self._array), self._reference)
         if code:
             raise self._module.NVMLError(code)
-        heads = self._words[_HEAD::_WORDS].tolist()
+        heads = self._integers[_HEAD::_STRIDE].tolist()
         if heads != self._heads:
             self._understand(heads)
-        words: list[int] = self._words[_VALUE::_WORDS].tolist()
-        values: list[int | float] = [*words]
+        raw: list[int] = self._integers[_VALUE::_STRIDE].tolist()
+        values: list[int | float] = [*raw]
         for position, decode in self._decoders:
-            values[position] = decode(words[position])
+            values[position] = decode(raw[position])
         return [values, self._codes]
 
     def _understand(self, heads: list[int]) -> None:
@@ -240,7 +233,7 @@ LONGEST_NS = 30_000_000_000
 """Maximum age of the previous sample: an average over a longer time does not describe the present."""
 
 _GPM_UNSUPPORTED, _NOT_READY = 3, 27
-_HEADER_WORDS, _METRIC_WORDS = 3, 5
+_HEADER_UNITS, _METRIC_UNITS = 3, 5
 _CODE_BITS = 32
 
 
@@ -270,7 +263,7 @@ class GpmMonitor:
         self._metrics: tuple[int, ...] = ()
         self._request = module.c_nvmlGpmMetricsGet_t(version=module.NVML_GPM_METRICS_GET_VERSION)
         view = memoryview(self._request).cast("B")
-        self._words, self._doubles = view.cast("Q"), view.cast("d")
+        self._integers, self._doubles = view.cast("Q"), view.cast("d")
 
     def close(self) -> None:
         """Free the samples; a driver that was unloaded rejects them."""
@@ -309,15 +302,15 @@ class GpmMonitor:
     def _compare(self, metrics: tuple[int, ...]) -> Json:
         request = self._request
         request.sample1, request.sample2 = self._spare, self._latest
-        end = _HEADER_WORDS + len(metrics) * _METRIC_WORDS
+        end = _HEADER_UNITS + len(metrics) * _METRIC_UNITS
         if metrics != self._metrics:  # otherwise they are already in place
             self._metrics, request.numMetrics = metrics, len(metrics)
-            places = range(_HEADER_WORDS, end, _METRIC_WORDS)
+            places = range(_HEADER_UNITS, end, _METRIC_UNITS)
             for place, metric in zip(places, metrics, strict=True):
-                self._words[place] = metric
+                self._integers[place] = metric
         self._module.nvmlGpmMetricsGet(request)
-        heads: list[int] = self._words[_HEADER_WORDS:end:_METRIC_WORDS].tolist()
-        values: Any = self._doubles[_HEADER_WORDS + 1 : end : _METRIC_WORDS].tolist()
+        heads: list[int] = self._integers[_HEADER_UNITS:end:_METRIC_UNITS].tolist()
+        values: Any = self._doubles[_HEADER_UNITS + 1 : end : _METRIC_UNITS].tolist()
         codes = [head >> _CODE_BITS for head in heads]
         if any(codes):
             values = [0.0 if code else value for value, code in zip(values, codes, strict=True)]

@@ -138,17 +138,17 @@ class RecordedHost:
 
     def read(self, path: str) -> bytes:
         """Content of a file at the current offset."""
-        text: str = self.cost.charge(lambda: self._look("files", path))
+        text: str = self.cost.charge(lambda: self._stored_answer("files", path))
         return text.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
         """Entries of a directory at the current offset."""
-        entries: list[str] = self.cost.charge(lambda: self._look("names", path))
+        entries: list[str] = self.cost.charge(lambda: self._stored_answer("names", path))
         return entries
 
     def resolve(self, path: str) -> str:
         """Target of a path at the current offset."""
-        target: str = self.cost.charge(lambda: self._look("links", path))
+        target: str = self.cost.charge(lambda: self._stored_answer("links", path))
         return target
 
     def keep(self, paths: Sequence[str]) -> PlainFiles:
@@ -168,7 +168,7 @@ class RecordedHost:
         return self._answer(seam, function, arguments)
 
     def _answer(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
-        return self._look("calls", call_key(seam, function, arguments))
+        return self._stored_answer("calls", call_key(seam, function, arguments))
 
     @cached_property
     def grain_ns(self) -> int:
@@ -194,7 +194,7 @@ class RecordedHost:
         started_ns = self._clock.now().boot_ns - self._offset_ns()
         return started_ns - self._capture.about.started_boot_ns
 
-    def _look(self, section: str, key: str) -> Json:
+    def _stored_answer(self, section: str, key: str) -> Json:
         try:
             while (stored := self._timeline.result_at(section, key, self._offset_ns())) == PENDING:
                 self._pause(REPLAY_POLL_SECONDS)  # a thread is not notified of the passage of time

@@ -123,9 +123,9 @@ class RecordingHost(HostWrapper):
             if function in _SECRETS and self._redactor:
                 for secret in _SECRETS[function](answer):
                     self._redactor.learn(str(secret))
-            whose = _NAMES.get(f"{seam}.{function}")
-            if whose and self._redactor:
-                for name in whose(answer):
+            names_in = _NAMES.get(f"{seam}.{function}")
+            if names_in and self._redactor:
+                for name in names_in(answer):
                     self._redactor.name(str(name))
             return answer
 

@@ -73,17 +73,17 @@ def is_harmless(token: str) -> bool:
     runs = _RUNS.findall(token.lower())
     if all(len(run) == 1 for run in runs):
         return len(token) <= MAX_LETTERS_TOKEN
-    return all(len(run) == 1 or run in _harmless_words() for run in runs)
+    return all(len(run) == 1 or run in _harmless_terms() for run in runs)
 
 
 @cache
-def _harmless_words() -> frozenset[str]:
+def _harmless_terms() -> frozenset[str]:
     text = files("agent.host").joinpath("harmless_words.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
-    return frozenset(word for line in lines for word in line.split())
+    return frozenset(term for line in lines for term in line.split())
 
 
-_MIN_WORD_LENGTH = 4
+_MIN_SECRET_LENGTH = 4
 """A serial number of "0" identifies nothing, and would match everywhere."""
 _UUID = (
     r"(?:GPU-|MIG-|pod)?[0-9a-f]{8}(?P<dash>[-_])[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)"
@@ -126,20 +126,20 @@ class Redactor:
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        self._words = [_whole_word(name) for name in names if name]
+        self._names = [_name_pattern(name) for name in names if name]
         self._learned: set[str] = set()
 
-    def learn(self, word: str) -> None:
+    def learn(self, secret: str) -> None:
         """Replace this from now on, even inside a word: for example, a serial number."""
-        if len(word) >= _MIN_WORD_LENGTH and word not in self._learned:
-            self._learned.add(word)
-            self._words.append(re.compile(re.escape(word)))
+        if len(secret) >= _MIN_SECRET_LENGTH and secret not in self._learned:
+            self._learned.add(secret)
+            self._names.append(re.compile(re.escape(secret)))
 
-    def name(self, word: str) -> None:
+    def name(self, name: str) -> None:
         """Replace this from now on as a whole word: for example, the name of a user."""
-        if word and word not in self._learned and word not in _COMMON_NAMES:
-            self._learned.add(word)
-            self._words.append(_whole_word(word))
+        if name and name not in self._learned and name not in _COMMON_NAMES:
+            self._learned.add(name)
+            self._names.append(_name_pattern(name))
 
     def text(self, text: str) -> str:
         """The text with every registered name and every identifier replaced by one of the same form."""
@@ -150,8 +150,8 @@ class Redactor:
         return _EVERYTHING.sub(_replaced, self._without_names(text))
 
     def _without_names(self, text: str) -> str:
-        for word in self._words:
-            text = word.sub(lambda match: _generated_word(match[0]), text)
+        for pattern in self._names:
+            text = pattern.sub(lambda match: _generated_name(match[0]), text)
         return text
 
     def moment(self, moment: CaptureMoment) -> CaptureMoment:
@@ -212,16 +212,16 @@ class Redactor:
         return value
 
 
-def _whole_word(name: str) -> re.Pattern[str]:
+def _name_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![0-9a-z]){re.escape(name)}(?![0-9a-z])", re.IGNORECASE)
 
 
-def _digest(word: str) -> str:
-    return hashlib.sha256(word.lower().encode(errors="surrogateescape")).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.lower().encode(errors="surrogateescape")).hexdigest()
 
 
-def _generated_word(word: str) -> str:
-    return "x" + _digest(word)[:7]
+def _generated_name(text: str) -> str:
+    return "x" + _digest(text)[:7]
 
 
 def _replaced(match: re.Match[str]) -> str:
@@ -233,7 +233,7 @@ def _replaced(match: re.Match[str]) -> str:
         return _same_form(found)
     if match["address"]:
         return _address(found)
-    return found if is_harmless(found) else _generated_word(found)
+    return found if is_harmless(found) else _generated_name(found)
 
 
 def _same_form(identifier: str) -> str:
@@ -245,10 +245,10 @@ def _same_form(identifier: str) -> str:
     return kept + "".join(c if c in "-:_" else next(fresh) for c in own)
 
 
-def _sluid(word: str) -> str:
+def _sluid(text: str) -> str:
     """A SLUID of the same form; its first character is the prefix."""
-    digest = hashlib.sha256(word.encode()).digest()
-    return "s" + "".join(_CROCKFORD[byte % 32] for byte in digest[: len(word) - 1])
+    digest = hashlib.sha256(text.encode()).digest()
+    return "s" + "".join(_CROCKFORD[byte % 32] for byte in digest[: len(text) - 1])
 
 
 def _address(text: str) -> str:

@@ -27,7 +27,7 @@ class Driver:
     """
 
     def __init__(self, lists: Sequence[Sequence[str]], *, fixed: bool) -> None:
-        self.room = memoryview(bytearray(1 << 20))
+        self.buffer = memoryview(bytearray(1 << 20))
         self.lists = list(lists)
         self.fixed = fixed
         self.changes: list[bool] = []
@@ -41,23 +41,23 @@ class Driver:
         assert interface == CARD
         if self.changes and self.changes.pop(0) and len(self.lists) > 1:
             self.lists.pop(0)
-        (command,) = struct.unpack_from("=I", self.room)
+        (command,) = struct.unpack_from("=I", self.buffer)
         self.asked.append(command)
         if command == GSSET_INFO:
-            struct.pack_into("=IIQI", self.room, 0, command, 0, 1 << 1, len(self.names))
+            struct.pack_into("=IIQI", self.buffer, 0, command, 0, 1 << 1, len(self.names))
         elif command == GSTRINGS:
             self._answer(8, 12, [name.encode().ljust(32, b"\0") for name in self.names])
         elif command == GSTATS:
             self._answer(4, 8, [struct.pack("=Q", value_of(name)) for name in self.names])
 
     def _answer(self, at: int, start: int, pieces: list[bytes]) -> None:
-        (expected,) = struct.unpack_from("=I", self.room, at)
+        (expected,) = struct.unpack_from("=I", self.buffer, at)
         assert expected, "the caller said what it expects"
         if self.fixed and expected != len(pieces):
             pieces = []
-        struct.pack_into("=I", self.room, at, len(pieces))
+        struct.pack_into("=I", self.buffer, at, len(pieces))
         content = b"".join(pieces)
-        self.room[start : start + len(content)] = content
+        self.buffer[start : start + len(content)] = content
 
     def close(self) -> None:
         """Nothing is held."""

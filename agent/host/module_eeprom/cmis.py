@@ -11,15 +11,9 @@ from agent.host.module_eeprom import pages
 from railscope.capture import Json
 
 _NAMES = {
-    0x18: "QSFP-DD",
-    0x19: "OSFP",
-    0x1A: "SFP-DD",
-    0x1B: "DSFP",
-    0x1E: "QSFP",
-    0x1F: "SFP-DD",
-    0x20: "SFP",
-    0x21: "OSFP-XD",
-}
+    0x18: "QSFP-DD", 0x19: "OSFP", 0x1A: "SFP-DD", 0x1B: "DSFP", 0x1E: "QSFP", 0x1F: "SFP-DD",
+    0x20: "SFP", 0x21: "OSFP-XD",
+}  # fmt: skip
 IDENTIFIERS = tuple(_NAMES)
 
 _PLACES = {
@@ -51,13 +45,7 @@ def decode_cmis(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module. Raises OSError."""
     registers = lower + read(pages.HalfPage(is_upper=True))
     media = _media(registers)
-    answer: dict[str, Json] = {
-        "type": _NAMES[lower[0]],
-        **pages.identity(registers, _PLACES),
-        "media": media,
-        "lanes": [],
-        "thresholds": {},
-    }
+    answer = pages.module_answer(registers, _NAMES[lower[0]], media, _PLACES)
     length = _length_metres(registers[_CABLE_LENGTH])
     if length and not media.startswith("optical"):
         answer["length_metres"] = length
@@ -105,21 +93,21 @@ def _lanes(registers: bytes, advertised: bytes, read: pages.ReadHalfPage) -> lis
     unused = registers[_LANES_UNUSED] if banks == 1 else 0
     answer = []
     for bank in range(banks):
-        page = pages.read_upper_page(read, 0x11, bank)
-        if page is None:
+        monitored = pages.read_upper_page(read, 0x11, bank)
+        if monitored is None:
             break
         used = [lane for lane in range(_LANES) if not unused >> lane & 1]
-        answer += [_lane(page, lane, monitors) for lane in used]
+        answer += [_lane(monitored, lane, monitors) for lane in used]
     return answer
 
 
-def _lane(page: bytes, lane: int, monitors: int) -> dict[str, int]:
+def _lane(registers: bytes, lane: int, monitors: int) -> dict[str, int]:
     answer = {}
     if monitors & _MEASURES_RECEIVED:
-        answer["receive_power_nanowatts"] = pages.nanowatts(page, _RECEIVED + 2 * lane)
+        answer["receive_power_nanowatts"] = pages.nanowatts(registers, _RECEIVED + 2 * lane)
     if monitors & _MEASURES_TRANSMITTED:
-        answer["transmit_power_nanowatts"] = pages.nanowatts(page, _TRANSMITTED + 2 * lane)
+        answer["transmit_power_nanowatts"] = pages.nanowatts(registers, _TRANSMITTED + 2 * lane)
     if monitors & _MEASURES_BIAS:
         multiplier = {1: 2, 2: 4}.get(monitors >> 3 & 0x03, 1)
-        answer["bias_microamperes"] = pages.microamperes(page, _BIAS + 2 * lane) * multiplier
+        answer["bias_microamperes"] = pages.microamperes(registers, _BIAS + 2 * lane) * multiplier
     return answer

@@ -76,9 +76,15 @@ def text_at(registers: bytes, at: int, length: int) -> str:
     return "".join(chr(code) for code in raw if ord(" ") <= code <= ord("~")).strip()
 
 
-def identity(registers: bytes, places: dict[str, tuple[int, int]]) -> dict[str, Json]:
-    """Vendor, part number, revision and serial number, each from its registers."""
-    return {name: text_at(registers, *place) for name, place in places.items()}
+def module_answer(
+    registers: bytes, kind: str, media: str, places: dict[str, tuple[int, int]]
+) -> dict[str, Json]:
+    """Answer about a module with its type, its media and its identity, still without monitors.
+
+    `places` are the registers of vendor, part number, revision and serial number.
+    """
+    identity = {name: text_at(registers, *place) for name, place in places.items()}
+    return {"type": kind, **identity, "media": media, "lanes": [], "thresholds": {}}
 
 
 class ThresholdRegisters(NamedTuple):
@@ -91,16 +97,11 @@ class ThresholdRegisters(NamedTuple):
 
 
 _ORDER = ("high_alarm", "low_alarm", "high_warning", "low_warning")
-_REPORTED_THRESHOLDS = frozenset(
-    {
-        "temperature_high_alarm",
-        "temperature_high_warning",
-        "receive_power_low_alarm",
-        "receive_power_low_warning",
-        "receive_power_high_alarm",
-        "transmit_power_low_alarm",
-    }
-)
+_REPORTED_THRESHOLDS = {
+    "temperature": {"high_alarm", "high_warning"},
+    "receive_power": {"low_alarm", "low_warning", "high_alarm"},
+    "transmit_power": {"low_alarm"},
+}
 
 
 def thresholds(registers: bytes | None, limits: tuple[ThresholdRegisters, ...]) -> dict[str, int]:
@@ -110,6 +111,6 @@ def thresholds(registers: bytes | None, limits: tuple[ThresholdRegisters, ...]) 
         if registers is None or not any(registers[at : at + 8]):
             continue
         for place, limit in enumerate(_ORDER):
-            if f"{quantity}_{limit}" in _REPORTED_THRESHOLDS:
+            if limit in _REPORTED_THRESHOLDS[quantity]:
                 answer[f"{quantity}_{limit}_{unit}"] = read(registers, at + 2 * place)
     return answer

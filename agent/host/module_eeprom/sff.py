@@ -17,7 +17,7 @@ from railscope.capture import Json
 
 SFP_IDENTIFIERS = (0x03, 0x0B)
 
-_SFP_FIELD_REGISTERS = {
+_SFP_PLACES = {
     "vendor": (20, 16),
     "part_number": (40, 16),
     "revision": (56, 4),
@@ -33,25 +33,16 @@ _OPTICAL_CABLES = frozenset({0x01, 0x18, 0x31, 0x33})
 _PAM4_LANES = range(0x40, 0x47)
 _OPTICAL_PIGTAIL, _SFP_CONNECTOR = 0x0B, 2
 _SFP_DIAGNOSTICS, _HAS_DIAGNOSTICS, _CALIBRATED_BY_HOST, _MOVES_ADDRESS = 92, 0x40, 0x10, 0x04
-_SFP_TEMPERATURE, _SFP_VOLTAGE, _SFP_BIAS, _SFP_TRANSMITTED, _SFP_RECEIVED = (
-    0,
-    8,
-    16,
-    24,
-    32,
-)  # of thresholds
+# First registers of the thresholds of a quantity.
+_SFP_TEMPERATURE, _SFP_VOLTAGE, _SFP_BIAS, _SFP_TRANSMITTED, _SFP_RECEIVED = 0, 8, 16, 24, 32
 _MEASURED = 96
 _SFP_THRESHOLDS = (
     pages.ThresholdRegisters("temperature", "millicelsius", _SFP_TEMPERATURE, pages.millicelsius),
     pages.ThresholdRegisters("transmit_power", "nanowatts", _SFP_TRANSMITTED, pages.nanowatts),
     pages.ThresholdRegisters("receive_power", "nanowatts", _SFP_RECEIVED, pages.nanowatts),
 )
-_SLOPED = (
-    _SFP_BIAS,
-    _SFP_TRANSMITTED,
-    _SFP_TEMPERATURE,
-    _SFP_VOLTAGE,
-)  # in the order of their constants
+_SLOPED = (_SFP_BIAS, _SFP_TRANSMITTED, _SFP_TEMPERATURE, _SFP_VOLTAGE)
+"""In the order of their constants."""
 _RECEIVE_CONSTANTS = struct.Struct(">5f")
 _CONSTANTS = struct.Struct(">HhHhHhHh")
 
@@ -59,13 +50,7 @@ _CONSTANTS = struct.Struct(">HhHhHhHh")
 def decode_sfp(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module with one lane. Raises OSError."""
     cable = lower[_CABLES]
-    answer: dict[str, Json] = {
-        "type": _sfp_type(lower),
-        **pages.identity(lower, _SFP_FIELD_REGISTERS),
-        "media": _sfp_media(lower),
-        "lanes": [],
-        "thresholds": {},
-    }
+    answer = pages.module_answer(lower, _sfp_type(lower), _sfp_media(lower), _SFP_PLACES)
     if cable & (_PASSIVE | _ACTIVE) and lower[_SFP_CABLE_LENGTH]:
         answer["length_metres"] = lower[_SFP_CABLE_LENGTH]
     diagnostics = lower[_SFP_DIAGNOSTICS]
@@ -155,7 +140,7 @@ def _bounded(value: float, *, is_signed: bool = False) -> int:
 QSFP_IDENTIFIERS = (0x0C, 0x0D, 0x11)
 
 _NAMES = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
-_QSFP_FIELD_REGISTERS = {
+_QSFP_PLACES = {
     "vendor": (148, 16),
     "part_number": (168, 16),
     "revision": (184, 2),
@@ -183,13 +168,8 @@ def decode_qsfp(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     registers = lower + read(pages.HalfPage(is_upper=True))
     media = _qsfp_media(registers)
     is_pam4 = registers[_QSFP_COMPLIANCE] in _PAM4_LANES
-    answer: dict[str, Json] = {
-        "type": "QSFP56" if is_pam4 else _NAMES[lower[0]],
-        **pages.identity(registers, _QSFP_FIELD_REGISTERS),
-        "media": media,
-        "lanes": [],
-        "thresholds": {},
-    }
+    kind = "QSFP56" if is_pam4 else _NAMES[lower[0]]
+    answer = pages.module_answer(registers, kind, media, _QSFP_PLACES)
     if not media.startswith("optical") and registers[_QSFP_CABLE_LENGTH]:
         answer["length_metres"] = registers[_QSFP_CABLE_LENGTH]
     if media != "passive copper":

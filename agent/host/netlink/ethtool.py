@@ -19,55 +19,44 @@ from agent.host.module_eeprom.pages import HALF_BYTES, HalfPage
 from agent.host.netlink import connection as netlink
 from railscope.capture import Json
 
-EXTENDED_STATES = {
-    0: "Autoneg",
-    1: "Link training failure",
-    2: "Logical mismatch",
-    3: "Bad signal integrity",
-    4: "No cable",
-    5: "Cable issue",
-    6: "EEPROM issue",
-    7: "Calibration failure",
-    8: "Power budget exceeded",
-    9: "Overheat",
-    10: "Module",
-}
-EXTENDED_SUBSTATES = {
-    0: {
-        1: "No partner detected",
-        2: "Ack not received",
-        3: "Next page exchange failed",
-        4: "No partner detected during force mode",
-        5: "FEC mismatch during override",
-        6: "No HCD",
-    },
-    1: {
-        1: "KR frame lock not acquired",
-        2: "KR link inhibit timeout",
-        3: "KR Link partner did not set receiver ready",
-        4: "Remote side is not ready yet",
-    },
-    2: {
-        1: "PCS did not acquire block lock",
-        2: "PCS did not acquire AM lock",
-        3: "PCS did not get align_status",
-        4: "FC FEC is not locked",
-        5: "RS FEC is not locked",
-    },
-    3: {
-        1: "Large number of physical errors",
-        2: "Unsupported rate",
-        3: "Serdes reference clock lost",
-        4: "Serdes ALOS",
-    },
-    5: {
-        1: "Unsupported cable",
-        2: "Cable test failure",
-    },
-    10: {
-        1: "CMIS module is not in ModuleReady state",
-    },
-}
+_EXTENDED_STATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "Autoneg",
+        (
+            "No partner detected", "Ack not received", "Next page exchange failed",
+            "No partner detected during force mode", "FEC mismatch during override", "No HCD",
+        ),
+    ),
+    (
+        "Link training failure",
+        (
+            "KR frame lock not acquired", "KR link inhibit timeout",
+            "KR Link partner did not set receiver ready", "Remote side is not ready yet",
+        ),
+    ),
+    (
+        "Logical mismatch",
+        (
+            "PCS did not acquire block lock", "PCS did not acquire AM lock",
+            "PCS did not get align_status", "FC FEC is not locked", "RS FEC is not locked",
+        ),
+    ),
+    (
+        "Bad signal integrity",
+        (
+            "Large number of physical errors", "Unsupported rate", "Serdes reference clock lost",
+            "Serdes ALOS",
+        ),
+    ),
+    ("No cable", ()),
+    ("Cable issue", ("Unsupported cable", "Cable test failure")),
+    ("EEPROM issue", ()),
+    ("Calibration failure", ()),
+    ("Power budget exceeded", ()),
+    ("Overheat", ()),
+    ("Module", ("CMIS module is not in ModuleReady state",)),
+)  # fmt: skip
+"""States by their number; substates of each are numbered from 1."""
 
 
 AttributeValues = dict[int, bytes]
@@ -157,7 +146,7 @@ class EthtoolFamily:
 
     def standard_statistics(self, interface: str) -> Json:
         """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), where supported."""
-        body = self._exchanged(_STATS_GET, interface, (_ALL_GROUPS,), 0)
+        body = self._exchange(_STATS_GET, interface, _ALL_GROUPS)
         counted: dict[str, int] = {}
         for kind, group in netlink.attributes(body):
             if kind != _GROUP:
@@ -183,36 +172,37 @@ class EthtoolFamily:
         Modes are limited to media modes (400000baseCR4/Full); the other bits that the kernel lists
         beside them (ports, pause, FEC, autonegotiation) are returned by other functions.
         """
-        attributes_read = self._ask(_LINK_MODES_GET, interface)
-        ours, peer = _modes(attributes_read, _MODES_OURS), _modes(attributes_read, _MODES_PEER)
+        attributes = self._ask(_LINK_MODES_GET, interface)
+        ours, peer = _modes(attributes, _MODES_OURS), _modes(attributes, _MODES_PEER)
         answer: dict[str, Json] = {
             "supported": [name for name, _ in ours],
             "advertised": [name for name, is_set in ours if is_set],
             "peer": [name for name, is_set in peer if is_set],
-            **_flags(attributes_read, _MODES_FLAGS),
+            **_flags(attributes, _MODES_FLAGS),
         }
-        speed = netlink.integer(attributes_read.get(_SPEED, b"\0"))
+        speed = netlink.integer(attributes.get(_SPEED, b"\0"))
         if speed not in (0, _SPEED_UNKNOWN):
             answer["speed_megabits"] = speed
-        if _DUPLEX in attributes_read and netlink.integer(attributes_read[_DUPLEX]) in _DUPLEXES:
-            answer["duplex"] = _DUPLEXES[netlink.integer(attributes_read[_DUPLEX])]
-        if lanes := netlink.integer(attributes_read.get(_LANES, b"\0")):
+        if _DUPLEX in attributes and netlink.integer(attributes[_DUPLEX]) in _DUPLEXES:
+            answer["duplex"] = _DUPLEXES[netlink.integer(attributes[_DUPLEX])]
+        if lanes := netlink.integer(attributes.get(_LANES, b"\0")):
             answer["lanes"] = lanes
         return answer
 
     def link_state(self, interface: str) -> Json:
         """Link state, and the reason for a down link if the driver reports it."""
-        attributes_read = self._ask(_LINK_STATE_GET, interface, statistics=True)
-        answer: dict[str, Json] = _flags(attributes_read, _STATE_FLAGS) | _numbers(
-            attributes_read, _STATE_COUNTERS
+        attributes = self._ask(_LINK_STATE_GET, interface, statistics=True)
+        answer: dict[str, Json] = _flags(attributes, _STATE_FLAGS) | _numbers(
+            attributes, _STATE_COUNTERS
         )
-        if _EXTENDED_STATE in attributes_read:
-            state = netlink.integer(attributes_read[_EXTENDED_STATE])
-            answer["extended_state"] = EXTENDED_STATES.get(state, f"unknown ({state})")
-            if _EXTENDED_SUBSTATE in attributes_read:
-                substate = netlink.integer(attributes_read[_EXTENDED_SUBSTATE])
-                known = EXTENDED_SUBSTATES.get(state, {})
-                answer["extended_substate"] = known.get(substate, f"unknown ({substate})")
+        if _EXTENDED_STATE in attributes:
+            state = netlink.integer(attributes[_EXTENDED_STATE])
+            known = dict(enumerate(_EXTENDED_STATES))
+            answer["extended_state"], substates = known.get(state, (f"unknown ({state})", ()))
+            if _EXTENDED_SUBSTATE in attributes:
+                substate = netlink.integer(attributes[_EXTENDED_SUBSTATE])
+                names = dict(enumerate(substates, 1))
+                answer["extended_substate"] = names.get(substate, f"unknown ({substate})")
         return answer
 
     def module_half(self, interface: str, half: HalfPage) -> bytes:
@@ -231,22 +221,17 @@ class EthtoolFamily:
     def _ask(
         self, command: int, interface: str, *more: bytes, statistics: bool = False
     ) -> AttributeValues:
+        flags = _FLAG_STATISTICS if statistics else 0
         try:
-            return self._request(command, interface, more, _FLAG_STATISTICS if statistics else 0)
+            body = self._exchange(command, interface, *more, flags=flags)
         except OSError as error:
             if not statistics or error.errno not in _NOT_COUNTED:
                 raise
             # Kernels before 5.10 (link state: before 6.2) reject the flag.
-            return self._request(command, interface, more, 0)
+            body = self._exchange(command, interface, *more)
+        return dict(netlink.attributes(body))
 
-    def _request(
-        self, command: int, interface: str, more: tuple[bytes, ...], flags: int
-    ) -> AttributeValues:
-        return dict(netlink.attributes(self._exchanged(command, interface, more, flags)))
-
-    def _exchanged(
-        self, command: int, interface: str, more: tuple[bytes, ...], flags: int
-    ) -> bytes:
+    def _exchange(self, command: int, interface: str, *more: bytes, flags: int = 0) -> bytes:
         header = netlink.nest(
             _HEADER,
             netlink.interface_attribute(_HEADER_NAME, interface),
