@@ -180,12 +180,12 @@ class ClaimsEndpoint:
         if request.path == CLAIMS_PATH and request.method == "POST":
             start = msgspec.json.decode(request.body, type=ClaimStartRequest)
             claim = self._claim(start)
-            stored = await asyncio.to_thread(self._tenancy.told.start, claim, again=start.again)
+            stored = await asyncio.to_thread(self._tenancy.commands.start, claim, again=start.again)
             return _json_response({"claim": _claim_json(stored)})
         if end and request.method == "POST":
             when = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
             edge = self._timestamp(when, "end")
-            stored = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), *edge)
+            stored = await asyncio.to_thread(self._tenancy.commands.end, unquote(end[1]), *edge)
             return _json_response({"claim": _claim_json(stored)})
         known = request.path == CLAIMS_PATH or end
         status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
@@ -253,7 +253,7 @@ class ClaimsEndpoint:
         gpus = self._tenancy.devices.all
         found = [_claim_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
         known = {(row["id"], row["device"]) for row in found}
-        held = (one for one in self._tenancy.told.held if one.end_ns is None)
+        held = (one for one in self._tenancy.commands.held if one.end_ns is None)
         since = [_claim_row(claims.COMMAND_SOURCE, "", one, gpus) for one in held]
         return found + [row for row in since if (row["id"], row["device"]) not in known]
 

@@ -72,7 +72,7 @@ class GpuInventory:
     _failure: NvmlError | None = None
     _failed_ns: int = 0
 
-    def look(self, host: Host) -> dict[int, GpuDevice]:
+    def scan(self, host: Host) -> dict[int, GpuDevice]:
         """Count the GPUs and identify each one. Raises NvmlError if the driver fails.
 
         A lost GPU stays in the inventory: it is lost, not absent. After a failed call the driver is
@@ -96,7 +96,7 @@ class GpuInventory:
             self._replace(host, {}, _no_library_finding(host))
             return self.found
         driver = _DriverVersions.read(host)
-        network = self.wiring.look(host)
+        network = self.wiring.scan(host)
         identified = {index: self._identify(host, index, driver, network) for index in range(count)}
         named = {gpu.entity.key: index for index, gpu in identified.items() if gpu}
         gpus = {i: gpu for i, gpu in identified.items() if gpu and named[gpu.entity.key] == i}

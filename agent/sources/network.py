@@ -85,7 +85,7 @@ class LinkSource(source.SourceWithFiles):
         verdict = source.ProbeVerdict.SUPPORTED if columns.columns else source.ProbeVerdict.ABSENT
         detail = source.format_count(len(interfaces), "interface")
         finding = source.ProbeFinding("network links", verdict, detail)
-        return columns.result(finding, bystanders=self._nics.look(host))
+        return columns.result(finding, bystanders=self._nics.find(host))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""

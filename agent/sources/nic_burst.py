@@ -312,7 +312,7 @@ class NicBurstSource:
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Select the NICs. An unchanged NIC continues with its state."""
-        network = self._wiring.look(host)
+        network = self._wiring.scan(host)
         nics = {
             name: device.rdma[0]
             for device in network.devices

@@ -63,7 +63,7 @@ class NicSource(UnwrappingSource, source.SourceWithoutResources):
         unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._before |= self._carried
         nics: list[_NicStatistics] = []
-        network = self._wiring.look(host)
+        network = self._wiring.scan(host)
         for interface in _interfaces(host):
             try:
                 driver = host.call("ethtool", "driver", interface)
@@ -212,7 +212,7 @@ class LinkErrorSource(source.SourceWithoutResources):
         self._requests = []
         for interface in physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return columns.result(*findings, bystanders=self._nics.look(host))
+        return columns.result(*findings, bystanders=self._nics.find(host))
 
     def _plan(
         self, host: Host, interface: str, columns: source.ColumnBuilder

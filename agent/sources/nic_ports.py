@@ -58,7 +58,7 @@ class NeighbourSource(ScanningSource):
 
     def scan(self, host: Host) -> NodeScan:
         """Read the current neighbours."""
-        scan = NodeScan(described=list(self._nics.look(host)))
+        scan = NodeScan(described=list(self._nics.find(host)))
         links = {
             # An interface that is administratively down returns EINVAL.
             name: parsed_reading(host.read, f"{NET}/{name}/carrier")
@@ -161,7 +161,7 @@ class OpticsSource(ScanningSource):
 
     def scan(self, host: Host) -> NodeScan:
         """Read the module of every NIC."""
-        scan = NodeScan(described=list(self._nics.look(host)))
+        scan = NodeScan(described=list(self._nics.find(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             _scan_module(host, interface, scan)

@@ -88,8 +88,8 @@ class NicSettingsSource(ScanningSource):
 
     def scan(self, host: Host) -> NodeScan:
         """Query all settings of every NIC."""
-        scan = NodeScan(described=list(self._nics.look(host)))
-        self._network = self._wiring.look(host)
+        scan = NodeScan(described=list(self._nics.find(host)))
+        self._network = self._wiring.scan(host)
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             self._scan_nic(host, read_interface(host, interface), scan)

@@ -138,7 +138,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find all ports and all their counter files."""
-        network = self._wiring.look(host)
+        network = self._wiring.scan(host)
         there = _devices(host, network)
         bridges = [device.whole for device in there if device.whole.facts.get("role") == BRIDGE]
         devices = [device for device in there if device.whole not in bridges]

@@ -48,14 +48,14 @@ _METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)
 
 def _owners(trusted: str) -> frozenset[str]:
     """Trusted owners. Raises SettingsError for an unknown one."""
-    words = frozenset(trusted.split())
-    if unknown := sorted(words - OWNERS):
+    names = frozenset(trusted.split())
+    if unknown := sorted(names - OWNERS):
         known = ", ".join(sorted(OWNERS))
         message = (
             f"invalid tenancy.trusted_owners: {', '.join(unknown)}: expected owners among {known}"
         )
         raise SettingsError(message)
-    return words
+    return names
 
 
 class ClaimSource(source.SourceWithoutResources):
@@ -76,7 +76,7 @@ class ClaimSource(source.SourceWithoutResources):
     ) -> None:
         """Raises SettingsError for an unknown owner."""
         self.period_seconds = period_seconds
-        self.told = command_claims.CommandClaims()
+        self.commands = command_claims.CommandClaims()
         self.devices = devices.NodeDevices()
         self._settings, self._node = settings, node
         self._gpus = gpus or GpuInventory()
@@ -95,7 +95,7 @@ class ClaimSource(source.SourceWithoutResources):
             self._slurm,
             virtual_machines.VirtualMachineProvider(),
             claims_file.ClaimsFile(settings.claims_file, lambda: self._node),
-            self.told,
+            self.commands,
         )
         self._adapters = adapters
         self._unclaimed = gpu_processes.UnclaimedUseDetector()
@@ -115,7 +115,7 @@ class ClaimSource(source.SourceWithoutResources):
         """Store state that must survive a restart in a directory, and load the existing state."""
         self._node = node
         self._memory = tenancy_state_file.TenancyStateFile(directory)
-        self.told.keep_in(directory)
+        self.commands.keep_in(directory)
 
     @property
     def open(self) -> tuple[claim_tracker.ActiveClaim, ...]:
@@ -124,7 +124,7 @@ class ClaimSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
-        self._just_polled = self._look(host)
+        self._just_polled = self._poll(host)
         columns = source.ColumnBuilder()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
         entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
@@ -136,7 +136,7 @@ class ClaimSource(source.SourceWithoutResources):
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Poll, unless the probe just did, and report the claims and their changes."""
-        is_polled, self._just_polled = self._just_polled or self._look(host), False
+        is_polled, self._just_polled = self._just_polled or self._poll(host), False
         if not is_polled:
             into.kept_back = True
             return
@@ -168,7 +168,7 @@ class ClaimSource(source.SourceWithoutResources):
         address = known.pci_address if known else uuid.partition("pci:")[2]
         return Entity(GPU, (uuid,), {"pci_address": address} if address else {})
 
-    def _look(self, host: Host) -> bool:
+    def _poll(self, host: Host) -> bool:
         """Poll all claim providers. Return False while the set of GPUs is still unknown."""
         now = host.clock.now()
         self._first_ns = now.boot_ns if self._first_ns is None else self._first_ns

@@ -164,7 +164,7 @@ class NetworkScanner:
         self._bridges: dict[str, bool] = {}
         self._last: _NetworkScan | None = None
 
-    def look(self, host: Host) -> NodeNetwork:
+    def scan(self, host: Host) -> NodeNetwork:
         """Return the network devices as they are now.
 
         Sources probe one after the other: a result of the last second is reused if the devices are the
@@ -389,9 +389,9 @@ class NicFinder:
     def __init__(self, wiring: NetworkScanner | None = None) -> None:
         self._wiring = wiring or NetworkScanner()
 
-    def look(self, host: Host) -> tuple[Entity, ...]:
+    def find(self, host: Host) -> tuple[Entity, ...]:
         """Return every interface whose driver identifies itself."""
-        network = self._wiring.look(host)
+        network = self._wiring.scan(host)
         found = []
         for interface in list_names(host, NET_CLASS):
             try:

@@ -56,7 +56,7 @@ def server(path: str) -> FakeHost:
 
 def expected_lanes(host: FakeHost) -> list[Reading]:
     gpus = GpuInventory()
-    gpus.look(host)
+    gpus.scan(host)
     found = readings(read_once(GpuPathSource(gpus=gpus), host).frame)
     return [r for (name, _), r in found.items() if name == c.GPU_PCIE_EXPECTED_WIDTH.name]
 

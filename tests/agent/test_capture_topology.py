@@ -71,7 +71,7 @@ def test_cards_of_that_server_are_found(westmere: Path) -> None:
     host = LiveHost(westmere)
     assert pci_functions(host, RDMA_CLASS) == {"qib0": "0000:43:00.0"}
     assert gpu_addresses(host) == []
-    network = NetworkScanner().look(host)
+    network = NetworkScanner().scan(host)
     assert network.at("0000:43:00.0").facts == {}
     assert network.at("0000:43:00.0").why == "the node has no GPU"
 
@@ -79,7 +79,7 @@ def test_cards_of_that_server_are_found(westmere: Path) -> None:
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
     host = LiveHost(unpacked(GB10, tmp_path, "/(bus|class)(/|$)"))
     assert gpu_addresses(host) == []
-    assert NetworkScanner().look(host) == NodeNetwork()
+    assert NetworkScanner().scan(host) == NodeNetwork()
     assert read_once(PcieSource(), host).problem == ""
 
 
@@ -156,7 +156,7 @@ def guest(name: str, *, tree: bool = True) -> FakeHost:
 
 
 def network(host: FakeHost, tree: NcclTopology | None = None) -> NodeNetwork:
-    return NetworkScanner(RailRules(tree=tree)).look(host)
+    return NetworkScanner(RailRules(tree=tree)).scan(host)
 
 
 WITH_CARDS = {

@@ -45,7 +45,7 @@ def expected(
         now, _, limit = link.partition(" of ")
         set_link(host, end, now, limit)
     gpus = GpuInventory()
-    gpus.look(host)
+    gpus.scan(host)
     found = readings(read_once(GpuPathSource(gpus=gpus, settings=settings), host).frame)
     return (
         found[c.GPU_PCIE_EXPECTED_WIDTH.name, ("GPU-0",)],

@@ -43,7 +43,7 @@ def test_each_gpu_is_told_by_who_has_it() -> None:
         ("0000:04:00.0", "nouveau"), ("0000:05:00.0", "nvidia"),
     ):  # fmt: skip
         plug(host, address, driver)
-    gpus.look(host)
+    gpus.scan(host)
     assert states(host, gpus) == {
         "0000:01:00.0": "driver", "0000:02:00.0": "virtual_machine", "0000:03:00.0": "unbound",
         "0000:04:00.0": "other_driver", "0000:05:00.0": "missing",

@@ -30,7 +30,7 @@ class Run:
         gpus = GpuInventory()
         if driver:
             add_gpus(self.host, 1)
-            gpus.look(self.host)
+            gpus.scan(self.host)
         self.tell(busy=0, state=8)
         self.reader = SourceReader(GpuPathSource(gpus=gpus), self.host, ORIGIN)
 

@@ -67,7 +67,7 @@ def by_name(network: NodeNetwork) -> dict[str, tuple[str, int | None]]:
 
 
 def look(host: FakeHost) -> dict[str, tuple[str, int | None]]:
-    return by_name(NetworkScanner().look(host))
+    return by_name(NetworkScanner().scan(host))
 
 
 def route(host: FakeHost, *routes: tuple[str, int]) -> None:
@@ -89,7 +89,7 @@ def test_the_rails_of_a_dgx_h100_are_not_the_numbers_of_its_devices() -> None:
 
 @given(st.permutations(range(12)), st.permutations([name for _, _, name in DGX_H100.values()]))
 def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
-    names = [device.rdma[0] for device in NetworkScanner().look(dgx_h100()).devices]
+    names = [device.rdma[0] for device in NetworkScanner().scan(dgx_h100()).devices]
     fresh = {name: f"mlx5_{number}" for name, number in zip(names, numbers, strict=True)}
     host = dgx_h100()
     renamed = FakeHost()
@@ -102,7 +102,7 @@ def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
         for name, place in zip(interfaces, places, strict=True)
     }
     renamed.links = links
-    before, after = NetworkScanner().look(host), NetworkScanner().look(renamed)
+    before, after = NetworkScanner().scan(host), NetworkScanner().scan(renamed)
     assert {d.address: (d.role, d.rail) for d in before.devices} == {
         d.address: (d.role, d.rail) for d in after.devices
     }
@@ -178,10 +178,10 @@ def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
     for path in list(host.links.values()):
         host.files[f"{path}/vpd"] = lambda path=path: asked.append(path) or "ConnectX-7"
     wiring = NetworkScanner()
-    wiring.look(host)
+    wiring.scan(host)
     assert len(asked) == 10, "eight rails and two that may be bridges; not the BlueFields"
     host.clock.advance(60)
-    wiring.look(host)
+    wiring.scan(host)
     assert len(asked) == 10
 
 
@@ -190,23 +190,23 @@ def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
     address = rail(host, 0, "mlx5_0")
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = DENIED
     wiring = NetworkScanner()
-    assert by_name(wiring.look(host)) == {"mlx5_0": ("compute", 0)}
+    assert by_name(wiring.scan(host)) == {"mlx5_0": ("compute", 0)}
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
     host.clock.advance(60)
-    assert by_name(wiring.look(host)) == {"mlx5_0": ("bridge", None)}, "the agent has become root"
+    assert by_name(wiring.scan(host)) == {"mlx5_0": ("bridge", None)}, "the agent has become root"
 
 
 def test_sources_that_probe_together_look_once() -> None:
     host, wiring = hgx_b200(), NetworkScanner()
-    first = wiring.look(host)
-    assert wiring.look(host) is first
+    first = wiring.scan(host)
+    assert wiring.scan(host) is first
     alone(host, 0x90, "mlx5_14")
-    second = wiring.look(host)
+    second = wiring.scan(host)
     assert len(second.devices) == len(first.devices) + 1, "a new device is seen at once"
     host.clock.advance(1)
-    assert wiring.look(host) is not second
-    assert wiring.look(host) == second
-    assert wiring.look(hgx_b200()) == first
+    assert wiring.scan(host) is not second
+    assert wiring.scan(host) == second
+    assert wiring.scan(hgx_b200()) == first
 
 
 def test_a_gb200_tray() -> None:
@@ -234,7 +234,7 @@ def test_a_gb200_tray() -> None:
     compute = {f"mlx5_{n}": ("compute", r) for r, n in enumerate((0, 1, 4, 5))}
     storage = {f"mlx5_{n}": ("storage", None) for n in (2, 3, 6, 7)}
     assert look(host) == compute | storage
-    assert list(NetworkScanner().look(host).gpu_rails.values()) == [0, 1, 2, 3]
+    assert list(NetworkScanner().scan(host).gpu_rails.values()) == [0, 1, 2, 3]
 
 
 def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
@@ -243,7 +243,7 @@ def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
         first = rail(host, number, f"mlx5_{2 * number}")
         second = host.links[f"{DEVICES}/{first}"].removeprefix("/sys/devices/")[:-1] + "1"
         add_nic(host, second, f"mlx5_{2 * number + 1}")
-    found = [(d.rail, d.plane) for d in NetworkScanner().look(host).devices]
+    found = [(d.rail, d.plane) for d in NetworkScanner().scan(host).devices]
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
@@ -324,7 +324,7 @@ def test_without_gpus_nothing_is_said_of_cards() -> None:
     host = FakeHost()
     alone(host, 0x60, "mlx5_0", interface="eth1")
     assert look(host) == {"mlx5_0": ("", None)}
-    assert not NetworkScanner().look(host).devices[0].facts
+    assert not NetworkScanner().scan(host).devices[0].facts
 
 
 def test_parts_of_a_function_are_not_the_function() -> None:
@@ -335,7 +335,7 @@ def test_parts_of_a_function_are_not_the_function() -> None:
     host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
     host.links["/sys/class/infiniband/mlx5_2/device"] = f"{place}/mlx5_core.sf.2"
     host.links["/sys/class/net/en1s88/device"] = f"{place}/mlx5_core.sf.2"
-    (device,) = NetworkScanner().look(host).devices
+    (device,) = NetworkScanner().scan(host).devices
     assert device.names == ("mlx5_0", "ens1", card)
 
 

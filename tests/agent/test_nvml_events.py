@@ -122,7 +122,7 @@ def test_an_event_that_a_hung_driver_gave_late_is_the_one_of_the_log() -> None:
 def test_a_mig_change_makes_all_look_anew() -> None:
     host, shared = gpu(), GpuInventory()
     reader = SourceReader(NvmlEventSource(XidMatcher(), gpus=shared), host, ORIGIN)
-    shared.look(host)
+    shared.scan(host)
     reader.run()
     before = shared.generation
     host.calls[WAIT] = [[1, 0, MIG_CHANGE, 0, NONE, NONE]]

@@ -69,6 +69,6 @@ def test_interfaces_without_a_driver_to_ask_are_no_cards() -> None:
     host.files["/sys/class/net/ens1/speed"] = ""
     told = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
     host.calls["ethtool.driver(ens1)"] = told
-    (found,) = NicFinder().look(host)
+    (found,) = NicFinder().find(host)
     wanted = {"driver": "mlx5_core", "firmware": "28.1", "pci_address": "0000:1a:00.0"}
     assert (found, found.facts) == (Entity(found.kind, ("ens1",), wanted), wanted)

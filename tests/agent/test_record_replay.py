@@ -405,9 +405,9 @@ def test_product_data_keeps_what_is_looked_for_and_no_serial_number(
     address = add_nic(host, "pci0000:70/0000:70:01.0/0000:71:00.0", "mlx5_0")
     host.files[f"{host.links[f'/sys/bus/pci/devices/{address}']}/vpd"] = VITAL
     recording = RecordingHost(host, Redactor() if redact else None)
-    NetworkScanner().look(recording)
+    NetworkScanner().scan(recording)
     Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
     assert ("MT2342T00123" in (tmp_path / "timeline.jsonl").read_text()) is not redact
     replayed = RecordedHost(read_capture(tmp_path), ManualClock(), lambda: 0)
-    (device,) = NetworkScanner().look(replayed).devices
+    (device,) = NetworkScanner().scan(replayed).devices
     assert device.role == "bridge"

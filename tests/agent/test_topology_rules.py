@@ -32,7 +32,7 @@ def server(count: int = 4) -> FakeHost:
 
 
 def look(host: FakeHost, **given: object) -> NodeNetwork:
-    return NetworkScanner(parse_rail_rules(TopologySettings(**given))).look(host)  # type: ignore[arg-type]
+    return NetworkScanner(parse_rail_rules(TopologySettings(**given))).scan(host)  # type: ignore[arg-type]
 
 
 def named(network: NodeNetwork, name: str) -> NetworkDevice:

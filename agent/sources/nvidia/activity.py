@@ -132,7 +132,7 @@ class GpuActivitySource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Plan the calls for each GPU and each MIG device."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
         self._plans.place(host, self._gpus.generation, wanted, columns)
@@ -183,7 +183,7 @@ class GpuBurstSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Two histograms for each GPU that has the samples."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         self._generation = self._gpus.generation
         columns = source.ColumnBuilder()
         self._columns = []

@@ -77,7 +77,7 @@ class GpuSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         wanted = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.place(host, self._gpus.generation, wanted, columns)
@@ -150,7 +150,7 @@ class MigSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Plan the calls for each MIG device, and count those of each MIG-capable GPU."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]

@@ -197,7 +197,7 @@ class NvLinkSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Count the links of each GPU and plan the calls for them."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         if self._gpus.generation != self._plans.generation:
             self._calls.clear()
         columns = source.ColumnBuilder()

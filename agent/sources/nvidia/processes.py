@@ -42,7 +42,7 @@ class GpuSharingSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Three columns for each GPU."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         self._generation = self._gpus.generation
         columns = source.ColumnBuilder()
         self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
@@ -144,7 +144,7 @@ class GpuProcessSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Create columns for every GPU, and for the processes that have been present at two polls."""
-        gpus = self._gpus.look(host)
+        gpus = self._gpus.scan(host)
         self._generation = self._gpus.generation
         columns = source.ColumnBuilder()
         self._uses = [self._plan(host, gpu, columns) for gpu in gpus.values()]

@@ -86,13 +86,13 @@ class Story:
         self.host.files["/run/jobs/7"] = json.dumps({"jobs": [job]})
         self.host.calls[LISTED] = [pod("train", uuid(1))]
         start = ClaimStartRequest(id="c", gpus=["2"], tenant="red", workload="batch")
-        self.looked.tenancy.told.start(self.endpoint._claim(start))  # noqa: SLF001 - no socket needed
+        self.looked.tenancy.commands.start(self.endpoint._claim(start))  # noqa: SLF001 - no socket needed
 
     def end(self) -> None:
         self.host.files["/run/jobs/7"] = json.dumps({"jobs": []})
         self.host.calls[LISTED] = []
         edge = self.endpoint._timestamp(None, "end")  # noqa: SLF001 - no socket needed
-        self.looked.tenancy.told.end("c", *edge)
+        self.looked.tenancy.commands.end("c", *edge)
 
 
 steps = st.lists(
@@ -155,7 +155,7 @@ def test_an_id_may_begin_again_after_the_clock_was_set_back(tmp_path):
     story.end()
     story.host.clock.step_wall(-7200)
     again = ClaimStartRequest(id="c", gpus=["2"], tenant="red", workload="batch", again=True)
-    claims = story.looked.tenancy.told
+    claims = story.looked.tenancy.commands
     claims.start(story.endpoint._claim(again), again=True)  # noqa: SLF001 - no socket needed
     assert [one.end_ns is None for one in claims.all] == [False, True]
 

@@ -89,6 +89,6 @@ def test_a_count_is_placed_when_a_prolog_names_devices_later():
     devices = tuple(tenancy.devices.gpu(uuid(n)) for n in (2, 3))
     now = looked.host.clock.now()
     told = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
-    tenancy.told._claims = {told.id: told}  # noqa: SLF001 - no state directory here
+    tenancy.commands._claims = {told.id: told}  # noqa: SLF001 - no state directory here
     looked.look()
     assert sorted(one.held.gpu for one in tenancy.open) == [uuid(2), uuid(3)]
