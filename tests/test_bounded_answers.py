@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.commands.claim import AgentClient
-from agent.host.kubelet import Kubelet
+from agent.host.kubelet import call_kubelet
 from agent.host.kubelet_pods import pod_list
 from agent.shipping.collector_client import HttpClient
 from collector.config import InfluxSettings
@@ -124,7 +124,7 @@ def test_the_agent_asks_the_kubelet_for_pods_within_bounds(url: str) -> None:
 
 def test_the_agent_asks_the_kubelet_for_devices_within_bounds(unix: Path) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
-        Kubelet(str(unix), SECONDS, MAX_BYTES).ask("List")
+        call_kubelet(str(unix), "List", b"", SECONDS, MAX_BYTES)
 
 
 def claims_asked_for(where: str) -> None:

@@ -32,7 +32,6 @@ from h2.exceptions import H2Error
 
 from railscope.http_responses import MAX_HEAD_BYTES
 
-SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 MAX_BYTES = 64 << 20
 """Maximum size of one answer. gRPC's usual limit of 4 MiB is too small for a large node."""
 
@@ -49,27 +48,27 @@ _ERRNO_OF_STATUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Kubelet:
-    """A kubelet by its socket, with the timeout and the maximum size of its answers."""
+def call_kubelet(
+    path: str,
+    method: str,
+    request: bytes = b"",
+    timeout_seconds: float = 10.0,
+    max_bytes: int = MAX_BYTES,
+) -> bytes:
+    """Call a method of the kubelet at a socket and return the answer's message.
 
-    path: str = SOCKET
-    timeout_seconds: float = 10.0
-    max_bytes: int = MAX_BYTES
-
-    def ask(self, method: str, request: bytes = b"") -> bytes:
-        """Call a method and return the answer's message. Raises OSError, including TimeoutError."""
-        deadline = time.monotonic() + self.timeout_seconds
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self.timeout_seconds)
-            connection.connect(self.path)
-            answer = _KubeletAnswer(self.max_bytes)
-            try:
-                _exchange(connection, _KubeletRequest(method, request, deadline), answer)
-            except H2Error as error:
-                message = f"{self.path}: {type(error).__name__} {error}"
-                raise OSError(errno.EPROTO, message) from error
-            return _message(answer)
+    Raises OSError, including TimeoutError.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_seconds)
+        connection.connect(path)
+        answer = _KubeletAnswer(max_bytes)
+        try:
+            _exchange(connection, _KubeletRequest(method, request, deadline), answer)
+        except H2Error as error:
+            raise OSError(errno.EPROTO, f"{path}: {type(error).__name__} {error}") from error
+        return _message(answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,14 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from agent.host import Clock, NvmlError
-from agent.host.files import OpenFiles, RootedFiles
+from agent.host.files import RootedFiles
 from agent.host.network_calls import SEAMS, NetworkCalls
 from agent.host.nvml import Nvml
 from agent.host.owners import SEAMS as OF_OWNERS, OwnerCalls
@@ -250,16 +250,13 @@ def decode_health_log(log: bytes) -> dict[str, int]:
     return found
 
 
-class NvmeHealthLogs:
-    """Health logs of the drives of this node. Raises OSError."""
-
-    def call(self, function: str, controller: str) -> Json:
-        """Return "smart" of a controller such as nvme0."""
-        if function != "smart" or not _CONTROLLER_NAME.fullmatch(controller):
-            message = f"invalid NVMe controller {controller!r}: expected a name such as nvme0"
-            raise OSError(errno.ENODEV, message)
-        with open(f"/dev/{controller}", "rb", buffering=0) as device:  # noqa: PTH123 - a device
-            return decode_health_log(read_health_log(device.fileno()))
+def call_nvme(function: str, controller: str) -> Json:
+    """Return "smart", the health log, of a controller of this node such as nvme0. Raises OSError."""
+    if function != "smart" or not _CONTROLLER_NAME.fullmatch(controller):
+        message = f"invalid NVMe controller {controller!r}: expected a name such as nvme0"
+        raise OSError(errno.ENODEV, message)
+    with open(f"/dev/{controller}", "rb", buffering=0) as device:  # noqa: PTH123 - a device
+        return decode_health_log(read_health_log(device.fileno()))
 
 
 def command_error(status: int) -> OSError:
@@ -288,10 +285,9 @@ def read_health_log(descriptor: int) -> bytes:
 
 
 _LIBRARY_NOT_FOUND = 12
-_ENODEV, _EOPNOTSUPP = 19, 95
 
 
-class LiveHost:
+class LiveHost(RootedFiles):
     """This node. With a root other than "/" only the files of that tree exist.
 
     A copied tree has no GPUs and no network interfaces of its own: NVML and network calls would
@@ -299,14 +295,13 @@ class LiveHost:
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._files = RootedFiles(root)
-        self._live = self._files.real("") == ""
+        super().__init__(root)
+        self._live = not self.real("")
         self._clock = LiveClock()
-        self._machine = PsutilCalls(self._files.real("/proc"))
+        self._machine = PsutilCalls(self.real("/proc"))
         self._nvml = Nvml()
         self._network = NetworkCalls(self._clock)
-        self._nvme = NvmeHealthLogs()
-        self._owners = OwnerCalls(self._files, live=self._live)
+        self._owners = OwnerCalls(self, live=self._live)
 
     @property
     def clock(self) -> Clock:
@@ -321,22 +316,6 @@ class LiveHost:
         except FileNotFoundError:
             return ""
 
-    def read(self, path: str) -> bytes:
-        """Content of a small file."""
-        return self._files.read(path)
-
-    def names(self, path: str) -> list[str]:
-        """Entries of a directory, sorted."""
-        return self._files.names(path)
-
-    def resolve(self, path: str) -> str:
-        """Path with all links followed."""
-        return self._files.resolve(path)
-
-    def keep(self, paths: Sequence[str]) -> OpenFiles:
-        """Open a group of counter files with persistent descriptors."""
-        return self._files.keep(paths)
-
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Call NVML, psutil, a drive, the network (ethtool, netlink, LLDP), or an owner seam."""
         if seam == "psutil":
@@ -347,12 +326,12 @@ class LiveHost:
             return self._nvml.call(function, *arguments)
         if seam in SEAMS:
             if not self._live:
-                raise OSError(_ENODEV, "network interfaces are not available in a copied tree")
+                raise OSError(errno.ENODEV, "network interfaces are not available in a copied tree")
             return self._network.call(seam, function, *arguments)
         if seam == "nvme":
             if not self._live:
-                raise OSError(_EOPNOTSUPP, "drives are not available in a copied tree")
-            return self._nvme.call(function, str(arguments[0]))
+                raise OSError(errno.EOPNOTSUPP, "drives are not available in a copied tree")
+            return call_nvme(function, str(arguments[0]))
         if seam in OF_OWNERS:
             return self._owners.call(seam, function, *arguments)
         message = f"unknown seam {seam!r}"
@@ -365,7 +344,7 @@ class LiveHost:
 
     def kernel_log(self) -> LiveKernelLog:
         """Follow /dev/kmsg."""
-        return LiveKernelLog(self._files.real("/dev/kmsg"))
+        return LiveKernelLog(self.real(KMSG_PATH))
 
     def close(self) -> None:
         """Release the node's resources."""

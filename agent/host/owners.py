@@ -66,9 +66,9 @@ class OwnerCalls:
             raise FileNotFoundError(errno.ENOENT, "the kubelet is not available in a copied tree")
         if not Path(socket).exists():
             raise FileNotFoundError(errno.ENOENT, f"{socket} does not exist")
-        from agent.host.kubelet import Kubelet  # noqa: PLC0415 - HTTP/2 takes 2 MiB
+        from agent.host.kubelet import call_kubelet  # noqa: PLC0415 - HTTP/2 takes 2 MiB
 
-        answer = Kubelet(socket, KUBELET_SECONDS).ask(function)
+        answer = call_kubelet(socket, function, timeout_seconds=KUBELET_SECONDS)
         if function == LIST:
             return _as_json(
                 [pod for pod in kubelet_answers.parse_pods(answer) if _has_devices(pod)]

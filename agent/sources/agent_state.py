@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from agent.health import RULES, GpuVerdict, format_verdict, judge
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
@@ -35,25 +34,6 @@ _AGENT_METRICS = (
 )  # fmt: skip
 
 
-class SourceStatistics(Protocol):
-    """Attributes of a source's status that are read here."""
-
-    state: int
-    reads: int
-    missed_ticks: int
-    duration_ns: int
-    cpu_ns: int
-    stretch: int
-    finished_boot_ns: int | None
-    overdue: bool
-    frame: Frame | None
-
-    @property
-    def period_ns(self) -> int:
-        """The current period."""
-        ...
-
-
 class SelfMetricsSource(base.SourceWithoutResources):
     """The agent's own state as columns."""
 
@@ -64,7 +44,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
 
     def __init__(  # noqa: PLR0913, PLR0917 - one getter for each part of the agent that it reads
         self,
-        statuses: Callable[[], Mapping[str, SourceStatistics]],
+        statuses: Callable[[], Mapping[str, SourceState]],
         shipping: ShippingStats,
         take_events: Callable[[], list[Event]],
         period_seconds: float = 1.0,
@@ -163,7 +143,7 @@ def _witness_readings(shipping: ShippingStats) -> dict[declare.Metric, Reading]:
     return {c.WITNESS_STATE: audit_log.state, c.WITNESSED_RECORDS: records}
 
 
-def _absent_counts(status: SourceStatistics) -> list[int]:
+def _absent_counts(status: SourceState) -> list[int]:
     frame = status.frame
     if frame is None:
         return [0] * len(REASONS)

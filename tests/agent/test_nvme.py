@@ -17,7 +17,7 @@ from support.trees import server_tree
 from agent.host.live_host import (
     LOG_BYTES,
     LiveHost,
-    NvmeHealthLogs,
+    call_nvme,
     command_error,
     decode_health_log,
     read_health_log,
@@ -226,7 +226,7 @@ def test_a_drive_without_the_log_is_no_broken_one(status: int, reason: Absent) -
 @pytest.mark.parametrize("name", ["nvme0n1", "../null", "null", "", "nvme"])
 def test_nothing_but_a_controller_is_opened(name: str) -> None:
     with pytest.raises(OSError, match="invalid NVMe controller"):
-        NvmeHealthLogs().call("smart", name)
+        call_nvme("smart", name)
 
 
 def test_a_drive_that_is_not_there() -> None:

@@ -128,20 +128,19 @@ class GpuActivitySource(source.SourceWithoutResources):
     def __init__(self, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> None:
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
-        self._plans = CallPlans()
+        self._plans = CallPlans(self._gpus)
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Plan the calls for each GPU and each MIG device."""
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
-        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._plans.place(host, wanted, columns)
         return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Take a sample of each device and compare it with the previous one."""
         self._plans.read(host, into)
-        into.grown |= self._gpus.generation != self._plans.generation
 
 
 def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, CallTable]]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from agent.gpus.inventory import GpuInventory
 from agent.host import Host, Json, NvmlError
 from agent.sampling import source
 from railscope.catalog.declare import EntityKind, Metric
@@ -368,14 +369,14 @@ class CallPlan:
 class CallPlans:
     """Plans of one source, retained between probes until the inventory changes."""
 
-    def __init__(self) -> None:
-        self.generation = -1
+    def __init__(self, gpus: GpuInventory) -> None:
+        self._gpus = gpus
+        self._generation = -1
         self._kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
 
     def place(
         self,
         host: Host,
-        generation: int,
         wanted: Iterable[tuple[Device, Entity, CallTable]],
         columns: source.ColumnBuilder,
     ) -> None:
@@ -383,7 +384,7 @@ class CallPlans:
 
         A device that does not answer now keeps its previous plan.
         """
-        before, changed = self._kept, generation != self.generation
+        before, changed = self._kept, self.is_outdated
         kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
         for device, about, table in wanted:
             key = (device, about.key, table.recent)
@@ -395,13 +396,18 @@ class CallPlans:
                     plan = old
             plan.place(columns)
             kept[key] = plan
-        self.generation, self._kept = generation, kept
+        self._generation, self._kept = self._gpus.generation, kept
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
-        """Fill the columns of all devices; newly missing parts request another probe."""
+        """Fill the columns of all devices; newly missing parts and changed GPUs request a probe."""
         for plan in self._kept.values():
             plan.read(host, into)
-        into.grown |= any(plan.outgrown for plan in self._kept.values())
+        into.grown |= self.is_outdated or any(plan.outgrown for plan in self._kept.values())
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if the inventory differs from that of the last probe."""
+        return self._gpus.generation != self._generation
 
 
 def _columns(targets: Iterable[CallTarget], about: Entity) -> tuple[Column, ...]:

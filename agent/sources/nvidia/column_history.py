@@ -31,30 +31,24 @@ MAX_MEMORY_BYTES = 1 << 50
 class IntegratedGauge:
     """A gauge, the counter of its integral over time, and the maximum of a sample.
 
-    A value below 0 or above `most` is an error, not a sample: the counter is a basis of invoices
+    A value below 0 or above `max_sample` is an error, not a sample: the counter is a basis of invoices
     and would retain the error permanently.
     """
 
     gauge: declare.Metric
     counter: declare.Metric
-    most: int
+    max_sample: int
 
 
 class Integral:
     """Sum of samples multiplied by the time each covers; rounded only on output."""
 
-    def __init__(self, numerator: int, denominator: int) -> None:
-        """Set the counter steps per step of the sum (sample step times nanosecond), as a fraction."""
-        self._numerator, self._denominator = numerator, denominator
+    def __init__(self, integrated: IntegratedGauge) -> None:
+        """Convert from steps of the gauge, times nanoseconds, to steps of the counter."""
+        self._step = integrated.gauge.scale / (integrated.counter.scale * SECOND_NS)
         self._sum = 0
         self._boot_id = ""
         self._last_ns: int | None = None
-
-    @classmethod
-    def of(cls, integrated: IntegratedGauge) -> Integral:
-        """Integral that converts from steps of the gauge to steps of the counter."""
-        step = integrated.gauge.scale / (integrated.counter.scale * SECOND_NS)
-        return cls(step.numerator, step.denominator)
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
         """Add a sample, and return the integral up to it."""
@@ -63,17 +57,7 @@ class Integral:
             if 0 < passed_ns <= LONGEST_SAMPLE_NS:
                 self._sum += sample * passed_ns
         self._boot_id, self._last_ns = boot_id, boot_ns
-        return self._sum * self._numerator // self._denominator
-
-
-@dataclass(frozen=True, slots=True)
-class _IntegralColumns:
-    """Columns of a gauge and of its integral in the table."""
-
-    gauge: int
-    counter: int
-    most: int
-    integral: Integral
+        return self._sum * self._step.numerator // self._step.denominator
 
 
 class Integrals:
@@ -87,30 +71,31 @@ class Integrals:
         bearable = period_seconds * SECOND_NS <= LONGEST_SAMPLE_NS
         self._wanted = {one.gauge: one for one in wanted} if bearable else {}
         self._kept: dict[tuple[str, tuple[str, ...]], Integral] = {}
-        self._places: list[_IntegralColumns] = []
+        self._columns: list[tuple[int, int, IntegratedGauge, Integral]] = []
+        """Columns of a gauge and of its integral in the table."""
 
     def place(self, columns: ColumnBuilder) -> None:
         """Add a column for the integral of each gauge that has one."""
-        self._places = []
+        self._columns = []
         for position, (metric, entity) in enumerate(list(columns.columns)):
             if one := self._wanted.get(metric):
-                integral = self._kept.setdefault((metric.name, entity.key), Integral.of(one))
+                integral = self._kept.setdefault((metric.name, entity.key), Integral(one))
                 counter = columns.add(one.counter, entity)
-                self._places.append(_IntegralColumns(position, counter, one.most, integral))
+                self._columns.append((position, counter, one, integral))
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Add the current values of the gauges. An absent gauge makes its integral absent."""
-        if not self._places:
+        if not self._columns:
             return
         boot_id, boot_ns = host.boot_id, host.clock.now().boot_ns
-        for place in self._places:
-            sample, reason = into.values[place.gauge], into.reasons[place.gauge]
+        for gauge, counter, integrated, integral in self._columns:
+            sample, reason = into.values[gauge], into.reasons[gauge]
             if reason != PRESENT:
-                into.put_none(place.counter, 1, REASONS[reason])
-            elif 0 <= sample <= place.most:
-                into.put(place.counter, place.integral.take(sample, boot_id, boot_ns))
+                into.put(counter, REASONS[reason])
+            elif 0 <= sample <= integrated.max_sample:
+                into.put(counter, integral.take(sample, boot_id, boot_ns))
             else:
-                into.put(place.counter, Absent.ERROR)
+                into.put(counter, Absent.ERROR)
 
 
 WATCHED: Mapping[declare.Metric, tuple[str, tuple[str, ...]]] = {

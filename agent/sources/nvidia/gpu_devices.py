@@ -51,7 +51,7 @@ class GpuSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._table_of = table_of
-        self._plans = CallPlans()
+        self._plans = CallPlans(self._gpus)
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
         self._modes = column_history.SettingChanges()
 
@@ -80,7 +80,7 @@ class GpuSource(source.SourceWithoutResources):
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         wanted = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
-        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._plans.place(host, wanted, columns)
         self._integrals.place(columns)
         self._modes.place(columns)
         return columns.result(*self._gpus.findings)
@@ -92,7 +92,6 @@ class GpuSource(source.SourceWithoutResources):
         addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.found.values()}
         changes = self._modes.changes(host, into, addresses)
         into.events = [*self._gpus.take_events(), *changes]
-        into.grown |= self._gpus.generation != self._plans.generation
 
 
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -145,7 +144,7 @@ class MigSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._counted: list[tuple[GpuDevice, int]] = []
-        self._plans = CallPlans()
+        self._plans = CallPlans(self._gpus)
         self._integrals = column_history.Integrals(MIG_INTEGRALS, period_seconds)
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -155,7 +154,7 @@ class MigSource(source.SourceWithoutResources):
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         wanted = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
-        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._plans.place(host, wanted, columns)
         self._integrals.place(columns)
         detail = f"{len(wanted)} on {source.format_count(len(capable), 'GPU')} with MIG support"
         findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
@@ -167,7 +166,6 @@ class MigSource(source.SourceWithoutResources):
             into.put(column, self._count_devices(host, gpu))
         self._plans.read(host, into)
         self._integrals.read(host, into)
-        into.grown |= self._gpus.generation != self._plans.generation
 
     def _count_devices(self, host: Host, gpu: GpuDevice) -> Reading:
         """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""

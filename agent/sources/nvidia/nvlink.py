@@ -174,7 +174,7 @@ class NvLinkSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._signal = signal
         self._gpus = gpus or GpuInventory()
-        self._plans = CallPlans()
+        self._plans = CallPlans(self._gpus)
         self._calls: dict[int, tuple[int, CallTable]] = {}
         """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
@@ -198,12 +198,12 @@ class NvLinkSource(source.SourceWithoutResources):
     def probe(self, host: Host) -> source.ProbeResult:
         """Count the links of each GPU and plan the calls for them."""
         gpus = self._gpus.scan(host)
-        if self._gpus.generation != self._plans.generation:
+        if self._plans.is_outdated:
             self._calls.clear()
         columns = source.ColumnBuilder()
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         wanted = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
-        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._plans.place(host, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(bystanders=[gpu.entity for gpu in linked])
@@ -234,7 +234,7 @@ class NvLinkSource(source.SourceWithoutResources):
             into.put_readings(total, (len(states), reading))
             if not unknown and self._trained(total, [into.values[position] for position in states]):
                 self._gpus.changed()
-        into.grown |= self._gpus.generation != self._plans.generation
+                into.grown = True
 
     def _trained(self, total: int, states: list[int]) -> bool:
         """True if links came up or went down: what a link supports may depend on its state."""

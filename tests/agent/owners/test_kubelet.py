@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from support import pod_resources as wire
 from support.kubelet_server import Handler, serving
 
-from agent.host.kubelet import Kubelet
+from agent.host.kubelet import call_kubelet
 from agent.host.owners import ALLOCATABLE, LIST
 from agent.owners.kubelet_answers import (
     KubeletPod,
@@ -67,31 +67,31 @@ def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_a_list_of_many_pods(kubelet_socket):
     """It is larger than the windows that HTTP/2 begins with: the server has to be let on."""
-    told = Kubelet(kubelet_socket).ask(LIST)
+    told = call_kubelet(kubelet_socket, LIST)
     assert len(told) > 65_535
     assert parse_pods(told) == MANY
 
 
 def test_the_devices_that_could_be_given(kubelet_socket):
-    assert parse_allocatable(Kubelet(kubelet_socket).ask(ALLOCATABLE)) == (GPUS,)
+    assert parse_allocatable(call_kubelet(kubelet_socket, ALLOCATABLE)) == (GPUS,)
 
 
 def test_one_pod(kubelet_socket):
-    assert parse_pods(Kubelet(kubelet_socket).ask(GET, names(MANY[7]))) == (MANY[7],)
+    assert parse_pods(call_kubelet(kubelet_socket, GET, names(MANY[7]))) == (MANY[7],)
 
 
 def test_a_pod_that_is_not_there(kubelet_socket):
     with pytest.raises(FileNotFoundError, match="status 5, pod is not here, 100 % sure: ä"):
-        Kubelet(kubelet_socket).ask(GET, b"")
+        call_kubelet(kubelet_socket, GET, b"")
 
 
 def test_no_server_and_no_socket(tmp_path):
     with pytest.raises(FileNotFoundError):
-        Kubelet(str(tmp_path / "kubelet.sock")).ask(LIST)
+        call_kubelet(str(tmp_path / "kubelet.sock"), LIST)
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(tmp_path / "closed.sock"))
     with pytest.raises(ConnectionRefusedError):
-        Kubelet(str(tmp_path / "closed.sock")).ask(LIST)
+        call_kubelet(str(tmp_path / "closed.sock"), LIST)
 
 
 CODES = {
@@ -112,14 +112,14 @@ def test_each_refusal_is_a_reason(tmp_path, code):
         raise AssertionError
 
     with serving(tmp_path / "s", {LIST: refuse}) as path, pytest.raises(OSError) as refused:  # noqa: PT011
-        Kubelet(path).ask(LIST)
+        call_kubelet(path, LIST)
     assert reason_of(refused.value) is CODES[code]
 
 
 def test_an_older_kubelet_has_not_all_methods(tmp_path):
     with serving(tmp_path / "s", {LIST: METHODS[LIST]}) as path:
         with pytest.raises(OSError, match="status 12") as refused:
-            Kubelet(path).ask(GET)
+            call_kubelet(path, GET)
         assert reason_of(refused.value) is Absent.UNSUPPORTED
 
 
@@ -133,7 +133,7 @@ def test_a_server_that_never_answers(tmp_path):
     with serving(tmp_path / "s", {LIST: hang}) as path, contextlib.ExitStack() as last:
         last.callback(released.set)
         with pytest.raises(OSError) as late:  # noqa: PT011
-            Kubelet(path, SHORT).ask(LIST)
+            call_kubelet(path, LIST, timeout_seconds=SHORT)
     assert reason_of(late.value) is Absent.TIMEOUT
 
 
@@ -142,7 +142,7 @@ def test_a_server_that_never_speaks(tmp_path):
     with speaking(tmp_path / "s", lambda _: heard.wait()) as path, contextlib.ExitStack() as last:
         last.callback(heard.set)
         with pytest.raises(TimeoutError):
-            Kubelet(path, SHORT).ask(LIST)
+            call_kubelet(path, LIST, timeout_seconds=SHORT)
 
 
 def test_an_answer_that_would_fill_the_memory(tmp_path):
@@ -151,7 +151,7 @@ def test_an_answer_that_would_fill_the_memory(tmp_path):
         serving(tmp_path / "s", huge) as path,
         pytest.raises(OSError, match="at most 50000") as refused,
     ):
-        Kubelet(path, max_bytes=50_000).ask(LIST)
+        call_kubelet(path, LIST, max_bytes=50_000)
     assert refused.value.errno == errno.EMSGSIZE
 
 
@@ -219,7 +219,7 @@ def test_answers_that_are_none_of_grpc(tmp_path, headers, content, problem):
         speaking(tmp_path / "s", well_spoken(lambda http: answer(http, headers, content))) as path,
         pytest.raises(OSError, match=problem) as refused,
     ):
-        Kubelet(path).ask(LIST)
+        call_kubelet(path, LIST)
     assert refused.value.errno == errno.EPROTO
 
 
@@ -235,7 +235,7 @@ GIVES_UP: dict[str, Callable[[socket.socket], object]] = {
 @pytest.mark.parametrize("when", GIVES_UP)
 def test_a_server_that_gives_up(tmp_path, when):
     with speaking(tmp_path / "s", GIVES_UP[when]) as path, pytest.raises(ConnectionError):
-        Kubelet(path).ask(LIST)
+        call_kubelet(path, LIST)
 
 
 def test_an_answer_counts_although_the_server_ends_right_after_it(tmp_path):
@@ -244,7 +244,7 @@ def test_an_answer_counts_although_the_server_ends_right_after_it(tmp_path):
         http.close_connection()
 
     with speaking(tmp_path / "s", well_spoken(last_words)) as path:
-        assert Kubelet(path).ask(LIST) == b"x"
+        assert call_kubelet(path, LIST) == b"x"
 
 
 FRAMES = st.builds(
@@ -266,4 +266,4 @@ def test_any_bytes_are_an_error_of_the_system(tmp_path_factory, noise):
         speaking(path, lambda connection: connection.sendall(noise)) as where,
         pytest.raises(OSError),  # noqa: PT011
     ):
-        Kubelet(where).ask(LIST)
+        call_kubelet(where, LIST)
