@@ -151,7 +151,7 @@ def test_memory_of_each_mig_device_is_counted() -> None:
 
 @given(st.lists(st.tuples(STEPS, PERCENT), max_size=30), st.sampled_from(LOAD_INTEGRALS))
 def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: IntegratedGauge) -> None:
-    integral = Integral.of(integrated)
+    integral = Integral(integrated)
     now, told, exact = 7, integral.take(0, "boot", 7), Fraction()
     weight = integrated.gauge.scale / integrated.counter.scale
     for step, sample in steps:
@@ -166,7 +166,7 @@ def test_any_split_of_the_same_time_gives_the_same(
     steps: list[int], sample: int, data: st.DataObject
 ) -> None:
     _, memory = LOAD_INTEGRALS
-    whole, split = Integral.of(memory), Integral.of(memory)
+    whole, split = Integral(memory), Integral(memory)
     instants = [sum(steps[:count]) for count in range(len(steps) + 1)]
     ends = [whole.take(sample, "boot", at) for at in instants]
     between = data.draw(st.lists(st.integers(0, instants[-1])))
@@ -176,7 +176,7 @@ def test_any_split_of_the_same_time_gives_the_same(
 
 @given(st.lists(st.tuples(st.integers(0, 3 * LONGEST_SAMPLE_NS), PERCENT), max_size=30))
 def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]]) -> None:
-    integral = Integral.of(LOAD_INTEGRALS[0])
+    integral = Integral(LOAD_INTEGRALS[0])
     now = spoken = told = 0
     integral.take(0, "boot", 0)
     for step, sample in steps:
@@ -189,7 +189,7 @@ def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]
 
 
 def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
-    integral = Integral.of(LOAD_INTEGRALS[0])
+    integral = Integral(LOAD_INTEGRALS[0])
     assert [integral.take(100, "boot", at * NS) for at in (5, 6, 4, 5)] == [0, NS, NS, 2 * NS]
 
 

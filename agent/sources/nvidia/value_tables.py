@@ -6,6 +6,8 @@ thresholds, modes, memory errors by location, spare rows, C2C.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.host import Host, Json
 from agent.sampling.source import call_nvml, pick_reading
 from agent.sources.nvidia.call_plan import (
@@ -26,7 +28,7 @@ from agent.sources.nvidia.call_plan import (
     whole,
 )
 from agent.sources.nvidia.column_history import MAX_MEMORY_BYTES, IntegratedGauge
-from railscope.catalog import entities, gpu as c, gpu_health as h, nvlink as n
+from railscope.catalog import declare, entities, gpu as c, gpu_health as h, nvlink as n
 from railscope.reading import Absent, Reading
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
@@ -65,6 +67,14 @@ def _memory_power(value: Json) -> Reading:
     return int(value) or Absent.UNSUPPORTED
 
 
+def _numbered(
+    function: str, metric: declare.Metric, kind: declare.EntityKind, numbers: Mapping[str, int]
+) -> list[NvmlCall]:
+    """One call for each part of the GPU, with the number of the part as its argument."""
+    parts = numbers.items()
+    return [simple(function, metric, kind, name, arguments=(number,)) for name, number in parts]
+
+
 _LOAD_CALLS: tuple[NvmlCall, ...] = (
     members(
         "nvmlDeviceGetUtilizationRates",
@@ -75,16 +85,7 @@ _LOAD_CALLS: tuple[NvmlCall, ...] = (
         {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
         CallTarget(c.GPU_MEMORY_USED, used),
     ),
-    *(
-        simple(
-            "nvmlDeviceGetClockInfo",
-            c.GPU_CLOCK_SPEED,
-            entities.GPU_CLOCK,
-            name,
-            arguments=(number,),
-        )
-        for name, number in CLOCKS.items()
-    ),
+    *_numbered("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
     simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
     NvmlCall(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
@@ -178,25 +179,12 @@ _C2C_LINK_COUNT, _MAX_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
 _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
-    *(
-        simple(
-            "nvmlDeviceGetMaxClockInfo",
-            c.GPU_CLOCK_LIMIT,
-            entities.GPU_CLOCK,
-            name,
-            arguments=(number,),
-        )
-        for name, number in CLOCKS.items()
-    ),
-    *(
-        simple(
-            "nvmlDeviceGetTemperatureThreshold",
-            c.GPU_TEMPERATURE_THRESHOLD,
-            entities.GPU_THRESHOLD,
-            name,
-            arguments=(number,),
-        )
-        for number, name in enumerate(THRESHOLDS)
+    *_numbered("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
+    *_numbered(
+        "nvmlDeviceGetTemperatureThreshold",
+        c.GPU_TEMPERATURE_THRESHOLD,
+        entities.GPU_THRESHOLD,
+        {name: number for number, name in enumerate(THRESHOLDS)},
     ),
     members(
         "nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}
