@@ -27,14 +27,14 @@ from agent.sources.pcie import PcieSource
 from agent.sources.rdma import RdmaSource
 from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import KernelLogStream, XidMatcher
-from agent.topology.network import NetworkScanner, NicFinder
+from agent.topology.network import NetworkScanner
 from agent.topology.rails import parse_rail_rules
 
 
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
     """Return all sources that read the node."""
     wiring, book = NetworkScanner(parse_rail_rules(settings.topology)), xids or XidMatcher()
-    gpus, lists, nics = GpuInventory(wiring), ProcessLists(), NicFinder(wiring)
+    gpus, lists = GpuInventory(wiring), ProcessLists()
     periods, bursts = settings.period_seconds, settings.bursts
     burst_sampling: list[Source] = [
         NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -55,11 +55,11 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         NvLinkSource.signal(periods.nvlink_signal, gpus),
         RdmaSource(periods.rdma, wiring),
         NicSource(periods.nic, wiring),
-        LinkSource(periods.link, nics),
-        LinkErrorSource(periods.link, nics),
+        LinkSource(periods.link, wiring),
+        LinkErrorSource(periods.link, wiring),
         NicSettingsSource(periods.nic_settings, wiring),
-        OpticsSource(periods.optics, nics),
-        NeighbourSource(periods.neighbour, nics),
+        OpticsSource(periods.optics, wiring),
+        NeighbourSource(periods.neighbour, wiring),
         PcieSource(periods.pcie),
         HostSource(periods.host),
         ProtocolSource(periods.protocols),

@@ -23,7 +23,7 @@ from typing import Any
 from agent.host import Host, Json
 from agent.sampling import source
 from agent.sources.source_bases import KeyedFileSource, ParseFile, whole_lines
-from agent.topology.network import NicFinder
+from agent.topology.network import NetworkScanner
 from railscope.catalog import declare, entities, host as host_catalog, network as network_catalog
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
@@ -54,9 +54,9 @@ class LinkSource(source.SourceWithFiles):
     name = "link"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0, nics: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 5.0, wiring: NetworkScanner | None = None) -> None:
         self.period_seconds = period_seconds
-        self._nics = nics or NicFinder()
+        self._wiring = wiring or NetworkScanner()
         self._parsers: list[Callable[[bytes], Reading]] = []
         self._with_carrier: list[str] = []
 
@@ -85,7 +85,7 @@ class LinkSource(source.SourceWithFiles):
         verdict = source.ProbeVerdict.SUPPORTED if columns.columns else source.ProbeVerdict.ABSENT
         detail = source.format_count(len(interfaces), "interface")
         finding = source.ProbeFinding("network links", verdict, detail)
-        return columns.result(finding, bystanders=self._nics.find(host))
+        return columns.result(finding, bystanders=self._wiring.find_nics(host))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""

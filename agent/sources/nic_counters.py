@@ -24,7 +24,7 @@ from agent.sampling import counter_unwrap, source
 from agent.sources import ethtool_statistics
 from agent.sources.nic_interfaces import NET, physical_interfaces
 from agent.sources.source_bases import UnwrappingSource
-from agent.topology.network import NetworkScanner, NicFinder, nic_entity
+from agent.topology.network import NetworkScanner, nic_entity
 from agent.topology.rails import BRIDGE
 from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
@@ -200,9 +200,9 @@ class LinkErrorSource(source.SourceWithoutResources):
     name = "link_errors"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0, nics: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 5.0, wiring: NetworkScanner | None = None) -> None:
         self.period_seconds = period_seconds
-        self._nics = nics or NicFinder()
+        self._wiring = wiring or NetworkScanner()
         self._requests: list[_CounterRequest] = []
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -212,7 +212,7 @@ class LinkErrorSource(source.SourceWithoutResources):
         self._requests = []
         for interface in physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return columns.result(*findings, bystanders=self._nics.find(host))
+        return columns.result(*findings, bystanders=self._wiring.find_nics(host))
 
     def _plan(
         self, host: Host, interface: str, columns: source.ColumnBuilder

@@ -23,7 +23,7 @@ from agent.sampling.source import (
 )
 from agent.sources.nic_interfaces import NET, NO_INTERFACE, physical_interfaces
 from agent.sources.source_bases import NodeScan, ScanningSource
-from agent.topology.network import NicFinder
+from agent.topology.network import NetworkScanner
 from railscope.catalog import cabling, declare, entities
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, reason_of
@@ -50,15 +50,15 @@ class NeighbourSource(ScanningSource):
     family = "neighbour"
     changed = cabling.NEIGHBOUR_EVENT
 
-    def __init__(self, period_seconds: float = 10.0, nics: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 10.0, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._nics = nics or NicFinder()
+        self._wiring = wiring or NetworkScanner()
         self._up_since: dict[str, int] = {}
 
     def scan(self, host: Host) -> NodeScan:
         """Read the current neighbours."""
-        scan = NodeScan(described=list(self._nics.find(host)))
+        scan = NodeScan(described=list(self._wiring.find_nics(host)))
         links = {
             # An interface that is administratively down returns EINVAL.
             name: parsed_reading(host.read, f"{NET}/{name}/carrier")
@@ -154,14 +154,14 @@ class OpticsSource(ScanningSource):
     family = "optics"
     changed = cabling.TRANSCEIVER_EVENT
 
-    def __init__(self, period_seconds: float = 60.0, nics: NicFinder | None = None) -> None:
+    def __init__(self, period_seconds: float = 60.0, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._nics = nics or NicFinder()
+        self._wiring = wiring or NetworkScanner()
 
     def scan(self, host: Host) -> NodeScan:
         """Read the module of every NIC."""
-        scan = NodeScan(described=list(self._nics.find(host)))
+        scan = NodeScan(described=list(self._wiring.find_nics(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             _scan_module(host, interface, scan)

@@ -33,7 +33,7 @@ from agent.sources.nic_interfaces import (
     read_interface,
 )
 from agent.sources.source_bases import NodeScan, ScanningSource
-from agent.topology.network import NetworkScanner, NicFinder, NodeNetwork
+from agent.topology.network import NetworkScanner, NodeNetwork
 from railscope.catalog import declare, entities, nic_settings as c
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, reason_of
@@ -83,12 +83,11 @@ class NicSettingsSource(ScanningSource):
         super().__init__()
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
-        self._nics = NicFinder(self._wiring)
         self._network = NodeNetwork()
 
     def scan(self, host: Host) -> NodeScan:
         """Query all settings of every NIC."""
-        scan = NodeScan(described=list(self._nics.find(host)))
+        scan = NodeScan(described=list(self._wiring.find_nics(host)))
         self._network = self._wiring.scan(host)
         interfaces = physical_interfaces(host)
         for interface in interfaces:

@@ -185,6 +185,18 @@ class NetworkScanner:
         self._last = _NetworkScan(unwrap_host(host), there, now_ns, found, failed)
         return found
 
+    def find_nics(self, host: Host) -> tuple[Entity, ...]:
+        """Return every interface whose driver identifies itself."""
+        network = self.scan(host)
+        found = []
+        for interface in list_names(host, NET_CLASS):
+            try:
+                driver = host.call("ethtool", "driver", interface)
+            except OSError:  # virtual, or denied: source `nic` reports it
+                continue
+            found.append(nic_entity(interface, driver, network.at(driver.get("bus", ""))))
+        return tuple(found)
+
     def network(self, host: Host, devices: Iterable[PciDevice]) -> NodeNetwork:
         """Return the network devices, given the devices of the PCI bus."""
         there = list(devices)
@@ -381,22 +393,3 @@ def nic_entity(interface: str, driver: Mapping[str, str], device: NetworkDevice)
         rdma_device=device.rdma[0] if device.rdma else "",
     )
     return Entity(NIC, (interface,), facts)
-
-
-class NicFinder:
-    """Finds the NICs. One instance serves all sources, on any thread."""
-
-    def __init__(self, wiring: NetworkScanner | None = None) -> None:
-        self._wiring = wiring or NetworkScanner()
-
-    def find(self, host: Host) -> tuple[Entity, ...]:
-        """Return every interface whose driver identifies itself."""
-        network = self._wiring.scan(host)
-        found = []
-        for interface in list_names(host, NET_CLASS):
-            try:
-                driver = host.call("ethtool", "driver", interface)
-            except OSError:  # virtual, or denied: source `nic` reports it
-                continue
-            found.append(nic_entity(interface, driver, network.at(driver.get("bus", ""))))
-        return tuple(found)

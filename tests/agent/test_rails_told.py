@@ -10,7 +10,7 @@ from support.machine import FakeHost
 from agent.commands.check import CaptureWalk
 from agent.config import AgentSettings
 from agent.service import Agent
-from agent.topology.network import NicFinder
+from agent.topology.network import NetworkScanner
 from railscope.catalog.rollup import scopes_of
 from railscope.frame import NO_RAIL, Entity, Schema
 from railscope.wire import rails_of_entities, to_wire_schema
@@ -69,6 +69,6 @@ def test_interfaces_without_a_driver_to_ask_are_no_cards() -> None:
     host.files["/sys/class/net/ens1/speed"] = ""
     told = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
     host.calls["ethtool.driver(ens1)"] = told
-    (found,) = NicFinder().find(host)
+    (found,) = NetworkScanner().find_nics(host)
     wanted = {"driver": "mlx5_core", "firmware": "28.1", "pci_address": "0000:1a:00.0"}
     assert (found, found.facts) == (Entity(found.kind, ("ens1",), wanted), wanted)

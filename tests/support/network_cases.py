@@ -78,4 +78,4 @@ def grown(case: str, name: str, **labels: str) -> float:
 
 def recorded(case: str, section: str, key: str) -> Json:
     """Return the content of the capture at its end."""
-    return CaptureTimeline(capture_of(case).moments).value_at(section, key, SECONDS * 10**9)
+    return CaptureTimeline(capture_of(case).moments).result_at(section, key, SECONDS * 10**9)
