@@ -67,8 +67,25 @@ class ReportedMigDevice:
     compute_instance: int
     start: int | None = None
     size: int | None = None
-    most: int = MAX_DEVICES
+    max_devices: int = MAX_DEVICES
     """Maximum number of MIG devices of the GPU."""
+
+    @property
+    def has_seven_slices(self) -> bool:
+        """True for a GPU of seven MIG devices, false for one of four."""
+        return self.max_devices > _FOUR
+
+    @property
+    def slices(self) -> int:
+        """Compute slices of the GPU instance; 0 if the profile is not recognized."""
+        found = _PROFILE.fullmatch(self.profile)
+        return int(found["slices"]) if found else 0
+
+    @property
+    def compute_slices(self) -> int:
+        """Compute slices of the compute instance: all of them unless its profile starts with `1c.`."""
+        found = _PROFILE.fullmatch(self.profile)
+        return int(found["part"] or found["slices"]) if found else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +105,7 @@ def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots
     """
     groups: dict[int, list[ReportedMigDevice]] = {}
     for instance in instances:
-        if _PROFILE.fullmatch(instance.profile):
+        if instance.slices:
             groups.setdefault(instance.gpu_instance, []).append(instance)
     found: dict[str, MigSlots] = {}
     taken: list[range] = []
@@ -103,14 +120,12 @@ def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots
 
 def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | None:
     """Memory slices of a GPU instance."""
-    slices = _slices(instance)
-    size = instance.size or (
-        _MEMORY_SLICES.get(slices, slices) if _has_seven_slices(instance) else slices
-    )
+    slices, seven = instance.slices, instance.has_seven_slices
+    size = instance.size or (_MEMORY_SLICES.get(slices, slices) if seven else slices)
     if instance.start is not None:
         return range(instance.start, instance.start + size)
-    end = _EIGHT if _has_seven_slices(instance) else _FOUR
-    last_of_compute = (_SEVEN if _has_seven_slices(instance) else _FOUR) - slices
+    end = _EIGHT if seven else _FOUR
+    last_of_compute = (_SEVEN if seven else _FOUR) - slices
     for start in range(0, min(end - size, last_of_compute) + 1, size):
         if all(start + size <= other.start or other.stop <= start for other in taken):
             return range(start, start + size)
@@ -119,8 +134,7 @@ def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | No
 
 def _divide_instance(parts: list[ReportedMigDevice], spot: range) -> dict[str, MigSlots]:
     """Slots of the compute instances of one GPU instance."""
-    seven = _has_seven_slices(parts[0])
-    slices = _slices(parts[0])
+    seven, slices = parts[0].has_seven_slices, parts[0].slices
     unit = GPU_CAPACITY // (_SEVEN if seven else _FOUR)
     memory_unit = GPU_CAPACITY // (_EIGHT if seven else _FOUR)
     compute = GpuSlotRange(spot.start * unit, min((spot.start + slices) * unit, GPU_CAPACITY))
@@ -128,12 +142,11 @@ def _divide_instance(parts: list[ReportedMigDevice], spot: range) -> dict[str, M
     found: dict[str, MigSlots] = {}
     at = 0
     for instance in sorted(parts, key=lambda each: each.compute_instance):
-        width = min(_compute_slices(instance), slices - at)
+        width = min(instance.compute_slices, slices - at)
         if width <= 0:
             break
-        found[instance.uuid] = MigSlots(
-            _slice_range(compute, at, width, slices), _slice_range(memory, at, width, slices)
-        )
+        ranges = (_slice_range(whole, at, width, slices) for whole in (compute, memory))
+        found[instance.uuid] = MigSlots(*ranges)
         at += width
     return found
 
@@ -141,19 +154,3 @@ def _divide_instance(parts: list[ReportedMigDevice], spot: range) -> dict[str, M
 def _slice_range(of: GpuSlotRange, at: int, width: int, slices: int) -> GpuSlotRange:
     whole = of.high - of.low
     return GpuSlotRange(of.low + whole * at // slices, of.low + whole * (at + width) // slices)
-
-
-def _has_seven_slices(instance: ReportedMigDevice) -> bool:
-    return instance.most > _FOUR
-
-
-def _slices(instance: ReportedMigDevice) -> int:
-    """Compute slices of the GPU instance."""
-    found = _PROFILE.fullmatch(instance.profile)
-    return int(found["slices"]) if found else 0
-
-
-def _compute_slices(instance: ReportedMigDevice) -> int:
-    """Compute slices of the compute instance: all of them unless its profile starts with `1c.`."""
-    found = _PROFILE.fullmatch(instance.profile)
-    return int(found["part"] or found["slices"]) if found else 0

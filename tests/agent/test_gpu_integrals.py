@@ -216,9 +216,9 @@ class RoundedEachTime(Integral):
     """What makes no whole step is forgotten with each sample."""
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
-        told = super().take(sample, boot_id, boot_ns)
-        self._sum = told * self._denominator // self._numerator
-        return told
+        rounded = super().take(sample, boot_id, boot_ns)
+        self._sum = rounded * self._step.denominator // self._step.numerator
+        return rounded
 
 
 class SampleBefore(Integral):
@@ -227,9 +227,9 @@ class SampleBefore(Integral):
     _before = 0
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
-        told = super().take(self._before, boot_id, boot_ns)
+        integral = super().take(self._before, boot_id, boot_ns)
         self._before = sample
-        return told
+        return integral
 
 
 SAMPLES = st.lists(
@@ -243,7 +243,7 @@ def holds(kind: type[Integral]) -> Callable[[], None]:
 
     @given(SAMPLES, st.sampled_from(LOAD_INTEGRALS))
     def attempt(samples: list[tuple[int, int, bool]], integrated: IntegratedGauge) -> None:
-        integral = kind.of(integrated)
+        integral = kind(integrated)
         weight = integrated.gauge.scale / integrated.counter.scale
         now, boot, exact = 7, 0, Fraction()
         integral.take(0, "0", now)

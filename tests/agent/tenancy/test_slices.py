@@ -42,10 +42,10 @@ def test_placements_as_the_driver_tells_them():
 
 def test_a_gpu_with_four_slices():
     found = find_mig_slots(
-        [instance(1, "2g.12gb", 0, 2, most=4), instance(5, "1g.6gb", 3, 1, most=4)]
+        [instance(1, "2g.12gb", 0, 2, max_devices=4), instance(5, "1g.6gb", 3, 1, max_devices=4)]
     )
     assert slots(found) == {"MIG-1-0": ("0-420", "0-420"), "MIG-5-0": ("630-840", "630-840")}
-    assert slots(find_mig_slots([instance(0, "4g.24gb", 0, 4, most=4)])) == {
+    assert slots(find_mig_slots([instance(0, "4g.24gb", 0, 4, max_devices=4)])) == {
         "MIG-0-0": ("0-840", "0-840")
     }
 
