@@ -11,23 +11,15 @@ from railscope import __version__
 from railscope.settings import SettingsError
 
 _ON_DEMAND = {
-    "agent": ("agent.cli", "agent"),
-    "audit": ("collector.commands.audit", "audit"),
-    "claim": ("agent.commands.claim", "claim"),
-    "bill": ("collector.commands.bill", "bill"),
-    "collector": ("collector.cli", "collector"),
-    "simulate": ("simulator.cli", "simulate"),
-    "simulate-agent": ("simulator.cli", "simulate_agent"),
-}
-_HELP = {
-    "agent": "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log.",
-    "audit": "Check and read an audit log from its files and a public key.",
-    "claim": "Report the start and end of GPU claims to the agent of this node.",
-    "bill": "Compute the GPU usage of tenants and its cost.",
-    "collector": "Combine the frames of all nodes into cluster, rail and tenant views.",
-    "simulate": "Write a capture of a simulated GPU node to a directory.",
-    "simulate-agent": "Run an agent on a node that is simulated live.",
-}
+    "agent": ("agent.cli", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
+    "audit": ("collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
+    "claim": ("agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
+    "bill": ("collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
+    "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
+    "simulate": ("simulator.cli", "simulate", "Write a capture of a simulated GPU node to a directory."),
+    "simulate-agent": ("simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
+}  # fmt: skip
+"""Module, name and help of each command."""
 
 
 class _OnDemand(click.Group):
@@ -38,7 +30,7 @@ class _OnDemand(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _ON_DEMAND:
-            module, name = _ON_DEMAND[cmd_name]
+            module, name, _ = _ON_DEMAND[cmd_name]
             command: click.Command = getattr(importlib.import_module(module), name)
             return command
         return super().get_command(ctx, cmd_name)
@@ -47,7 +39,7 @@ class _OnDemand(click.Group):
         rows = []
         for name in self.list_commands(ctx):
             command = None if name in _ON_DEMAND else self.get_command(ctx, name)
-            rows.append((name, command.get_short_help_str(80) if command else _HELP[name]))
+            rows.append((name, command.get_short_help_str(80) if command else _ON_DEMAND[name][2]))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import Enum
 from typing import TypeAlias
 
@@ -77,11 +78,10 @@ def reason_of(error: OSError) -> Absent:
     return _REASON_OF_ERRNO.get(error.errno or 0, Absent.ERROR)
 
 
-_ENODEV, _ENXIO, _EOPNOTSUPP, _EINVAL, _ENODATA = 19, 6, 95, 22, 61
 _REASON_OF_ERRNO = {
-    _ENODEV: Absent.GONE,
-    _ENXIO: Absent.GONE,
-    _EOPNOTSUPP: Absent.UNSUPPORTED,
-    _EINVAL: Absent.UNSUPPORTED,
-    _ENODATA: Absent.UNSUPPORTED,  # a sensor that is switched off: hwmon/sysfs-interface.rst
+    errno.ENODEV: Absent.GONE,
+    errno.ENXIO: Absent.GONE,
+    errno.EOPNOTSUPP: Absent.UNSUPPORTED,
+    errno.EINVAL: Absent.UNSUPPORTED,
+    errno.ENODATA: Absent.UNSUPPORTED,  # a sensor that is switched off: hwmon/sysfs-interface.rst
 }

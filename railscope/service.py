@@ -43,11 +43,6 @@ def notify(state: str) -> None:
         channel.sendto(state.encode(), address)
 
 
-def notify_reloading() -> None:
-    """Report the start of a reload, with its time as systemd requires."""
-    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-
 async def feed_watchdog() -> None:
     """Notify the watchdog, at half its interval, that the event loop is running.
 
@@ -123,7 +118,7 @@ async def _until_change(
         except SettingsError as error:
             _refused(error)
             continue
-        notify_reloading()
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         log.info("reload_started")
         return following
 

@@ -79,16 +79,11 @@ class _RequestRejectedError(Exception):
         self.status = status
 
 
-def _status(error: Exception) -> HTTPStatus:
-    if isinstance(error, _RequestRejectedError):
-        return error.status
-    if isinstance(error, command_claims.ClaimNotStoredError):
-        return HTTPStatus.SERVICE_UNAVAILABLE
-    return (
-        HTTPStatus.NOT_FOUND
-        if isinstance(error, command_claims.UnknownClaimError)
-        else HTTPStatus.CONFLICT
-    )
+_STATUSES: Mapping[type[claims.TenancyError], HTTPStatus] = {
+    command_claims.ClaimConflictError: HTTPStatus.CONFLICT,
+    command_claims.UnknownClaimError: HTTPStatus.NOT_FOUND,
+    command_claims.ClaimNotStoredError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
 
 
 class ClaimsEndpoint:
@@ -165,13 +160,10 @@ class ClaimsEndpoint:
             is_json = isinstance(error, msgspec.ValidationError)
             status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
             return _json_response({"error": str(error)}, status)
-        except (
-            _RequestRejectedError,
-            command_claims.ClaimConflictError,
-            command_claims.UnknownClaimError,
-            command_claims.ClaimNotStoredError,
-        ) as error:
-            return _json_response({"error": str(error.args[-1])}, _status(error))
+        except _RequestRejectedError as error:
+            return _json_response({"error": str(error)}, error.status)
+        except tuple(_STATUSES) as error:
+            return _json_response({"error": str(error.args[-1])}, _STATUSES[type(error)])
 
     async def _answer(self, request: AgentRequest) -> AgentResponse:
         end = _END.fullmatch(request.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 
 from railscope.catalog import (
     declare,
@@ -87,7 +88,8 @@ def reading_of(metric: declare.Metric, *part: str) -> DcgmFormula:
     return DcgmFormula((FormulaTerm(metric, part),))
 
 
-def dcgm_gauge(
+def _dcgm_metric(  # noqa: PLR0913 - one argument for each column of the table
+    kind: declare.MetricKind,
     name: str,
     measure: DcgmUnit,
     help_: str,
@@ -95,20 +97,12 @@ def dcgm_gauge(
     mig: DcgmFormula | None = None,
     remark: str = "",
 ) -> DcgmMetric:
-    """Return a gauge row; the name comes without the common prefix."""
-    return DcgmMetric(
-        f"DCGM_FI_{name}", declare.MetricKind.GAUGE, measure, help_, gpu, mig, remark=remark
-    )
+    """Return a row; the name comes without the common prefix."""
+    return DcgmMetric(f"DCGM_FI_{name}", kind, measure, help_, gpu, mig, remark=remark)
 
 
-def dcgm_counter(
-    name: str, measure: DcgmUnit, help_: str, *gpu: DcgmFormula, remark: str = ""
-) -> DcgmMetric:
-    """Return a counter row; the name comes without the common prefix."""
-    return DcgmMetric(
-        f"DCGM_FI_{name}", declare.MetricKind.COUNTER, measure, help_, gpu, remark=remark
-    )
-
+dcgm_gauge = partial(_dcgm_metric, declare.MetricKind.GAUGE)
+dcgm_counter = partial(_dcgm_metric, declare.MetricKind.COUNTER)
 
 COUNT = DcgmUnit("")
 CODE = DcgmUnit("as a code")

@@ -106,15 +106,13 @@ _GOOGLE = re.compile(
 )
 
 
-def parse_device_id(text: str) -> DeviceId:
-    """Parse a device id of a kubelet's answer. Raises FormatError."""
+def parse_device_id(text: str) -> DeviceId | None:
+    """Parse a device id of a kubelet's answer; None for a text that is none of a GPU."""
+    if found := _GOOGLE.fullmatch(text):
+        return DeviceFileId(int(found["minor"]), _number(found["gi"]), _number(found["replica"]))
     found = _NVIDIA.fullmatch(text)
     if found is None:
-        found = _GOOGLE.fullmatch(text)
-        if found is None:
-            message = f"unknown name of a GPU: {text[:200]!r}"
-            raise FormatError(message)
-        return DeviceFileId(int(found["minor"]), _number(found["gi"]), _number(found["replica"]))
+        return None
     replica = _number(found["replica"])
     if found["gpu"]:
         return GpuId(found["gpu"], replica, _number(found["slot"]))

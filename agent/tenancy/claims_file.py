@@ -23,7 +23,7 @@ from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import devices as naming
 from agent.tenancy.claims import FILE_SOURCE, ClaimReport, NodeClaim, TenancyError, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope.claim_terms import ClaimAuthority, ShareError, parse_written_share, share_text
+from railscope.claim_terms import ClaimAuthority, parse_written_share, share_text
 from railscope.timestamps import TimestampError, parse_timestamp
 from railscope.untrusted_text import CsvError, parse_csv
 
@@ -126,7 +126,7 @@ class ClaimsFile:
 def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:
     """Return the lines of a file. Raises ClaimsFileError that names the first invalid one."""
     try:
-        return tuple(_parse_line(place, row) for place, row in _read_rows(content.decode()))
+        return tuple(_parse_lines(content.decode()))
     except UnicodeDecodeError as error:
         message = f"invalid UTF-8: {error}"
         raise ClaimsFileError(message) from error
@@ -134,7 +134,16 @@ def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:
         raise ClaimsFileError(str(error)) from error
 
 
-def _read_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _parse_lines(text: str) -> Iterator[ClaimsFileLine]:
+    for number, row in _read_rows(text):
+        try:
+            yield _parse_line(row)
+        except ValueError as error:
+            message = f"line {number}: {error}"
+            raise ClaimsFileError(message) from error
+
+
+def _read_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
     rows = parse_csv(text)
     number, first = next(rows, (1, []))
     header = ["gpu" if name == "holds" else name for name in first]
@@ -145,19 +154,19 @@ def _read_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         if len(row) != len(header):
             message = f"line {number}: {len(row)} values: expected {len(header)}"
             raise ClaimsFileError(message)
-        yield f"line {number}", dict(zip(header, row, strict=True))
+        yield number, dict(zip(header, row, strict=True))
 
 
-def _parse_line(place: str, row: dict[str, str]) -> ClaimsFileLine:
+def _parse_line(row: dict[str, str]) -> ClaimsFileLine:
     for name in ("gpu", "tenant"):
         if not row.get(name):
-            message = f"{place}: missing {name}"
+            message = f"missing {name}"
             raise ClaimsFileError(message)
-    start_ns, end_ns = (_parse_time(place, name, row.get(name, "")) for name in ("from", "to"))
+    start_ns, end_ns = (_parse_time(name, row.get(name, "")) for name in ("from", "to"))
     if start_ns is not None and end_ns is not None and end_ns <= start_ns:
-        message = f"{place}: invalid to: expected a time after from"
+        message = "invalid to: expected a time after from"
         raise ClaimsFileError(message)
-    share = _parse_share(place, row.get("share", ""))
+    share = row.get("share", "")
     return ClaimsFileLine(
         row["gpu"],
         row["tenant"],
@@ -165,31 +174,22 @@ def _parse_line(place: str, row: dict[str, str]) -> ClaimsFileLine:
         end_ns,
         row.get("workload", ""),
         row.get("owner", ""),
-        exclusive=_parse_flag(place, "exclusive", row.get("exclusive", "true")) and not share,
-        share=share,
-        system=_parse_flag(place, "system", row.get("system", "")),
+        exclusive=_parse_flag("exclusive", row.get("exclusive", "true")) and not share,
+        share=share_text(parse_written_share(share)) if share else "",
+        system=_parse_flag("system", row.get("system", "")),
     )
 
 
-def _parse_time(place: str, name: str, text: str) -> int | None:
+def _parse_time(name: str, text: str) -> int | None:
     try:
         return parse_timestamp(text) if text else None
     except TimestampError as error:
-        message = f"{place}: {name}: {error}"
+        message = f"{name}: {error}"
         raise ClaimsFileError(message) from error
 
 
-def _parse_share(place: str, text: str) -> str:
-    """Return the share as `n/d`; empty for an empty value."""
-    try:
-        return share_text(parse_written_share(text)) if text else ""
-    except ShareError as error:
-        message = f"{place}: {error}"
-        raise ClaimsFileError(message) from error
-
-
-def _parse_flag(place: str, name: str, text: str) -> bool:
+def _parse_flag(name: str, text: str) -> bool:
     if text.lower() in _YES | _NO:
         return text.lower() in _YES
-    message = f"{place}: invalid {name} {text!r}: expected true or false"
+    message = f"invalid {name} {text!r}: expected true or false"
     raise ClaimsFileError(message)

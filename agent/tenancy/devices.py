@@ -13,7 +13,7 @@ import msgspec
 
 from agent.gpus.inventory import GpuDevice
 from agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
-from agent.owners import FormatError, kubelet_answers
+from agent.owners import kubelet_answers
 from agent.topology.pci import pci_address
 
 UNKNOWN_NUMBER = -1
@@ -187,10 +187,8 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
         return devices.with_minor(int(file[1]))
     if _BUS_ADDRESS.fullmatch(text):
         return devices.at(pci_address(text))
-    try:
-        found = device_with_id(kubelet_answers.parse_device_id(text), devices)
-    except FormatError:
-        return None
+    name = kubelet_answers.parse_device_id(text)
+    found = device_with_id(name, devices) if name else None
     return found if found and found.gpu in devices.all else None
 
 

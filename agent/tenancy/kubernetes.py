@@ -19,7 +19,7 @@ import msgspec
 from agent.config import TenancySettings
 from agent.host import Host
 from agent.host.owners import ALLOCATABLE, KUBELET, LIST
-from agent.owners import FormatError, kubelet_answers
+from agent.owners import kubelet_answers
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import devices as naming, virtual_machines
 from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
@@ -232,7 +232,7 @@ class KubernetesProvider:
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
         found: dict[str, set[int]] = {}
         for text in (name for entry in given if _is_gpu(entry.resource) for name in entry.ids):
-            name = _parse_id(text)
+            name = kubelet_answers.parse_device_id(text)
             if name is not None and name.replica is not None:
                 found.setdefault(_base(text), set()).add(name.replica)
         self._replicas = {base: tuple(sorted(replicas)) for base, replicas in found.items()}
@@ -300,7 +300,7 @@ def _list_pod_devices(
         for text in entry.ids
     )
     for text in texts:
-        name = _parse_id(text)
+        name = kubelet_answers.parse_device_id(text)
         device = naming.device_with_id(name, devices) if name else None
         if name is None or device is None:
             unknown.append(text)
@@ -327,7 +327,7 @@ def _find_claimed_device(
     """
     for name in cdi_names:
         uuid = _NAMED.search(name)
-        parsed = _parse_id(uuid[0]) if uuid else None
+        parsed = kubelet_answers.parse_device_id(uuid[0]) if uuid else None
         if parsed is not None:
             return naming.device_with_id(parsed, devices)
     found = _CLAIMED.fullmatch(claimed.device)
@@ -340,13 +340,6 @@ def _find_claimed_device(
 
 def _is_gpu(resource: str) -> bool:
     return _RESOURCE.fullmatch(resource) is not None
-
-
-def _parse_id(text: str) -> kubelet_answers.DeviceId | None:
-    try:
-        return kubelet_answers.parse_device_id(text)
-    except FormatError:
-        return None
 
 
 def _base(text: str) -> str:

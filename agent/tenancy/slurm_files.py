@@ -45,6 +45,10 @@ class SlurmFileClaims:
     held: list[NodeClaim] = field(default_factory=list)
     findings: list[ProbeFinding] = field(default_factory=list)
 
+    def add_broken(self, what: str, detail: str, remedy: str) -> None:
+        """Add the finding about a file that cannot be used."""
+        self.findings.append(ProbeFinding(what, ProbeVerdict.BROKEN, detail, remedy))
+
 
 def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFileClaims:
     """Return the claims of a directory with one file per GPU. Raises OSError for the directory."""
@@ -64,9 +68,7 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
     if invalid:
         detail = f"{directory}: invalid file of a GPU: {', '.join(invalid[:_MAX_QUOTED])}"
         remedy = "name the files by GPU in the prolog, with one job id per line"
-        written.findings.append(
-            ProbeFinding(GPU_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
-        )
+        written.add_broken(GPU_FILES_SUBJECT, detail, remedy)
     return written
 
 
@@ -105,18 +107,14 @@ class SlurmJobFiles:
         if bad:
             detail = f"{self.directory}: invalid output of scontrol: {', '.join(bad[:_MAX_QUOTED])}"
             remedy = "write the output of `scontrol show job -d --json ID` there in the prolog"
-            written.findings.append(
-                ProbeFinding(JOB_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
-            )
+            written.add_broken(JOB_FILES_SUBJECT, detail, remedy)
         if unclear:
             detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MAX_QUOTED])}"
             remedy = (
                 "write the output of `scontrol show job -d --json ID` in the prolog, "
                 "or run `railscope claim`"
             )
-            written.findings.append(
-                ProbeFinding(JOB_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
-            )
+            written.add_broken(JOB_FILES_SUBJECT, detail, remedy)
         return written
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
@@ -154,9 +152,7 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
         return GresConf((), "")
     except (OSError, FormatError) as error:
         remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
-        written.findings.append(
-            ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.BROKEN, f"{path}: {error}", remedy)
-        )
+        written.add_broken(GRES_CONF_SUBJECT, f"{path}: {error}", remedy)
         return GresConf((), "")
     if conf.auto_detect and not conf.devices:
         detail = f"{path}: order of the GPUs left to {conf.auto_detect}: assumed as /dev/nvidiaN"

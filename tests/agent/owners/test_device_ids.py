@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners import FormatError
 from agent.owners.kubelet_answers import (
     DeviceFileId,
     DeviceId,
@@ -67,11 +64,10 @@ def test_ids(text):
     ],
 )
 def test_what_names_no_gpu_that_is_known(text):
-    with pytest.raises(FormatError, match="unknown name of a GPU"):
-        parse_device_id(text)
+    assert parse_device_id(text) is None
 
 
 @given(st.one_of(st.text(), st.text("GPUMIG-0123abnvid/:gv")))
 def test_any_text_is_an_id_or_is_none(text):
-    with contextlib.suppress(FormatError):
-        parse_device_id(text)
+    found = parse_device_id(text)
+    assert found is None or text
