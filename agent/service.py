@@ -212,7 +212,7 @@ class Agent:
             self.settings.witness,
             self.node,
             AuditLogClient(self.settings.collector),
-            WitnessStore(self._state / "custody"),
+            WitnessStore(self._state / "witness"),
             self.host.clock,
             self.own_events,
             self.stats.audit_log,

@@ -218,7 +218,7 @@ def load_credentials(path: Path) -> Credentials:
 
 
 def parse_credentials(text: str) -> Credentials:
-    """Parse credentials from the text of a file. Raises EntryError."""
+    """Parse credentials from the text of a file. Raises TokensFileError."""
     try:
         content = parse_toml(text)
     except TomlError as error:

@@ -89,7 +89,7 @@ class OutboxDrain:
         """
         database = await asyncio.to_thread(self.database)
         if not self._log:
-            await asyncio.to_thread(self._look_back, database)
+            await asyncio.to_thread(self._find_unnoted, database)
         batch = await asyncio.to_thread(self._take, database)
         places = await self._recorded(batch)
         await asyncio.to_thread(self._place, database, places)
@@ -99,7 +99,7 @@ class OutboxDrain:
             await asyncio.to_thread(self.recorded)
         return len(batch) == MAX_IN_A_BATCH
 
-    def _look_back(self, database: Database) -> None:
+    def _find_unnoted(self, database: Database) -> None:
         """Find records that were appended and not noted."""
         genesis = next(self.audit.records(0), None)
         if genesis is None:

@@ -87,9 +87,9 @@ class EventRecorder:
                 RecordDraft(recorder_state.UPGRADE, actor, self.wall_ns(), "done", data=data)
             )
 
-    def hear(self, record: FrameRecord, envelope: Envelope) -> None:
+    def check_envelope(self, record: FrameRecord, envelope: Envelope) -> None:
         """Check an envelope for a new node, a boot, another agent version or a clock step."""
-        facts = self.nodes.look(record, envelope)
+        facts = self.nodes.observe(record, envelope)
         if facts:
             self._facts.extend(facts)
             self._wake.set()

@@ -183,7 +183,7 @@ class LogOwnership:
     def take(self) -> None:
         """Take the lock and read the epoch of the last owner.
 
-        Raises TakenError, HousekeepingError, OSError.
+        Raises LogLockedError, HousekeepingError, OSError.
         """
         self.lock()
         if self._path.exists() or any((self.directory / one).exists() for one in _SIGNED):
@@ -191,7 +191,7 @@ class LogOwnership:
             self.epoch = read_statement(self._path, content, EPOCH_FILE, self.signer.public).epoch
 
     def lock(self) -> None:
-        """Take the lock only. Raises TakenError, OSError."""
+        """Take the lock only. Raises LogLockedError, OSError."""
         make_directory(self.directory)
         try:
             self._lock = lock_directory(self.directory)

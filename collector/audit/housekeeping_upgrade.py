@@ -23,7 +23,7 @@ _NUMBER = re.compile(rb"[0-9]{1,20}\n?")
 def upgrade_housekeeping(directory: Path, signer: SecretKey) -> int:
     """Sign the housekeeping files of a log; return the number of its durable records.
 
-    Raises HousekeepingError, TakenError, JournalError, NoteError, TileError, OSError.
+    Raises HousekeepingError, LogLockedError, JournalError, NoteError, TileError, OSError.
     """
     ownership = housekeeping_files.LogOwnership(directory, signer)
     ownership.lock()

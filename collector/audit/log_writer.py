@@ -353,8 +353,8 @@ class AuditLog:
             OSError,
         ) as error:
             if self.unsigned_because != str(error):
-                tell = log.info if isinstance(error, SigningPostponedError) else log.error
-                tell("audit_log_not_signed", directory=str(self.directory), problem=str(error))
+                report = log.info if isinstance(error, SigningPostponedError) else log.error
+                report("audit_log_not_signed", directory=str(self.directory), problem=str(error))
             self.unsigned_because = str(error)
         else:
             self.unsigned_because = ""

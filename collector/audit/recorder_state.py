@@ -206,7 +206,7 @@ class NodeRecorder:
         for draft in drafts:
             self._take(draft)
 
-    def look(self, record: FrameRecord, envelope: Envelope) -> list[RecordDraft]:
+    def observe(self, record: FrameRecord, envelope: Envelope) -> list[RecordDraft]:
         """Return drafts of everything that is new in an envelope."""
         name = clean(envelope.node)
         state = self._nodes.get(name)

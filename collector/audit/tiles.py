@@ -65,7 +65,7 @@ def encode_bundle(records: Sequence[bytes]) -> bytes:
 
 
 def decode_bundle(content: bytes) -> list[bytes]:
-    """Decode the records of a tile of entries. Raises CutError."""
+    """Decode the records of a tile of entries. Raises TruncatedTileError."""
     records = []
     position, end = 0, len(content)
     while position + _LENGTH.size <= end:

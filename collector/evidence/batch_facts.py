@@ -46,7 +46,7 @@ class FactReceiver(Protocol):
         None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
         """
 
-    def list_silent(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
+    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected."""
 
     def cut(
@@ -115,10 +115,10 @@ class BatchFacts:
             presence = everywhere
             if self.batch.reasons:
                 spoke = self._spoke(gpu, rows)
-                if len(spoke) < len(rows) and self.book.list_silent(
+                if len(spoke) < len(rows) and self.book.list_valueless(
                     chunk.node, gpu.uuid, everywhere.spans
                 ):
-                    chunk.list_silent(gpu.uuid, everywhere.spans)
+                    chunk.list_valueless(gpu.uuid, everywhere.spans)
                     self.added_bytes += _SPAN_BYTES * len(everywhere.spans)
                 if not spoke:
                     continue
@@ -378,13 +378,13 @@ class SpanCounts:
         self,
         gpu: str,
         presences: Iterable[gpu_places.GpuPresence],
-        silent: Mapping[str, Sequence[node_chunks.SampleSpan]],
+        valueless: Mapping[str, Sequence[node_chunks.SampleSpan]],
     ) -> None:
-        """Count all spans of a GPU again; `silent` has its spans without a value, by node."""
+        """Count all spans of a GPU again; `valueless` has its spans without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))
         for presence in presences:
             self.add(presence.node, gpu, len(presence.spans))
-        for node, spans in silent.items():
+        for node, spans in valueless.items():
             self.add(node, gpu, len(spans))
 
 

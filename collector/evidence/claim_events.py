@@ -84,7 +84,7 @@ class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc
     profile: str = ""
     boot: str = ""
     """Boot of the node in which it was reported, and the time of its first report in that boot."""
-    told_ns: int = 0
+    reported_ns: int = 0
     share: str = ""
     """The fraction of the device, or of each device; empty for none (`exclusive` applies then)."""
     count: int = 0
@@ -122,13 +122,13 @@ class ReportingBoot(NamedTuple):
     since_boot_ns: int
 
 
-def parse_claim_event(teller: ReportingBoot, event: WireEvent) -> ReportedClaim | ReportedEnd:
-    """Parse a claim event. Raises ToldError."""
-    device, claim, facts = _words(event)
-    gpu = device or unplaced_in(teller.node)
+def parse_claim_event(reporter: ReportingBoot, event: WireEvent) -> ReportedClaim | ReportedEnd:
+    """Parse a claim event. Raises ClaimEventError."""
+    device, claim, facts = _claim_texts(event)
+    gpu = device or unplaced_in(reporter.node)
     if event.name in ENDS:
-        end_ns = _placed(teller, facts, "end", event.wall_ns)
-        return ReportedEnd(end_ns, gpu, teller.node, claim)
+        end_ns = _placed(reporter, facts, "end", event.wall_ns)
+        return ReportedEnd(end_ns, gpu, reporter.node, claim)
     if facts.get("level") not in _LEVELS:
         expected = ", ".join(_LEVELS)
         message = f"claim {claim!r}: invalid level {facts.get('level')!r}: expected {expected}"
@@ -136,9 +136,9 @@ def parse_claim_event(teller: ReportingBoot, event: WireEvent) -> ReportedClaim 
     unclaimed = event.name == tenancy.UNCLAIMED_START_EVENT.name
     compute, share = _slots(facts, "compute"), _share(facts)
     return ReportedClaim(
-        start_ns=_placed(teller, facts, "start", event.wall_ns),
+        start_ns=_placed(reporter, facts, "start", event.wall_ns),
         gpu=gpu,
-        node=teller.node,
+        node=reporter.node,
         id=claim,
         level=claim_terms.ClaimAuthority.PROCESS if unclaimed else _LEVELS[facts["level"]],
         source=facts.get("source", ""),
@@ -151,8 +151,8 @@ def parse_claim_event(teller: ReportingBoot, event: WireEvent) -> ReportedClaim 
         system=facts.get("system") == "true",
         uncertainty_ns=_timestamp(facts, "uncertainty_ns", 0),
         profile=facts.get("profile", ""),
-        boot=teller.boot,
-        told_ns=teller.since_boot_ns + event.boot_ns,
+        boot=reporter.boot,
+        reported_ns=reporter.since_boot_ns + event.boot_ns,
         share=share,
         count=_count(device, claim, facts),
         start_boot_ns=_timestamp(facts, "start_boot_ns", -1),
@@ -168,7 +168,7 @@ def dated(
         return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
     return msgspec.structs.replace(
         fact,
-        told_ns=max(fact.told_ns, horizon_ns),
+        reported_ns=max(fact.reported_ns, horizon_ns),
         trusted_from_ns=horizon_ns,
         received_ns=received_ns,
     )
@@ -181,7 +181,7 @@ def first_report(one: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
     boot clock: the report nearest to the start, where two clocks have drifted apart least. Only the
     receipt is beyond the control of the node, so a later report cannot precede an earlier one.
     """
-    return one.received_ns, one.told_ns, one.start_boot_ns < 0, one
+    return one.received_ns, one.reported_ns, one.start_boot_ns < 0, one
 
 
 def first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
@@ -192,13 +192,13 @@ def first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], Rep
 
 def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
     """True if another report adds nothing: agents report claims in force repeatedly."""
-    if one.told_ns > other.told_ns or one.received_ns > other.received_ns:
+    if one.reported_ns > other.reported_ns or one.received_ns > other.received_ns:
         return False
     is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
     is_same_start &= one.start_boot_ns == other.start_boot_ns
     start_ns = one.start_ns if is_same_start else other.start_ns
     same = {
-        "told_ns": one.told_ns,
+        "told_ns": one.reported_ns,
         "start_ns": start_ns,
         "trusted_from_ns": one.trusted_from_ns,
         "received_ns": one.received_ns,
@@ -207,8 +207,8 @@ def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
     return is_same and one.trusted_from_ns <= other.trusted_from_ns
 
 
-def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
-    """Return the GPU (empty for none), the claim id and the supported facts. Raises ToldError."""
+def _claim_texts(event: WireEvent) -> tuple[str, str, dict[str, str]]:
+    """Return the GPU (empty for none), the claim id and the supported facts. Raises ClaimEventError."""
     key = event.entity.key
     if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
         message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
@@ -224,15 +224,15 @@ def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
     return gpu, claim, facts
 
 
-def _placed(teller: ReportingBoot, facts: dict[str, str], edge: str, otherwise: int) -> int:
+def _placed(reporter: ReportingBoot, facts: dict[str, str], edge: str, otherwise: int) -> int:
     """Return the start or end of a claim on the collector's clock.
 
-    It is placed by the boot clock, or else by the wall clock. Raises ToldError.
+    It is placed by the boot clock, or else by the wall clock. Raises ClaimEventError.
     """
     boot_ns = _timestamp(facts, f"{edge}_boot_ns", -1)
     if boot_ns < 0:
         return _timestamp(facts, f"{edge}_ns", otherwise)
-    placed_ns = teller.since_boot_ns + boot_ns
+    placed_ns = reporter.since_boot_ns + boot_ns
     if not 0 <= placed_ns < FOREVER_NS:
         message = f"invalid {edge}_boot_ns {boot_ns}: expected a time within this boot"
         raise ClaimEventError(message)
@@ -261,7 +261,7 @@ def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
 
 
 def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
-    """True unless the event has `exclusive=false`. Raises ToldError."""
+    """True unless the event has `exclusive=false`. Raises ClaimEventError."""
     text = facts.get("exclusive", "")
     if text not in {"", "true", "false"}:
         message = f"claim {claim!r}: invalid exclusive {text!r}: expected true or false"
@@ -270,7 +270,7 @@ def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
 
 
 def _share(facts: dict[str, str]) -> str:
-    """Return the fraction in lowest terms; empty for none. Raises ToldError."""
+    """Return the fraction in lowest terms; empty for none. Raises ClaimEventError."""
     text = facts.get("share", "")
     try:
         return claim_terms.share_text(claim_terms.parse_share(text)) if text else ""
@@ -390,13 +390,13 @@ def _boots(
         if claim.boot:
             reports.setdefault((claim.node, claim.id), []).append(claim)
     for key, some in reports.items():
-        since_ns = min(one.told_ns for one in some)
+        since_ns = min(one.reported_ns for one in some)
         for boot, begin in began.get(key[0], {}).items():
             if begin.first_ns > since_ns:
                 outlasted = [
                     one.trusted_from_ns
                     for one in some
-                    if one.boot == boot or one.told_ns >= begin.first_ns
+                    if one.boot == boot or one.reported_ns >= begin.first_ns
                 ]
                 yield key, begin, min(outlasted, default=FOREVER_NS)
 

@@ -119,7 +119,7 @@ class ClaimPlacer:
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]
             facts = replace(self.source.facts(claim_events.unplaced_in(node)), presences=presences)
-            ends = claim_events.ends_of(facts.told, facts.ended, facts.presences)
+            ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
             counts = gpu_evidence.deviceless_claims_of(
                 facts, ends, self.files.tenants, self.files.decisions
             )

@@ -54,7 +54,7 @@ class EvidenceBook:
     problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
     receipts: dict[str, node_chunks.NodeReceipts] = field(default_factory=dict)
     """By node."""
-    refused: int = 0
+    rejected_claims: int = 0
     version: int = 0
     """Incremented by each claim and each new presence of a GPU."""
     claims: batch_facts.ClaimIndex = field(default_factory=batch_facts.ClaimIndex)
@@ -161,11 +161,11 @@ class EvidenceBook:
             facts = {"max": str(node_chunks.MAX_GPUS)}
             self.problems.report(
                 evidence_records.EvidenceProblem(
-                    "too_many_gpus", "", presence.node, presence.heard_ns, facts
+                    "too_many_gpus", "", presence.node, presence.received_ns, facts
                 )
             )
             return None
-        if receipts.meet(uuid, node_chunks.FirstContact(presence.heard_ns, pci)):
+        if receipts.meet(uuid, node_chunks.FirstContact(presence.received_ns, pci)):
             self.changed |= receipts.gpus.keys() & self.gpus.keys()
             self.version += 1
         presences = self.gpu(uuid).presences
@@ -177,14 +177,14 @@ class EvidenceBook:
             facts = {"problem": problem}
             self.problems.report(
                 evidence_records.EvidenceProblem(
-                    "too_many_spans", "", presence.node, presence.heard_ns, facts
+                    "too_many_spans", "", presence.node, presence.received_ns, facts
                 )
             )
             return None
         before = len(found.spans) if found else 0
-        heard_ns = self._take(uuid, presence, key)
+        received_ns = self._take(uuid, presence, key)
         self.spans.add(presence.node, uuid, len(presences[key].spans) - before)
-        return heard_ns
+        return received_ns
 
     def _take(self, uuid: str, presence: gpu_places.GpuPresence, key: str) -> int:
         """Add a presence to those of a GPU; return its first receipt."""
@@ -196,27 +196,27 @@ class EvidenceBook:
             self.version += 1
             if self.has_unplaced(presence.node):
                 self.changed.update(self.gpus_in(presence.node))
-            return presence.heard_ns
-        only_grew = presence.heard_ns >= found.heard_ns
+            return presence.received_ns
+        only_grew = presence.received_ns >= found.received_ns
         first_ns = presence.spans[0].first_ns
         believed_ns = presence.believed_ns or first_ns
         found.believed_ns = node_chunks.believed_from(
             found.spans, found.believed_ns, believed_ns, first_ns
         )
-        found.heard_ns = min(found.heard_ns, presence.heard_ns)
+        found.received_ns = min(found.received_ns, presence.received_ns)
         only_grew &= node_chunks.add_spans(found.spans, presence.spans)
         if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
             self.changed.add(uuid)
-        return found.heard_ns
+        return found.received_ns
 
-    def list_silent(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
+    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected.
 
         A GPU that the node never reported with a value is rejected.
         """
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
-        kept = self.gpus[uuid].silent.setdefault(node, [])
+        kept = self.gpus[uuid].valueless.setdefault(node, [])
         new = batch_facts.new_spans(kept, spans)
         if self.spans.beyond(node, uuid, new):
             self.excess_spans += new
@@ -243,7 +243,7 @@ class EvidenceBook:
 
     # Events ------------------------------------------------------------------------------------
 
-    def hear(self, record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[None]:
+    def claim_steps(self, record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[None]:
         """Record the claims of a batch, `_CLAIMS_A_STEP` per step."""
         events = [
             e for e in batch.events if e.name in claim_events.STARTS or e.name in claim_events.ENDS
@@ -252,19 +252,19 @@ class EvidenceBook:
             return
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
-        teller = claim_events.ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
+        reporter = claim_events.ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
         for number, event in enumerate(events):
             if number % _CLAIMS_A_STEP == 0:
                 yield
             try:
                 # No event is later than its frame.
                 boot_ns = min(event.boot_ns, batch.boot_ns[event.row])
-                fact = claim_events.parse_claim_event(teller, replace(event, boot_ns=boot_ns))
+                fact = claim_events.parse_claim_event(reporter, replace(event, boot_ns=boot_ns))
             except claim_events.ClaimEventError as error:
-                self._refuse(record, str(error))
+                self._reject(record, str(error))
                 continue
             if problem := self.claims.beyond(fact):
-                self._refuse(record, problem)
+                self._reject(record, problem)
                 continue
             if isinstance(fact, claim_events.ReportedClaim):
                 fact = self._limited(record, fact)
@@ -277,8 +277,8 @@ class EvidenceBook:
                     frame = (frame_ns, since_boot_ns + frame_ns)
                     self.chunks.doubt_claim(record, envelope, fact, frame)
 
-    def _refuse(self, record: FrameRecord, problem: str) -> None:
-        self.refused += 1
+    def _reject(self, record: FrameRecord, problem: str) -> None:
+        self.rejected_claims += 1
         facts = {"problem": problem}
         self.problems.report(
             evidence_records.EvidenceProblem(
@@ -325,7 +325,7 @@ class EvidenceBook:
         if isinstance(fact, claim_events.ReportedClaim):
             new = not any(claim_events.repeats(one, fact) for one in self.claims.starts(fact))
             if new:
-                memory.told.append(fact)
+                memory.claims.append(fact)
         else:
             new = not any(
                 replace(fact, trusted_from_ns=one.trusted_from_ns) == one
@@ -351,7 +351,7 @@ class EvidenceBook:
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
         memory = self.gpus.get(claim_events.unplaced_in(node))
-        return memory is not None and bool(memory.told)
+        return memory is not None and bool(memory.claims)
 
     # Facts ---------------------------------------------------------------------------------------
 
@@ -359,12 +359,12 @@ class EvidenceBook:
         """Return the facts about a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
-        nodes = {presence.node for presence in presences} | {one.node for one in memory.told}
+        nodes = {presence.node for presence in presences} | {one.node for one in memory.claims}
         contacts = {node: self.node(node).gpus for node in nodes}
         attended = {node: self.node(node).reports for node in nodes}
         return gpu_evidence.GpuFacts(
-            uuid, presences, memory.told, memory.ended, memory.cuts, contacts=contacts,
-            silent=memory.silent, attended=attended,
+            uuid, presences, memory.claims, memory.ended, memory.cuts, contacts=contacts,
+            valueless=memory.valueless, attended=attended,
         )  # fmt: skip
 
     def forget(self, uuid: str, before_ns: int) -> None:
@@ -372,7 +372,7 @@ class EvidenceBook:
         memory = self.gpus[uuid]
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
         gone = memory.forget(before_ns, unwritten)
-        self.spans.count(uuid, memory.presences.values(), memory.silent)
+        self.spans.count(uuid, memory.presences.values(), memory.valueless)
         self.claims.remove((uuid, node, claim) for node, claim in gone)
 
     # Checkpoints -------------------------------------------------------------------------------
@@ -387,11 +387,11 @@ class EvidenceBook:
         self.gpus = gpus
         self.chunks.restore(chunks)
         for uuid, memory in gpus.items():
-            self.spans.count(uuid, memory.presences.values(), memory.silent)
+            self.spans.count(uuid, memory.presences.values(), memory.valueless)
         self.unwritten = dict.fromkeys(unwritten)
         facts: list[claim_events.ReportedClaim | claim_events.ReportedEnd] = []
         for memory in self.gpus.values():
-            facts += [*memory.told, *memory.ended]
+            facts += [*memory.claims, *memory.ended]
         self.claims.restart(facts)
         self.changed = set(self.gpus)
         self.late = set(self.gpus)

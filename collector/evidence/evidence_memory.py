@@ -28,10 +28,12 @@ class GpuMemory(msgspec.Struct):
 
     presences: dict[str, gpu_places.GpuPresence] = {}
     """By node and boot."""
-    told: list[claim_events.ReportedClaim] = []
+    claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
     ended: list[claim_events.ReportedEnd] = []
     cuts: list[node_chunks.LayoutSpans] = []
-    silent: dict[str, list[node_chunks.SampleSpan]] = {}
+    valueless: dict[str, list[node_chunks.SampleSpan]] = msgspec.field(
+        default_factory=dict, name="silent"
+    )
     """By node, when it listed the GPU in frames of which some have no value of it."""
 
     @property
@@ -56,7 +58,7 @@ class GpuMemory(msgspec.Struct):
 
         Claims that are unwritten stay. Return the node and id of each removed claim.
         """
-        ends = claim_events.ends_of(self.told, self.ended, self.presences.values())
+        ends = claim_events.ends_of(self.claims, self.ended, self.presences.values())
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)
@@ -64,7 +66,7 @@ class GpuMemory(msgspec.Struct):
         for cut in self.cuts:
             cut.spans[:] = [s for s in cut.spans if s.last_ns >= last_ns]
         self.cuts[:] = [cut for cut in self.cuts if cut.spans]
-        self.told[:] = [one for one in self.told if (one.node, one.id) not in gone]
+        self.claims[:] = [one for one in self.claims if (one.node, one.id) not in gone]
         self.ended[:] = [one for one in self.ended if (one.node, one.id) not in gone]
         return gone
 
@@ -78,8 +80,8 @@ class GpuMemory(msgspec.Struct):
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
             if not presence.spans:
                 del self.presences[key]
-        if silent := self.silent.pop(node, None):
-            self.silent[node] = [s for s in silent if s.last_ns >= last_ns]
+        if valueless := self.valueless.pop(node, None):
+            self.valueless[node] = [s for s in valueless if s.last_ns >= last_ns]
 
 
 def _last_before(spans: Iterable[Sequence[node_chunks.SampleSpan]], before_ns: int) -> int:

@@ -141,16 +141,16 @@ class EvidenceQuarantine:
             self._check(name, content)
             return decode_chunk(content)
         except (zstd.ZstdError, msgspec.MsgspecError, ValueError, TypeError) as error:
-            self._set_aside("evidence_part", name, error)
+            self._skip("evidence_part", name, error)
             return None
 
-    def told(self, name: Any, content: Any) -> ReportedClaim | None:
+    def claim(self, name: Any, content: Any) -> ReportedClaim | None:
         """Decode the claim of a row; None if the row is damaged."""
         try:
             self._check(name, content)
             return msgspec.msgpack.decode(content, type=ReportedClaim)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            self._set_aside("evidence_claim", name, error)
+            self._skip("evidence_claim", name, error)
             return None
 
     @staticmethod
@@ -159,7 +159,7 @@ class EvidenceQuarantine:
             message = "it was altered"
             raise ValueError(message)
 
-    def _set_aside(self, table: str, name: Any, error: Exception) -> None:
+    def _skip(self, table: str, name: Any, error: Exception) -> None:
         row = (table, str(name))
         if row not in self.rows and len(self.rows) < MAX_NAMED:
             self.rows.add(row)

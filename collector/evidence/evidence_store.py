@@ -55,7 +55,7 @@ class LoadedFacts(NamedTuple):
     """All facts about the GPUs of some nodes in a window."""
 
     chunks: dict[str, list[node_chunks.EvidenceChunk]]
-    told: dict[str, list[claim_events.ReportedClaim]]
+    claims: dict[str, list[claim_events.ReportedClaim]]
     ended: dict[str, list[claim_events.ReportedEnd]]
     homes: dict[str, set[str]]
     quarantine: evidence_records.EvidenceQuarantine
@@ -72,8 +72,8 @@ class LoadedFacts(NamedTuple):
 
     def facts(self, gpu: str) -> gpu_evidence.GpuFacts:
         """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
-        told, ended = self.told.get(gpu, ()), self.ended.get(gpu, ())
-        return gpu_evidence.facts_of(gpu, self._chunks(gpu), told, ended, self.contacts)
+        claims, ended = self.claims.get(gpu, ()), self.ended.get(gpu, ())
+        return gpu_evidence.facts_of(gpu, self._chunks(gpu), claims, ended, self.contacts)
 
     def gpus_in(self, node: str) -> set[str]:
         """Return the GPUs that were seen in a node."""
@@ -81,7 +81,7 @@ class LoadedFacts(NamedTuple):
 
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
-        return bool(self.told.get(claim_events.unplaced_in(node)))
+        return bool(self.claims.get(claim_events.unplaced_in(node)))
 
     def read_claims(
         self, connection: Connection, gpus: Sequence[str], span: tuple[int, int]
@@ -89,9 +89,11 @@ class LoadedFacts(NamedTuple):
         """Add the claims of GPUs that may have been in force in a window, and their ends."""
         for some in evidence_tables.groups_of(gpus):
             for row in connection.execute(evidence_tables.claims_of(some, *span)):
-                if one := self.quarantine.told(row.fact, row.content):
-                    self.told.setdefault(one.gpu, []).append(one)
-            pairs = [(one.gpu, one.node, one.id) for gpu in some for one in self.told.get(gpu, ())]
+                if one := self.quarantine.claim(row.fact, row.content):
+                    self.claims.setdefault(one.gpu, []).append(one)
+            pairs = [
+                (one.gpu, one.node, one.id) for gpu in some for one in self.claims.get(gpu, ())
+            ]
             for few in evidence_tables.groups_of(pairs):
                 for row in connection.execute(evidence_tables.releases_of(few)):
                     key = (row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
@@ -110,7 +112,9 @@ def compress_chunk(
     """Return a chunk ready to be written; `content` is its encoding."""
     name = sha256(content).hexdigest()
     gpus = {
-        gpu: max(s.spans[0].first_ns, node_chunks.floor_ns(contacts, gpu, chunk.node, [s.heard_ns]))
+        gpu: max(
+            s.spans[0].first_ns, node_chunks.floor_ns(contacts, gpu, chunk.node, [s.received_ns])
+        )
         for gpu, s in chunk.gpus.items()
         if s.spans
     }
@@ -133,7 +137,7 @@ class EvidenceStore:
     def write(
         self,
         chunks: Sequence[EncodedChunk],
-        told: Sequence[claim_events.ReportedClaim | claim_events.ReportedEnd],
+        facts: Sequence[claim_events.ReportedClaim | claim_events.ReportedEnd],
         recorded_ns: int,
         early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
@@ -144,10 +148,10 @@ class EvidenceStore:
         """
         starts = [
             evidence_tables.claim_row(one, recorded_ns)
-            for one in told
+            for one in facts
             if isinstance(one, claim_events.ReportedClaim)
         ]
-        late = [one for one in told if isinstance(one, claim_events.ReportedEnd)]
+        late = [one for one in facts if isinstance(one, claim_events.ReportedEnd)]
         ends = [evidence_tables.release_row(one, recorded_ns) for one in late]
         rows = [
             {
@@ -213,12 +217,12 @@ class EvidenceStore:
                 audit_outbox.put_record(connection, name, draft)
         return True
 
-    def tell_auditors(self, troubles: Sequence[evidence_records.EvidenceProblem]) -> None:
+    def record_problems(self, problems: Sequence[evidence_records.EvidenceProblem]) -> None:
         """Put troubles into the outbox of the audit log, each once."""
-        if not troubles:
+        if not problems:
             return
         with self._database.transaction(writes=True) as connection:
-            for one in troubles:
+            for one in problems:
                 try:
                     audit_outbox.put_record(connection, one.id, one.draft())
                 except audit_outbox.OutboxError as error:
@@ -385,14 +389,14 @@ class EvidenceStore:
                     found.setdefault(gpu, []).append(chunk)
         return found
 
-    def told(
+    def claim_facts(
         self, gpus: Sequence[str], start_ns: int
     ) -> list[claim_events.ReportedClaim | claim_events.ReportedEnd]:
         """Return the claims of GPUs that may have been in force after a timestamp, and their ends."""
         loaded = self.load(gpus, {}, start_ns, FOREVER_NS - evidence_tables.CONTEXT_NS)
         found: list[claim_events.ReportedClaim | claim_events.ReportedEnd] = []
         for gpu in gpus:
-            found += loaded.told.get(gpu, ())
+            found += loaded.claims.get(gpu, ())
             found += loaded.ended.get(gpu, ())
         return found
 

@@ -262,7 +262,7 @@ def contacts_of(
 def contact_rows(found: Contacts) -> list[dict[str, Any]]:
     """Return first receipts as rows."""
     return [
-        {"node": node, "gpu_uuid": gpu, "heard_ns": contact.heard_ns, "pci": contact.pci}
+        {"node": node, "gpu_uuid": gpu, "heard_ns": contact.received_ns, "pci": contact.pci}
         for node, gpus in found.items()
         for gpu, contact in gpus.items()
     ]

@@ -56,14 +56,14 @@ class GpuFacts(msgspec.Struct, frozen=True):
 
     gpu: str
     presences: Sequence[gpu_places.GpuPresence]
-    told: Sequence[claim_events.ReportedClaim] = ()
+    claims: Sequence[claim_events.ReportedClaim] = ()
     ended: Sequence[claim_events.ReportedEnd] = ()
     cuts: Sequence[node_chunks.LayoutSpans] = ()
     reports: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it reported anything but GPUs."""
     contacts: node_chunks.Contacts = {}
     """Contacts of all GPUs of the nodes that reported this one."""
-    silent: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    valueless: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it listed the GPU without a value."""
     attended: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it reported anything."""
@@ -85,7 +85,7 @@ class AssembledGpu(msgspec.Struct, frozen=True):
 def facts_of(
     gpu: str,
     chunks: Iterable[node_chunks.EvidenceChunk],
-    told: Iterable[claim_events.ReportedClaim],
+    claims: Iterable[claim_events.ReportedClaim],
     ended: Iterable[claim_events.ReportedEnd],
     contacts: node_chunks.Contacts | None = None,
 ) -> GpuFacts:
@@ -93,21 +93,21 @@ def facts_of(
     presences: list[gpu_places.GpuPresence] = []
     cuts: list[node_chunks.LayoutSpans] = []
     reports: dict[str, list[node_chunks.SampleSpan]] = {}
-    silent: dict[str, list[node_chunks.SampleSpan]] = {}
+    valueless: dict[str, list[node_chunks.SampleSpan]] = {}
     attended: dict[str, list[node_chunks.SampleSpan]] = {}
     some = list(chunks)
     is_shared = len({chunk.node for chunk in some if gpu in chunk.gpus}) > 1
     for chunk in some:
         if sighted := chunk.gpus.get(gpu):
-            one = (sighted.heard_ns, sighted.spans, sighted.believed_ns)
+            one = (sighted.received_ns, sighted.spans, sighted.believed_ns)
             presences.append(gpu_places.GpuPresence(chunk.node, chunk.boot, *one))
         cuts += chunk.cuts.get(gpu, ())
         reports.setdefault(chunk.node, []).extend(chunk.reports)
         if is_shared:
-            silent.setdefault(chunk.node, []).extend(chunk.silent.get(gpu, ()))
+            valueless.setdefault(chunk.node, []).extend(chunk.valueless.get(gpu, ()))
             attended.setdefault(chunk.node, []).extend(chunk.attended())
-    who = (contacts or {}, silent, attended)
-    return GpuFacts(gpu, presences, tuple(told), tuple(ended), cuts, reports, *who)
+    who = (contacts or {}, valueless, attended)
+    return GpuFacts(gpu, presences, tuple(claims), tuple(ended), cuts, reports, *who)
 
 
 def evidence_of(
@@ -116,7 +116,7 @@ def evidence_of(
     """Return the evidence of a GPU for metering, and its places."""
     placed = _placed(facts, files)
     where = placed.where
-    ends = claim_events.ends_of(facts.told, facts.ended, facts.presences)
+    ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
     active_claims = list(files.claims.claims(facts.gpu, nodes))
     home = first_node_of(facts, where)
@@ -146,16 +146,16 @@ def evidence_of(
 
 def first_node_of(facts: GpuFacts, where: gpu_places.GpuPlaces) -> str:
     """Return the node that reported a GPU first."""
-    heard = (
-        (gpus[facts.gpu].heard_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
+    receipts = (
+        (gpus[facts.gpu].received_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
     )
     stays = ((stay.start_ns, stay.node) for stay in where.stays)
-    return min(heard, default=min(stays, default=(0, "")))[1]
+    return min(receipts, default=min(stays, default=(0, "")))[1]
 
 
 def _placed(facts: GpuFacts, files: AdministratorInputs) -> ReviewedPlaces:
     """Return the places of a GPU, and the periods that are pending review."""
-    return find_reviewed_places(_reported(facts), facts.silent, facts.attended, files.expected)
+    return find_reviewed_places(_reported(facts), facts.valueless, facts.attended, files.expected)
 
 
 def _reported(
@@ -165,14 +165,14 @@ def _reported(
 
     With `nodes`, only claims of these nodes: the GPU was never in the others.
     """
-    told = [one for one in facts.told if nodes is None or one.node in nodes]
+    claims = [one for one in facts.claims if nodes is None or one.node in nodes]
     disputed = placed.disputed if placed else {}
-    return ReportedFacts(facts.gpu, told, facts.ended, facts.presences, facts.contacts, disputed)
+    return ReportedFacts(facts.gpu, claims, facts.ended, facts.presences, facts.contacts, disputed)
 
 
 def claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
     """Return the parts of claims on a GPU that are pending review."""
-    ends = claim_events.ends_of(facts.told, facts.ended, facts.presences)
+    ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
     reported = _reported(facts)
     if claim_events.is_gpu(facts.gpu):
         placed = _placed(facts, files)
@@ -200,7 +200,7 @@ def assemble_gpu(
     sku = max((one.sku for one in sighted), default="")
     profiles = {
         one.id: one.profile
-        for one in sorted(facts.told, key=claim_events.first_report, reverse=True)
+        for one in sorted(facts.claims, key=claim_events.first_report, reverse=True)
     }
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
     named = (
@@ -242,7 +242,7 @@ def deviceless_claims_of(
     found = node_claims(
         _reported(facts), ends, tenants, review_rules.ExpectedGpus(decisions=decisions)
     )
-    firsts = claim_events.first_reports(facts.told)
+    firsts = claim_events.first_reports(facts.claims)
     return [
         placement.UnplacedClaim(
             piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
@@ -285,24 +285,24 @@ def _sightings(
     The sources are other streams of the node, and the scheduler: its claim counts for as long as it
     lasted, or, without a reported end, until the last report of the node that reported it.
     """
-    heard: dict[str, int] = {}
+    last_reports: dict[str, int] = {}
     for node, spans in facts.reports.items():
         joined: list[node_chunks.SampleSpan] = []
         for span in spans:
             node_chunks.add_span(joined, node_chunks.SampleSpan(span.first_ns, span.last_ns))
-        heard[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
+        last_reports[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
         for stay in where.stays:
             if stay.node == node:
                 yield from _within(stay, joined)
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
-        heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
-    gaps = claim_events.gaps_of(facts.told, facts.presences)
-    for one in facts.told:
+        last_reports[presence.node] = max(last, last_reports.get(presence.node, -FOREVER_NS))
+    gaps = claim_events.gaps_of(facts.claims, facts.presences)
+    for one in facts.claims:
         # A late report is no evidence for the time before it.
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level is ClaimAuthority.SCHEDULER:
-            until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
+            until = ends.get((one.node, one.id), last_reports.get(one.node, one.start_ns))
             free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
                 for start, end, _ in timeline.without(

@@ -46,7 +46,7 @@ class NodeListing(NamedTuple):
     """Reports of one node that concern a GPU."""
 
     node: str
-    heard_ns: int
+    received_ns: int
     """First receipt of the GPU from the node."""
     listed: Sequence[SampleSpan]
     """Time in which the node listed the GPU, with a value or without."""
@@ -72,7 +72,7 @@ def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     first.
     """
     nodes = sorted(
-        (one for one in listings if one.verdict is not False), key=lambda n: (n.heard_ns, n.node)
+        (one for one in listings if one.verdict is not False), key=lambda n: (n.received_ns, n.node)
     )
     believed: dict[str, Periods] = {one.node: [] for one in nodes}
     accepted = [one for one in nodes if one.verdict]
@@ -84,7 +84,7 @@ def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
         taken = unite_periods([*taken, *near])
     taken = unite_periods(taken + [period for one in accepted for period in _periods(one)])
     claims = sorted(
-        (is_excess, max(start, one.heard_ns), one.heard_ns, one.node, start, end)
+        (is_excess, max(start, one.received_ns), one.received_ns, one.node, start, end)
         for one in others
         for is_excess, periods in enumerate(_by_expectation(one))
         for start, end in periods
@@ -178,7 +178,7 @@ class GpuPresence(msgspec.Struct, array_like=True):
 
     node: str
     boot: str
-    heard_ns: int
+    received_ns: int
     spans: list[SampleSpan] = []
     believed_ns: int = 0
     """The trusted start of the boot; 0: its first sample."""
@@ -187,7 +187,7 @@ class GpuPresence(msgspec.Struct, array_like=True):
 class NodeAttendance(NamedTuple):
     """Facts by node that decide between several nodes that report one GPU."""
 
-    silent: Mapping[str, Sequence[SampleSpan]] = {}
+    valueless: Mapping[str, Sequence[SampleSpan]] = {}
     """Time in which the node listed the GPU without a value."""
     reports: Mapping[str, Sequence[SampleSpan]] = {}
     """Time in which the node reported anything."""
@@ -218,18 +218,18 @@ def find_places(
 ) -> GpuPlaces:
     """Combine the presences of one GPU into its places."""
     joined = _joined(presences)
-    heard = {
-        node: floor_ns(contacts, gpu, node, (p.heard_ns for p in joined if p.node == node))
+    floors = {
+        node: floor_ns(contacts, gpu, node, (p.received_ns for p in joined if p.node == node))
         for node in {presence.node for presence in joined}
     }
     since = [
-        msgspec.structs.replace(p, spans=_since(heard[p.node], p.spans))
-        for p in sorted(joined, key=lambda p: (p.heard_ns, p.node, p.boot))
+        msgspec.structs.replace(p, spans=_since(floors[p.node], p.spans))
+        for p in sorted(joined, key=lambda p: (p.received_ns, p.node, p.boot))
     ]
     believed = [presence for presence in since if presence.spans]
     divided = GpuOccupancy({}, {})
     if len({presence.node for presence in believed}) > 1:
-        divided = _divided(believed, heard, attendance)
+        divided = _divided(believed, floors, attendance)
         clipped = (
             msgspec.structs.replace(p, spans=_within(p.spans, divided.believed.get(p.node, ())))
             for p in believed
@@ -253,7 +253,7 @@ def is_undecided(gpu: str, chunks: Iterable[EvidenceChunk]) -> bool:
     """True if chunks of a node neither list a GPU nor show that it has left the node."""
     reports: list[SampleSpan] = []
     for chunk in chunks:
-        if gpu in chunk.gpus or gpu in chunk.silent:
+        if gpu in chunk.gpus or gpu in chunk.valueless:
             return False
         reports += chunk.attended()
     return not has_left(periods_of_spans(reports), -FOREVER_NS, FOREVER_NS)
@@ -269,7 +269,7 @@ def _divided(
     listings = []
     for node in sorted({presence.node for presence in believed}):
         listed = [span for p in believed if p.node == node for span in p.spans]
-        listed += _since(floors[node], attendance.silent.get(node, ()))
+        listed += _since(floors[node], attendance.valueless.get(node, ()))
         reports = attendance.reports.get(node, ())
         excess = unite_periods((start, end) for start, end, _ in attendance.excess.get(node, ()))
         listings.append(
@@ -285,8 +285,8 @@ def _joined(presences: Iterable[GpuPresence]) -> list[GpuPresence]:
     for one in presences:
         key = (one.node, one.boot)
         if key not in found:
-            found[key] = GpuPresence(one.node, one.boot, one.heard_ns, [])
-        found[key].heard_ns = min(found[key].heard_ns, one.heard_ns)
+            found[key] = GpuPresence(one.node, one.boot, one.received_ns, [])
+        found[key].received_ns = min(found[key].received_ns, one.received_ns)
         add_spans(found[key].spans, one.spans)
     return list(found.values())
 

@@ -131,7 +131,7 @@ def _first_ns(span: SampleSpan) -> int:
 class SightedGpu(msgspec.Struct, array_like=True):
     """A GPU in a node's frames: its first receipt from the node, its rail, and its samples."""
 
-    heard_ns: int
+    received_ns: int
     rail: int
     sku: str = ""
     spans: list[SampleSpan] = []
@@ -195,7 +195,7 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
     series: dict[str, CounterSeries] = {}
     cuts: dict[str, list[LayoutSpans]] = {}
     doubts: list[SuspectPeriod] = []
-    silent: dict[str, list[SampleSpan]] = {}
+    valueless: dict[str, list[SampleSpan]] = {}
     """Time in which a GPU was listed in frames of which some have no value of it."""
 
     def cover(self, first_ns: int, last_ns: int) -> None:
@@ -207,11 +207,11 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
         """Record a GPU in the node; `new` may be shared: its spans are copied."""
         found = self.gpus.get(gpu)
         if found is None:
-            found = self.gpus[gpu] = SightedGpu(new.heard_ns, new.rail, new.sku, [])
+            found = self.gpus[gpu] = SightedGpu(new.received_ns, new.rail, new.sku, [])
         first_ns = new.spans[0].first_ns
         believed_ns = max(new.believed_ns, first_ns)
         found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
-        found.heard_ns = min(found.heard_ns, new.heard_ns)
+        found.received_ns = min(found.received_ns, new.received_ns)
         found.rail, found.sku = max(found.rail, new.rail), max(found.sku, new.sku)
         add_spans(found.spans, new.spans)
 
@@ -237,15 +237,15 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
                 return
         self.doubts.append(new)
 
-    def list_silent(self, gpu: str, spans: Sequence[SampleSpan]) -> None:
+    def list_valueless(self, gpu: str, spans: Sequence[SampleSpan]) -> None:
         """Record that a GPU was listed without a value; `spans` may be shared: they are copied."""
         bare = [SampleSpan(span.first_ns, span.last_ns) for span in spans]
-        add_spans(self.silent.setdefault(gpu, []), bare)
+        add_spans(self.valueless.setdefault(gpu, []), bare)
 
     def attended(self) -> list[SampleSpan]:
         """Return the time in which the node reported anything."""
         found = [SampleSpan(span.first_ns, span.last_ns) for span in self.reports]
-        for some in (*(sighted.spans for sighted in self.gpus.values()), *self.silent.values()):
+        for some in (*(sighted.spans for sighted in self.gpus.values()), *self.valueless.values()):
             found += (SampleSpan(span.first_ns, span.last_ns) for span in some)
         return found
 
@@ -265,7 +265,7 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
             },
             dict(sorted(self.cuts.items())),
             sorted(self.doubts),
-            dict(sorted(self.silent.items())),
+            dict(sorted(self.valueless.items())),
         )
 
 
@@ -299,7 +299,7 @@ MAX_STRETCHES = 4096
 class FirstContact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """First receipt of a frame with a GPU in it from a node, and the GPU's PCI address there."""
 
-    heard_ns: int
+    received_ns: int
     pci: str = ""
 
 
@@ -349,14 +349,14 @@ Contacts = Mapping[str, Mapping[str, FirstContact]]
 NO_CONTACTS: Contacts = MappingProxyType({})
 
 
-def floor_ns(contacts: Contacts, gpu: str, node: str, heard_ns: Iterable[int] = ()) -> int:
+def floor_ns(contacts: Contacts, gpu: str, node: str, receipts_ns: Iterable[int] = ()) -> int:
     """Return the timestamp before which a GPU is not observed in a node."""
     known = contacts.get(node, {}).get(gpu)
-    receipts = [*heard_ns, *([known.heard_ns] if known else ())]
+    receipts = [*receipts_ns, *([known.received_ns] if known else ())]
     return min(receipts, default=0) - TOLERANCE_NS
 
 
 def node_floor_ns(contacts: Contacts, node: str) -> int:
     """Return the timestamp before which no GPU is observed in a node."""
-    known = (contact.heard_ns for contact in contacts.get(node, {}).values())
+    known = (contact.received_ns for contact in contacts.get(node, {}).values())
     return min(known, default=0) - TOLERANCE_NS

@@ -32,7 +32,7 @@ class ReportedFacts(NamedTuple):
     """The facts about one GPU that claims depend on."""
 
     gpu: str
-    told: Sequence[claim_events.ReportedClaim]
+    claims: Sequence[claim_events.ReportedClaim]
     ended: Sequence[claim_events.ReportedEnd]
     presences: Sequence[gpu_places.GpuPresence]
     contacts: node_chunks.Contacts
@@ -61,12 +61,12 @@ def node_claims(
     Each part has a unique name, which is none of `reserved`: equal names are one claim with one
     end, and a node must not be able to end the claim of another node by its choice of an id.
     """
-    gaps = claim_events.gaps_of(facts.told, facts.presences)
-    freed = claim_events.freed_of(facts.told, facts.ended, facts.presences, ends)
+    gaps = claim_events.gaps_of(facts.claims, facts.presences)
+    freed = claim_events.freed_of(facts.claims, facts.ended, facts.presences, ends)
     excess: dict[str, list[TimePiece[str]]] = {}
     names = ClaimNames(reserved)
     found: list[ClaimPart] = []
-    firsts = sorted((one, key) for key, one in claim_events.first_reports(facts.told).items())
+    firsts = sorted((one, key) for key, one in claim_events.first_reports(facts.claims).items())
     for one, key in firsts:
         if one.node not in excess:
             more = expected.excess(facts.gpu, one.node, facts.contacts)
@@ -109,8 +109,8 @@ def _contact_ns(facts: ReportedFacts, node: str) -> int:
         facts.gpu
     ):  # a claim without a device: that of the first GPU of the node
         return node_chunks.node_floor_ns(facts.contacts, node)
-    heard = [p.heard_ns for p in facts.presences if p.node == node]
-    return node_chunks.floor_ns(facts.contacts, facts.gpu, node, heard)
+    receipts = [p.received_ns for p in facts.presences if p.node == node]
+    return node_chunks.floor_ns(facts.contacts, facts.gpu, node, receipts)
 
 
 def _cut(
@@ -296,7 +296,7 @@ def early_claims(
             continue
         for gpu in (one.gpu,) if claim_events.is_gpu(one.gpu) else node.gpus:
             contact = node.gpus.get(gpu)
-            contact_ns = contact.heard_ns - node_chunks.TOLERANCE_NS if contact else one.start_ns
+            contact_ns = contact.received_ns - node_chunks.TOLERANCE_NS if contact else one.start_ns
             if one.start_ns < contact_ns:
                 start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
                 found[gpu, one.node] = min(start_ns, found.get((gpu, one.node), start_ns))
@@ -315,7 +315,7 @@ class ReviewedPlaces(NamedTuple):
 
 def find_reviewed_places(
     reported: ReportedFacts,
-    silent: Mapping[str, Sequence[node_chunks.SampleSpan]],
+    valueless: Mapping[str, Sequence[node_chunks.SampleSpan]],
     attended: Mapping[str, Sequence[node_chunks.SampleSpan]],
     expected: review_rules.ExpectedGpus,
 ) -> ReviewedPlaces:
@@ -326,7 +326,7 @@ def find_reviewed_places(
     verdicts = {
         node: expected.decisions.of(review_rules.ReviewKind.GPU, node, gpu) for node in nodes
     }
-    attendance = gpu_places.NodeAttendance(silent, attended, verdicts, excess)
+    attendance = gpu_places.NodeAttendance(valueless, attended, verdicts, excess)
     where = gpu_places.find_places(reported.presences, gpu, contacts, attendance)
     if not where.waiting:
         return ReviewedPlaces(where, excess, {})
@@ -385,9 +385,9 @@ def _claimed_while_waiting(
     reported: ReportedFacts, where: gpu_places.GpuPlaces
 ) -> dict[str, gpu_places.Periods]:
     """By node under review, return the time of its claims that would be billed."""
-    ends = claim_events.ends_of(reported.told, reported.ended, reported.presences)
+    ends = claim_events.ends_of(reported.claims, reported.ended, reported.presences)
     found: dict[str, gpu_places.Periods] = {}
-    for key, one in claim_events.first_reports(reported.told).items():
+    for key, one in claim_events.first_reports(reported.claims).items():
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
             found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))

@@ -65,7 +65,7 @@ def find_pending_evidence(
         for node, gpus in contacts.items()
         for gpu, contact in gpus.items()
         if any(
-            start < now_ns and contact.heard_ns < end
+            start < now_ns and contact.received_ns < end
             for start, end, _ in files.expected.excess(gpu, node, contacts)
         )
     }
@@ -73,18 +73,18 @@ def find_pending_evidence(
     for some in evidence_tables.groups_of(sorted(candidates)):
         loaded = store.load(some, {}, 0, FOREVER_NS - evidence_tables.CONTEXT_NS)
         for gpu in some:
-            told, ended = loaded.told.get(gpu, ()), loaded.ended.get(gpu, ())
+            claims, ended = loaded.claims.get(gpu, ()), loaded.ended.get(gpu, ())
             chunks = late_boots.get(gpu, ())
             if gpu in several:
                 chunks = _chunks_since_second(store, gpu, contacts, several[gpu])
-                facts = gpu_evidence.facts_of(gpu, chunks, told, ended, contacts)
+                facts = gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts)
                 for node in gpu_evidence.nodes_under_review(facts, files, now_ns):
                     parts.setdefault(
                         review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), []
                     )
-            counts = {(one.node, one.id): one.count for one in told}
+            counts = {(one.node, one.id): one.count for one in claims}
             for part in gpu_evidence.claims_under_review(
-                gpu_evidence.facts_of(gpu, chunks, told, ended, contacts), files
+                gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts), files
             ):
                 if part.claim.begins_ns < now_ns:
                     count = counts.get((part.subject.node, part.subject.name), 0) or 1
@@ -108,7 +108,7 @@ def _chunks_since_second(
     nodes: Sequence[str],
 ) -> list[node_chunks.EvidenceChunk]:
     """Return the chunks since a second node reported a GPU: no dispute is possible before."""
-    _, since_ns, *_ = sorted(contacts[node][gpu].heard_ns for node in nodes)
+    _, since_ns, *_ = sorted(contacts[node][gpu].received_ns for node in nodes)
     until_ns = FOREVER_NS - evidence_tables.CONTEXT_NS
     loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - node_chunks.TOLERANCE_NS, until_ns)
     return [chunk for node in nodes for chunk in loaded.chunks[node]]

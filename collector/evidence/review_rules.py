@@ -123,13 +123,13 @@ class ExpectedGpus:
         if not listed:
             return UNLISTED
         in_service = [
-            one for _, one in before if not self.retired.at(one, max(own.heard_ns, place[0]))
+            one for _, one in before if not self.retired.at(one, max(own.received_ns, place[0]))
         ]
         if expected is not None:
             return BEYOND_INVENTORY if len(in_service) >= expected else ""
         if len(in_service) >= MAX_GPUS_AT_ONCE:
             return TOO_MANY
-        new = sum(contact.heard_ns > own.heard_ns - NEW_NS for contact, _ in before)
+        new = sum(contact.received_ns > own.received_ns - NEW_NS for contact, _ in before)
         return TOO_MANY_NEW if new >= MAX_NEW_GPUS else ""
 
 

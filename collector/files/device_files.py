@@ -187,8 +187,8 @@ def parse_retirements(text: str) -> RetiredGpus:
     found: set[Retirement] = set()
     for number, (gpu, start, end, why) in watched_file.read_rows(text, RETIREMENTS_HEADER):
         line = f"line {number}"
-        for column, word in (("gpu", gpu), ("why", why)):
-            if len(word) > MAX_CHARACTERS:
+        for column, value in (("gpu", gpu), ("why", why)):
+            if len(value) > MAX_CHARACTERS:
                 message = f"{line}: invalid {column}: expected at most {MAX_CHARACTERS} characters"
                 raise watched_file.FileError(message)
         if not gpu:
@@ -204,7 +204,7 @@ def retired_file(path: Path | None) -> watched_file.WatchedFile[RetiredGpus]:
 
 
 ALL_DEVICES = "*"
-_WORDS = {
+_KEYS = {
     "maintenance": {"holds", "from", "to"},
     "outage": {"holds", "from", "to"},
     "reservation": {"name", "tenant", "holds", "from", "to"},
@@ -269,10 +269,10 @@ def parse_calendar(text: str) -> Calendar:
         document = parse_toml(text)
     except TomlError as error:
         raise watched_file.FileError(str(error)) from error
-    if unknown := sorted(document.keys() - _WORDS.keys()):
+    if unknown := sorted(document.keys() - _KEYS.keys()):
         message = (
             f"unknown section [[{unknown[0]}]]: expected one of "
-            f"{', '.join(f'[[{word}]]' for word in _WORDS)}"
+            f"{', '.join(f'[[{kind_name}]]' for kind_name in _KEYS)}"
         )
         raise watched_file.FileError(message)
     found = []
@@ -285,17 +285,17 @@ def parse_calendar(text: str) -> Calendar:
 
 
 def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
-    if unknown := sorted(table.keys() - _WORDS[kind]):
+    if unknown := sorted(table.keys() - _KEYS[kind]):
         message = (
-            f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_WORDS[kind]))}"
+            f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_KEYS[kind]))}"
         )
         raise watched_file.FileError(message)
-    if missing := sorted(_WORDS[kind] - table.keys() - {"to"}):
+    if missing := sorted(_KEYS[kind] - table.keys() - {"to"}):
         message = f"{where}: {missing[0]} is missing"
         raise watched_file.FileError(message)
-    words = {name: table[name] for name in _WORDS[kind] & table.keys() - {"from", "to"}}
-    for name, word in words.items():
-        if not isinstance(word, str) or not word or "\0" in word:
+    texts = {name: table[name] for name in _KEYS[kind] & table.keys() - {"from", "to"}}
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text or "\0" in text:
             message = f"{where}: invalid {name}: expected a string that is not empty"
             raise watched_file.FileError(message)
     start_ns = watched_file.parse_time(table["from"], where)
@@ -303,7 +303,7 @@ def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
     if end_ns <= start_ns:
         message = f"{where}: invalid span: expected an end after the start"
         raise watched_file.FileError(message)
-    return CalendarEntry(start_ns, end_ns, kind=kind, **words)
+    return CalendarEntry(start_ns, end_ns, kind=kind, **texts)
 
 
 def calendar_file(path: Path | None) -> watched_file.WatchedFile[Calendar]:

@@ -185,9 +185,9 @@ class TenantMappings:
         timelines = [
             prevailing(
                 TimePiece(mapping.start_ns, mapping.end_ns, mapping)
-                for mapping in self.mappings.get((word, owner), ())
+                for mapping in self.mappings.get((name, owner), ())
             )
-            for word in (source, ANY_SOURCE)
+            for name in (source, ANY_SOURCE)
         ]
         found: list[TimePiece[str]] = []
         for start, end, (own, general) in aligned(timelines, start_ns, end_ns):

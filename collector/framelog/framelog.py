@@ -125,7 +125,7 @@ class FrameLog:
         """Store a record; call `then` once it is durable, and return after that.
 
         `then` applies the record to the state. It runs before the segment can be closed, so that
-        the state in a checkpoint contains all records of the segments before it. Raises LogError if
+        the state in a checkpoint contains all records of the segments before it. Raises FrameLogError if
         the record cannot be stored.
         """
         if self._stopped:

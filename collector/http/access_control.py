@@ -193,10 +193,10 @@ ROUTES: Collection[Route] = (
     Route("audit_entry", "/api/v1/audit/entries/{index}", _AUDIT, TenantScope.OWN),
     Route("audit_checkpoint", "/api/v1/audit/checkpoint", _NOT_A_TENANT, TenantScope.SAME),
     Route("audit_consistency", "/api/v1/audit/consistency", _NOT_A_TENANT, TenantScope.SAME),
-    Route("custody_checkpoint", "/v1/checkpoint", _NODE),
-    Route("custody_key", "/v1/checkpoint/key", _NODE),
-    Route("custody_consistency", "/v1/checkpoint/consistency", _NODE),
-    Route("custody_cosignature", "/v1/checkpoint/cosignature", _NODE, method="POST"),
+    Route("witness_checkpoint", "/v1/checkpoint", _NODE),
+    Route("witness_key", "/v1/checkpoint/key", _NODE),
+    Route("witness_consistency", "/v1/checkpoint/consistency", _NODE),
+    Route("witness_cosignature", "/v1/checkpoint/cosignature", _NODE, method="POST"),
 )
 
 

@@ -37,7 +37,7 @@ from collector.http.access_control import RouteHandlers, json_answer, json_error
 from collector.http.web_server import ReadPool
 from railscope.audit.merkle import consistency_proof, inclusion_proof, leaf_hash
 from railscope.audit.record import AuditRecord, decode_audit_record
-from railscope.audit.signed_note import SIZE, PublicKey, read_checkpoint, read_note
+from railscope.audit.signed_note import NOTHING_SIGNED, SIZE, PublicKey, read_checkpoint, read_note
 
 MAX_SHOWN = 100
 """Maximum number of entries per response."""
@@ -311,8 +311,7 @@ class AuditApi:
         except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:
-            text = "nothing is signed yet"
-            raise _unavailable(text) from error
+            raise _unavailable(NOTHING_SIGNED) from error
         except (OSError, ValueError) as error:
             text = "cannot read the audit log; fix: run `railscope audit verify` on the collector"
             raise _unavailable(text) from error

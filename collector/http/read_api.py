@@ -144,7 +144,7 @@ class CollectorMetrics:
             (catalog.CONNECTIONS, len(self.connections)),
             (catalog.VIEWS_TIME, views.duration_ns / SECOND_NS),
             (catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
-            (catalog.CLAIMS_REJECTED, self.core.evidence.refused),
+            (catalog.CLAIMS_REJECTED, self.core.evidence.rejected_claims),
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
             (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),

@@ -62,10 +62,10 @@ class WitnessApi:
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
         return {
-            "custody_checkpoint": self._checkpoint,
-            "custody_key": self._key,
-            "custody_consistency": self._consistency,
-            "custody_cosignature": self._cosignature,
+            "witness_checkpoint": self._checkpoint,
+            "witness_key": self._key,
+            "witness_consistency": self._consistency,
+            "witness_cosignature": self._cosignature,
         }
 
     async def run(self) -> None:

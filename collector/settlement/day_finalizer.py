@@ -72,7 +72,7 @@ class DayFinalizer:
     """Called with the decisions of people about evidence under review."""
     counts: FinalizerCounters = field(default_factory=FinalizerCounters)
     failing: bool = False
-    _troubles: list[EvidenceProblem] = field(default_factory=list)
+    _problems: list[EvidenceProblem] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stores: ledger_days.MeteringStores | None = None
     _open_days: ledger_days.OpenDayCounter = field(init=False)
@@ -89,7 +89,7 @@ class DayFinalizer:
 
     def __post_init__(self) -> None:
         """Subscribe to troubles of the evidence."""
-        self.book.problems.listeners.append(self._troubles.append)
+        self.book.problems.listeners.append(self._problems.append)
         self._open_days = ledger_days.OpenDayCounter(self.book, self.live)
 
     async def run(self) -> None:
@@ -158,11 +158,11 @@ class DayFinalizer:
 
     async def _notify_auditors(self, stores: ledger_days.MeteringStores) -> None:
         """Record new troubles in the audit log, each once."""
-        problems, self._troubles[:] = list(self._troubles), []
+        problems, self._problems[:] = list(self._problems), []
         try:
-            await asyncio.to_thread(stores.store.tell_auditors, problems)
+            await asyncio.to_thread(stores.store.record_problems, problems)
         except BaseException:
-            self._troubles.extend(problems)
+            self._problems.extend(problems)
             raise
 
     async def _opened(self) -> ledger_days.MeteringStores:
@@ -322,7 +322,7 @@ class DayFinalizer:
             if gpu in self.book.gpus or not is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
-            self.book.learn(await asyncio.to_thread(stores.store.told, gpus, start_ns))
+            self.book.learn(await asyncio.to_thread(stores.store.claim_facts, gpus, start_ns))
         self._requested |= affected
 
     def _open_ns(self, gpu: str) -> int:

@@ -189,7 +189,7 @@ class CollectorState:
         self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
     ) -> Iterator[None]:
         yield from self.evidence.steps(record, envelope, batch, known)
-        yield from self.evidence.hear(record, envelope, batch)
+        yield from self.evidence.claim_steps(record, envelope, batch)
         for number, seen in enumerate(seen_events(record, envelope, batch)):
             if number % _EVENTS_A_STEP == _EVENTS_A_STEP - 1:
                 yield

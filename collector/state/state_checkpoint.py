@@ -145,7 +145,7 @@ def encode(part: CheckpointPart) -> bytes:
 
 
 def decode(content: bytes) -> list[CheckpointPart]:
-    """Decode the parts of a whole file. Raises CheckpointError."""
+    """Decode the parts of a whole file. Raises StateCheckpointError."""
     if not content.startswith(MAGIC):
         message = "expected a checkpoint of this version of the collector"
         raise StateCheckpointError(message)

@@ -51,7 +51,7 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
     shutil.copytree(directory, backup)
     before = size((backup / "checkpoint").read_text())
     collector = await site.collector()
-    held = [site.directory / f"state-{node}" / "custody" / "held" for node in NODES]
+    held = [site.directory / f"state-{node}" / "witness" / "held" for node in NODES]
 
     async def ahead() -> bool:
         return all(size(path.read_text()) > before for path in held)

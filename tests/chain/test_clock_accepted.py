@@ -88,7 +88,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     (doubt,) = {one.value for one in known.doubts}
     assert (doubt.since_ns, doubt.delta_ns) == (correction.since_ns, correction.delta_ns)
     for contact in store.contacts()["n1"].values():
-        assert begun_ns - HOUR_NS // 60 < contact.heard_ns < time.time_ns()
+        assert begun_ns - HOUR_NS // 60 < contact.received_ns < time.time_ns()
 
     await acknowledged(site, sender.body(some(sender, at=10)), 13)
     await collector.stop()

@@ -69,7 +69,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
         assert not one.collector.clock.hold
         receipts = one.collector.core.evidence.receipts
         heard = {
-            node: {c.heard_ns for c in found.gpus.values()} for node, found in receipts.items()
+            node: {c.received_ns for c in found.gpus.values()} for node, found in receipts.items()
         }
         assert heard == {
             "n1": {first.received_wall_ns},

@@ -53,4 +53,4 @@ async def settled(observed: EventRecorder) -> list[AuditRecord]:
 def hear(observed: EventRecorder, tellers: Iterable[Teller]) -> None:
     """An envelope of each."""
     for teller in tellers:
-        observed.hear(*teller.envelope(1))
+        observed.check_envelope(*teller.envelope(1))

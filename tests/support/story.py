@@ -152,7 +152,7 @@ class Reporter:
         received_ns = self.origin_ns + round(sent * SECOND)
         return FrameRecord(self.node, received_ns, clocks, pack(found)), found
 
-    def told(
+    def claims(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
     ) -> Envelopes:
         """Return frames at these seconds in envelopes of `each`; the first of the node in a separate one.
@@ -191,7 +191,7 @@ def known_of(
     chunks = [kept.chunk for kept in book.chunks.by_key.values()]
     memory = book.gpus[name]
     contacts = book.facts(name).contacts
-    facts = facts_of(name, chunks, memory.told, memory.ended, contacts)
+    facts = facts_of(name, chunks, memory.claims, memory.ended, contacts)
     return assemble_gpu(facts, chunks, files or AdministratorInputs())
 
 

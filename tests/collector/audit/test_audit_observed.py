@@ -133,7 +133,7 @@ async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
     for boot in ("b0", "b1"):
         async with observing(tmp_path, boot) as observed:
             for record, envelope in came:
-                observed.hear(record, envelope)
+                observed.check_envelope(record, envelope)
             found = await settled(observed)
     assert [record.type for record in found] == ["node.join", "node.boot", "admin.upgrade"]
     assert [record.data["boot_id"] for record in found] == ["boot-1", "boot-2", "boot-2"]
@@ -146,13 +146,13 @@ async def test_what_was_recorded_after_the_copy_was_made_is_not_recorded_again(
     """The collector stops between a record and the answer that it is one."""
     teller = Teller()
     async with observing(tmp_path) as observed:
-        observed.hear(*teller.envelope(1))
+        observed.check_envelope(*teller.envelope(1))
         content = observed.snapshot()
         assert content is not None
         assert len(await settled(observed)) == 1
     observed.file.write_bytes(content)
     async with observing(tmp_path, "b1") as observed:
-        observed.hear(*teller.envelope(1))
+        observed.check_envelope(*teller.envelope(1))
         (joined,) = await settled(observed)
     assert joined.type == "node.join"
 
@@ -163,7 +163,9 @@ async def test_a_clock_that_is_set_is_evidence_once_an_hour(tmp_path: Path) -> N
         for at, step_ns in ((1, 0), (2, 10**9), (3, 10**10), (4, 10**11), (7200, 0)):
             record, envelope = teller.envelope(at)
             sent = type(record.sent)(record.sent.wall_ns + step_ns, *_rest(record.sent))
-            observed.hear(type(record)(record.node, record.received_wall_ns, sent, b""), envelope)
+            observed.check_envelope(
+                type(record)(record.node, record.received_wall_ns, sent, b""), envelope
+            )
         found = await settled(observed)
     steps = [record.data["step_ns"] for record in found if record.type == "evidence.clock_step"]
     assert steps == [str(10**10), str(-(10**11))]

@@ -164,7 +164,7 @@ def report(
 ) -> ReportedClaim:
     """A report of one claim, by an anchor that says the start was at this second."""
     return ReportedClaim(
-        at(start_second), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot=boot, told_ns=at(told_second),
+        at(start_second), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot=boot, reported_ns=at(told_second),
         start_boot_ns=BOOTED * SECOND if by_boot else -1,
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(
 
 def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
     one = report("boot-1", 5, 0)
-    later = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot="boot-2", told_ns=at(900),
+    later = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot="boot-2", reported_ns=at(900),
                  end_ns=at(-3000))  # fmt: skip
     end = ReportedEnd(at(500), "GPU-0", "n1", "a")
     assert ends_of([one, later], [end], []) == {("n1", "a"): at(500)}

@@ -197,6 +197,6 @@ def test_a_claim_that_cannot_be_is_told_and_left_out(core: CollectorState, facts
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **facts)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
-    assert core.evidence.refused == 1
+    assert core.evidence.rejected_claims == 1
     assert [t.kind for t in heard] == ["rejected_claim"]
     assert states(core, 50) == [("idle", "", 0, 50)]

@@ -182,9 +182,9 @@ async def test_claims_that_another_collector_was_told_are_asked_for_until_they_a
     await two.round(2 * HOURS)
     accept(two.core, node.told(gpus_of("GPU-0"), range(2 * HOURS, 3 * HOURS, 30)))
     two.now = 3 * HOURS
-    two.door.store.told = _fail  # type: ignore[method-assign]
+    two.door.store.claim_facts = _fail  # type: ignore[method-assign]
     assert not await two.settler.attempt()
-    del two.door.store.told
+    del two.door.store.claim_facts
     assert await two.settler.attempt()
     assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
 

@@ -46,7 +46,7 @@ def same(one: CollectorState, other: CollectorState, files) -> None:
 
 def reports(told: list[ReportedClaim]) -> list[ReportedClaim]:
     """Claims in order, without the times of their reports, which depend on their receipt."""
-    return sorted({replace(one, told_ns=0, trusted_from_ns=0, received_ns=0) for one in told})
+    return sorted({replace(one, reported_ns=0, trusted_from_ns=0, received_ns=0) for one in told})
 
 
 @few
@@ -62,7 +62,7 @@ def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, th
     if not any(len({p.node for p in m.presences.values()}) > 1 for m in one.gpus.values()):
         same(core, other, story.files)
     for gpu in one.gpus:
-        assert reports(one.gpus[gpu].told) == reports(two.gpus[gpu].told)
+        assert reports(one.gpus[gpu].claims) == reports(two.gpus[gpu].claims)
 
 
 @few

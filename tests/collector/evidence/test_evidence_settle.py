@@ -171,7 +171,7 @@ async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_s
     account = await site.account(3 * DAY_SECONDS)
     assert account.balances
     assert seconds_of(account)["observed", "alice"] == 6 * HOURS - 30
-    assert not site.core.evidence.gpus["GPU-0"].told, "it is not kept for ever"
+    assert not site.core.evidence.gpus["GPU-0"].claims, "it is not kept for ever"
 
 
 async def test_a_node_that_never_comes_back_is_settled_day_by_day(site: Site):

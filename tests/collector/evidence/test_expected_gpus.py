@@ -45,7 +45,7 @@ def reasons(count: int, every: int, expected: ExpectedGpus) -> dict[str, str]:
     found = {}
     for gpu, contact in gpus.items():
         for start, end, reason in expected.excess(gpu, "n1", {"n1": gpus}):
-            if start <= contact.heard_ns < end:
+            if start <= contact.received_ns < end:
                 found[gpu] = reason
     return found
 

@@ -116,7 +116,7 @@ async def test_the_ledger_has_nothing_from_before_first_contact(site: Site):
     assert days == [1, 2]
     first = site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     assert min(entry.t0_ns for entry in first) == at(2 * DAY_SECONDS - 120)
-    assert site.door.store.contacts()["n1"]["GPU-0"].heard_ns == at(2 * DAY_SECONDS)
+    assert site.door.store.contacts()["n1"]["GPU-0"].received_ns == at(2 * DAY_SECONDS)
 
 
 async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Site):

@@ -177,7 +177,7 @@ def test_a_claim_that_is_reported_after_a_reboot_goes_on(core: CollectorState):
 
 
 def told_at(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim:
-    return ReportedClaim(at(0), "GPU-0", "n1", "job", ClaimAuthority.SCHEDULER, boot=boot, told_ns=at(second),
+    return ReportedClaim(at(0), "GPU-0", "n1", "job", ClaimAuthority.SCHEDULER, boot=boot, reported_ns=at(second),
                 trusted_from_ns=at(horizon), received_ns=at(second), **facts)  # fmt: skip
 
 
@@ -206,10 +206,10 @@ def test_an_end_of_a_later_boot_counts_unless_another_was_reported_by_then():
 def test_every_report_has_its_receipt_and_its_horizon():
     for start in (0, 500):
         one = ReportedClaim(
-            at(start), "GPU-0", "n1", "job", ClaimAuthority.PROCESS, told_ns=at(100)
+            at(start), "GPU-0", "n1", "job", ClaimAuthority.PROCESS, reported_ns=at(100)
         )
         assert dated(one, at(300), at(400)) == replace(
-            one, told_ns=at(300), trusted_from_ns=at(300), received_ns=at(400)
+            one, reported_ns=at(300), trusted_from_ns=at(300), received_ns=at(400)
         )
     end = dated(ReportedEnd(at(900), "GPU-0", "n1", "job"), at(300), at(400))
     assert end == ReportedEnd(at(900), "GPU-0", "n1", "job", at(300))
@@ -217,9 +217,9 @@ def test_every_report_has_its_receipt_and_its_horizon():
 
 def test_the_first_receipt_counts_whatever_the_node_states():
     first = told_at(400, "boot-1", 100)
-    again = replace(first, told_ns=at(200), received_ns=at(500), tenant="blue")
+    again = replace(first, reported_ns=at(200), received_ns=at(500), tenant="blue")
     assert min([again, first], key=first_report) == first
-    assert repeats(first, replace(first, told_ns=at(500), received_ns=at(500)))
+    assert repeats(first, replace(first, reported_ns=at(500), received_ns=at(500)))
     assert not repeats(first, replace(first, received_ns=at(399)))
 
 

@@ -280,4 +280,4 @@ async def test_counts_of_the_past_are_forgotten(tmp_path: Path, url: str):
     site = Site(tmp_path / "one", url)
     accept(site.core, a_day(Reporter()))
     await site.round(LATER, everything=True)
-    assert not site.core.evidence.gpus[unplaced_in("n1")].told
+    assert not site.core.evidence.gpus[unplaced_in("n1")].claims

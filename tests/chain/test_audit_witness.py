@@ -28,8 +28,8 @@ from collector.config import AuditSettings, CollectorSettings
 from railscope.audit.signed_note import PublicKey, SecretKey, cosigned, witness_key
 
 
-def custody_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:
-    """Return an agent's custody, as after each start."""
+def witness_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:
+    """Return an agent's witness, as after each start."""
     link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
     made = AuditWitness(
         WitnessSettings(log_key=key), node, AuditLogClient(link), WitnessStore(directory / node),
@@ -63,29 +63,29 @@ def key_of(directory: Path) -> PublicKey:
 
 async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
-        custody = custody_of(tmp_path / "agents", one.url)
+        witness = witness_of(tmp_path / "agents", one.url)
         for records in (1, 300, 0):
             await sign(one, records)
-            await custody.check()
-            assert custody.state == AuditLogState(HOLDS, one.collector.trail.log.signed.size)
+            await witness.check()
+            assert witness.state == AuditLogState(HOLDS, one.collector.trail.log.signed.size)
         (vouched,) = one.collector.audit.witness_api.witnesses.nodes.values()
-        assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
-        assert vouched.note == custody.store.held()
-        await custody.client.close()
+        assert vouched.seconds() == witness.clock.now().wall_ns // 10**9
+        assert vouched.note == witness.store.held()
+        await witness.client.close()
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert [one.node for one in found.witnesses] == ["n1"]
-    assert custody.events == []
+    assert witness.events == []
 
 
 async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         for _ in range(2):
-            custody = custody_of(tmp_path / "agents", one.url)
-            await custody.check()
-            held = custody.store.held()
-            await custody.client.close()
-    assert custody_of(tmp_path / "agents", one.url).store.held() == held
+            witness = witness_of(tmp_path / "agents", one.url)
+            await witness.check()
+            held = witness.store.held()
+            await witness.client.close()
+    assert witness_of(tmp_path / "agents", one.url).store.held() == held
 
 
 async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
@@ -95,28 +95,28 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         await sign(one, 5)
     shutil.copytree(audit_directory(tmp_path), tmp_path / "backup")
     async with running(settings_in(tmp_path)) as one:
-        custody = custody_of(tmp_path / "agents", one.url)
+        witness = witness_of(tmp_path / "agents", one.url)
         await sign(one, 5)
-        await custody.check()
-        held = custody.store.held()
-        await custody.client.close()
+        await witness.check()
+        held = witness.store.held()
+        await witness.client.close()
     shutil.rmtree(audit_directory(tmp_path))
     shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
 
     async with running(settings) as one:
         with pytest.raises(AuditError, match="0 of 1 agents have presented"):
             await sign(one)
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
         with pytest.raises(
             AuditError, match="n1 has a signed checkpoint that is missing in this log"
         ):
             await sign(one)
-        await custody.client.close()
+        await witness.client.close()
         unsigned = one.collector.trail.log.size - one.collector.trail.log.signed.size
         assert unsigned >= 2
-    assert (custody.state.state, custody.store.held()) == (DISPUTED, held)
-    (event,) = custody.events
+    assert (witness.state.state, witness.store.held()) == (DISPUTED, held)
+    (event,) = witness.events
     assert event.facts["kind"] == "rollback"
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
     assert (evidence / "held").read_text() == held
@@ -134,55 +134,55 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         await sign(one, 5)
     shutil.copytree(tmp_path / "state", tmp_path / "other")
     async with running(settings_in(tmp_path)) as one:
-        custody = custody_of(tmp_path / "agents", one.url)
+        witness = witness_of(tmp_path / "agents", one.url)
         await sign(one, 5)
-        await custody.check()
-        await custody.client.close()
+        await witness.check()
+        await witness.client.close()
         size = one.collector.trail.log.signed.size
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "other").rename(tmp_path / "state")
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 50)
         assert one.collector.trail.log.signed.size > size
-        custody = custody_of(tmp_path / "agents", one.url)
+        witness = witness_of(tmp_path / "agents", one.url)
         for _ in range(3):
-            await custody.check()
+            await witness.check()
         with pytest.raises(AuditError, match=r"the first \d+ records differ"):
             await sign(one)
-        await custody.client.close()
-    assert [event.facts["kind"] for event in custody.events] == ["fork"]
-    assert custody.state == AuditLogState(DISPUTED, size)
+        await witness.client.close()
+    assert [event.facts["kind"] for event in witness.events] == ["fork"]
+    assert witness.state == AuditLogState(DISPUTED, size)
 
 
 async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 5)
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
-        await custody.client.close()
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
+        await witness.client.close()
     shutil.rmtree(audit_directory(tmp_path))
     async with running(waiting_for(tmp_path, agents=1)) as one:
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
-        assert custody.state.state == DISPUTED
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
+        assert witness.state.state == DISPUTED
         assert "n1" in one.collector.audit.guard.refused
-        await custody.client.close()
+        await witness.client.close()
     assert not (audit_directory(tmp_path) / "checkpoint").exists()
 
 
 async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
-        await custody.client.close()
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
+        await witness.client.close()
     shutil.rmtree(tmp_path / "state")
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 9)
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
-        await custody.client.close()
-    assert [event.facts["kind"] for event in custody.events] == ["other_key"]
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
+        await witness.client.close()
+    assert [event.facts["kind"] for event in witness.events] == ["other_key"]
 
 
 async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
@@ -192,10 +192,10 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
         log = one.collector.trail.log
         for node in ("n1", "n2"):
             assert log.signed.size == 0
-            custody = custody_of(tmp_path / "agents", one.url, node)
-            await custody.check()
-            assert custody.state.state == HOLDS_NONE
-            await custody.client.close()
+            witness = witness_of(tmp_path / "agents", one.url, node)
+            await witness.check()
+            assert witness.state.state == HOLDS_NONE
+            await witness.client.close()
         async with asyncio.timeout(10):
             while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
                 await asyncio.sleep(0.01)
@@ -217,11 +217,11 @@ async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         right = str(audit_directory(tmp_path) / "key.pub")
-        custody = custody_of(tmp_path / "agents", one.url, key=right)
-        await custody.check()
-        assert custody.state.state == HOLDS
+        witness = witness_of(tmp_path / "agents", one.url, key=right)
+        await witness.check()
+        assert witness.state.state == HOLDS
         assert not (tmp_path / "agents" / "n1" / "log.pub").exists()
-        await custody.client.close()
+        await witness.client.close()
 
 
 async def test_only_nodes_are_served(tmp_path: Path) -> None:
@@ -239,18 +239,18 @@ async def test_only_nodes_are_served(tmp_path: Path) -> None:
 async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
     with pytest.raises(AuditLogUnavailableError):
-        await custody.check()
-    assert (custody.state.state, custody.events) == (HOLDS, [])
-    await custody.client.close()
+        await witness.check()
+    assert (witness.state.state, witness.events) == (HOLDS, [])
+    await witness.client.close()
 
 
 async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-        honest = custody_of(tmp_path / "agents", one.url, "n1")
+        honest = witness_of(tmp_path / "agents", one.url, "n1")
         await honest.check()
         note, key = honest.store.held(), str(witness_key(honest.store.witness("n1")))
         other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
@@ -285,9 +285,9 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
 async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-        custody = custody_of(tmp_path / "agents", one.url)
-        await custody.check()
-        await custody.client.close()
+        witness = witness_of(tmp_path / "agents", one.url)
+        await witness.check()
+        await witness.client.close()
     (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
     with pytest.raises(VerifyError, match="/witnesses: not signed"):
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
@@ -325,7 +325,7 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     await collector.stop()
     shutil.copytree(directory, backup)
     collector = await site.collector()
-    held = site.directory / "state-n1" / "custody" / "held"
+    held = site.directory / "state-n1" / "witness" / "held"
     before = (backup / "checkpoint").read_text().splitlines()[1]
 
     async def ahead() -> bool:
