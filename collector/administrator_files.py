@@ -13,10 +13,10 @@ import structlog
 
 from collector.account.account_cells import Quotas, quotas_file
 from collector.config import CollectorSettings
+from collector.evidence.evidence_tables import PARSERS
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.review_rules import ReviewDecisions
-from collector.files import device_files
-from collector.files.tenancy_files import FileClaims, TenantMappings, claims_file, tenants_file
+from collector.files import device_files, tenancy_files
 from collector.files.watched_file import WatchedFile
 from railscope.settings import SettingsError
 
@@ -27,8 +27,8 @@ log = structlog.get_logger(__name__)
 class AdministratorFiles:
     """All administrator files, watched for changes."""
 
-    claims: WatchedFile[FileClaims]
-    tenants: WatchedFile[TenantMappings]
+    claims: WatchedFile[tenancy_files.FileClaims]
+    tenants: WatchedFile[tenancy_files.TenantMappings]
     calendar: WatchedFile[device_files.Calendar]
     quotas: WatchedFile[Quotas]
     retired: WatchedFile[device_files.RetiredGpus]
@@ -41,13 +41,18 @@ class AdministratorFiles:
     @classmethod
     def of(cls, settings: CollectorSettings) -> AdministratorFiles:
         """Return the files that the settings name."""
+        empty = AdministratorInputs()
+
+        def watched(kind: str, path: str) -> WatchedFile[Any]:
+            return WatchedFile(kind, _path(path), PARSERS[kind], getattr(empty, kind))
+
         return cls(
-            claims_file(_path(settings.claims_file)),
-            tenants_file(_path(settings.tenants_file)),
-            device_files.calendar_file(_path(settings.calendar_file)),
+            tenancy_files.claims_file(_path(settings.claims_file)),
+            watched("tenants", settings.tenants_file),
+            watched("calendar", settings.calendar_file),
             quotas_file(_path(settings.quotas_file)),
-            device_files.retired_file(_path(settings.retired_file)),
-            device_files.inventory_file(_path(settings.inventory_file)),
+            watched("retired", settings.retired_file),
+            watched("inventory", settings.inventory_file),
         )
 
     @property

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from collector.audit import (
-    audit_metrics,
     collector_records,
     event_recorder,
     ledger_watch,
@@ -24,12 +23,14 @@ from collector.audit import (
     verification,
 )
 from collector.config import CollectorSettings
+from collector.fleet.view_cells import ViewCell
 from collector.http.witness_api import WitnessApi
 from collector.ledger.database import Database
 from collector.ledger.head_chain import ChainHead
 from collector.state.restart import Restart
 from railscope import __version__
 from railscope.audit.record import RecordError, RecordSource
+from railscope.catalog import collector as c
 
 RECORDER_STATE_FILE = "observed"
 
@@ -74,7 +75,7 @@ class AuditService:
             restart.events,
         )
         core.listeners.append(observed.listen)
-        core.on_envelope.append(observed.hear)
+        core.on_envelope.append(observed.check_envelope)
         restart.copies[observed.file] = observed.snapshot
         guard = signing_guard.SigningGuard(
             audit,
@@ -114,22 +115,25 @@ class AuditService:
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        others = (
-            self.observed,
-            self.guard,
-            self.witness_api,
-            self.drain,
-            self.periodic_verification,
-        )
-        for work in (*others, self.watch):
-            group.create_task(work.run())
+        checks = (self.guard, self.periodic_verification, self.watch)
+        for member in (self.observed, self.witness_api, self.drain, *checks):
+            group.create_task(member.run())
 
-    def numbers(self) -> audit_metrics.AuditMetrics:
-        """Return the source of the audit log's metrics."""
-        witnesses = self.witness_api.witnesses
-        return audit_metrics.AuditMetrics(
-            self.observed, self.drain, self.guard, witnesses, self.periodic_verification, self.watch
+    def cells(self) -> list[ViewCell]:
+        """Return the metrics of the audit log for the metrics endpoint."""
+        whole = self.periodic_verification.whole
+        numbers = (
+            (c.AUDIT_WAITING, self.observed.waiting),
+            (c.AUDIT_OVERFLOWED, self.observed.overflowed),
+            (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
+            (c.OUTBOX_WAITING, self.drain.waiting),
+            (c.AUDIT_DISPUTED, int(bool(self.guard.refused))),
+            (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),
+            (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
+            (c.AUDIT_VERIFIED, None if whole is None else int(whole)),
+            (c.AUDIT_VERIFIED_AGE, self.periodic_verification.age_seconds),
         )
+        return [ViewCell(metric, (), value) for metric, value in numbers if value is not None]
 
     def close(self) -> None:
         """Close the log."""

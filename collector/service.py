@@ -270,12 +270,11 @@ class Collector:
             self.settings.allow_anonymous_read,
             refused=self._count_rejection,
         )
-        audit = self.audit.numbers()
         own = CollectorMetrics(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
             self.connections, self.twins, self.restart.quarantine,
             (self.core.lines, ingest.lines, authorizer.lines),
-            lambda: [*audit.cells(), ViewCell(LOST_FILES, (), len(self.state_files.lost)),
+            lambda: [*self.audit.cells(), ViewCell(LOST_FILES, (), len(self.state_files.lost)),
                      ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
         )  # fmt: skip
         api = ViewApi(

@@ -85,11 +85,8 @@ class AccessTrail:
     def used(self, credential: Credential, key: CredentialKey, address: str) -> None:
         """Note a successful authentication: recorded the first time per day from this address."""
         if self._first_today((credential, address)):
-            data: RecordData = {
-                "key": key.short,
-                "role": credential.role.value,
-                **_tenant(credential),
-            }
+            role = credential.role.value
+            data: RecordData = {"key": key.short, "role": role, **_tenant(credential)}
             kind = "access.token" if key.kind == "token" else "access.login"
             self._note(self._draft(kind, _actor(credential, key.kind, address), "done", data))
 
@@ -183,25 +180,20 @@ class AccessTrail:
         for misuse, count in self._misuses.items():
             if count:
                 self._drafts.append(self._draft_misuse(misuse, count))
-        if self._more_misuses:
-            data: RecordData = {
-                "reason": "more senders than are counted separately",
-                "count": self._more_misuses,
-            }
-            self._drafts.append(
-                self._draft("access.denied", RecordActor("unknown", ""), "denied", data)
-            )
+        self._draft_more("access.denied", "unknown", "denied", self._more_misuses)
         self._misuses.clear()
         self._more_misuses = 0
 
     def _draft_more_today(self) -> None:
-        if self._more_today:
-            data: RecordData = {
-                "reason": "more senders than are counted separately",
-                "count": self._more_today,
-            }
-            self._note(self._draft("access.token", RecordActor("credential", ""), "done", data))
+        self._draft_more("access.token", "credential", "done", self._more_today)
         self._more_today = 0
+
+    def _draft_more(self, kind: str, actor: str, outcome: str, count: int) -> None:
+        """Draft the count of events that were not distinguished, if there were any."""
+        if count:
+            reason = "more senders than are counted separately"
+            data: RecordData = {"reason": reason, "count": count}
+            self._note(self._draft(kind, RecordActor(actor, ""), outcome, data))
 
     async def _write(self) -> None:
         drafts, self._drafts = self._drafts, []

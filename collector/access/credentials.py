@@ -1,8 +1,7 @@
 """Credentials: roles, the tokens file, client certificates, and the scope of a tenant.
 
-The tokens file: the credential of each token and certificate.
-
-It contains SHA-256 digests, and no tokens:
+The tokens file has the credential of each token and certificate. It contains SHA-256 digests, and
+no tokens:
 
     [nodes]                                  the name is that of the node
     gpu-001 = "sha256:..."
@@ -19,13 +18,9 @@ It contains SHA-256 digests, and no tokens:
     certificates = ["sha256:..."]
 
 `max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims
-that a node reports with that token. A certificate is listed by the digest of its DER encoding or
-by the common name of its subject. A certificate that is not listed may still name its holder, as
+that a node reports with that token. A certificate is listed by the digest of its DER encoding or by
+the common name of its subject. A certificate that is not listed may still name its holder, as
 described below.
-
-Roles, and the holders of credentials.
-
-Client certificates and the credentials that they stand for.
 
 TLS has verified the chain up to `tls.client_ca_file` before this module is called. A certificate
 may name its holder by exactly one URI among its subject's alternative names:
@@ -34,8 +29,6 @@ may name its holder by exactly one URI among its subject's alternative names:
 
 Names are percent-encoded. Entries of the tokens file take precedence over the content of a
 certificate. Sources: RFC 5280, 4.2.1.6 (uniformResourceIdentifier); RFC 3986, 2.1.
-
-Scope of a tenant in views and account: its own data, and nothing that reveals others.
 """
 
 from __future__ import annotations
@@ -165,11 +158,8 @@ class CredentialKey:
     @property
     def short(self) -> str:
         """Shortened value that identifies the key in records and logs."""
-        shown = (
-            self.value.removeprefix(DIGEST_PREFIX)[:16]
-            if self.kind != "common_name"
-            else self.value
-        )
+        is_digest = self.kind != "common_name"
+        shown = self.value.removeprefix(DIGEST_PREFIX)[:16] if is_digest else self.value
         return f"{self.kind} {shown}"
 
 
@@ -352,7 +342,7 @@ class ClientCertificate:
     named: Credential | None = None
     """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
     until_ns: int = 0
-    """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
+    """End of its validity, in nanoseconds since the epoch; 0 if it cannot be read."""
 
 
 @lru_cache(_MAX_KEPT)

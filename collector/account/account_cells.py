@@ -82,7 +82,7 @@ def parse_quotas(text: str) -> Quotas:
             _amount(gpu_hours, f"{where}, gpu_hours"),
             _amount(gpus, f"{where}, gpus"),
         )
-        found.append(Quota(*parse_span(start, end, where), tenant, period, *bounds))
+        found.append(Quota(*parse_span(start, end or None, where), tenant, period, *bounds))
     return Quotas(tuple(sorted(found, key=lambda quota: (quota.start_ns, quota.tenant))))
 
 

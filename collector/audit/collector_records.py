@@ -1,13 +1,10 @@
 """Records of the collector in the audit log: rows of the outbox, operations and denied requests.
 
-Transfer of the outbox into the audit log: in order, each row exactly once, across any crash.
-
-A batch is taken on (committed), recorded, signed if that is possible, and its record numbers are
-noted (committed). If the last commit was lost, the log itself shows the state: the last reference
-of each record is its outbox row. Batches are sequential, so records that were appended but not
-noted come after all noted ones.
-
-The collector's own audit trail: records of its operations and of denied requests.
+Rows of the outbox are transferred in order, each exactly once, across any crash. A batch is taken
+on (committed), recorded, signed if that is possible, and its record numbers are noted (committed).
+If the last commit was lost, the log itself shows the state: the last reference of each record is
+its outbox row. Batches are sequential, so records that were appended but not noted come after all
+noted ones.
 
 Frequent events are aggregated: repeated identical denials produce one record immediately and one
 more for each minute in which they continue, with the count. The counts are complete.

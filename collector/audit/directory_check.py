@@ -1,10 +1,8 @@
 """Checks of an audit directory: outcomes, hash tiles, and everything that is not a signed record.
 
-Housekeeping files are checked by their signatures, and the directory may contain only what a log
-of this size has: every other file is reported. The only exception are partial tiles that longer
-ones superseded.
-
-Comparison of the hash tiles of a log with the hashes computed from its records.
+Housekeeping files are checked by their signatures, and the directory may contain only what a log of
+this size has: every other file is reported. The only exception are partial tiles that longer ones
+superseded.
 """
 
 from __future__ import annotations
@@ -12,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
 from collector.audit import AuditLogError, housekeeping_files, journal, signing_guard
+from collector.audit.housekeeping_files import EPOCH_FILE, HousekeepingError, read_bytes
 from collector.audit.tiles import (
     LEVELS,
     WIDTH,
@@ -24,6 +24,7 @@ from collector.audit.tiles import (
     Tiles,
     TruncatedTileError,
     complete_root,
+    depth_of,
     encode_bundle,
     tile_name,
 )
@@ -56,19 +57,33 @@ class VerifyError(AuditLogError):
         self.outcome = outcome
 
 
-def outcome_of_tile_error(error: BaseException | None) -> VerifyOutcome:
-    """Return the outcome if a tile cannot be read for this reason."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError | TruncatedTileError):
-        return VerifyOutcome.TAIL_MISSING
-    return VerifyOutcome.UNREADABLE if isinstance(error, OSError) else VerifyOutcome.ALTERED
+@contextmanager
+def verifying(outcome: VerifyOutcome, *errors: type[Exception], where: str = "") -> Iterator[None]:
+    """Raise VerifyError with this outcome in place of the errors; `where` precedes the message."""
+    try:
+        yield
+    except errors as error:
+        raise VerifyError(outcome, f"{where}{error}") from error
 
 
-_STATEMENTS = (
-    housekeeping_files.EPOCH_FILE,
-    housekeeping_files.ACKNOWLEDGED_FILE,
-    housekeeping_files.WITNESSES_FILE,
-)
-_TOP = frozenset({*_STATEMENTS, LOCK_FILE, housekeeping_files.KEY_FILE, "checkpoint"})
+@contextmanager
+def verifying_tiles() -> Iterator[None]:
+    """Raise VerifyError in place of TileError, with the outcome for its cause."""
+    try:
+        yield
+    except TileError as error:
+        cause, outcome = error.__cause__, VerifyOutcome.ALTERED
+        if isinstance(cause, FileNotFoundError | NotADirectoryError | TruncatedTileError):
+            outcome = VerifyOutcome.TAIL_MISSING
+        elif isinstance(cause, OSError):
+            outcome = VerifyOutcome.UNREADABLE
+        raise VerifyError(outcome, str(error)) from error
+
+
+_TOP = frozenset({
+    EPOCH_FILE, housekeeping_files.ACKNOWLEDGED_FILE, housekeeping_files.WITNESSES_FILE,
+    housekeeping_files.KEY_FILE, LOCK_FILE, "checkpoint",
+})  # fmt: skip
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
 _TEMPORARY = re.compile(r".*[.][0-9a-f]{8}" + re.escape(PARTIAL))
 
@@ -92,16 +107,15 @@ def read_housekeeping(
     The log may be written concurrently: the files are read again until nothing was replaced between the
     first file and the last.
     """
-    try:
+    with verifying(VerifyOutcome.ALTERED, HousekeepingError, journal.JournalError):
         while True:
             before = _acknowledged(directory, key)
             witnesses, kept = housekeeping_files.read_witnesses(directory, key)
             files = journal.read_journal(directory / "journal")
             signed = checkpoint()
-            path = directory / housekeeping_files.EPOCH_FILE
-            epoch = housekeeping_files.read_statement(
-                path, housekeeping_files.read_bytes(path), housekeeping_files.EPOCH_FILE, key
-            ).epoch
+            path = directory / EPOCH_FILE
+            content = read_bytes(path)
+            epoch = housekeeping_files.read_statement(path, content, EPOCH_FILE, key).epoch
             after = _acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
             if same and (before.count >= signed.tree.size or before == after):
@@ -111,23 +125,17 @@ def read_housekeeping(
         )
         housekeeping_files.check_epoch(directory / housekeeping_files.WITNESSES_FILE, kept, epoch)
         journal.check_files(directory / "journal", files, before, signed.tree.size)
-        _check_lock(directory / LOCK_FILE)
-    except (housekeeping_files.HousekeepingError, journal.JournalError) as error:
-        raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
+        if read_bytes(directory / LOCK_FILE):
+            message = f"{directory / LOCK_FILE}: expected an empty file"
+            raise HousekeepingError(message)
     return HousekeepingState(epoch, before, witnesses, files, signed)
-
-
-def _check_lock(path: Path) -> None:
-    if housekeeping_files.read_bytes(path):
-        message = f"{path}: expected an empty file"
-        raise housekeeping_files.HousekeepingError(message)
 
 
 def _acknowledged(directory: Path, key: PublicKey) -> housekeeping_files.Acknowledgement:
     path = directory / housekeeping_files.ACKNOWLEDGED_FILE
-    content = housekeeping_files.read_bytes(path)
+    content = read_bytes(path)
     # A writer may be overwriting it: accept the content on which two reads agree.
-    while (again := housekeeping_files.read_bytes(path)) != content:
+    while (again := read_bytes(path)) != content:
         content = again
     return housekeeping_files.read_acknowledgement(path, content, key)
 
@@ -135,10 +143,8 @@ def _acknowledged(directory: Path, key: PublicKey) -> housekeeping_files.Acknowl
 def check_key_file(directory: Path, recorded: str, key: PublicKey) -> None:
     """Check `key.pub` against the genesis record, or the given key. Raises VerifyError, OSError."""
     path = directory / housekeeping_files.KEY_FILE
-    try:
-        content = housekeeping_files.read_bytes(path)
-    except housekeeping_files.HousekeepingError as error:
-        raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
+    with verifying(VerifyOutcome.ALTERED, HousekeepingError):
+        content = read_bytes(path)
     if content != f"{recorded or key}\n".encode():
         message = f"{path}: not the key of this log: expected {recorded or key}"
         raise VerifyError(VerifyOutcome.ALTERED, message)
@@ -214,7 +220,7 @@ class _ExpectedTiles:
 
     def problem(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Return the reason why a tile is not allowed here; empty if it is."""
-        depth = 0 if isinstance(level, str) else level
+        depth = depth_of(level)
         begin, end = index * WIDTH, index * WIDTH + width
         if end << (LEVELS * depth) <= self.signed.size:
             # Full tiles, and the partial tiles that are needed, are checked elsewhere.
@@ -227,13 +233,12 @@ class _ExpectedTiles:
             first = self.signed.size
             signed = [] if begin >= first else self.signed.records(index)[: first - begin]
             expected = encode_bundle([*signed, *self.records[max(0, begin - first) : end - first]])
-        return (
-            "" if path.read_bytes() == expected else "altered: expected the records of the journal"
-        )
+        is_equal = path.read_bytes() == expected
+        return "" if is_equal else "altered: expected the records of the journal"
 
     def _left_behind(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Check that a partial tile superseded by a full one is a prefix of it."""
-        if width == WIDTH or index >= (self.signed.size >> (LEVELS * _depth(level))) // WIDTH:
+        if width == WIDTH or index >= (self.signed.size >> (LEVELS * depth_of(level))) // WIDTH:
             return ""
         whole = Tiles(self.signed.directory, self.signed.size)
         if isinstance(level, str):
@@ -241,13 +246,10 @@ class _ExpectedTiles:
         else:
             expected = whole.row(level, index)[: width * HASH_BYTES]
         try:
-            return (
-                ""
-                if path.read_bytes() == expected
-                else "altered: expected the beginning of its full tile"
-            )
+            is_equal = path.read_bytes() == expected
         except FileNotFoundError:
             return ""
+        return "" if is_equal else "altered: expected the beginning of its full tile"
 
     def _hash(self, level: int, index: int) -> Hash:
         """Return the hash of a complete subtree of tile level `level`, signed or not."""
@@ -258,10 +260,6 @@ class _ExpectedTiles:
         return complete_root(
             [self._hash(level - 1, at) for at in range(index * WIDTH, (index + 1) * WIDTH)]
         )
-
-
-def _depth(level: int | str) -> int:
-    return 0 if isinstance(level, str) else level
 
 
 @dataclass(slots=True)
@@ -298,10 +296,8 @@ class HashTileCheck:
 
     def _compare(self, level: int, hashes: list[Hash]) -> None:
         name = tile_name(level, self.full[level], len(hashes))
-        try:
+        with verifying_tiles():
             content = self.tiles.row(level, self.full[level])
-        except TileError as error:
-            raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
         if content != b"".join(hashes):
             wanted = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
             at = next((i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), WIDTH)

@@ -1,8 +1,6 @@
 """Audit records of agent events, and the claims in force according to them.
 
-Conversion of agent events to audit records.
-
-Claims in force according to the log: they make a claim an assignment, a transfer or a conflict.
+The claims in force make a claim an assignment, a transfer or a conflict.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import msgspec
 
 from collector.fleet.fleet import SeenEvent
 from collector.ledger.audit_outbox import RecordDraft
-from railscope.audit import record as audit_record
+from railscope.audit import record
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.wire import MAX_EVENT_NUMBER, WireEvent
@@ -40,7 +38,7 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
     exclusive: bool
 
     @classmethod
-    def of(cls, data: audit_record.RecordData, commitments: dict[str, str]) -> ClaimInForce:
+    def of(cls, data: record.RecordData, commitments: dict[str, str]) -> ClaimInForce:
         """Return the holding that the record of an assignment describes."""
         owner = commitments.get("owner") or str(data.get("owner", ""))
         return cls(
@@ -108,20 +106,20 @@ class ClaimsInForce(msgspec.Struct):
             },
         )
 
-    def add(self, record: audit_record.AuditRecord) -> None:
+    def add(self, new: record.AuditRecord) -> None:
         """Apply the next record of the log."""
-        claim_id = record.data.get("claim")
+        claim_id = new.data.get("claim")
         if not isinstance(claim_id, str):
             return
-        claim = claim_key(record.obj.node, claim_id)
-        if record.type in {ASSIGN, TRANSFER} and record.out == DONE:
-            held = self.gpus.setdefault(record.obj.gpu, {})
-            held[claim] = ClaimInForce.of(record.data, record.pii)
-        elif record.type == CONFLICT and "node_before" in record.data:
-            other = claim_key(str(record.data["node_before"]), str(record.data.get("claim_before")))
-            self.conflicts.setdefault(record.obj.gpu, {}).setdefault(claim, set()).add(other)
-        elif record.type == RELEASE:
-            self._release(record.obj.gpu, claim)
+        claim = claim_key(new.obj.node, claim_id)
+        if new.type in {ASSIGN, TRANSFER} and new.out == DONE:
+            held = self.gpus.setdefault(new.obj.gpu, {})
+            held[claim] = ClaimInForce.of(new.data, new.pii)
+        elif new.type == CONFLICT and "node_before" in new.data:
+            other = claim_key(str(new.data["node_before"]), str(new.data.get("claim_before")))
+            self.conflicts.setdefault(new.obj.gpu, {}).setdefault(claim, set()).add(other)
+        elif new.type == RELEASE:
+            self._release(new.obj.gpu, claim)
 
     def _release(self, gpu: str, claim: str) -> None:
         held = self.gpus.get(gpu, {})
@@ -183,10 +181,10 @@ def is_numbered(event: WireEvent) -> bool:
     return 0 < event.number <= MAX_EVENT_NUMBER
 
 
-def source_of(seen: SeenEvent) -> audit_record.RecordSource:
+def source_of(seen: SeenEvent) -> record.RecordSource:
     """Return the run of the agent as a record source, with the record number of this event."""
     run = seen.position.run if seen.position else ""
-    return audit_record.RecordSource("agent", clean(seen.node), clean(run), seen.event.number - 1)
+    return record.RecordSource("agent", clean(seen.node), clean(run), seen.event.number - 1)
 
 
 def drafts_of(
@@ -221,7 +219,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
     type_, outcome, about = _what(event, facts)
     node = clean(seen.node)
     position = seen.position
-    data: audit_record.RecordData = {**facts, **about, "event": event.name}
+    data: record.RecordData = {**facts, **about, "event": event.name}
     references: tuple[str, ...] = ()
     if position:
         data["received_ns"] = str(position.received_ns)
@@ -236,10 +234,10 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
     uncertainty_ns = facts.get("uncertainty_ns", "")
     return RecordDraft(
         type_,
-        audit_record.RecordActor(facts.get("level") or "agent", facts.get("source") or node),
+        record.RecordActor(facts.get("level") or "agent", facts.get("source") or node),
         event.wall_ns,
         outcome,
-        audit_record.RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
+        record.RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
         data,
         references,
         int(uncertainty_ns) // _NS_PER_MS if uncertainty_ns.isdecimal() else 0,
@@ -248,7 +246,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
     )
 
 
-def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, audit_record.RecordData]:
+def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, record.RecordData]:
     """Return the type and outcome of the record, and the data derived from the event's entity."""
     key = [clean(part) for part in event.entity.key]
     if event.name in _CLAIMS:
@@ -288,24 +286,24 @@ def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
 def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
     """Return the record of two claims that dispute the same slots, as an observation of the collector."""
     node, _, before = other.partition("\n")
-    data: audit_record.RecordData = {"claim_before": before, "node_before": node}
+    data: record.RecordData = {"claim_before": before, "node_before": node}
     data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
     return replace(
         draft, type=CONFLICT, outcome=SEEN, data=data, source=None, commitments={},
-        actor=audit_record.RecordActor("collector", "collector"),
+        actor=record.RecordActor("collector", "collector"),
     )  # fmt: skip
 
 
-def beyond_recording(seen: SeenEvent, problem: audit_record.RecordError) -> RecordDraft:
+def beyond_recording(seen: SeenEvent, problem: record.RecordError) -> RecordDraft:
     """Return a placeholder for an event that no record can hold, so that its number is not missing."""
-    data: audit_record.RecordData = {
+    data: record.RecordData = {
         "event": clean(seen.event.name),
         "problem": clean(str(problem)),
         "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
     }
     return RecordDraft(
-        "evidence.quarantine", audit_record.RecordActor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
-        audit_record.RecordSubject(clean(seen.node)), data, source=source_of(seen),
+        "evidence.quarantine", record.RecordActor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
+        record.RecordSubject(clean(seen.node)), data, source=source_of(seen),
     )  # fmt: skip
 
 

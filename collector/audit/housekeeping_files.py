@@ -1,8 +1,7 @@
 """Files beside the signed records: epoch and lock, acknowledgement, cosignatures of witnesses.
 
-Signed statements of the writer about its own directory: `epoch`, `acknowledged`, `witnesses`.
-
-Each is a signed note of the log's key in one canonical form:
+`epoch`, `acknowledged` and `witnesses` are statements of the writer about its own directory, each a
+signed note of the log's key in one canonical form:
 
     railscope audit <kind>
     <origin>
@@ -13,19 +12,14 @@ The first line contains spaces, which no origin does, so none of them can be mis
 checkpoint. A missing, unreadable or wrong statement is an error that names the file, never a
 default.
 
-The file `acknowledged`: number of durable records, their root, and the names of the journal
-files.
+`acknowledged` has the number of durable records, their root, and the names of the journal files. It
+is overwritten in place after each group, without fsync: a crash of the process loses nothing of it,
+and a power failure can only make it state fewer records than exist. When the list of files changes,
+the file is replaced as a whole and synced.
 
-It is overwritten in place after each group, without fsync: a crash of the process loses nothing
-of it, and a power failure can only make it state fewer records than exist. When the list of files
-changes, the file is replaced as a whole and synced.
-
-Exclusive write access: a lock for the lifetime of the process, and an epoch that outlives it.
-
-Cosignatures beside the log: the newest checkpoint that each agent has cosigned.
-
-The file `witnesses` is one line of JSON and a signed statement with its SHA-256. It is written
-only occasionally: agents send their cosignatures again if some are lost.
+`witnesses` has the newest checkpoint that each agent has cosigned: one line of JSON and a signed
+statement with its SHA-256. It is written only occasionally: agents send their cosignatures again if
+some are lost.
 """
 
 from __future__ import annotations
@@ -42,6 +36,7 @@ import msgspec
 
 from collector.audit import AuditLogError
 from railscope.audit import merkle, signed_note
+from railscope.audit.signed_note import PublicKey
 from railscope.durable_files import lock_directory, make_directory, write_durably
 
 KEY_FILE = "key.pub"
@@ -69,9 +64,7 @@ class SignedStatement:
         return signed_note.sign("".join(f"{line}\n" for line in lines), signer).encode()
 
 
-def read_statement(
-    path: Path, content: bytes, kind: str, key: signed_note.PublicKey
-) -> SignedStatement:
+def read_statement(path: Path, content: bytes, kind: str, key: PublicKey) -> SignedStatement:
     """Read the statement of this kind from the content of a file. Raises HousekeepingError."""
     try:
         note = content.decode()
@@ -137,7 +130,7 @@ class Acknowledgement:
         return SignedStatement(_KIND, self.epoch, fields).signed(signer)
 
 
-def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey) -> Acknowledgement:
+def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowledgement:
     """Read an acknowledgement from the content of a file. Raises HousekeepingError."""
     found = read_statement(path, content, _KIND, key)
     count, encoded, *files = (*found.fields, "", "")[: max(2, len(found.fields))]
@@ -291,9 +284,7 @@ class CosignatureStore:
             )
 
 
-def read_witnesses(
-    directory: Path, key: signed_note.PublicKey
-) -> tuple[dict[str, CosignedCheckpoint], int]:
+def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, CosignedCheckpoint], int]:
     """Return the unchecked cosignatures beside a log, and the epoch in which they were written.
 
     Raises HousekeepingError, OSError.

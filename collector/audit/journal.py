@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, tiles
+from collector.audit.housekeeping_files import Acknowledgement
 from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, payload_at
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import MAX_RECORD_BYTES
@@ -143,10 +144,7 @@ def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
 
 
 def check_files(
-    directory: Path,
-    files: Sequence[JournalFile],
-    stated: housekeeping_files.Acknowledgement,
-    signed: int,
+    directory: Path, files: Sequence[JournalFile], stated: Acknowledgement, signed: int
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
 
@@ -174,9 +172,7 @@ def check_files(
         raise JournalError(message)
 
 
-def check_root(
-    directory: Path, stated: housekeeping_files.Acknowledgement, tree: CompactRange
-) -> None:
+def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == stated.count and tree.root != stated.root:
         message = f"{directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
@@ -247,12 +243,12 @@ class Journal:
             self.rotate()
         return unsigned
 
-    def _acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
+    def _acknowledged(self, owned: int) -> Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
                 message = f"{self.directory.parent / housekeeping_files.EPOCH_FILE} is missing"
                 raise JournalError(message)
-            return housekeeping_files.Acknowledgement(0, 0, CompactRange().root, ())
+            return Acknowledgement(0, 0, CompactRange().root, ())
         key = self.signer.public
         stated = housekeeping_files.read_acknowledgement(
             self._path, housekeeping_files.read_bytes(self._path), key
@@ -281,9 +277,7 @@ class Journal:
         self._statement = statement
 
     def _current(self) -> bytes:
-        stated = housekeeping_files.Acknowledgement(
-            self._epoch, self._tree.size, self._tree.root, tuple(self._files)
-        )
+        stated = Acknowledgement(self._epoch, self._tree.size, self._tree.root, tuple(self._files))
         return stated.signed(self.signer)
 
     def _replace_statement(self) -> None:

@@ -1,13 +1,9 @@
-"""Comparison of the ledger's database with its audit records.
-
-Comparison of the ledger's database with its records: detects any row changed, added or removed.
+"""Comparison of the ledger's database with its audit records: detects any row changed, added or removed.
 
 Every row that heads cover is hashed again and compared with its head. Heads and the actions of
 people (price books, closings, invoices, credits, voids) are compared with their records, in both
-directions. The records come from the audit log, or from the outbox of the database itself if
-there is no log.
-
-Comparison of an audit log with the ledger's database, as part of a verification of the log.
+directions. The records come from the audit log, or from the outbox of the database itself if there
+is no log.
 """
 
 from __future__ import annotations
@@ -23,7 +19,9 @@ from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
 
 from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.ledger import audit_outbox, head_chain, schema
+from collector.ledger.audit_outbox import LedgerRecords, outbox_rows, placed_rows
 from collector.ledger.database import Database, LedgerError, NoLedgerError
+from collector.ledger.head_chain import HashedRow
 from railscope.audit.record import RecordData
 
 RECORDED = frozenset(
@@ -51,15 +49,13 @@ class LedgerComparison:
             self.more += 1
 
 
-def outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
+def outbox_records(connection: Connection) -> LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
-    found = audit_outbox.LedgerRecords()
+    found = LedgerRecords()
     known = audit_outbox.identities(connection)
     kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
     for row in connection.execute(
-        select(audit_outbox.outbox_rows)
-        .where(audit_outbox.outbox_rows.c.type.in_(kinds))
-        .order_by(audit_outbox.outbox_rows.c.number)
+        select(outbox_rows).where(outbox_rows.c.type.in_(kinds)).order_by(outbox_rows.c.number)
     ):
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
@@ -71,7 +67,7 @@ def outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
 
 
 def compare_ledger(
-    connection: Connection, records: audit_outbox.LedgerRecords, days: range | None = None
+    connection: Connection, records: LedgerRecords, days: range | None = None
 ) -> LedgerComparison:
     """Compare a database with its records; `days` restricts the ledger days that are compared."""
     found = LedgerComparison()
@@ -91,12 +87,12 @@ def compare_ledger(
 
 def _heads(
     connection: Connection,
-    records: audit_outbox.LedgerRecords,
+    records: LedgerRecords,
     found: LedgerComparison,
     waiting: Mapping[str, str],
-) -> dict[str, tuple[head_chain.HashedRow, bool]]:
+) -> dict[str, tuple[HashedRow, bool]]:
     """Check the chain of heads; return every row that it commits to, by name, and if it was adopted."""
-    committed: dict[str, tuple[head_chain.HashedRow, bool]] = {}
+    committed: dict[str, tuple[HashedRow, bool]] = {}
     before: Row[Any] | None = None
     last: dict[str, int] = {}
     for row in connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
@@ -122,10 +118,7 @@ def _heads(
 
 
 def _missing_heads(
-    connection: Connection,
-    records: audit_outbox.LedgerRecords,
-    found: LedgerComparison,
-    last: Mapping[str, int],
+    connection: Connection, records: LedgerRecords, found: LedgerComparison, last: Mapping[str, int]
 ) -> None:
     """Check that each recorded head exists: a database that lacks one is an older copy."""
     there = set(connection.execute(select(head_chain.databases.c.database_id)).scalars())
@@ -163,27 +156,17 @@ def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
         return f"cannot read it: {error}"
 
 
-def _items(rows: str) -> list[head_chain.HashedRow]:
-    return [
-        head_chain.HashedRow(*one)
-        for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])
-    ]
+def _items(rows: str) -> list[HashedRow]:
+    return [HashedRow(*one) for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])]
 
 
 def _waiting(connection: Connection, log: str) -> dict[str, str]:
     """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
-    joined = audit_outbox.outbox_rows.outerjoin(
-        audit_outbox.placed_rows, audit_outbox.placed_rows.c.id == audit_outbox.outbox_rows.c.id
-    )
-    query = select(
-        audit_outbox.outbox_rows.c.data,
-        audit_outbox.placed_rows.c.log,
-        audit_outbox.placed_rows.c.leaf,
-    ).select_from(joined)
-    elsewhere = or_(audit_outbox.placed_rows.c.id.is_(None), audit_outbox.placed_rows.c.log != log)
+    joined = outbox_rows.outerjoin(placed_rows, placed_rows.c.id == outbox_rows.c.id)
+    query = select(outbox_rows.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
+    elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
     query = query.where(
-        elsewhere,
-        audit_outbox.outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES)),
+        elsewhere, outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES))
     )
     found: dict[str, str] = {}
     for row in connection.execute(query):
@@ -201,8 +184,8 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
 
 
 def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
-    connection: Connection, records: audit_outbox.LedgerRecords, found: LedgerComparison,
-    committed: dict[str, tuple[head_chain.HashedRow, bool]], waiting: Mapping[str, str], days: range | None,
+    connection: Connection, records: LedgerRecords, found: LedgerComparison,
+    committed: dict[str, tuple[HashedRow, bool]], waiting: Mapping[str, str], days: range | None,
 ) -> None:  # fmt: skip
     """Check every row against its head and its record; then report the rows that no longer exist."""
     gone = {name for name in committed if _in_days(committed[name][0], days)}
@@ -219,9 +202,9 @@ def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
 
 
 def _differences(
-    one: head_chain.HashedRow,
-    records: audit_outbox.LedgerRecords,
-    committed: dict[str, tuple[head_chain.HashedRow, bool]],
+    one: HashedRow,
+    records: LedgerRecords,
+    committed: dict[str, tuple[HashedRow, bool]],
     waiting: Mapping[str, str],
 ) -> Iterator[str]:
     head, adopted = committed.get(one.name, (None, False))
@@ -237,7 +220,7 @@ def _differences(
             yield f"it does not match record {known.record}"
 
 
-def _in_days(one: head_chain.HashedRow, days: range | None) -> bool:
+def _in_days(one: HashedRow, days: range | None) -> bool:
     if one.kind == head_chain.ADOPTED:
         return False
     if days is None or one.kind != "revision":
@@ -247,9 +230,7 @@ def _in_days(one: head_chain.HashedRow, days: range | None) -> bool:
 
 
 def _recorded(
-    records: audit_outbox.LedgerRecords,
-    found: LedgerComparison,
-    committed: dict[str, tuple[head_chain.HashedRow, bool]],
+    records: LedgerRecords, found: LedgerComparison, committed: dict[str, tuple[HashedRow, bool]]
 ) -> None:
     """Check that each record has its row."""
     for name, known in records.rows.items():
@@ -261,17 +242,12 @@ def _recorded(
             found.differ(f"{name} of record {known.record} is missing")
 
 
-def _sources(
-    connection: Connection, records: audit_outbox.LedgerRecords, found: LedgerComparison
-) -> None:
+def _sources(connection: Connection, records: LedgerRecords, found: LedgerComparison) -> None:
     """Check that the outbox contains the rows that records were made from."""
     if not records.sources:
         return
     known = audit_outbox.identities(connection)
-    there = {
-        audit_outbox.reference(row, known)
-        for row in connection.execute(select(audit_outbox.outbox_rows))
-    }
+    there = {audit_outbox.reference(row, known) for row in connection.execute(select(outbox_rows))}
     for source, number in records.sources.items():
         if source in there:
             continue
@@ -287,9 +263,7 @@ def summarize_differences(found: LedgerComparison) -> str:
     return "; ".join([*found.wrong, *more])
 
 
-def compare_database_url(
-    url: str, tables: MetaData, recorded: audit_outbox.LedgerRecords
-) -> list[str]:
+def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str]:
     """Compare the database of a URL; return the findings that need an explanation. Raises VerifyError."""
     try:
         database = Database(url, tables, make=False)
@@ -308,7 +282,7 @@ def compare_database_url(
         raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
 
 
-def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -> list[str]:
+def compare_database(database: Database, recorded: LedgerRecords) -> list[str]:
     """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
     with database.transaction() as connection:
         found = compare_ledger(connection, recorded)

@@ -1,16 +1,11 @@
 """Watch over the ledger's database: detects that it was replaced by an older copy or another one.
 
-Watch over the ledger's database, which must be the one that the audit log has recorded.
-
 The newest known head, from the log at the start and from the database since, must still exist. If
 it does not, the database is marked: nothing is billed, imported or finalized with it, by this
 collector or by any command, until the newest database is restored or the copy is accepted.
 
-The newest known head of a ledger, stored in a file beside the collector's state.
-
-A database that lacks it, or has another one in its place, is an older copy or another database.
-The collector writes the file; every command that writes the ledger compares the database with it,
-in the same transaction as the write.
+The collector stores the newest known head in a file beside its state. Every command that writes the
+ledger compares the database with it, in the same transaction as the write.
 """
 
 from __future__ import annotations

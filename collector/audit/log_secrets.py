@@ -1,13 +1,9 @@
 """Secrets of the audit log: the key that signs it, and the salts of personal names.
 
-The key that signs the audit log: read from its file, or created at the first start.
-
-Names of persons: the log holds commitments to them, which are meaningless once the salt is
-erased.
-
-A commitment is HMAC-SHA-256 of a value under a salt that belongs to one person. While the salt
-exists, a reader with access to it and the name can find the records about that person. After it
-has been erased this is impossible, and the log is still intact: no record has changed.
+The log holds commitments to names, which are meaningless once the salt is erased. A commitment is
+HMAC-SHA-256 of a value under a salt that belongs to one person. While the salt exists, a reader
+with access to it and the name can find the records about that person. After it has been erased this
+is impossible, and the log is still intact: no record has changed.
 
 Each salt is a separate file, named by a hash, so that a running collector and `railscope audit
 forget` need no coordination, and an older copy of the same file never contains erased salts.

@@ -1,14 +1,9 @@
 """Writer of the audit log, and signer of its checkpoints.
 
-A record is acknowledged once it is durable in the journal. It is then moved to tiles and covered
-by a signed checkpoint: every minute, after many records, or immediately for records that require
-it. Before it signs, the writer proves from the files on disk that the log it signed last is a
-prefix of this one.
-
-Signing of durable records: tiles, and the checkpoint over them. Blocking; runs off the loop.
-
-Before it signs, the publisher proves from the files on disk that the log it signed last is a
-prefix of this one.
+A record is acknowledged once it is durable in the journal. It is then moved to tiles and covered by
+a signed checkpoint: every minute, after many records, or immediately for records that require it.
+Before it signs, the writer proves from the files on disk that the log it signed last is a prefix of
+this one.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, journal
+from collector.audit.housekeeping_files import HousekeepingError
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft, record_of, with_number
 from collector.work_limits import run_to_end
@@ -90,7 +86,7 @@ class CheckpointPublisher:
             tiles.grow(records[old.size - self.signed.size :])
             new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
             proof = merkle.consistency_proof(tiles.node, old.size, new.size)
-        except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
+        except (signed_note.NoteError, TileError, HousekeepingError) as error:
             message = f"{self.directory}: {error}; fix: run `railscope audit verify`"
             raise AuditError(message) from error
         if not merkle.consistent(old, new, proof):
@@ -179,12 +175,7 @@ class AuditLog:
             self._open()
         except housekeeping_files.LogLockedError as error:
             raise AuditError(str(error)) from error
-        except (
-            signed_note.NoteError,
-            TileError,
-            journal.JournalError,
-            housekeeping_files.HousekeepingError,
-        ) as error:
+        except (signed_note.NoteError, TileError, journal.JournalError, HousekeepingError) as error:
             self.close()
             raise AuditError(ALTERED_LOG_MESSAGE.format(error)) from error
 
@@ -346,12 +337,7 @@ class AuditLog:
     async def _sign_or_log_reason(self) -> None:
         try:
             await self.sign()
-        except (
-            AuditError,
-            journal.JournalError,
-            housekeeping_files.HousekeepingError,
-            OSError,
-        ) as error:
+        except (AuditError, journal.JournalError, HousekeepingError, OSError) as error:
             if self.unsigned_because != str(error):
                 report = log.info if isinstance(error, SigningPostponedError) else log.error
                 report("audit_log_not_signed", directory=str(self.directory), problem=str(error))

@@ -1,10 +1,7 @@
 """Findings that no signature covers but a person must explain: gaps, unpaired claims, clock errors.
 
-Check that the records of every source are complete: each source numbers its records without a
-gap.
-
-The records of an agent arrive in envelopes and may be late; those of the log's own writer cannot
-be.
+Each source numbers its records without a gap. The records of an agent arrive in envelopes and may
+be late; those of the log's own writer cannot be.
 """
 
 from __future__ import annotations

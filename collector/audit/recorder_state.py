@@ -1,13 +1,8 @@
 """State of the event recorder, derived from the log: nodes, runs and claims.
 
-State of agent records in the log, by which every event is recorded once even if it is received
-again.
-
-All of it is derived from the log, record by record. A copy is stored beside the log to avoid
-reading the whole log at a start; records after the copy are read from the log, and all of them if
-the copy is of another log.
-
-Facts about nodes from their envelopes: new node, boot, agent upgrade, clock step.
+By it every event is recorded once even if it is received again. A copy is stored beside the log to
+avoid reading the whole log at a start; records after the copy are read from the log, and all of
+them if the copy is of another log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Tiles of the log, and proofs of records made from them.
-
-Tiles: hashes and records of the log as static files of 256 entries each.
+"""Tiles of the log: its hashes and records as static files of 256 entries each, and proofs from them.
 
     tile/<level>/<index>      256 hashes; those of level 1 are roots of complete tiles of level 0
     tile/entries/<index>      256 records, each preceded by its length, two bytes, big-endian
@@ -8,11 +6,10 @@ Tiles: hashes and records of the log as static files of 256 entries each.
 An index is written in groups of three digits, all but the last prefixed with `x`; a tile that is
 not full is `<index>.p/<width>`. Source: C2SP tlog-tiles.
 
-A record with its inclusion proof in a signed log: one text, verifiable with a public key.
-
-C2SP's tlog-proof: a head line, the record's index, the hashes of the path in base64, an empty
-line, the checkpoint. The record itself is included as an extra line, in base64, so that one file
-is enough.
+A proof is a record with its inclusion proof in a signed log: one text, verifiable with a public
+key, in the form of C2SP's tlog-proof: a head line, the record's index, the hashes of the path in
+base64, an empty line, the checkpoint. The record itself is included as an extra line, in base64, so
+that one file is enough.
 """
 
 from __future__ import annotations
@@ -54,9 +51,14 @@ def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
     return f"tile/{level}/{'/'.join(groups)}{partial}"
 
 
-def widths(size: int, level: int) -> tuple[int, int]:
+def depth_of(level: int | str) -> int:
+    """Return the level of the hashes that a tile corresponds to: 0 for `entries`."""
+    return 0 if isinstance(level, str) else level
+
+
+def widths(size: int, level: int | str) -> tuple[int, int]:
     """Return the number of full tiles at a level of a log of this size, and the partial one's width."""
-    return divmod(size >> (LEVELS * level), WIDTH)
+    return divmod(size >> (LEVELS * depth_of(level)), WIDTH)
 
 
 def encode_bundle(records: Sequence[bytes]) -> bytes:
@@ -90,18 +92,15 @@ class Tiles:
         """Return the hash of a complete subtree of the signed part. Raises TileError."""
         tile_level, height = divmod(level, LEVELS)
         first = index << height
-        row = self._tile(tile_level, first // WIDTH)
         offset = first % WIDTH
-        hashes = [
-            row[at * HASH_BYTES : (at + 1) * HASH_BYTES]
-            for at in range(offset, offset + (1 << height))
-        ]
-        if len(hashes[-1]) != HASH_BYTES:
+        wanted = slice(offset * HASH_BYTES, (offset + (1 << height)) * HASH_BYTES)
+        row = self._tile(tile_level, first // WIDTH)[wanted]
+        if len(row) != HASH_BYTES << height:
             message = (
                 f"{tile_name(tile_level, first // WIDTH)}: hash {index} of level {level} is missing"
             )
             raise TileError(message)
-        return complete_root(hashes)
+        return complete_root(_hashes(row))
 
     def records(self, index: int) -> list[bytes]:
         """Return the records that one tile contains. Raises TileError."""
@@ -118,7 +117,7 @@ class Tiles:
         content, outgrown = self._read(level, index)
         return content[: self.width(level, index) * HASH_BYTES] if outgrown else content
 
-    def width(self, level: int, index: int) -> int:
+    def width(self, level: int | str, index: int) -> int:
         """Return the number of entries of a tile that belong to a log of this size."""
         full, partial = widths(self.size, level)
         return partial if index == full else WIDTH
@@ -163,8 +162,7 @@ class Tiles:
             raise TileError(message) from error
 
     def _path(self, level: int | str, index: int) -> Path:
-        width = self.width(level if isinstance(level, int) else 0, index)
-        return self.directory / tile_name(level, index, width)
+        return self.directory / tile_name(level, index, self.width(level, index))
 
     def check_outgrown(self) -> None:
         """Check that tiles superseded by longer ones are prefixes of those.
@@ -173,7 +171,7 @@ class Tiles:
         TileError.
         """
         for level in ("entries", *range(LEVELS)):
-            full, partial = widths(self.size, 0 if isinstance(level, str) else level)
+            full, partial = widths(self.size, level)
             directory = self.directory / f"{tile_name(level, full)}.p"
             if not partial:
                 continue
@@ -230,8 +228,8 @@ class Tiles:
     def drop_outgrown(self, old: int) -> None:
         """Delete the tiles that were partial in a log of `old` records and are full now."""
         for level in ("entries", *range(LEVELS)):
-            full, partial = widths(old, 0 if isinstance(level, str) else level)
-            if partial and widths(self.size, 0 if isinstance(level, str) else level)[0] > full:
+            full, partial = widths(old, level)
+            if partial and widths(self.size, level)[0] > full:
                 shutil.rmtree(self.directory / f"{tile_name(level, full)}.p")
 
     def _write(self, level: int | str, index: int, width: int, content: bytes) -> None:

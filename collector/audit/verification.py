@@ -1,16 +1,10 @@
-"""Verification of an audit log: on request, and periodically by the collector.
-
-Verification of an audit log from its files, a public key and checkpoints kept elsewhere.
+"""Verification of an audit log from its files, a public key and checkpoints kept elsewhere.
 
 Every record is read and hashed again; no hash stored in the log is trusted.
 
-Verification of the cosignatures stored beside a log.
-
-Periodic verification of the collector's own audit log, complete as by `railscope audit verify`.
-
-The collector detects first what others can detect. Nothing else would show a record that was
-altered on disk after its tile was full: it is not signed again, and no checkpoint that agents
-hold contradicts it.
+The collector verifies its own log periodically, completely as by `railscope audit verify`, so it
+detects first what others can detect. Nothing else would show a record that was altered on disk
+after its tile was full: it is not signed again, and no checkpoint that agents hold contradicts it.
 """
 
 from __future__ import annotations
@@ -19,19 +13,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
-from collector.audit import (
-    directory_check,
-    housekeeping_files,
-    journal,
-    ledger_check,
-    record_checks,
-    signing_guard,
-)
-from collector.audit.tiles import WIDTH, TileError, Tiles, widths
+from collector.audit import directory_check, journal, ledger_check, record_checks, signing_guard
+from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.housekeeping_files import EPOCH_FILE, CosignedCheckpoint
+from collector.audit.tiles import WIDTH, Tiles, widths
 from collector.ledger.audit_outbox import LedgerRecords
 from collector.ledger.database import Database, LedgerError
 from railscope.audit import merkle, signed_note
@@ -49,7 +37,7 @@ class Cosigner:
 
 
 def signed_notes(
-    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint], key: signed_note.PublicKey
+    cosigned: Mapping[str, CosignedCheckpoint], key: signed_note.PublicKey
 ) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
@@ -71,9 +59,7 @@ def read_disputed_notes(directory: Path) -> Iterator[str]:
 
 
 def find_cosigners(
-    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint],
-    key: signed_note.PublicKey,
-    keys: Mapping[str, str],
+    cosigned: Mapping[str, CosignedCheckpoint], key: signed_note.PublicKey, keys: Mapping[str, str]
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
@@ -127,9 +113,7 @@ def verify_log(
         return _verified(directory, key, anchors)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.UNREADABLE, message
-        ) from error
+        raise VerifyError(VerifyOutcome.UNREADABLE, message) from error
 
 
 def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
@@ -147,12 +131,10 @@ def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str
     tree = _tree_of_all(directory, checkpoint, held, explaining)
     if tree.root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not match the signed root"
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+        raise VerifyError(VerifyOutcome.ALTERED, message)
     if kept is None:
-        raise damage or directory_check.VerifyError(
-            directory_check.VerifyOutcome.ALTERED,
-            f"{directory}: the housekeeping files are missing",
-        )
+        message = f"{directory}: the housekeeping files are missing"
+        raise damage or VerifyError(VerifyOutcome.ALTERED, message)
     unsigned = _check_journal(directory, kept, tree, explaining)
     _check_directory(directory, key, kept, unsigned, explaining)
     vouching, doubts = find_cosigners(kept.witnesses, key, explaining.witnesses)
@@ -163,7 +145,7 @@ def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str
 
 def _housekeeping(
     directory: Path, key: signed_note.PublicKey
-) -> tuple[directory_check.HousekeepingState | None, directory_check.VerifyError | None]:
+) -> tuple[directory_check.HousekeepingState | None, VerifyError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
     Damage of these files is reported after defects of signed records, and after a fork.
@@ -173,7 +155,7 @@ def _housekeeping(
         return directory_check.read_housekeeping(
             directory, key, lambda: _own_checkpoint(directory, key)
         ), None
-    except directory_check.VerifyError as error:
+    except VerifyError as error:
         return None, error
 
 
@@ -210,31 +192,22 @@ def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.
         return signed_note.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"{path} is missing: the minimum length of the log is unknown"
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.TAIL_MISSING, message
-        ) from error
+        raise VerifyError(VerifyOutcome.TAIL_MISSING, message) from error
     except signed_note.UnsignedError as error:
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.KEY_PROBLEM, f"{path}: {error}"
-        ) from error
+        raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
     except signed_note.NoteError as error:
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.ALTERED, f"{path}: {error}"
-        ) from error
+        raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {error}") from error
 
 
 def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
-    try:
+    where = "checkpoint kept elsewhere: "
+    with directory_check.verifying(VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where):
         return signed_note.read_checkpoint(note, key)
-    except signed_note.NoteError as error:
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.KEY_PROBLEM, f"checkpoint kept elsewhere: {error}"
-        ) from error
 
 
 def _refuse_fork(ours: signed_note.Checkpoint, theirs: signed_note.Checkpoint, why: str) -> None:
     message = f"{why}\n--- signed, here:\n{ours.text}--- signed, kept elsewhere:\n{theirs.text}"
-    raise directory_check.VerifyError(directory_check.VerifyOutcome.FORKED, message)
+    raise VerifyError(VerifyOutcome.FORKED, message)
 
 
 def _compare_anchors(
@@ -260,33 +233,23 @@ def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[merkle.Hash], list[AuditR
 
 
 def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
-    try:
+    with directory_check.verifying_tiles():
         raws = tiles.records(index)
-    except TileError as error:
-        raise directory_check.VerifyError(
-            directory_check.outcome_of_tile_error(error.__cause__), str(error)
-        ) from error
-    if len(raws) != expected:
-        message = f"tile {index} of entries has {len(raws)} records: expected {expected}"
-        outcome = (
-            directory_check.VerifyOutcome.TAIL_MISSING
-            if len(raws) < expected
-            else directory_check.VerifyOutcome.ALTERED
-        )
-        raise directory_check.VerifyError(outcome, message)
-    return raws
+    if len(raws) == expected:
+        return raws
+    message = f"tile {index} of entries has {len(raws)} records: expected {expected}"
+    is_short = len(raws) < expected
+    raise VerifyError(VerifyOutcome.TAIL_MISSING if is_short else VerifyOutcome.ALTERED, message)
 
 
 def _record(raw: bytes, sequence: int) -> AuditRecord:
     try:
         record = decode_audit_record(raw)
     except RecordError as error:
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.ALTERED, f"record {sequence}: {error}"
-        ) from error
+        raise VerifyError(VerifyOutcome.ALTERED, f"record {sequence}: {error}") from error
     if record.seq != sequence:
         message = f"record {sequence} has the number {record.seq}"
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+        raise VerifyError(VerifyOutcome.ALTERED, message)
     return record
 
 
@@ -300,24 +263,20 @@ def _check_journal(
     files, signed, stated = kept.files, tree.size, kept.acknowledged
     if files and files[0].first > signed:
         message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.TAIL_MISSING, message)
+        raise VerifyError(VerifyOutcome.TAIL_MISSING, message)
     raws = [raw for file in files for raw in file.records]
     behind = signed - files[0].first if files else 0
     _compare_signed(directory, signed, raws[:behind])
-    try:
+    with directory_check.verifying(VerifyOutcome.ALTERED, journal.JournalError):
         for sequence, raw in enumerate(raws[behind:], signed):
             journal.check_root(directory / "journal", stated, tree)
             explaining.add(_record(raw, sequence))
             tree.append(merkle.leaf_hash(raw))
         journal.check_root(directory / "journal", stated, tree)
-    except journal.JournalError as error:
-        raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.ALTERED, str(error)
-        ) from error
     if (lost := stated.count - tree.size) > 0:
         # The count is never too high: neither a crash nor a power failure explains the difference.
         message = f"the journal: {lost} acknowledged records are missing"
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+        raise VerifyError(VerifyOutcome.ALTERED, message)
     return raws[behind:]
 
 
@@ -329,7 +288,7 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     ):
         if raw != there:
             message = f"the journal: record {sequence} does not match the signed one"
-            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+            raise VerifyError(VerifyOutcome.ALTERED, message)
 
 
 def _check_directory(
@@ -342,33 +301,21 @@ def _check_directory(
     """Check the key file, the epoch, and that the directory contains no foreign files."""
     if kept.epoch < explaining.epoch:
         message = (
-            f"{directory / housekeeping_files.EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+            f"{directory / EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
             f"{explaining.epoch}, which a record names: it is an older copy"
         )
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+        raise VerifyError(VerifyOutcome.ALTERED, message)
     directory_check.check_key_file(directory, explaining.genesis_key, key)
     tiles = Tiles(directory, kept.checkpoint.tree.size)
-    try:
+    with directory_check.verifying_tiles():
         tiles.check_outgrown()
         directory_check.check_foreign(directory, key, tiles.size, unsigned)
-    except TileError as error:
-        raise directory_check.VerifyError(
-            directory_check.outcome_of_tile_error(error.__cause__), str(error)
-        ) from error
 
 
 log = structlog.get_logger(__name__)
 
 FIRST_SECONDS = 300.0
 """Delay before the first verification, to keep resources free during a start."""
-
-
-class BootClock(Protocol):
-    """Nanoseconds since a fixed point, independent of the wall clock."""
-
-    def __call__(self) -> int:
-        """Return the current time in nanoseconds."""
-        ...
 
 
 @dataclass(slots=True)
@@ -379,7 +326,8 @@ class PeriodicVerification:
     key: signed_note.PublicKey
     period_seconds: float
     """Zero disables verification."""
-    clock_ns: BootClock
+    clock_ns: Callable[[], int]
+    """Nanoseconds since a fixed point, independent of the wall clock."""
     database: Callable[[], Database] | None = None
     """The ledger's database, which is compared with its records."""
     whole: bool | None = None
@@ -400,10 +348,10 @@ class PeriodicVerification:
         began_ns = self.clock_ns()
         try:
             await asyncio.to_thread(self._verify)
-        except directory_check.VerifyError as error:
+        except VerifyError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
-            if error.outcome is not directory_check.VerifyOutcome.UNREADABLE:
+            if error.outcome is not VerifyOutcome.UNREADABLE:
                 self.whole = False
         else:
             self.whole, self._whole_ns = True, began_ns
@@ -411,14 +359,9 @@ class PeriodicVerification:
     def _verify(self) -> None:
         """Verify the log, then compare the ledger with it. Raises VerifyError."""
         found = verify_log(self.directory, self.key)
-        if self.database is None:
-            return
-        try:
-            ledger_check.compare_database(self.database(), found.ledger)
-        except LedgerError as error:
-            raise directory_check.VerifyError(
-                directory_check.VerifyOutcome.UNREADABLE, str(error)
-            ) from error
+        if self.database is not None:
+            with directory_check.verifying(VerifyOutcome.UNREADABLE, LedgerError):
+                ledger_check.compare_database(self.database(), found.ledger)
 
     @property
     def age_seconds(self) -> float | None:

@@ -237,7 +237,7 @@ def find_unclosed_days(
     if since_ns >= first_ns:
         return []
     days = select(schema.entries.c.gpu_uuid, schema.entries.c.day).distinct()
-    days = ledger_queries.entries_within(days, since_ns, first_ns).where(
+    days = ledger_queries.within(days, schema.entries, since_ns, first_ns).where(
         schema.entries.c.tiling == Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
     )
     with database.transaction() as connection:

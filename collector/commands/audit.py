@@ -1,6 +1,6 @@
 """`railscope audit`: check and read an audit log, offline, from its files and a public key.
 
-Unverified reading of an audit log for display, from its files. Raises ClickException throughout.
+Records are displayed without verification. Functions raise ClickException throughout.
 """
 
 from __future__ import annotations

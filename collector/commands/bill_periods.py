@@ -35,7 +35,7 @@ from collector.commands import command_options
 from collector.jobs import imported_lists
 from collector.jobs.job_metering import format_count
 from collector.ledger.database import Database
-from collector.ledger.ledger_queries import overlapping
+from collector.ledger.ledger_queries import within
 from collector.ledger.row_conversion import overlap_of
 from collector.ledger.schema import overlaps, revisions
 from collector.metering.overlaps import Overlap
@@ -301,7 +301,7 @@ class GpuOverlap(NamedTuple):
 def read_overlaps(database: Database, period: Period) -> Iterator[GpuOverlap]:
     """Overlaps of compute time in a period by GPU and start, from newest revisions."""
     columns = select(overlaps, revisions.c.capacity_units)
-    query = overlapping(columns, period.start_ns, period.end_ns).where(
+    query = within(columns, overlaps, period.start_ns, period.end_ns).where(
         overlaps.c.tiling == Tiling.COMPUTE.value
     )
     with database.transaction() as connection:

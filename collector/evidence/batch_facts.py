@@ -1,17 +1,14 @@
 """Facts of one batch, and bounds on the facts of one node in memory.
 
-Facts of one batch: the GPUs that were seen, their MIG layouts, and readings of counters.
+The facts of a batch are the GPUs that were seen, their MIG layouts, and readings of counters.
 
-Claims in memory by node and id, and the maximum number of claims of one node.
-
-The index finds earlier reports of a claim without a scan of all claims, and enforces the bounds
-of a node: above one, its claims are rejected and counted, and those of other nodes are not
+The index of claims finds earlier reports of a claim without a scan of all claims, and enforces the
+bounds of a node: above one, its claims are rejected and counted, and those of other nodes are not
 affected.
 
-Spans of samples in memory, by node and GPU, and their bounds.
-
-A node determines the distances between its samples. Each sample that is further than a gap from
-the others is a separate span, which stays in memory until its day is in the ledger.
+Spans of samples have bounds by node and GPU. A node determines the distances between its samples.
+Each sample that is further than a gap from the others is a separate span, which stays in memory
+until its day is in the ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +20,9 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from collector.evidence import claim_events, gpu_places, node_chunks
+from collector.evidence import claim_events, node_chunks
+from collector.evidence.gpu_places import GpuPresence
+from collector.evidence.node_chunks import CHUNK_NS, SampleSpan
 from collector.fleet import sheets
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema, SchemaGpu
@@ -40,18 +39,16 @@ _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 class FactReceiver(Protocol):
     """Receiver of a batch's facts about GPUs."""
 
-    def see(self, uuid: str, presence: gpu_places.GpuPresence, pci: str) -> int | None:
+    def see(self, uuid: str, presence: GpuPresence, pci: str) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
         """
 
-    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
+    def list_valueless(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected."""
 
-    def cut(
-        self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
-    ) -> None:
+    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
         """Record the MIG layout of a GPU in a span."""
 
 
@@ -86,23 +83,19 @@ class BatchFacts:
             self._count(chunk, rows)
         return self.added_bytes
 
-    def spans(self, rows: Sequence[int]) -> list[node_chunks.SampleSpan]:
+    def spans(self, rows: Sequence[int]) -> list[SampleSpan]:
         """Join rows that are at most a gap apart into spans."""
         boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
         first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
         if last_ns - first_ns <= GAP_NS:
-            return [node_chunks.SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
-        found: list[node_chunks.SampleSpan] = []
+            return [SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
+        found: list[SampleSpan] = []
         for row in rows:
             instant_ns = since_boot_ns + boot_ns[row]
             if found and instant_ns - found[-1].last_ns <= GAP_NS:
                 found[-1].last_ns = instant_ns
             else:
-                found.append(
-                    node_chunks.SampleSpan(
-                        instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns
-                    )
-                )
+                found.append(SampleSpan(instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns))
         return found
 
     def _sight(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
@@ -136,14 +129,10 @@ class BatchFacts:
             chunk.sight(gpu.uuid, seen)
             self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
 
-    def _presence(
-        self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]
-    ) -> gpu_places.GpuPresence:
+    def _presence(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> GpuPresence:
         spans = self.spans(rows)
         late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
-        return gpu_places.GpuPresence(
-            chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns
-        )
+        return GpuPresence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
 
     def _spoke(self, gpu: SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
@@ -158,7 +147,7 @@ class BatchFacts:
 
     def _cut(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""
-        bare = [node_chunks.SampleSpan(span.first_ns, span.last_ns) for span in self.spans(rows)]
+        bare = node_chunks.bare_spans(self.spans(rows))
         for gpu, parts in self.known.metered.layouts:
             for span in bare:
                 chunk.cut(gpu, parts, span)
@@ -204,16 +193,13 @@ def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int,
         return
     if sorted(boot_ns) != list(boot_ns):
         rows = sorted(rows, key=boot_ns.__getitem__)
-    first, last = (
-        boot_ns[rows[0]] // node_chunks.CHUNK_NS,
-        boot_ns[rows[-1]] // node_chunks.CHUNK_NS,
-    )
+    first, last = (boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS)
     if first == last:
         yield first, rows
         return
     grouped: dict[int, list[int]] = {}
     for row in rows:
-        grouped.setdefault(boot_ns[row] // node_chunks.CHUNK_NS, []).append(row)
+        grouped.setdefault(boot_ns[row] // CHUNK_NS, []).append(row)
     yield from grouped.items()
 
 
@@ -229,7 +215,7 @@ ClaimIdentity: TypeAlias = tuple[str, str, str]
 """GPU, node and id."""
 
 
-def claim_of(fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> ClaimIdentity:
+def claim_of(fact: claim_events.ClaimFact) -> ClaimIdentity:
     """Return the key of the claim of a fact."""
     return fact.gpu, fact.node, fact.id
 
@@ -275,7 +261,7 @@ class ClaimIndex:
         found = self._claims.get(claim_of(fact))
         return found.ends if found else []
 
-    def beyond(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> str:
+    def beyond(self, fact: claim_events.ClaimFact) -> str:
         """Return the reason for which a node's fact is rejected; empty if it is accepted."""
         found, node = self._claims.get(claim_of(fact)), self._nodes.get(fact.node, _NodeClaims())
         if found is None:
@@ -295,7 +281,7 @@ class ClaimIndex:
             return f"the claim has {MAX_REPORTS} different reports"
         return ""
 
-    def add(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> None:
+    def add(self, fact: claim_events.ClaimFact) -> None:
         """Add a new fact."""
         node = self._nodes.setdefault(fact.node, _NodeClaims())
         found = self._claims.get(claim_of(fact))
@@ -322,15 +308,6 @@ class ClaimIndex:
             if not node.claims:
                 del self._nodes[claim[1]]
 
-    def restart(
-        self, facts: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd]
-    ) -> None:
-        """Replace the content by these facts."""
-        self._claims.clear()
-        self._nodes.clear()
-        for fact in facts:
-            self.add(fact)
-
 
 MAX_OF_A_GPU = 4096
 """Per GPU in one node: more than the samples of a whole day at 31 s each."""
@@ -338,9 +315,7 @@ MAX_OF_A_NODE = 65_536
 """About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
 
 
-def new_spans(
-    known: Sequence[node_chunks.SampleSpan], more: Sequence[node_chunks.SampleSpan]
-) -> int:
+def new_spans(known: Sequence[SampleSpan], more: Sequence[SampleSpan]) -> int:
     """Return the maximum number of spans that the samples of a boot add."""
     last = known[-1] if known else None
     goes_on = (
@@ -377,8 +352,8 @@ class SpanCounts:
     def count(
         self,
         gpu: str,
-        presences: Iterable[gpu_places.GpuPresence],
-        valueless: Mapping[str, Sequence[node_chunks.SampleSpan]],
+        presences: Iterable[GpuPresence],
+        valueless: Mapping[str, Sequence[SampleSpan]],
     ) -> None:
         """Count all spans of a GPU again; `valueless` has its spans without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))

@@ -1,17 +1,15 @@
-"""Claims from events of agents: starts, reports and ends.
+"""Claims from events of agents (`railscope.catalog.tenancy`): starts, reports and ends.
 
-Facts from the claim events that agents send (`railscope.catalog.tenancy`).
-
-A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there.
-Starts and ends are placed by the boot clock of the node where the event has it, else by its wall
-clock. Of several reports of one claim `first_report` selects one, in whatever order they arrived.
+A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. Starts
+and ends are placed by the boot clock of the node where the event has it, else by its wall clock. Of
+several reports of one claim `first_report` selects one, in whatever order they arrived.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -114,6 +112,9 @@ class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=F
         return max(self.instant_ns, self.trusted_from_ns)
 
 
+ClaimFact: TypeAlias = ReportedClaim | ReportedEnd
+
+
 class ReportingBoot(NamedTuple):
     """A node in one of its boots, and the start of the boot on the collector's clock."""
 
@@ -122,7 +123,7 @@ class ReportingBoot(NamedTuple):
     since_boot_ns: int
 
 
-def parse_claim_event(reporter: ReportingBoot, event: WireEvent) -> ReportedClaim | ReportedEnd:
+def parse_claim_event(reporter: ReportingBoot, event: WireEvent) -> ClaimFact:
     """Parse a claim event. Raises ClaimEventError."""
     device, claim, facts = _claim_texts(event)
     gpu = device or unplaced_in(reporter.node)
@@ -160,9 +161,7 @@ def parse_claim_event(reporter: ReportingBoot, event: WireEvent) -> ReportedClai
     )
 
 
-def dated(
-    fact: ReportedClaim | ReportedEnd, horizon_ns: int, received_ns: int
-) -> ReportedClaim | ReportedEnd:
+def dated(fact: ClaimFact, horizon_ns: int, received_ns: int) -> ClaimFact:
     """Return the fact with the receipt and the horizon of its envelope, overriding stated values."""
     if isinstance(fact, ReportedEnd):
         return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
@@ -197,13 +196,10 @@ def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
     is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
     is_same_start &= one.start_boot_ns == other.start_boot_ns
     start_ns = one.start_ns if is_same_start else other.start_ns
-    same = {
-        "told_ns": one.reported_ns,
-        "start_ns": start_ns,
-        "trusted_from_ns": one.trusted_from_ns,
-        "received_ns": one.received_ns,
-    }
-    is_same = msgspec.structs.replace(other, **same) == one
+    is_same = one == msgspec.structs.replace(
+        other, reported_ns=one.reported_ns, start_ns=start_ns, trusted_from_ns=one.trusted_from_ns,
+        received_ns=one.received_ns,
+    )  # fmt: skip
     return is_same and one.trusted_from_ns <= other.trusted_from_ns
 
 

@@ -12,14 +12,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from collector.evidence import (
-    claim_events,
-    gpu_evidence,
-    gpu_places,
-    node_chunks,
-    node_claims,
-    review_rules,
-)
+from collector.evidence import claim_events, gpu_evidence, node_chunks, node_claims, review_rules
+from collector.evidence.gpu_places import GpuPlaces, subtract_periods
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, place
@@ -57,9 +51,9 @@ class ClaimPlacer:
     files: gpu_evidence.AdministratorInputs
     _version: int = -1
     _placed: dict[str, Placement] = field(default_factory=dict)
-    _evidence: dict[str, tuple[Evidence, gpu_places.GpuPlaces]] = field(default_factory=dict)
+    _evidence: dict[str, tuple[Evidence, GpuPlaces]] = field(default_factory=dict)
 
-    def evidence(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
+    def evidence(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
         """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
         if self._version != self.source.version:
             self._version = self.source.version
@@ -88,9 +82,7 @@ class ClaimPlacer:
             held = replace(held, stays=self.files.retired.in_service(gpu, known))
         return held, where
 
-    def _early(
-        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
-    ) -> list[tuple[int, int]]:
+    def _early(self, own: Evidence, where: GpuPlaces, node: str) -> list[tuple[int, int]]:
         """Return the time before first contact in which the node had this GPU if a person accepts that."""
         facts = self.source.facts(own.gpu)
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
@@ -105,7 +97,7 @@ class ClaimPlacer:
         """Return the node's claims that exceed its GPUs."""
         return self._placement(node).excess if self.source.has_unplaced(node) else ()
 
-    def _own(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
+    def _own(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
         if gpu not in self._evidence:
             self._evidence[gpu] = gpu_evidence.evidence_of(self.source.facts(gpu), self.files)
         return self._evidence[gpu]
@@ -137,9 +129,7 @@ class ClaimPlacer:
             self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
 
-    def _spans(
-        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
-    ) -> Iterator[tuple[int, int]]:
+    def _spans(self, own: Evidence, where: GpuPlaces, node: str) -> Iterator[tuple[int, int]]:
         """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
         A claim on a GPU under review is metered there, but leaves no room for another.
@@ -155,10 +145,10 @@ class ClaimPlacer:
         ]
         for stay in stays(own):
             if stay.value.node == node:
-                there = gpu_places.subtract_periods(
+                there = subtract_periods(
                     [(stay.start_ns, stay.end_ns)], where.disputed.get(node, [])
                 )
-                yield from gpu_places.subtract_periods(there, waits)
+                yield from subtract_periods(there, waits)
 
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
         """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
@@ -171,7 +161,7 @@ _ADDRESS_LENGTH = len("00000000:00:00.0")
 
 
 def _after_contact(
-    found: Sequence[ClaimExcess], there: Sequence[tuple[Evidence, gpu_places.GpuPlaces]]
+    found: Sequence[ClaimExcess], there: Sequence[tuple[Evidence, GpuPlaces]]
 ) -> list[ClaimExcess]:
     """Return the excess after the first GPU of the node, without claims under review."""
     first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)

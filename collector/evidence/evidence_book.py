@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from collector.evidence import (
-    batch_facts,
-    claim_events,
-    evidence_memory,
-    evidence_records,
-    gpu_evidence,
-    gpu_places,
-    node_chunks,
-)
+from collector.evidence import batch_facts, claim_events, evidence_memory, gpu_places, node_chunks
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.evidence.gpu_evidence import GpuFacts
+from collector.evidence.node_chunks import SampleSpan
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema
 from collector.framelog.segment_files import FrameRecord
@@ -43,13 +38,11 @@ class EvidenceBook:
 
     gpus: dict[str, evidence_memory.GpuMemory] = field(default_factory=dict)
     chunks: evidence_memory.ChunkMemory = field(default_factory=evidence_memory.ChunkMemory)
-    unwritten: dict[claim_events.ReportedClaim | claim_events.ReportedEnd, None] = field(
-        default_factory=dict
-    )
+    unwritten: dict[claim_events.ClaimFact, None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     """GPUs with new facts from before the end of their open amounts."""
-    tails: dict[str, node_chunks.SampleSpan] = field(default_factory=dict)
+    tails: dict[str, SampleSpan] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts them."""
     problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
     receipts: dict[str, node_chunks.NodeReceipts] = field(default_factory=dict)
@@ -102,10 +95,12 @@ class EvidenceBook:
         if skew_ns <= QUARANTINE_NS:
             return FLAGGED_NS + 1
         facts = {"skew_ns": str(record.sent.wall_ns - record.received_wall_ns)}
-        self.problems.report(
-            evidence_records.EvidenceProblem("quarantine", "", node, record.received_wall_ns, facts)
-        )
+        self._report("quarantine", node, record.received_wall_ns, facts)
         return QUARANTINE_NS + 1
+
+    def _report(self, kind: str, node: str, timestamp_ns: int, facts: dict[str, str]) -> None:
+        """Report a problem of a node's envelope."""
+        self.problems.report(EvidenceProblem(kind, "", node, timestamp_ns, facts))
 
     def gpu(self, uuid: str) -> evidence_memory.GpuMemory:
         """Return the facts about a GPU, created if absent."""
@@ -159,11 +154,7 @@ class EvidenceBook:
         if not receipts.accepts(uuid):
             self.excess_gpus += 1
             facts = {"max": str(node_chunks.MAX_GPUS)}
-            self.problems.report(
-                evidence_records.EvidenceProblem(
-                    "too_many_gpus", "", presence.node, presence.received_ns, facts
-                )
-            )
+            self._report("too_many_gpus", presence.node, presence.received_ns, facts)
             return None
         if receipts.meet(uuid, node_chunks.FirstContact(presence.received_ns, pci)):
             self.changed |= receipts.gpus.keys() & self.gpus.keys()
@@ -175,11 +166,7 @@ class EvidenceBook:
         if problem := self.spans.beyond(presence.node, uuid, new):
             self.excess_spans += new
             facts = {"problem": problem}
-            self.problems.report(
-                evidence_records.EvidenceProblem(
-                    "too_many_spans", "", presence.node, presence.received_ns, facts
-                )
-            )
+            self._report("too_many_spans", presence.node, presence.received_ns, facts)
             return None
         before = len(found.spans) if found else 0
         received_ns = self._take(uuid, presence, key)
@@ -209,7 +196,7 @@ class EvidenceBook:
             self.changed.add(uuid)
         return found.received_ns
 
-    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
+    def list_valueless(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected.
 
         A GPU that the node never reported with a value is rejected.
@@ -222,9 +209,7 @@ class EvidenceBook:
             self.excess_spans += new
             return False
         before = len(kept)
-        node_chunks.add_spans(
-            kept, [node_chunks.SampleSpan(span.first_ns, span.last_ns) for span in spans]
-        )
+        node_chunks.add_spans(kept, node_chunks.bare_spans(spans))
         self.spans.add(node, uuid, len(kept) - before)
         if self.is_shared(uuid):
             self.changed.add(uuid)
@@ -234,9 +219,7 @@ class EvidenceBook:
         """True if more than one node reported a GPU."""
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
-    def cut(
-        self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
-    ) -> None:
+    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         if self.gpu(uuid).add_layout(parts, span):
             self.changed.add(uuid)
@@ -280,11 +263,7 @@ class EvidenceBook:
     def _reject(self, record: FrameRecord, problem: str) -> None:
         self.rejected_claims += 1
         facts = {"problem": problem}
-        self.problems.report(
-            evidence_records.EvidenceProblem(
-                "rejected_claim", "", record.node, record.received_wall_ns, facts
-            )
-        )
+        self._report("rejected_claim", record.node, record.received_wall_ns, facts)
 
     def _limited(
         self, record: FrameRecord, claim: claim_events.ReportedClaim
@@ -296,21 +275,17 @@ class EvidenceBook:
         source = claim.source if claim.source in SOURCES else "other"
         levels = {"source": source, "reported": claim.level.name, "accepted": limit.name}
         facts = {name: value.lower() for name, value in levels.items()}
-        self.problems.report(
-            evidence_records.EvidenceProblem(
-                "rank_lowered", "", record.node, record.received_wall_ns, facts
-            )
-        )
+        self._report("rank_lowered", record.node, record.received_wall_ns, facts)
         return replace(claim, level=limit)
 
-    def learn(self, facts: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd]) -> None:
+    def learn(self, facts: Iterable[claim_events.ClaimFact]) -> None:
         """Add claims from the database, perhaps of another collector."""
         for fact in facts:
             known = fact.gpu in self.gpus or not claim_events.is_gpu(fact.gpu)
             if known and self._keep(fact):
                 self._touch(fact)
 
-    def _touch(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> None:
+    def _touch(self, fact: claim_events.ClaimFact) -> None:
         """Mark the GPU of a claim as changed; all GPUs of its node if that has claims without a device."""
         concerned = {fact.gpu}
         if self.has_unplaced(fact.node):
@@ -319,7 +294,7 @@ class EvidenceBook:
         self.late |= concerned
         self.version += 1
 
-    def _keep(self, fact: claim_events.ReportedClaim | claim_events.ReportedEnd) -> bool:
+    def _keep(self, fact: claim_events.ClaimFact) -> bool:
         """Add a claim or its end; true if it is new."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, claim_events.ReportedClaim):
@@ -355,14 +330,14 @@ class EvidenceBook:
 
     # Facts ---------------------------------------------------------------------------------------
 
-    def facts(self, uuid: str) -> gpu_evidence.GpuFacts:
+    def facts(self, uuid: str) -> GpuFacts:
         """Return the facts about a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.claims}
         contacts = {node: self.node(node).gpus for node in nodes}
         attended = {node: self.node(node).reports for node in nodes}
-        return gpu_evidence.GpuFacts(
+        return GpuFacts(
             uuid, presences, memory.claims, memory.ended, memory.cuts, contacts=contacts,
             valueless=memory.valueless, attended=attended,
         )  # fmt: skip
@@ -381,7 +356,7 @@ class EvidenceBook:
         self,
         gpus: dict[str, evidence_memory.GpuMemory],
         chunks: Iterable[evidence_memory.ChunkInMemory],
-        unwritten: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd],
+        unwritten: Iterable[claim_events.ClaimFact],
     ) -> None:
         """Restore from a checkpoint."""
         self.gpus = gpus
@@ -389,10 +364,11 @@ class EvidenceBook:
         for uuid, memory in gpus.items():
             self.spans.count(uuid, memory.presences.values(), memory.valueless)
         self.unwritten = dict.fromkeys(unwritten)
-        facts: list[claim_events.ReportedClaim | claim_events.ReportedEnd] = []
-        for memory in self.gpus.values():
-            facts += [*memory.claims, *memory.ended]
-        self.claims.restart(facts)
+        self.claims = batch_facts.ClaimIndex()
+        for memory in gpus.values():
+            facts: list[claim_events.ClaimFact] = [*memory.claims, *memory.ended]
+            for fact in facts:
+                self.claims.add(fact)
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
 

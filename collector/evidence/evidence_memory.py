@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from collector.evidence import batch_facts, claim_events, evidence_records, gpu_places, node_chunks
+from collector.evidence.node_chunks import SampleSpan
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.framelog.segment_files import FrameRecord
 from railscope.wire import Envelope
@@ -31,9 +32,7 @@ class GpuMemory(msgspec.Struct):
     claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
     ended: list[claim_events.ReportedEnd] = []
     cuts: list[node_chunks.LayoutSpans] = []
-    valueless: dict[str, list[node_chunks.SampleSpan]] = msgspec.field(
-        default_factory=dict, name="silent"
-    )
+    valueless: dict[str, list[SampleSpan]] = msgspec.field(default_factory=dict, name="silent")
     """By node, when it listed the GPU in frames of which some have no value of it."""
 
     @property
@@ -41,9 +40,7 @@ class GpuMemory(msgspec.Struct):
         """Return the nodes in which the GPU was seen."""
         return {presence.node for presence in self.presences.values()}
 
-    def add_layout(
-        self, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
-    ) -> bool:
+    def add_layout(self, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
         for cut in self.cuts:
             if cut.parts == parts:
@@ -84,7 +81,7 @@ class GpuMemory(msgspec.Struct):
             self.valueless[node] = [s for s in valueless if s.last_ns >= last_ns]
 
 
-def _last_before(spans: Iterable[Sequence[node_chunks.SampleSpan]], before_ns: int) -> int:
+def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
     """Return the end of the last span that began before a timestamp."""
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
@@ -135,7 +132,7 @@ class ChunkMemory:
         self,
         record: FrameRecord,
         envelope: Envelope,
-        fact: claim_events.ReportedClaim | claim_events.ReportedEnd,
+        fact: claim_events.ClaimFact,
         frame: tuple[int, int],
     ) -> None:
         """Mark the time that a claim or its end affects, up to its frame.

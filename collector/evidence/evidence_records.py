@@ -1,13 +1,8 @@
 """Audit records about the evidence: file versions, problems, and rows that cannot be read.
 
-Audit records of a new version of an administrator's file, each recorded once.
-
-Problems of the evidence that are recorded in the audit log, once, whichever collector finds them.
-
-Rows of the evidence that cannot be read: skipped individually, logged once, and counted.
-
-The name of a row is the SHA-256 of its content, so every change to it is detected. Facts of a
-damaged row count as not seen; all other rows count as before.
+Each is recorded once, whichever collector finds it. Rows that cannot be read are skipped
+individually, logged once, and counted. The name of a row is the SHA-256 of its content, so every
+change to it is detected. Facts of a damaged row count as not seen; all other rows count as before.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Connection, func, select
@@ -17,12 +17,12 @@ from collector.evidence import (
     evidence_tables,
     gpu_evidence,
     gpu_places,
-    node_chunks,
 )
-from collector.files import device_files, tenancy_files
-from collector.files.device_files import DeviceInventory
+from collector.evidence.evidence_tables import evidence_parts, gpu_nodes, insert_new_rows
+from collector.evidence.node_chunks import NO_CONTACTS, Contacts, EvidenceChunk, floor_ns
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database
+from collector.ledger.schema import row_of
 from railscope.timestamps import FOREVER_NS
 
 if sys.version_info >= (3, 14):
@@ -54,13 +54,13 @@ class EncodedChunk(NamedTuple):
 class LoadedFacts(NamedTuple):
     """All facts about the GPUs of some nodes in a window."""
 
-    chunks: dict[str, list[node_chunks.EvidenceChunk]]
+    chunks: dict[str, list[EvidenceChunk]]
     claims: dict[str, list[claim_events.ReportedClaim]]
     ended: dict[str, list[claim_events.ReportedEnd]]
     homes: dict[str, set[str]]
     quarantine: evidence_records.EvidenceQuarantine
     version: int = 0
-    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS
+    contacts: Contacts = NO_CONTACTS
 
     def known(self, gpu: str, files: gpu_evidence.AdministratorInputs) -> gpu_evidence.AssembledGpu:
         """Return everything about one of the GPUs."""
@@ -100,21 +100,17 @@ class LoadedFacts(NamedTuple):
                     end = claim_events.ReportedEnd(*key, row.trusted_from_ns)
                     self.ended.setdefault(end.gpu, []).append(end)
 
-    def _chunks(self, gpu: str) -> list[node_chunks.EvidenceChunk]:
+    def _chunks(self, gpu: str) -> list[EvidenceChunk]:
         return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
 
 
 def compress_chunk(
-    chunk: node_chunks.EvidenceChunk,
-    content: bytes,
-    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS,
+    chunk: EvidenceChunk, content: bytes, contacts: Contacts = NO_CONTACTS
 ) -> EncodedChunk:
     """Return a chunk ready to be written; `content` is its encoding."""
     name = sha256(content).hexdigest()
     gpus = {
-        gpu: max(
-            s.spans[0].first_ns, node_chunks.floor_ns(contacts, gpu, chunk.node, [s.received_ns])
-        )
+        gpu: max(s.spans[0].first_ns, floor_ns(contacts, gpu, chunk.node, [s.received_ns]))
         for gpu, s in chunk.gpus.items()
         if s.spans
     }
@@ -137,7 +133,7 @@ class EvidenceStore:
     def write(
         self,
         chunks: Sequence[EncodedChunk],
-        facts: Sequence[claim_events.ReportedClaim | claim_events.ReportedEnd],
+        facts: Sequence[claim_events.ClaimFact],
         recorded_ns: int,
         early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
@@ -146,73 +142,56 @@ class EvidenceStore:
         `early` has the start of claims that began before first contact with their GPU, by GPU and
         node.
         """
-        starts = [
-            evidence_tables.claim_row(one, recorded_ns)
-            for one in facts
-            if isinstance(one, claim_events.ReportedClaim)
-        ]
-        late = [one for one in facts if isinstance(one, claim_events.ReportedEnd)]
-        ends = [evidence_tables.release_row(one, recorded_ns) for one in late]
         rows = [
-            {
-                "part": one.name,
-                "node": one.node,
-                "start_ns": one.start_ns,
-                "end_ns": one.end_ns,
-                "recorded_ns": recorded_ns,
-                "content": one.content,
-            }
-            for one in chunks
+            row_of(evidence_parts, one, part=one.name, recorded_ns=recorded_ns) for one in chunks
         ]
+        trust = [(one.name, one.believed_ns) for one in chunks if one.believed_ns]
+        starts, ends = [], []
+        for fact in facts:
+            row = evidence_tables.claim_row(fact, recorded_ns)
+            if isinstance(fact, claim_events.ReportedClaim):
+                starts.append(row)
+                continue
+            ends.append(row)
+            if fact.trusted_from_ns:
+                trust.append((row["fact"], fact.trusted_from_ns))
         since = dict(early or {})
         for one in chunks:
             for gpu, first_ns in one.gpus.items():
                 key = (gpu, one.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
-            evidence_tables.insert_new_rows(connection, evidence_tables.evidence_parts, rows)
-            evidence_tables.insert_new_rows(connection, evidence_tables.reported_claims, starts)
-            evidence_tables.insert_new_rows(connection, evidence_tables.claim_ends, ends)
-            evidence_tables.insert_new_rows(
-                connection, evidence_tables.claim_end_trust, evidence_tables.trust_rows(late)
-            )
-            doubted = [
-                {"fact": one.name, "trusted_from_ns": one.believed_ns}
-                for one in chunks
-                if one.believed_ns
-            ]
-            evidence_tables.insert_new_rows(connection, evidence_tables.claim_end_trust, doubted)
-            evidence_tables.insert_new_rows(
-                connection, evidence_tables.gpu_nodes, evidence_tables.new_homes(connection, since)
-            )
+            for table, new in (
+                (evidence_parts, rows),
+                (evidence_tables.reported_claims, starts),
+                (evidence_tables.claim_ends, ends),
+                (
+                    evidence_tables.claim_end_trust,
+                    [{"fact": name, "trusted_from_ns": from_ns} for name, from_ns in trust],
+                ),
+                (gpu_nodes, evidence_tables.new_homes(connection, since)),
+            ):
+                insert_new_rows(connection, table, new)
 
-    def write_contacts(self, found: node_chunks.Contacts) -> None:
+    def write_contacts(self, found: Contacts) -> None:
         """Add first receipts of GPUs."""
         with self._database.transaction(writes=True) as connection:
-            evidence_tables.insert_new_rows(
-                connection, evidence_tables.first_contacts, evidence_tables.contact_rows(found)
-            )
+            rows = evidence_tables.contact_rows(found)
+            insert_new_rows(connection, evidence_tables.first_contacts, rows)
 
     def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
         """Add a version of a file, unless it is the newest already."""
         digest = sha256(text.encode()).hexdigest()
-        row: dict[str, Any] = {
-            "kind": kind,
-            "recorded_ns": recorded_ns,
-            "digest": digest,
-            "content": text,
-        }
         with self._database.transaction(writes=True) as connection:
-            newest = connection.execute(
-                evidence_tables.newest_file(evidence_tables.file_versions.c.kind == kind)
-            ).first()
+            newest = evidence_tables.newest_file(connection, kind)
             if newest and newest.digest == digest:
                 return False
             if newest:
-                row["recorded_ns"] = max(recorded_ns, newest.recorded_ns + 1)
-            evidence_tables.insert_new_rows(connection, evidence_tables.file_versions, [row])
+                recorded_ns = max(recorded_ns, newest.recorded_ns + 1)
             before = newest.content if newest else ""
-            version = evidence_records.FileVersion(kind, text, before, digest, row["recorded_ns"])
+            version = evidence_records.FileVersion(kind, text, before, digest, recorded_ns)
+            row = row_of(evidence_tables.file_versions, version, content=text)
+            insert_new_rows(connection, evidence_tables.file_versions, [row])
             for name, draft in version.drafts():
                 audit_outbox.put_record(connection, name, draft)
         return True
@@ -234,68 +213,35 @@ class EvidenceStore:
     def files(self) -> gpu_evidence.AdministratorInputs:
         """Return administrators' files by the newest version of each, and decisions."""
         with self._database.transaction() as connection:
-            texts = {
-                kind: connection.execute(
-                    evidence_tables.newest_file(evidence_tables.file_versions.c.kind == kind)
-                ).first()
+            newest = {
+                kind: evidence_tables.newest_file(connection, kind)
                 for kind in evidence_tables.PARSERS
             }
             decided = evidence_tables.decisions_of(connection)
-        texts_by_kind = {kind: row.content for kind, row in texts.items() if row}
-        return gpu_evidence.AdministratorInputs(
-            tenancy_files.parse_claims(texts_by_kind["claims"])
-            if "claims" in texts_by_kind
-            else tenancy_files.FileClaims(),
-            tenancy_files.parse_tenants(texts_by_kind["tenants"])
-            if "tenants" in texts_by_kind
-            else tenancy_files.TenantMappings(),
-            device_files.parse_calendar(texts_by_kind["calendar"])
-            if "calendar" in texts_by_kind
-            else device_files.Calendar(),
-            device_files.parse_retirements(texts_by_kind["retired"])
-            if "retired" in texts_by_kind
-            else device_files.RetiredGpus(),
-            device_files.parse_inventory(texts_by_kind["inventory"])
-            if "inventory" in texts_by_kind
-            else DeviceInventory(),
-            decided,
-        )
+        parsed = {
+            kind: evidence_tables.PARSERS[kind](row.content) for kind, row in newest.items() if row
+        }
+        return gpu_evidence.AdministratorInputs(**parsed, decisions=decided)
 
     def file(self, kind: str) -> str | None:
         """Return the newest version of one file; None if none was ever stored."""
         with self._database.transaction() as connection:
-            row = connection.execute(
-                evidence_tables.newest_file(evidence_tables.file_versions.c.kind == kind)
-            ).first()
+            row = evidence_tables.newest_file(connection, kind)
         return row.content if row else None
-
-    def gpus(self, end_ns: int = FOREVER_NS) -> list[str]:
-        """Return all GPUs that were seen before a timestamp, in order."""
-        query = (
-            select(evidence_tables.gpu_nodes.c.gpu_uuid)
-            .where(evidence_tables.gpu_nodes.c.since_ns < end_ns)
-            .distinct()
-        )
-        with self._database.transaction() as connection:
-            return sorted(connection.execute(query).scalars())
 
     def homes(self) -> dict[str, dict[str, int]]:
         """Return for every GPU the nodes it was seen in, and since when."""
         query = select(
-            evidence_tables.gpu_nodes.c.gpu_uuid,
-            evidence_tables.gpu_nodes.c.node,
-            func.min(evidence_tables.gpu_nodes.c.since_ns).label("since"),
+            gpu_nodes.c.gpu_uuid, gpu_nodes.c.node, func.min(gpu_nodes.c.since_ns).label("since")
         )
-        query = query.group_by(
-            evidence_tables.gpu_nodes.c.gpu_uuid, evidence_tables.gpu_nodes.c.node
-        )
+        query = query.group_by(gpu_nodes.c.gpu_uuid, gpu_nodes.c.node)
         found: dict[str, dict[str, int]] = {}
         with self._database.transaction() as connection:
             for row in connection.execute(query):
                 found.setdefault(row.gpu_uuid, {})[row.node] = row.since
         return found
 
-    def contacts(self) -> node_chunks.Contacts:
+    def contacts(self) -> Contacts:
         """Return first receipts of all GPUs, by node."""
         with self._database.transaction() as connection:
             return evidence_tables.contacts_of(connection)
@@ -311,7 +257,7 @@ class EvidenceStore:
     ) -> LoadedFacts:
         """Return the facts about some GPUs in a window, with the facts around it that affect it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
-        chunks: dict[str, list[node_chunks.EvidenceChunk]] = {}
+        chunks: dict[str, list[EvidenceChunk]] = {}
         shared: dict[str, set[str]] = {}
         for gpu in gpus:
             if len(homes_of.get(gpu, ())) > 1:
@@ -342,12 +288,8 @@ class EvidenceStore:
         return loaded
 
     def _earlier(
-        self,
-        connection: Connection,
-        known: Sequence[node_chunks.EvidenceChunk],
-        gpus: set[str],
-        start_ns: int,
-    ) -> list[node_chunks.EvidenceChunk]:
+        self, connection: Connection, known: Sequence[EvidenceChunk], gpus: set[str], start_ns: int
+    ) -> list[EvidenceChunk]:
         """Return earlier chunks of a node, until they show if it had each GPU at a timestamp.
 
         They reach no further back than a node's reports of two weeks.
@@ -357,7 +299,7 @@ class EvidenceStore:
             return []
         node = found[0].node
         end_ns = min(chunk.end_ns for chunk in found)
-        older: list[node_chunks.EvidenceChunk] = []
+        older: list[EvidenceChunk] = []
         for _ in range(MAX_EARLIER_PARTS):
             if not any(gpu_places.is_undecided(gpu, [*older, *found]) for gpu in gpus):
                 break
@@ -369,17 +311,15 @@ class EvidenceStore:
             end_ns = min(row[2] for row in rows)
         return older
 
-    def late_boots(self) -> dict[str, list[node_chunks.EvidenceChunk]]:
+    def late_boots(self) -> dict[str, list[EvidenceChunk]]:
         """Return the chunks with boots that were reported late, by GPU."""
-        found: dict[str, list[node_chunks.EvidenceChunk]] = {}
-        query = select(
-            evidence_tables.evidence_parts.c.part, evidence_tables.evidence_parts.c.content
-        ).join(
+        found: dict[str, list[EvidenceChunk]] = {}
+        query = select(evidence_parts.c.part, evidence_parts.c.content).join(
             evidence_tables.claim_end_trust,
-            evidence_tables.claim_end_trust.c.fact == evidence_tables.evidence_parts.c.part,
+            evidence_tables.claim_end_trust.c.fact == evidence_parts.c.part,
         )
         with self._database.transaction() as connection:
-            rows = connection.execute(query.order_by(evidence_tables.evidence_parts.c.part)).all()
+            rows = connection.execute(query.order_by(evidence_parts.c.part)).all()
         for row in rows:
             chunk = self.quarantine.chunk(row.part, row.content)
             if chunk is None:
@@ -389,12 +329,10 @@ class EvidenceStore:
                     found.setdefault(gpu, []).append(chunk)
         return found
 
-    def claim_facts(
-        self, gpus: Sequence[str], start_ns: int
-    ) -> list[claim_events.ReportedClaim | claim_events.ReportedEnd]:
+    def claim_facts(self, gpus: Sequence[str], start_ns: int) -> list[claim_events.ClaimFact]:
         """Return the claims of GPUs that may have been in force after a timestamp, and their ends."""
         loaded = self.load(gpus, {}, start_ns, FOREVER_NS - evidence_tables.CONTEXT_NS)
-        found: list[claim_events.ReportedClaim | claim_events.ReportedEnd] = []
+        found: list[claim_events.ClaimFact] = []
         for gpu in gpus:
             found += loaded.claims.get(gpu, ())
             found += loaded.ended.get(gpu, ())
@@ -445,9 +383,7 @@ class EvidenceStore:
 
     def newest_end_ns(self, node: str) -> int | None:
         """Return the end of the newest evidence of a node; None without evidence."""
-        query = select(func.max(evidence_tables.evidence_parts.c.end_ns)).where(
-            evidence_tables.evidence_parts.c.node == node
-        )
+        query = select(func.max(evidence_parts.c.end_ns)).where(evidence_parts.c.node == node)
         with self._database.transaction() as connection:
             found: int | None = connection.execute(query).scalar()
         return found

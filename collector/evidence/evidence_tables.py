@@ -1,10 +1,7 @@
-"""Tables of the evidence, the SQL statements that read and write them, and late facts in them.
+"""Tables of the evidence in the ledger's database, the SQL statements for them, and late facts.
 
-Tables of the evidence, in the ledger's database. Rows are added and never changed.
-
-SQL statements that write and read the evidence.
-
-Facts that were added to the database since the last poll, and may change finalized days.
+Rows are added and never changed. Late facts were added since the last poll, and may change
+finalized days.
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from collector.evidence.claim_events import ReportedClaim, ReportedEnd
+from collector.evidence.claim_events import ClaimFact, ReportedClaim
 from collector.evidence.node_chunks import Contacts, FirstContact
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.files import device_files, tenancy_files
-from collector.ledger.schema import integers, make_append_only, metadata, texts
+from collector.ledger.schema import integers, make_append_only, metadata, row_of, texts
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 evidence_parts = sa.Table(
@@ -125,7 +122,7 @@ for _table in (
 CONTEXT_NS = 3_600_000_000_000
 """Time around a window that is read too, so that the window's edges do not affect the result."""
 _AT_ONCE = 500
-PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
+PARSERS: dict[str, Callable[[str], Any]] = {
     "claims": tenancy_files.parse_claims,
     "tenants": tenancy_files.parse_tenants,
     "calendar": device_files.parse_calendar,
@@ -202,11 +199,14 @@ def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
     return sa.select(claim_ends, trusted).select_from(joined).where(key.in_(pairs))
 
 
-def newest_file(which: Any) -> Any:
-    """Return a query for the newest version of a file."""
-    return (
-        sa.select(file_versions).where(which).order_by(file_versions.c.recorded_ns.desc()).limit(1)
-    )
+def newest_file(
+    connection: sa.Connection, kind: str, before_ns: int = FOREVER_NS
+) -> sa.Row[Any] | None:
+    """Return the newest version of a file that was recorded before a timestamp; None without one."""
+    which = (file_versions.c.kind == kind, file_versions.c.recorded_ns < before_ns)
+    newest_first = file_versions.c.recorded_ns.desc()
+    query = sa.select(file_versions).where(*which).order_by(newest_first).limit(1)
+    return connection.execute(query).first()
 
 
 def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
@@ -262,45 +262,19 @@ def contacts_of(
 def contact_rows(found: Contacts) -> list[dict[str, Any]]:
     """Return first receipts as rows."""
     return [
-        {"node": node, "gpu_uuid": gpu, "heard_ns": contact.received_ns, "pci": contact.pci}
+        row_of(first_contacts, one, node=node, gpu_uuid=gpu, heard_ns=one.received_ns)
         for node, gpus in found.items()
-        for gpu, contact in gpus.items()
+        for gpu, one in gpus.items()
     ]
 
 
-def claim_row(one: ReportedClaim, recorded_ns: int) -> dict[str, Any]:
-    """Return a claim as a row; its name is the hash of its content."""
+def claim_row(one: ClaimFact, recorded_ns: int) -> dict[str, Any]:
+    """Return a claim or its end as a row; its name is the hash of its content."""
     content = msgspec.msgpack.encode(one)
-    return {
-        "fact": sha256(content).hexdigest(),
-        "gpu_uuid": one.gpu,
-        "node": one.node,
-        "claim_id": one.id,
-        "start_ns": one.start_ns,
-        "recorded_ns": recorded_ns,
-        "content": content,
-    }
-
-
-def release_row(one: ReportedEnd, recorded_ns: int) -> dict[str, Any]:
-    """Return the end of a claim as a row."""
-    return {
-        "fact": sha256(msgspec.msgpack.encode(one)).hexdigest(),
-        "gpu_uuid": one.gpu,
-        "node": one.node,
-        "claim_id": one.id,
-        "instant_ns": one.instant_ns,
-        "recorded_ns": recorded_ns,
-    }
-
-
-def trust_rows(ends: Iterable[ReportedEnd]) -> list[dict[str, Any]]:
-    """Return rows with the time from which ends that were reported late are trusted."""
-    return [
-        {"fact": release_row(one, 0)["fact"], "trusted_from_ns": one.trusted_from_ns}
-        for one in ends
-        if one.trusted_from_ns
-    ]
+    key = {"fact": sha256(content).hexdigest(), "claim_id": one.id, "recorded_ns": recorded_ns}
+    if isinstance(one, ReportedClaim):
+        return row_of(reported_claims, one, **key, content=content)
+    return row_of(claim_ends, one, **key)
 
 
 def decisions_of(connection: sa.Connection) -> ReviewDecisions:
@@ -364,10 +338,7 @@ def find_facts_recorded_after(
     yield from _releases(connection, claim_ends.c.recorded_ns > instant_ns)
     new_files = sa.select(file_versions).where(file_versions.c.recorded_ns > instant_ns)
     for version in connection.execute(new_files).all():
-        older = sa.and_(
-            file_versions.c.kind == version.kind, file_versions.c.recorded_ns < version.recorded_ns
-        )
-        last_one = connection.execute(newest_file(older)).first()
+        last_one = newest_file(connection, version.kind, version.recorded_ns)
         before_it = last_one.content if last_one else ""
         name = f"{version.kind} {version.recorded_ns} {version.digest}"
         for about in differences(version.kind, before_it, version.content):

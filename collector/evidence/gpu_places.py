@@ -1,12 +1,10 @@
 """Nodes in which a GPU was, and its observed time in each.
 
-Time of a GPU that several nodes report: the node that has it, and the nodes under review.
-
 A node has a GPU from its first report of it until it has left: until the node has reported for
-`LEFT_NS` without listing the GPU. Neither a gap in the reports nor a device that is listed
-without a value is a departure. Another node that lists the GPU meanwhile is pending review, so a
-stale node loses nothing to a node that lists its GPU. Of two periods the earlier one counts, and
-no period begins before the collector received it, whatever timestamps its frames have.
+`LEFT_NS` without listing the GPU. Neither a gap in the reports nor a device that is listed without
+a value is a departure. Another node that lists the GPU meanwhile is pending review, so a stale node
+loses nothing to a node that lists its GPU. Of two periods the earlier one counts, and no period
+begins before the collector received it, whatever timestamps its frames have.
 
 Of several nodes that report a GPU, `occupancy` determines the one that has it; the samples of the
 others do not count meanwhile, and their reports of the GPU are under review. Samples from before

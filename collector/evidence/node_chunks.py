@@ -1,25 +1,23 @@
 """Facts from a node's envelopes: metering facts in chunks, and receipts.
 
-Metering facts from a node's frames of 15 minutes.
+A chunk has the metering facts from a node's frames of 15 minutes. Chunks are divided by the node's
+boot clock. Timestamps are on the collector's clock: the boot clock gives the age of a frame,
+however wrong the node's wall clock is. Of each 30 seconds of the boot clock the first reading of
+every counter is stored, so the result does not depend on the transport of frames.
 
-Chunks are divided by the node's boot clock. Timestamps are on the collector's clock: the boot
-clock gives the age of a frame, however wrong the node's wall clock is. Of each 30 seconds of the
-boot clock the first reading of every counter is stored, so the result does not depend on the
-transport of frames.
-
-Receipts of a node's envelopes: first contact with a node and its GPUs, and the limit of late
-reports.
-
-Nothing is observed before the first accepted frame of a node, and of a GPU in it: any holder of a
-node's token could invent it. Late reports of claims are pending review. An agent that was offline
-sends its spool in order, oldest first: only envelopes with a current frame count as the previous
-one, so its reports of the time offline are trusted for as long as `MAX_AGE_NS`.
+Receipts are the first contact with a node and its GPUs, and the limit of late reports. Nothing is
+observed before the first accepted frame of a node, and of a GPU in it: any holder of a node's token
+could invent it. Late reports of claims are pending review. An agent that was offline sends its
+spool in order, oldest first: only envelopes with a current frame count as the previous one, so its
+reports of the time offline are trusted for as long as `MAX_AGE_NS`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from itertools import chain
 from types import MappingProxyType
 
 import msgspec
@@ -64,7 +62,7 @@ def add_spans(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> bool:
                 _widen(last, span)
             else:
                 as_certain = False
-                spans.append(_copied(span))
+                spans.append(copy(span))
             continue
         _merge(spans, new[position:])
         return False
@@ -89,13 +87,14 @@ def believed_from(spans: Sequence[SampleSpan], known_ns: int, new_ns: int, first
     return new_ns if new_ns > first_ns else 0
 
 
+def bare_spans(spans: Iterable[SampleSpan]) -> list[SampleSpan]:
+    """Return copies of spans with their time only."""
+    return [SampleSpan(span.first_ns, span.last_ns) for span in spans]
+
+
 def _widen(span: SampleSpan, other: SampleSpan) -> None:
     span.last_ns = max(span.last_ns, other.last_ns)
     span.uncertainty_ns = max(span.uncertainty_ns, other.uncertainty_ns)
-
-
-def _copied(span: SampleSpan) -> SampleSpan:
-    return SampleSpan(span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns)
 
 
 def _merge(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> None:
@@ -113,7 +112,7 @@ def _merge(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> None:
             low = reach
     joined: list[SampleSpan] = []
     newest: dict[int, SampleSpan] = {}
-    for span in sorted([*spans[low:high], *map(_copied, new)]):
+    for span in sorted([*spans[low:high], *map(copy, new)]):
         open_span = newest.get(span.skew_ns)
         if open_span and span.first_ns <= open_span.last_ns + GAP_NS:
             _widen(open_span, span)
@@ -222,7 +221,7 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
             if cut.parts == parts:
                 add_span(cut.spans, span)
                 return
-        cuts.append(LayoutSpans(parts, [SampleSpan(span.first_ns, span.last_ns)]))
+        cuts.append(LayoutSpans(parts, bare_spans([span])))
         cuts.sort(key=lambda cut: cut.parts)
 
     def doubt(self, new: SuspectPeriod) -> None:
@@ -239,34 +238,25 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
 
     def list_valueless(self, gpu: str, spans: Sequence[SampleSpan]) -> None:
         """Record that a GPU was listed without a value; `spans` may be shared: they are copied."""
-        bare = [SampleSpan(span.first_ns, span.last_ns) for span in spans]
-        add_spans(self.valueless.setdefault(gpu, []), bare)
+        add_spans(self.valueless.setdefault(gpu, []), bare_spans(spans))
 
     def attended(self) -> list[SampleSpan]:
         """Return the time in which the node reported anything."""
-        found = [SampleSpan(span.first_ns, span.last_ns) for span in self.reports]
-        for some in (*(sighted.spans for sighted in self.gpus.values()), *self.valueless.values()):
-            found += (SampleSpan(span.first_ns, span.last_ns) for span in some)
-        return found
+        listed = (sighted.spans for sighted in self.gpus.values())
+        spans = chain(self.reports, *listed, *self.valueless.values())
+        return bare_spans(spans)
 
     def ordered(self) -> EvidenceChunk:
         """Return a copy with everything in order, so that equal facts have equal bytes."""
-        return EvidenceChunk(
-            self.node,
-            self.boot,
-            self.number,
-            self.start_ns,
-            self.end_ns,
-            dict(sorted(self.gpus.items())),
-            self.reports,
-            {
-                name: CounterSeries(series.run, series.counters, dict(sorted(series.cells.items())))
-                for name, series in sorted(self.series.items())
-            },
-            dict(sorted(self.cuts.items())),
-            sorted(self.doubts),
-            dict(sorted(self.valueless.items())),
-        )
+        series = {
+            name: CounterSeries(one.run, one.counters, dict(sorted(one.cells.items())))
+            for name, one in sorted(self.series.items())
+        }
+        return msgspec.structs.replace(
+            self, gpus=dict(sorted(self.gpus.items())), series=series,
+            cuts=dict(sorted(self.cuts.items())), doubts=sorted(self.doubts),
+            valueless=dict(sorted(self.valueless.items())),
+        )  # fmt: skip
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -328,7 +318,7 @@ class NodeReceipts(msgspec.Struct, array_like=True):
 
     def attend(self, spans: Iterable[SampleSpan]) -> None:
         """Record the time of a node's reports."""
-        add_spans(self.reports, [SampleSpan(span.first_ns, span.last_ns) for span in spans])
+        add_spans(self.reports, bare_spans(spans))
         del self.reports[:-MAX_STRETCHES]
 
     def meet(self, gpu: str, contact: FirstContact) -> bool:

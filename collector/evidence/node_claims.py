@@ -1,12 +1,8 @@
-"""Claims of nodes on a GPU for metering, with those that are under review.
+"""Claims of nodes on a GPU for metering, with their tenants.
 
-Claims reported by nodes, with their tenants, divided where a part of them is pending review.
-
-Time of a GPU that several nodes report: the claims that are pending review, and the metered time.
-
-A node that lists the GPU of another one is pending review (`occupancy`), and so are its claims
-there. Where it also reports claims, those of the other node are under review too: either of them
-may be invented.
+They are divided where a part of them is pending review. A node that lists the GPU of another one is
+pending review (`occupancy`), and so are its claims there. Where it also reports claims, those of
+the other node are under review too: either of them may be invented.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
+from collector.evidence.gpu_places import unite_periods
 from collector.files.tenancy_files import TenantMappings
 from collector.metering.evidence import MeteredClaim, NodeStay
 from collector.metering.timeline import TimePiece, without
@@ -281,8 +278,7 @@ def cut_to(claim: MeteredClaim, served: Iterable[NodeStay]) -> Iterator[MeteredC
 
 
 def early_claims(
-    facts: Iterable[claim_events.ReportedClaim | claim_events.ReportedEnd],
-    receipts: Mapping[str, node_chunks.NodeReceipts],
+    facts: Iterable[claim_events.ClaimFact], receipts: Mapping[str, node_chunks.NodeReceipts]
 ) -> dict[tuple[str, str], int]:
     """Return the start of claims that began before first contact with their GPU, by GPU and node."""
     found: dict[tuple[str, str], int] = {}
@@ -337,9 +333,7 @@ def find_reviewed_places(
     disputed: dict[str, list[TimePiece[str]]] = {}
     for node in nodes:
         waits = where.waiting.get(node, [])
-        others = gpu_places.unite_periods(
-            p for other, some in claimed.items() if other != node for p in some
-        )
+        others = unite_periods(p for other, some in claimed.items() if other != node for p in some)
         contested = [] if verdicts[node] else gpu_places.subtract_periods(others, waits)
         found = [TimePiece(*period, review_rules.MOVED) for period in waits]
         disputed[node] = sorted(
@@ -361,19 +355,17 @@ def claimed_time_under_review(
         )
         others = [p.claim for p in parts if p.claim.node != node]
         others += (claim for claim in administered if claim.node != node)
-        busy = gpu_places.unite_periods(
-            [*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)]
-        )
-        own = gpu_places.unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
+        busy = unite_periods([*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)])
+        own = unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
         free = gpu_places.subtract_periods(gpu_places.intersect_periods(periods, own), busy)
-        taken = gpu_places.unite_periods([*taken, *free])
+        taken = unite_periods([*taken, *free])
         found += (NodeStay(start, node, end) for start, end in free)
     return tuple(found)
 
 
 def outside_of(stays: Iterable[NodeStay], shown: Iterable[NodeStay]) -> tuple[NodeStay, ...]:
     """Return stays without the time of others."""
-    gone = gpu_places.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
+    gone = unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
     return tuple(
         NodeStay(start, stay.node, end)
         for stay in stays
@@ -392,10 +384,10 @@ def _claimed_while_waiting(
         if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
             found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
     return {
-        node: gpu_places.intersect_periods(where.waiting[node], gpu_places.unite_periods(periods))
+        node: gpu_places.intersect_periods(where.waiting[node], unite_periods(periods))
         for node, periods in found.items()
     }
 
 
 def _times(pieces: Iterable[TimePiece[str]]) -> gpu_places.Periods:
-    return gpu_places.unite_periods((start, end) for start, end, _ in pieces)
+    return unite_periods((start, end) for start, end, _ in pieces)

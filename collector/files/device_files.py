@@ -1,41 +1,38 @@
 """Administrators' files about devices: the inventory, retired GPUs, the calendar.
 
-The inventory: expected numbers of GPUs and RDMA ports of each node, over time.
+The inventory has the expected numbers of GPUs and RDMA ports of each node, over time: CSV with the
+columns node, gpus, rdma_ports, from, to. `gpus` and `rdma_ports` are whole numbers, or empty if the
+number is not specified; times are RFC 3339 with an offset; an empty `to` means no end. Of two rows
+of a node that are in force, the later start takes precedence.
 
-CSV with the columns node, gpus, rdma_ports, from, to. `gpus` and `rdma_ports` are whole numbers,
-or empty if the number is not specified; times are RFC 3339 with an offset; an empty `to` means no
-end. Of two rows of a node that are in force, the later start takes precedence.
+Retired GPUs have no capacity in the account for a time, with the reason: CSV with the columns gpu,
+from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an empty `to` means permanently,
+otherwise the GPU is back from then on. Observations of such a GPU in the meantime stay in the
+evidence, and count again if the row is removed.
 
-Retired GPUs: times in which a GPU has no capacity in the account, with the reason.
-
-CSV with the columns gpu, from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an
-empty `to` means permanently, otherwise the GPU is back from then on. Observations of such a GPU
-in the meantime stay in the evidence, and count again if the row is removed.
-
-Calendar of announced maintenance, outages and reservations, written by an administrator.
-
-TOML with the tables [[maintenance]], [[outage]] (holds, from, to) and [[reservation]] (name,
-tenant, holds, from, to). `holds` is a GPU's UUID, a node's name or `*` for all; times have an
-offset; without `to` the entry has no end.
+The calendar has announced maintenance, outages and reservations: TOML with the tables
+[[maintenance]], [[outage]] (holds, from, to) and [[reservation]] (name, tenant, holds, from, to).
+`holds` is a GPU's UUID, a node's name or `*` for all; times have an offset; without `to` the entry
+has no end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from collector.files import watched_file
+from collector.files.watched_file import FileError, grouped, parse_span, read_rows
 from collector.metering.evidence import GpuOutage, MeteredClaim, NodeStay, SlotReservation
 from collector.metering.timeline import TimePiece, without
-from railscope.timestamps import FOREVER_NS
 from railscope.untrusted_text import NumberError, TomlError, parse_toml, parse_whole
 
 INVENTORY_HEADER = ("node", "gpus", "rdma_ports", "from", "to")
 MAX_DEVICES = 10_000
+_COLUMNS = (", from", ", to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +55,7 @@ class DeviceInventory:
     @classmethod
     def of(cls, found: Iterable[ExpectedDevices]) -> DeviceInventory:
         """Build an inventory from rows in any order."""
-        grouped: dict[str, list[ExpectedDevices]] = {}
-        for row in found:
-            grouped.setdefault(row.node, []).append(row)
-        return cls(
-            {
-                node: tuple(sorted(some, key=lambda row: row.start_ns))
-                for node, some in sorted(grouped.items())
-            }
-        )
+        return cls(dict(sorted(grouped(found, attrgetter("node"), attrgetter("start_ns")).items())))
 
     def __iter__(self) -> Iterator[ExpectedDevices]:
         return (row for some in self.by_node.values() for row in some)
@@ -89,22 +78,20 @@ class DeviceInventory:
 def parse_inventory(text: str) -> DeviceInventory:
     """Parse the inventory from the text of a file. Raises FileError that names line and column."""
     found: dict[tuple[str, int], ExpectedDevices] = {}
-    for number, (node, gpus, rdma_ports, start, end) in watched_file.read_rows(
-        text, INVENTORY_HEADER
-    ):
+    for number, (node, gpus, rdma_ports, start, end) in read_rows(text, INVENTORY_HEADER):
         line = f"line {number}"
         if not node:
             message = f"{line}: empty node: expected a name"
-            raise watched_file.FileError(message)
+            raise FileError(message)
         row = ExpectedDevices(
-            *watched_file.parse_columns_span(start, end, line),
+            *parse_span(start, end or None, line, _COLUMNS),
             node,
             _count(gpus, f"{line}, gpus"),
             _count(rdma_ports, f"{line}, rdma_ports"),
         )
         if (node, row.start_ns) in found:
             message = f"{line}: duplicate row of {node}: expected one per start time"
-            raise watched_file.FileError(message)
+            raise FileError(message)
         found[node, row.start_ns] = row
     return DeviceInventory.of(found.values())
 
@@ -116,12 +103,7 @@ def _count(text: str, where: str) -> int | None:
         return parse_whole(text, MAX_DEVICES + 1)
     except NumberError as error:
         message = f"{where}: {error}"
-        raise watched_file.FileError(message) from error
-
-
-def inventory_file(path: Path | None) -> watched_file.WatchedFile[DeviceInventory]:
-    """The watched inventory file of a path."""
-    return watched_file.WatchedFile("inventory", path, parse_inventory, DeviceInventory())
+        raise FileError(message) from error
 
 
 RETIREMENTS_HEADER = ("gpu", "from", "to", "why")
@@ -147,10 +129,7 @@ class RetiredGpus:
     @classmethod
     def of(cls, found: Iterable[Retirement]) -> RetiredGpus:
         """Build from rows in any order."""
-        grouped: dict[str, list[Retirement]] = {}
-        for one in found:
-            grouped.setdefault(one.gpu, []).append(one)
-        return cls({gpu: tuple(sorted(some)) for gpu, some in sorted(grouped.items())})
+        return cls(dict(sorted(grouped(found, attrgetter("gpu"), lambda one: one).items())))
 
     def __iter__(self) -> Iterator[Retirement]:
         return (one for some in self.by_gpu.values() for one in some)
@@ -185,22 +164,17 @@ class RetiredGpus:
 def parse_retirements(text: str) -> RetiredGpus:
     """Parse retirements from the text of a file. Raises FileError that names line and column."""
     found: set[Retirement] = set()
-    for number, (gpu, start, end, why) in watched_file.read_rows(text, RETIREMENTS_HEADER):
+    for number, (gpu, start, end, why) in read_rows(text, RETIREMENTS_HEADER):
         line = f"line {number}"
         for column, value in (("gpu", gpu), ("why", why)):
             if len(value) > MAX_CHARACTERS:
                 message = f"{line}: invalid {column}: expected at most {MAX_CHARACTERS} characters"
-                raise watched_file.FileError(message)
+                raise FileError(message)
         if not gpu:
             message = f"{line}: empty gpu: expected a UUID"
-            raise watched_file.FileError(message)
-        found.add(Retirement(*watched_file.parse_columns_span(start, end, line), gpu, why))
+            raise FileError(message)
+        found.add(Retirement(*parse_span(start, end or None, line, _COLUMNS), gpu, why))
     return RetiredGpus.of(found)
-
-
-def retired_file(path: Path | None) -> watched_file.WatchedFile[RetiredGpus]:
-    """The watched file of retired GPUs of a path."""
-    return watched_file.WatchedFile("retired", path, parse_retirements, RetiredGpus())
 
 
 ALL_DEVICES = "*"
@@ -268,18 +242,18 @@ def parse_calendar(text: str) -> Calendar:
     try:
         document = parse_toml(text)
     except TomlError as error:
-        raise watched_file.FileError(str(error)) from error
+        raise FileError(str(error)) from error
     if unknown := sorted(document.keys() - _KEYS.keys()):
         message = (
             f"unknown section [[{unknown[0]}]]: expected one of "
             f"{', '.join(f'[[{kind_name}]]' for kind_name in _KEYS)}"
         )
-        raise watched_file.FileError(message)
+        raise FileError(message)
     found = []
     for kind, tables in document.items():
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             message = f"invalid {kind}: expected tables: [[{kind}]]"
-            raise watched_file.FileError(message)
+            raise FileError(message)
         found += [_entry(kind, table, f"{kind} {n}") for n, table in enumerate(tables, 1)]
     return Calendar(tuple(sorted(found)))
 
@@ -289,23 +263,13 @@ def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
         message = (
             f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_KEYS[kind]))}"
         )
-        raise watched_file.FileError(message)
+        raise FileError(message)
     if missing := sorted(_KEYS[kind] - table.keys() - {"to"}):
         message = f"{where}: {missing[0]} is missing"
-        raise watched_file.FileError(message)
+        raise FileError(message)
     texts = {name: table[name] for name in _KEYS[kind] & table.keys() - {"from", "to"}}
     for name, text in texts.items():
         if not isinstance(text, str) or not text or "\0" in text:
             message = f"{where}: invalid {name}: expected a string that is not empty"
-            raise watched_file.FileError(message)
-    start_ns = watched_file.parse_time(table["from"], where)
-    end_ns = watched_file.parse_time(table["to"], where) if "to" in table else FOREVER_NS
-    if end_ns <= start_ns:
-        message = f"{where}: invalid span: expected an end after the start"
-        raise watched_file.FileError(message)
-    return CalendarEntry(start_ns, end_ns, kind=kind, **texts)
-
-
-def calendar_file(path: Path | None) -> watched_file.WatchedFile[Calendar]:
-    """The watched calendar file of a path."""
-    return watched_file.WatchedFile("calendar", path, parse_calendar, Calendar())
+            raise FileError(message)
+    return CalendarEntry(*parse_span(table["from"], table.get("to"), where), kind=kind, **texts)

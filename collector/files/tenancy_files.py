@@ -1,17 +1,14 @@
 """Administrators' files about tenants: claims, and the tenants of owners.
 
-Claims of an administrator: the tenant that holds a GPU or node, from start to end.
+A claim is the tenant that holds a GPU or node, from start to end: CSV with the columns tenant,
+holds, from, to, and optionally share. `holds` is a GPU's UUID or a node's name; times are RFC 3339
+with an offset; an empty `to` means no end; `share` is a fraction of each GPU such as 3/8 or 37.5%,
+empty for all of it. These claims rank above all claims that agents report.
 
-CSV with the columns tenant, holds, from, to, and optionally share. `holds` is a GPU's UUID or a
-node's name; times are RFC 3339 with an offset; an empty `to` means no end; `share` is a fraction
-of each GPU such as 3/8 or 37.5%, empty for all of it. These claims rank above all claims that
-agents report.
-
-Tenant of an owner: the payer of a Kubernetes namespace, a Slurm account or a user.
-
-CSV with the columns tenant, source, owner, from, to. `source` is the source of the claim
-(kubernetes, slurm, ...) or `*` for any; times as in the claims file. At each instant a row of the
-claim's own source takes precedence over `*`, and of two rows the one with the later start.
+The tenant of an owner is the payer of a Kubernetes namespace, a Slurm account or a user: CSV with
+the columns tenant, source, owner, from, to. `source` is the source of the claim (kubernetes, slurm,
+...) or `*` for any; times as in the claims file. At each instant a row of the claim's own source
+takes precedence over `*`, and of two rows the one with the later start.
 
 An owner without a row is a tenant of its own, `source:owner`, so that no use is lost; the colon,
 which is invalid in a tenant of the file, marks it.
@@ -22,11 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 import structlog
 
-from collector.files.watched_file import MAX_QUOTED, FileError, WatchedFile, parse_span, read_rows
+from collector.files.watched_file import (
+    MAX_QUOTED,
+    FileError,
+    WatchedFile,
+    grouped,
+    parse_span,
+    read_rows,
+)
 from collector.metering.evidence import MeteredClaim
 from collector.metering.timeline import TimePiece, aligned, extend, prevailing
 from railscope import claim_terms
@@ -74,10 +79,7 @@ class FileClaims:
     @classmethod
     def of(cls, claims: Iterable[FileClaim]) -> FileClaims:
         """Claims grouped by their target."""
-        grouped: dict[str, list[FileClaim]] = {}
-        for claim in claims:
-            grouped.setdefault(claim.holds, []).append(claim)
-        return cls({target: tuple(sorted(found)) for target, found in grouped.items()})
+        return cls(grouped(claims, attrgetter("holds"), lambda claim: claim))
 
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
@@ -138,7 +140,9 @@ def parse_claims(text: str) -> FileClaims:
         except claim_terms.ShareError as error:
             message = f"line {number}: {error}"
             raise FileError(message) from error
-        found.append(FileClaim(*parse_span(start, end, f"line {number}"), tenant, holds, share))
+        found.append(
+            FileClaim(*parse_span(start, end or None, f"line {number}"), tenant, holds, share)
+        )
     return FileClaims.of(found)
 
 
@@ -221,11 +225,6 @@ def parse_tenants(text: str) -> TenantMappings:
                 " without a tenant"
             )
             raise FileError(message)
-        mapping = TenantMapping(*parse_span(start, end, where), tenant, source, owner)
+        mapping = TenantMapping(*parse_span(start, end or None, where), tenant, source, owner)
         found.setdefault((source, owner), []).append(mapping)
     return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in found.items()})
-
-
-def tenants_file(path: Path | None) -> WatchedFile[TenantMappings]:
-    """The watched tenants file of a path."""
-    return WatchedFile("tenants", path, parse_tenants, TenantMappings())

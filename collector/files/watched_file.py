@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -129,23 +129,29 @@ def _rows_below(
         yield number, row + missing
 
 
-def parse_span(start: str, end: str, where: str) -> tuple[int, int]:
-    """Parse start and end; an empty end means no end. Raises FileError."""
-    return _parse_span(start, end, (where, where))
+def parse_span(
+    start: object, end: object, where: str, keys: tuple[str, str] = ("", "")
+) -> tuple[int, int]:
+    """Parse start and end; None means no end. Raises FileError.
 
-
-def parse_columns_span(start: str, end: str, line: str) -> tuple[int, int]:
-    """As `parse_span`, of the columns `from` and `to`, which the message names. Raises FileError."""
-    return _parse_span(start, end, (f"{line}, from", f"{line}, to"))
-
-
-def _parse_span(start: str, end: str, places: tuple[str, str]) -> tuple[int, int]:
-    start_ns = parse_time(start, places[0])
-    end_ns = parse_time(end, places[1]) if end else FOREVER_NS
+    The message names the place, and the one of `keys` that is wrong.
+    """
+    start_ns = parse_time(start, where + keys[0])
+    end_ns = FOREVER_NS if end is None else parse_time(end, where + keys[1])
     if end_ns <= start_ns:
-        message = f"{places[1]}: invalid span: expected an end after the start"
+        message = f"{where}{keys[1]}: invalid span: expected an end after the start"
         raise FileError(message)
     return start_ns, end_ns
+
+
+def grouped(
+    rows: Iterable[T], key: Callable[[T], str], order: Callable[[T], Any]
+) -> dict[str, tuple[T, ...]]:
+    """Return rows by key, each group in order."""
+    found: dict[str, list[T]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return {name: tuple(sorted(some, key=order)) for name, some in found.items()}
 
 
 def parse_time(value: object, where: str) -> int:

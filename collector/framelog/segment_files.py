@@ -1,23 +1,20 @@
 """Segments of the frame log: the format of records on disk, and their recovery.
 
-Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker
-is 16 random bytes, different in each segment. A torn tail (a crash while writing) is cut off when
-the log is opened; a damaged record inside is reported and skipped by searching for the next
-marker. Senders do not have the marker, so no payload can pass for a record.
-
-Records of the frame log that a restart cannot apply, quarantined with the reason in the log.
+Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is
+16 random bytes, different in each segment. A torn tail (a crash while writing) is cut off when the
+log is opened; a damaged record inside is reported and skipped by searching for the next marker.
+Senders do not have the marker, so no payload can pass for a record.
 
 A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
-not accept must not end the collector at each start. It is skipped, counted, and copied to a
-separate directory, as its segment will be deleted eventually.
+not accept must not end the collector at each start. It is quarantined: skipped, counted, and copied
+to a separate directory, as its segment will be deleted eventually; the log has the reason.
 
-Detection of files lost from the state directory: losses are reported, not read as defaults.
-
-The frame log has two small files next to its segments. `frames.extent` contains the size of the
-newest segment; it is overwritten in place after each group, without being synchronised, so a
-power loss can only make it smaller. `frames.manifest` lists the full segments with their sizes,
-and the checkpoint; it is replaced as a whole whenever one of them is added or removed. It also
-records that the file of the clock existed: that file holds an administrator's decisions.
+Files lost from the state directory are reported, not read as defaults. The frame log has two small
+files next to its segments. `frames.extent` contains the size of the newest segment; it is
+overwritten in place after each group, without being synchronised, so a power loss can only make it
+smaller. `frames.manifest` lists the full segments with their sizes, and the checkpoint; it is
+replaced as a whole whenever one of them is added or removed. It also records that the file of the
+clock existed: that file holds an administrator's decisions.
 
 The collector cannot restore files that were lost before a start: it reports and records them, and
 writes no checkpoint, so that the files can still be restored. `railscope collector accept-loss`

@@ -26,8 +26,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.ledger.schema import make_append_only, metadata, texts
-from railscope.audit import record as audit_record
-from railscope.audit.record import encode_audit_record as encode_record
+from railscope.audit import record
+from railscope.audit.record import RecordSource, encode_audit_record as encode_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,23 @@ class RecordDraft:
     """Content of a record; the log adds sequence number, source and identity."""
 
     type: str
-    actor: audit_record.RecordActor
+    actor: record.RecordActor
     time_ns: int
     outcome: str
-    subject: audit_record.RecordSubject = field(default_factory=audit_record.RecordSubject)
-    data: audit_record.RecordData = field(default_factory=dict)
+    subject: record.RecordSubject = field(default_factory=record.RecordSubject)
+    data: record.RecordData = field(default_factory=dict)
     references: tuple[str, ...] = ()
     uncertainty_milliseconds: int = 0
-    source: audit_record.RecordSource | None = None
+    source: RecordSource | None = None
     """Source of the record; None stands for the log's own writer."""
     commitments: dict[str, str] = field(default_factory=dict)
     """Commitments to personal data that is stored elsewhere, by field."""
 
 
-def record_of(
-    draft: RecordDraft, source: audit_record.RecordSource, sequence: int
-) -> audit_record.AuditRecord:
+def record_of(draft: RecordDraft, source: RecordSource, sequence: int) -> record.AuditRecord:
     """Return the record of a draft at its position in the log."""
-    return audit_record.AuditRecord(
-        v=audit_record.VERSION,
+    return record.AuditRecord(
+        v=record.VERSION,
         type=draft.type,
         id=f"{source.id}/{source.boot}/{source.n}",
         seq=sequence,
@@ -69,9 +67,9 @@ def record_of(
     )
 
 
-def with_number(source: audit_record.RecordSource, number: int) -> audit_record.RecordSource:
+def with_number(source: RecordSource, number: int) -> RecordSource:
     """Return the source with the number of a record."""
-    return audit_record.RecordSource(source.kind, source.id, source.boot, number)
+    return RecordSource(source.kind, source.id, source.boot, number)
 
 
 HEAD, RESTORE = "billing.head", "admin.restore"
@@ -108,26 +106,20 @@ class LedgerRecords:
     heads: dict[tuple[str, int], RecordedRow] = field(default_factory=dict)
     sources: dict[str, int] = field(default_factory=dict)
     """References to rows of the outbox, with their records."""
-    restores: dict[str, audit_record.RecordData] = field(default_factory=dict)
+    restores: dict[str, record.RecordData] = field(default_factory=dict)
     """Data of the records about accepted older copies, by the identity that each replaced."""
     repeated: list[str] = field(default_factory=list)
 
-    def add(self, record: audit_record.AuditRecord) -> None:
+    def add(self, new: record.AuditRecord) -> None:
         """Process the next record of the log."""
-        source = record.ref[-1] if record.ref else ""
+        source = new.ref[-1] if new.ref else ""
         if source.startswith(OUTBOX_ROW):
-            self.sources[source] = record.seq
-            self.take(record.type, record.data, record.seq, source)
-        elif (
-            record.type in ROW_RECORD_TYPES
-            and not record.ref[:1]
-            and len(self.repeated) < MAX_NAMED
-        ):
-            self.repeated.append(
-                f"record {record.seq}: {record.type} without a source row in a database"
-            )
+            self.sources[source] = new.seq
+            self.take(new.type, new.data, new.seq, source)
+        elif new.type in ROW_RECORD_TYPES and not new.ref[:1] and len(self.repeated) < MAX_NAMED:
+            self.repeated.append(f"record {new.seq}: {new.type} without a source row in a database")
 
-    def take(self, kind: str, data: audit_record.RecordData, number: int, source: str) -> None:
+    def take(self, kind: str, data: record.RecordData, number: int, source: str) -> None:
         """Add the data of a record."""
         if kind == HEAD:
             database, n = str(data.get("database")), data.get("n")
@@ -246,12 +238,6 @@ def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
             raise OutboxError(message)
 
 
-def record_number(connection: sa.Connection, id_: str) -> int | None:
-    """Return the number of the record in the audit log; None if it is not recorded yet."""
-    query = sa.select(placed_rows.c.leaf).where(placed_rows.c.id == id_)
-    return connection.execute(query).scalar_one_or_none()
-
-
 def count_unrecorded(connection: sa.Connection) -> int:
     """Return the number of rows that are in no log yet."""
     put_, recorded = (
@@ -368,15 +354,13 @@ def _referring(row: sa.Row[Any], of_row: str) -> RecordDraft:
 def _check(draft: RecordDraft) -> None:
     """Check that the log accepts a draft at any position. Raises OutboxError."""
     try:
-        size = len(
-            encode_record(record_of(draft, audit_record.RecordSource("collector", "", "", 0), 0))
-        )
-    except audit_record.RecordError as error:
+        size = len(encode_record(record_of(draft, RecordSource("collector", "", "", 0), 0)))
+    except record.RecordError as error:
         raise OutboxError(str(error)) from error
-    if size > audit_record.MAX_RECORD_BYTES - _PLACE_BYTES:
+    if size > record.MAX_RECORD_BYTES - _PLACE_BYTES:
         message = (
             f"{draft.type}: record of {size} bytes: expected at most "
-            f"{audit_record.MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
+            f"{record.MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
         )
         raise OutboxError(message)
 
@@ -384,11 +368,11 @@ def _check(draft: RecordDraft) -> None:
 def _draft(row: sa.Row[Any]) -> RecordDraft:
     return RecordDraft(
         row.type,
-        msgspec.json.decode(row.actor, type=audit_record.RecordActor),
+        msgspec.json.decode(row.actor, type=record.RecordActor),
         row.recorded_ns,
         row.outcome,
-        msgspec.json.decode(row.subject, type=audit_record.RecordSubject),
-        msgspec.json.decode(row.data, type=audit_record.RecordData),
+        msgspec.json.decode(row.subject, type=record.RecordSubject),
+        msgspec.json.decode(row.data, type=record.RecordData),
         tuple(msgspec.json.decode(row.refs, type=list[str])),
         row.uncertainty_ms,
         commitments=msgspec.json.decode(row.commitments, type=dict[str, str]),

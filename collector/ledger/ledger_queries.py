@@ -129,24 +129,18 @@ def days_with_counted(
     return found
 
 
-def entries_within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
-    """Restrict a query to entries of newest revisions that overlap a window."""
-    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
-    joined = query.join_from(entries, newest, _same(newest, entries))
-    return joined.join(revisions, _same(entries, revisions)).where(
-        entries.c.t0_ns < end_ns,
-        entries.c.t1_ns > start_ns,
-        true() if start_ns < end_ns else false(),
-    )
+def within(query: Select[Any], table: Table, start_ns: int, end_ns: int) -> Select[Any]:
+    """Restrict a query to entries or overlaps of newest revisions that intersect a window."""
+    newest, which = _window(table, start_ns, end_ns)
+    joined = query.join_from(table, newest, _same(newest, table))
+    return joined.join(revisions, _same(table, revisions)).where(*which)
 
 
-def overlapping(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
-    """Restrict a query to overlaps of newest revisions that intersect a window."""
+def _window(table: Table, start_ns: int, end_ns: int) -> tuple[Any, Sequence[Any]]:
+    """Return the newest revisions of a window, and the conditions for rows that intersect it."""
     newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
-    joined = query.join_from(overlaps, newest, _same(newest, overlaps))
-    return joined.join(revisions, _same(overlaps, revisions)).where(
-        overlaps.c.t0_ns < end_ns, overlaps.c.t1_ns > start_ns
-    )
+    is_window = true() if start_ns < end_ns else false()
+    return newest, (table.c.t0_ns < end_ns, table.c.t1_ns > start_ns, is_window)
 
 
 def sum_times(
@@ -155,12 +149,7 @@ def sum_times(
     """Return the cap-unit-nanoseconds of a window by GPU, day and keys, from newest revisions."""
     t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
     t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
-    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
-    which = (
-        entries.c.t0_ns < end_ns,
-        entries.c.t1_ns > start_ns,
-        true() if start_ns < end_ns else false(),
-    )
+    newest, which = _window(entries, start_ns, end_ns)
     groups = (entries.c.gpu_uuid, entries.c.day, *keys)
     return quantities(connection, groups, t1 - t0, newest, which)
 
@@ -199,13 +188,6 @@ def quantities(
     for *key, of, high_low, span in connection.execute(single):
         found[tuple(key)] += from_revision_units(int(high_low) * int(span), of)
     return {key: exact(quantity) for key, quantity in found.items()}
-
-
-def amounts(first_day: int, end_day: int) -> Select[Any]:
-    """Select the counted amounts of days of [first, end), share by share, from newest revisions."""
-    newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
-    columns = (shares.c.measure, shares.c.use, shares.c.tenant_id, shares.c.amount)
-    return select(*columns).join_from(shares, newest, _same(newest, shares))
 
 
 def finalized_amounts(gpus: Collection[str]) -> Select[Any]:

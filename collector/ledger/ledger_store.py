@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -14,10 +13,8 @@ from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_tiling import DayTiling, check_tiling, content_root, root_in, round_tiling
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.metering.evidence import ClockDoubt
-from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState, TilingEntry
 from collector.metering.units import Tiling, Units, exact
-from railscope.timestamps import DAY_NS
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -42,22 +39,6 @@ class TimeTotalKey(NamedTuple):
     tiling: Tiling
     tenant: str
     state: SlotState
-
-
-class GpuDayTotalKey(NamedTuple):
-    """Key of a quantity per GPU and day."""
-
-    gpu: str
-    day: int
-    tiling: Tiling
-
-
-class AmountTotalKey(NamedTuple):
-    """Key of a counted amount."""
-
-    measure: CountedQuantity
-    tenant: str
-    use: AmountAttribution
 
 
 class Ledger:
@@ -105,21 +86,6 @@ class Ledger:
                     turn.setdefault(row_conversion.GpuDay(tiling.gpu, tiling.day), at)
             found |= _write(connection, {at: rooted[at] for at in turn.values()})
         return [found[at] for at in range(len(rooted))]
-
-    def revision(self, gpu: str, day: int, number: int | None = None) -> Revision | None:
-        """Return the newest revision of a day, or the one of a number; None if there is none.
-
-        Raises LedgerError also if its content was altered.
-        """
-        key = row_conversion.GpuDay(gpu, day)
-        with self.database.transaction() as connection:
-            if number is None:
-                head = ledger_queries.newest_heads(connection, [key]).get(key)
-                if head is None:
-                    return None
-                number = head.revision
-            rows = list(ledger_queries.read_revisions(connection, day, [gpu], {key: number}))
-        return self._revision(rows[0]) if rows else None
 
     def newest(
         self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
@@ -173,7 +139,7 @@ class Ledger:
         Ordered by GPU and day, and within a day as metering orders them.
         """
         columns = select(entries, revisions.c.capacity_units)
-        query = ledger_queries.entries_within(columns, start_ns, end_ns)
+        query = ledger_queries.within(columns, entries, start_ns, end_ns)
         if gpu is not None:
             query = query.where(entries.c.gpu_uuid == gpu)
         with self.database.transaction() as connection:
@@ -199,28 +165,6 @@ class Ledger:
             of = TimeTotalKey(Tiling(tiling), tenant, SlotState(state))
             found[of] = exact(found.get(of, 0) + quantity)
         return found
-
-    def counted(self, first_day: int, end_day: int) -> dict[AmountTotalKey, int]:
-        """Return the counted amounts of days of [first, end), from newest revisions."""
-        found: Counter[AmountTotalKey] = Counter()
-        with self.database.transaction() as connection:
-            for row in connection.execute(ledger_queries.amounts(first_day, end_day)):
-                found[
-                    AmountTotalKey(
-                        CountedQuantity(row.measure), row.tenant_id, AmountAttribution(row.use)
-                    )
-                ] += row.amount
-        return dict(found)
-
-    def tiled(self, first_day: int, end_day: int) -> dict[GpuDayTotalKey, Units]:
-        """Return cap-unit-nanoseconds of each GPU on each day of [first, end), from newest revisions."""
-        keys = (entries.c.tiling,)
-        with self.database.transaction() as connection:
-            times = ledger_queries.sum_times(connection, keys, first_day * DAY_NS, end_day * DAY_NS)
-        return {
-            GpuDayTotalKey(gpu, day, Tiling(tiling)): sum_
-            for (gpu, day, tiling), sum_ in times.items()
-        }
 
     def _revision(self, row: ledger_queries.RevisionRows) -> Revision:
         head = row.head

@@ -10,18 +10,19 @@ import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Row
 
-from collector.ledger import day_tiling
+from collector.ledger import day_tiling, schema
+from collector.ledger.schema import row_of, value_of
 from collector.metering.evidence import ClockDoubt, NodeWitness
 from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
 from collector.metering.overlaps import Overlap, OverlapKind
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import Tiling
+from collector.metering.units import Tiling, Units
 
 ASSUMED = "assumed"
 COUNTED = "counted"
 _WITNESSES = {witness: witness.name.lower() for witness in NodeWitness}
 
-RowValues = dict[str, object]
+RowValues = dict[str, Any]
 
 
 class GpuDay(NamedTuple):
@@ -33,19 +34,10 @@ class GpuDay(NamedTuple):
 
 def revision_row(found: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
     """Return the row of the revision that supersedes another."""
-    return {
-        "gpu_uuid": found.gpu,
-        "day": found.day,
-        "revision": (before or 0) + 1,
-        "supersedes": before,
-        "sku": found.sku,
-        "content_root": root,
-        "evidence_root": found.evidence_root,
-        "engine_version": found.engine_version,
-        "computed_ns": found.computed_ns,
-        "capacity_units": found.capacity_units,
-        "clock_suspect": _suspect_text(found.clock_suspect),
-    }
+    return row_of(
+        schema.revisions, found, revision=(before or 0) + 1, supersedes=before, content_root=root,
+        clock_suspect=_suspect_text(found.clock_suspect),
+    )  # fmt: skip
 
 
 def _suspect_text(doubts: Iterable[ClockDoubt]) -> str | None:
@@ -65,105 +57,71 @@ def clock_suspect_of(text: str | None) -> tuple[ClockDoubt, ...]:
         raise ValueError(message) from error
 
 
+def _key(found: day_tiling.DayTiling, revision: int) -> RowValues:
+    return {"gpu_uuid": found.gpu, "day": found.day, "revision": revision}
+
+
+def _slots(one: TilingEntry | AmountShare, units: int) -> RowValues:
+    """Return the slots of an entry or share in capacity units."""
+    low, high = (day_tiling.to_revision_units(edge, units) for edge in (one.slot_lo, one.slot_hi))
+    return {"slot_lo": low, "slot_hi": high}
+
+
+def _slots_of(row: Row[Any], units: int) -> dict[str, Units]:
+    """Return the slots of a row; inverse of `_slots`."""
+    low, high = (day_tiling.from_revision_units(edge, units) for edge in (row.slot_lo, row.slot_hi))
+    return {"slot_lo": low, "slot_hi": high}
+
+
 def entry_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the entries; `entry_of` is the inverse."""
-    units = found.capacity_units
-    for position, entry in enumerate(day_tiling.sort_entries(found.entries)):
-        yield {
-            "gpu_uuid": found.gpu,
-            "day": found.day,
-            "revision": revision,
-            "entry": position,
-            "tiling": entry.tiling.value,
-            "slot_lo": day_tiling.to_revision_units(entry.slot_lo, units),
-            "slot_hi": day_tiling.to_revision_units(entry.slot_hi, units),
-            "t0_ns": entry.t0_ns,
-            "t1_ns": entry.t1_ns,
-            "node": entry.node,
-            "state": entry.state.value,
-            "witness": None if entry.witness is None else _WITNESSES[entry.witness],
-            "silence_ns": entry.silence_ns,
-            "tenant_id": entry.tenant,
-            "workload_id": entry.workload,
-            "claim_id": entry.claim,
-            "layout_id": entry.layout,
-            "qty_capns": (
-                day_tiling.to_revision_units(entry.slot_hi, units)
-                - day_tiling.to_revision_units(entry.slot_lo, units)
-            )
-            * (entry.t1_ns - entry.t0_ns),
-            "reason": entry.reason,
-            "placement": ASSUMED if entry.assumed else COUNTED if entry.counted else "",
-        }
+    key = _key(found, revision)
+    for position, one in enumerate(day_tiling.sort_entries(found.entries)):
+        slots = _slots(one, found.capacity_units)
+        yield row_of(
+            schema.entries, one, **key, **slots, entry=position,
+            witness=None if one.witness is None else _WITNESSES[one.witness],
+            qty_capns=(slots["slot_hi"] - slots["slot_lo"]) * (one.t1_ns - one.t0_ns),
+            placement=ASSUMED if one.assumed else COUNTED if one.counted else "",
+        )  # fmt: skip
 
 
 def share_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the counted amounts; `share_of` is the inverse."""
-    units = found.capacity_units
-    for position, (measure, share) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
-        yield {
-            "gpu_uuid": found.gpu,
-            "day": found.day,
-            "revision": revision,
-            "share": position,
-            "measure": measure.value,
-            "use": share.use.value,
-            "slot_lo": day_tiling.to_revision_units(share.slot_lo, units),
-            "slot_hi": day_tiling.to_revision_units(share.slot_hi, units),
-            "t0_ns": share.t0_ns,
-            "t1_ns": share.t1_ns,
-            "amount": share.amount,
-            "tenant_id": share.tenant,
-            "workload_id": share.workload,
-            "claim_id": share.claim,
-        }
+    key = _key(found, revision)
+    for position, (measure, one) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
+        slots = _slots(one, found.capacity_units)
+        yield row_of(schema.shares, one, **key, **slots, share=position, measure=measure.value)
 
 
 def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the claims; `claim_of` is the inverse."""
-    for claim in found.claims:
-        yield {
-            "gpu_uuid": found.gpu,
-            "day": found.day,
-            "revision": revision,
-            "claim_id": claim.id,
-            "start_ns": claim.start_ns,
-            "mig_profile": claim.mig_profile,
-            "end_ns": claim.end_ns,
-            "rank": claim.rank,
-            "requested_compute": claim.requested[0],
-            "requested_memory": claim.requested[1],
-            "instance": claim.instance or None,
-        }
+    key = _key(found, revision)
+    for one in found.claims:
+        compute, memory = one.requested
+        yield row_of(
+            schema.claims, one, **key, claim_id=one.id, instance=one.instance or None,
+            requested_compute=compute, requested_memory=memory,
+        )  # fmt: skip
 
 
 def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of capacity that claims requested and did not hold; `overlap_of` is the inverse."""
+    key = _key(found, revision)
     for position, one in enumerate(sorted(found.overlaps)):
-        yield {
-            "gpu_uuid": found.gpu,
-            "day": found.day,
-            "revision": revision,
-            "overlap": position,
-            "tiling": one.tiling.value,
-            "t0_ns": one.start_ns,
-            "t1_ns": one.end_ns,
-            "claim_id": one.claim,
-            "tenant_id": one.tenant,
-            "other_claim_id": one.other,
-            "other_tenant_id": one.other_tenant,
-            "kind": one.kind.value,
-            "units": day_tiling.to_revision_units(one.units, found.capacity_units),
-            "ratio": str(one.ratio),
-        }
+        units = day_tiling.to_revision_units(one.units, found.capacity_units)
+        yield row_of(
+            schema.overlaps, one, **key, overlap=position, t0_ns=one.start_ns, t1_ns=one.end_ns,
+            units=units, ratio=str(one.ratio),
+        )  # fmt: skip
 
 
 def overlap_of(row: Row[Any], units: int) -> Overlap:
     """Return the overlap of a row."""
-    return Overlap(
-        row.t0_ns, row.t1_ns, Tiling(row.tiling), row.claim_id, row.tenant_id, row.other_claim_id,
-        row.other_tenant_id, OverlapKind(row.kind), day_tiling.from_revision_units(row.units, units),
-        Fraction(row.ratio),
+    return value_of(
+        Overlap, row, start_ns=row.t0_ns, end_ns=row.t1_ns, tiling=Tiling(row.tiling),
+        kind=OverlapKind(row.kind), units=day_tiling.from_revision_units(row.units, units),
+        ratio=Fraction(row.ratio),
     )  # fmt: skip
 
 
@@ -172,69 +130,38 @@ def entry_of(row: Row[Any], units: int) -> TilingEntry:
     if not isinstance(row.qty_capns, int):
         message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
         raise TypeError(message)
-    return TilingEntry(
-        gpu=row.gpu_uuid,
-        tiling=Tiling(row.tiling),
-        t0_ns=row.t0_ns,
-        slot_lo=day_tiling.from_revision_units(row.slot_lo, units),
-        slot_hi=day_tiling.from_revision_units(row.slot_hi, units),
-        t1_ns=row.t1_ns,
-        node=row.node,
+    return value_of(
+        TilingEntry, row, **_slots_of(row, units), tiling=Tiling(row.tiling),
         state=SlotState(row.state),
         witness=None if row.witness is None else NodeWitness[row.witness.upper()],
-        silence_ns=row.silence_ns,
-        tenant=row.tenant_id,
-        workload=row.workload_id,
-        claim=row.claim_id,
-        layout=row.layout_id,
-        reason=row.reason,
-        assumed=row.placement == ASSUMED,
-        counted=bool(row.placement),
-    )
+        assumed=row.placement == ASSUMED, counted=bool(row.placement),
+    )  # fmt: skip
 
 
 def share_of(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
     """Return the share of a row."""
-    owner = (row.tenant_id, row.workload_id, row.claim_id)
-    slots = (
-        day_tiling.from_revision_units(row.slot_lo, units),
-        day_tiling.from_revision_units(row.slot_hi, units),
-    )
-    span = (row.t0_ns, row.t1_ns, *slots)
-    return day_tiling.MeasuredShare(
-        CountedQuantity(row.measure),
-        AmountShare(*span, AmountAttribution(row.use), row.amount, *owner),
-    )
+    share = value_of(AmountShare, row, **_slots_of(row, units), use=AmountAttribution(row.use))
+    return day_tiling.MeasuredShare(CountedQuantity(row.measure), share)
 
 
 def claim_of(row: Row[Any]) -> day_tiling.HeldClaim:
     """Return the claim of a row."""
     requested = (row.requested_compute, row.requested_memory)
-    return day_tiling.HeldClaim(
-        row.claim_id,
-        row.start_ns,
-        row.mig_profile,
-        row.end_ns,
-        row.rank,
-        requested,
-        row.instance or "",
+    instance = row.instance or ""
+    return value_of(
+        day_tiling.HeldClaim, row, id=row.claim_id, requested=requested, instance=instance
     )
 
 
 def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day_tiling.DayTiling:
     """Return the written tiling, from the row of its revision and the ordered rows of its parts."""
     units = head.capacity_units
-    found = day_tiling.DayTiling(
-        gpu=head.gpu_uuid,
-        day=head.day,
+    found = value_of(
+        day_tiling.DayTiling, head, capacity_units=0,
         entries=tuple(entry_of(row, units) for row in parts["entries"]),
-        evidence_root=head.evidence_root,
-        engine_version=head.engine_version,
-        computed_ns=head.computed_ns,
-        sku=head.sku,
         shares=tuple(share_of(row, units) for row in parts["shares"]),
         claims=tuple(map(claim_of, parts["claims"])),
         overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
         clock_suspect=clock_suspect_of(head.clock_suspect),
-    )
+    )  # fmt: skip
     return found if day_tiling.units_of(found) == units else replace(found, capacity_units=units)

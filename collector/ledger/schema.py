@@ -17,8 +17,10 @@ not store the size of the MIG instance of a claim, version 4 no mark of revision
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
@@ -26,7 +28,31 @@ VERSION = 5
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of up to 60 digits, in canonical form."""
 
+_COLUMNS = {
+    "gpu": "gpu_uuid", "tenant": "tenant_id", "workload": "workload_id", "claim": "claim_id",
+    "layout": "layout_id", "other": "other_claim_id", "other_tenant": "other_tenant_id",
+}  # fmt: skip
+"""Columns with another name than the attribute that they store."""
+_ATTRIBUTES = {column: name for name, column in _COLUMNS.items()}
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
 metadata = sa.MetaData()
+
+
+def row_of(table: sa.Table, value: object, /, **columns: object) -> dict[str, Any]:
+    """Return the row of a value: the given columns, and its attributes in all others."""
+    for name in table.columns.keys() - columns.keys():
+        attribute = getattr(value, _ATTRIBUTES.get(name, name))
+        columns[name] = attribute.value if isinstance(attribute, Enum) else attribute
+    return columns
+
+
+def value_of(kind: type[StructT], row: sa.Row[Any], /, **attributes: object) -> StructT:
+    """Return the value of a row: the given attributes, and its columns in all others."""
+    for name in kind.__struct_fields__:
+        if name not in attributes:
+            attributes[name] = getattr(row, _COLUMNS.get(name, name))
+    return kind(**attributes)
 
 
 def texts(*names: str) -> list[sa.Column[str]]:
@@ -39,6 +65,11 @@ def integers(*names: str) -> list[sa.Column[int]]:
     return [sa.Column(name, sa.BigInteger, nullable=False) for name in names]
 
 
+def key_numbers(*names: str) -> list[sa.Column[int]]:
+    """Columns of numbers that are part of the primary key."""
+    return [sa.Column(n, sa.BigInteger, primary_key=True, autoincrement=False) for n in names]
+
+
 schema_version = sa.Table(
     "ledger_schema", metadata, sa.Column("version", sa.BigInteger, primary_key=True)
 )
@@ -47,8 +78,7 @@ revisions = sa.Table(
     "ledger_revision",
     metadata,
     sa.Column("gpu_uuid", sa.Text, primary_key=True),
-    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
+    *key_numbers("day", "revision"),
     sa.Column("supersedes", sa.BigInteger),
     *texts("sku", "content_root", "evidence_root", "engine_version"),
     sa.Column("computed_ns", sa.BigInteger, nullable=False),
@@ -89,18 +119,17 @@ class ExactInteger(sa.TypeDecorator[int | str]):
         return None if value is None else int(value)
 
 
-def _revision_foreign_key() -> sa.ForeignKeyConstraint:
-    key = ("gpu_uuid", "day", "revision")
-    return sa.ForeignKeyConstraint(key, [f"ledger_revision.{name}" for name in key])
+def _part(name: str, *items: sa.Column[Any] | sa.CheckConstraint) -> sa.Table:
+    """Table of the parts of a revision, with its key."""
+    uuid, numbers = sa.Column("gpu_uuid", sa.Text, primary_key=True), key_numbers("day", "revision")
+    names = ["gpu_uuid", "day", "revision"]
+    revision = sa.ForeignKeyConstraint(names, [f"ledger_revision.{one}" for one in names])
+    return sa.Table(name, metadata, uuid, *numbers, *items, revision)
 
 
-entries = sa.Table(
+entries = _part(
     "ledger_entry",
-    metadata,
-    sa.Column("gpu_uuid", sa.Text, primary_key=True),
-    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("entry", sa.BigInteger, primary_key=True, autoincrement=False),
+    *key_numbers("entry"),
     sa.Column("tiling", sa.Text, nullable=False),
     *integers("slot_lo", "slot_hi", "t0_ns", "t1_ns"),
     *texts("node", "state"),
@@ -110,35 +139,25 @@ entries = sa.Table(
     sa.Column("qty_capns", ExactInteger(), nullable=False),
     sa.Column("reason", sa.Text, nullable=False, server_default=""),
     sa.Column("placement", sa.Text, nullable=False, server_default=""),
-    _revision_foreign_key(),
     sa.CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
     sa.CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
     sa.CheckConstraint("t0_ns < t1_ns", name="time_passes"),
 )
 
-shares = sa.Table(
+shares = _part(
     "ledger_share",
-    metadata,
-    sa.Column("gpu_uuid", sa.Text, primary_key=True),
-    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("share", sa.BigInteger, primary_key=True, autoincrement=False),
+    *key_numbers("share"),
     *texts("measure", "use"),
     *integers("slot_lo", "slot_hi", "t0_ns", "t1_ns", "amount"),
     *texts("tenant_id", "workload_id", "claim_id"),
-    _revision_foreign_key(),
     sa.CheckConstraint("amount > 0", name="amount_is_positive"),
     sa.CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
     sa.CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
 )
 """Counted amounts by holder, in the unit of the measure."""
 
-claims = sa.Table(
+claims = _part(
     "ledger_claim",
-    metadata,
-    sa.Column("gpu_uuid", sa.Text, primary_key=True),
-    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("claim_id", sa.Text, primary_key=True),
     sa.Column("start_ns", sa.BigInteger, nullable=False),
     sa.Column("mig_profile", sa.Text, nullable=False),
@@ -147,23 +166,17 @@ claims = sa.Table(
     sa.Column("requested_compute", sa.Text, nullable=False, server_default=""),
     sa.Column("requested_memory", sa.Text, nullable=False, server_default=""),
     sa.Column("instance", sa.Text),
-    _revision_foreign_key(),
 )
 """Attributes of the claims in a revision's entries that the entries do not contain."""
 
-overlaps = sa.Table(
+overlaps = _part(
     "ledger_overlap",
-    metadata,
-    sa.Column("gpu_uuid", sa.Text, primary_key=True),
-    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("overlap", sa.BigInteger, primary_key=True, autoincrement=False),
+    *key_numbers("overlap"),
     sa.Column("tiling", sa.Text, nullable=False),
     *integers("t0_ns", "t1_ns"),
     *texts("claim_id", "tenant_id", "other_claim_id", "other_tenant_id", "kind"),
     sa.Column("units", sa.BigInteger, nullable=False),
     sa.Column("ratio", sa.Text, nullable=False),
-    _revision_foreign_key(),
     sa.CheckConstraint("t0_ns < t1_ns", name="time_passes"),
     sa.CheckConstraint("kind IN ('conflict', 'override', 'oversubscribed')", name="kind_known"),
 )

@@ -131,17 +131,8 @@ def _overlap(
     """Yield the overlaps of a claim that lacks `missing` units in a span."""
     if missing > 0:
         for other, kind, units, ratio in _holders_of(claim, missing, group, tiling):
-            yield Overlap(
-                *span,
-                tiling,
-                claim.id,
-                claim.tenant,
-                other.id,
-                other.tenant,
-                kind,
-                exact(units),
-                ratio,
-            )
+            names = (claim.id, claim.tenant, other.id, other.tenant)
+            yield Overlap(*span, tiling, *names, kind, exact(units), ratio)
 
 
 class _ShareGroup(NamedTuple):

@@ -17,18 +17,18 @@ neither by its holds nor by the times at which parts of it begin or end.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from collector.metering.evidence import MeteredClaim, job_id
+from collector.metering.holders import natural_sort_key
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -375,12 +375,6 @@ def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
         spans.append((start_ns, end_ns))
 
 
-_RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
-
-
-def _precedence(
-    claim: UnplacedClaim,
-) -> tuple[ClaimAuthority, int, list[tuple[bool, int, str]], str, str]:
+def _precedence(claim: UnplacedClaim) -> tuple[Any, ...]:
     """Sort key: higher rank, later start, larger id (digit runs as numbers), larger source."""
-    runs = [(not digits, int(digits or 0), text) for digits, text in _RUN.findall(claim.id)]
-    return claim.level, claim.start_ns, runs, claim.id, claim.source
+    return claim.level, claim.start_ns, natural_sort_key(claim.id), claim.id, claim.source

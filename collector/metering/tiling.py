@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.metering import evidence as usage_evidence, holders, timeline, units
+from collector.metering import evidence, holders, timeline, units
+from collector.metering.timeline import TimePiece
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -59,7 +60,7 @@ class EntryContent(NamedTuple):
 
     node: str
     state: SlotState
-    witness: usage_evidence.NodeWitness | None = None
+    witness: evidence.NodeWitness | None = None
     silence_ns: int = 0
     tenant: str = ""
     workload: str = ""
@@ -84,7 +85,7 @@ class TilingEntry(msgspec.Struct, frozen=True, gc=False):
     t1_ns: int
     node: str
     state: SlotState
-    witness: usage_evidence.NodeWitness | None
+    witness: evidence.NodeWitness | None
     silence_ns: int
     tenant: str
     workload: str
@@ -103,20 +104,20 @@ class TilingEntry(msgspec.Struct, frozen=True, gc=False):
 class _GpuConditions(NamedTuple):
     """Properties of the whole GPU at a time."""
 
-    stay: usage_evidence.NodeStay | None
-    layout: usage_evidence.PartitionLayout | None
-    outage: usage_evidence.GpuOutage | None
-    witness: usage_evidence.NodeWitness | None
+    stay: evidence.NodeStay | None
+    layout: evidence.PartitionLayout | None
+    outage: evidence.GpuOutage | None
+    witness: evidence.NodeWitness | None
     silence_ns: int
 
 
 class _TilingDivision(NamedTuple):
     """One tiling of a GPU over all time."""
 
-    held: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]]
-    reserved: dict[units.CapacityRange, list[timeline.TimePiece[usage_evidence.SlotReservation]]]
+    held: list[TimePiece[tuple[holders.HeldSlots, ...]]]
+    reserved: dict[units.CapacityRange, list[TimePiece[evidence.SlotReservation]]]
     """By the slots that reservations name, which may overlap."""
-    stranded: dict[usage_evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
+    stranded: dict[evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
 
 
 _Parts = list[tuple[units.CapacityRange, "EntryContent"]]
@@ -127,35 +128,32 @@ class GpuTimeline:
     """One GPU over all time. It is computed once; windows of it are cheap."""
 
     gpu: str
-    _whole: tuple[Sequence[timeline.TimePiece[Any]], ...]
+    _whole: tuple[Sequence[TimePiece[Any]], ...]
     _divided: dict[units.Tiling, _TilingDivision]
 
     @classmethod
-    def of(cls, evidence: usage_evidence.Evidence) -> GpuTimeline:
+    def of(cls, facts: evidence.Evidence) -> GpuTimeline:
         """Compute the timeline of a GPU from its evidence."""
-        claims = holders.claims_in_force(evidence)
+        claims = holders.claims_in_force(facts)
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
-            holders.stays(evidence),
+            holders.stays(facts),
             timeline.prevailing(
-                timeline.TimePiece(layout.start_ns, FOREVER_NS, layout)
-                for layout in evidence.layouts
+                TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in facts.layouts
             ),
+            timeline.prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages),
             timeline.prevailing(
-                timeline.TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages
+                TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings
             ),
-            timeline.prevailing(
-                timeline.TimePiece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings
-            ),
-            usage_evidence.observation_gaps(evidence.stretches, sorted(boundaries)),
+            evidence.observation_gaps(facts.stretches, sorted(boundaries)),
         )
-        divided = {tiling: _divided(evidence, claims, tiling) for tiling in units.Tiling}
-        return cls(evidence.gpu, whole, divided)
+        divided = {tiling: _divided(facts, claims, tiling) for tiling in units.Tiling}
+        return cls(facts.gpu, whole, divided)
 
     def entries(self, start_ns: int, end_ns: int) -> list[TilingEntry]:
         """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
-            timeline.TimePiece(start, end, scene)
+            TimePiece(start, end, scene)
             for start, end, values in timeline.aligned(self._whole, start_ns, end_ns)
             if (scene := _GpuConditions(*values)).stay
         ]
@@ -165,40 +163,29 @@ class GpuTimeline:
         return found
 
 
-def tile(evidence: usage_evidence.Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
-    """Return all entries of one window; for several windows of one GPU, create its `GpuTimeline` once."""
-    return GpuTimeline.of(evidence).entries(start_ns, end_ns)
-
-
 def _divided(
-    evidence: usage_evidence.Evidence,
-    claims: list[timeline.TimePiece[usage_evidence.MeteredClaim]],
+    facts: evidence.Evidence,
+    claims: list[TimePiece[evidence.MeteredClaim]],
     tiling: units.Tiling,
 ) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
-    kept: dict[units.CapacityRange, list[timeline.TimePiece[usage_evidence.SlotReservation]]] = {}
-    for one in evidence.reservations:
-        kept.setdefault(one.slots(tiling), []).append(
-            timeline.TimePiece(one.start_ns, one.end_ns, one)
-        )
+    kept: dict[units.CapacityRange, list[TimePiece[evidence.SlotReservation]]] = {}
+    for one in facts.reservations:
+        kept.setdefault(one.slots(tiling), []).append(TimePiece(one.start_ns, one.end_ns, one))
     return _TilingDivision(
         holders.divisions(claims, tiling),
         {slots: timeline.prevailing(pieces) for slots, pieces in kept.items()},
-        {layout: layout.stranded(tiling) for layout in evidence.layouts},
+        {layout: layout.stranded(tiling) for layout in facts.layouts},
     )
 
 
 def _contents(
-    divided: _TilingDivision, scenes: list[timeline.TimePiece[_GpuConditions]]
-) -> Iterator[timeline.TimePiece[_Parts]]:
+    divided: _TilingDivision, scenes: list[TimePiece[_GpuConditions]]
+) -> Iterator[TimePiece[_Parts]]:
     """Yield the content of all slots, while the GPU was in a node."""
     if not scenes:
         return
-    timelines: list[list[timeline.TimePiece[Any]]] = [
-        scenes,
-        divided.held,
-        *divided.reserved.values(),
-    ]
+    timelines: list[list[TimePiece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
     for start, end, values in timeline.aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
         scene: _GpuConditions | None = values[0]
         if scene is None:
@@ -216,7 +203,7 @@ def _contents(
                 by = max((one for kept, one in reserved if _within(part, kept)), default=None)
                 stranded = any(_within(part, one) for one in useless)
                 _append(parts, part, _free(by, scene, stranded=stranded))
-        yield timeline.TimePiece(start, end, parts)
+        yield TimePiece(start, end, parts)
 
 
 def _append(parts: _Parts, slots: units.CapacityRange, content: EntryContent) -> None:
@@ -239,7 +226,7 @@ def _within(part: units.CapacityRange, slots: units.CapacityRange) -> bool:
     return slots.low <= part.low and part.high <= slots.high
 
 
-def _held(claim: usage_evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
+def _held(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
     """Return the content of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
@@ -255,7 +242,7 @@ def _held(claim: usage_evidence.MeteredClaim, scene: _GpuConditions) -> EntryCon
     return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
-        witness=(scene.witness or usage_evidence.NodeWitness.NONE) if inferred else None,
+        witness=(scene.witness or evidence.NodeWitness.NONE) if inferred else None,
         silence_ns=scene.silence_ns if inferred else 0,
         tenant=claim.tenant,
         workload=claim.workload,
@@ -268,7 +255,7 @@ def _held(claim: usage_evidence.MeteredClaim, scene: _GpuConditions) -> EntryCon
 
 
 def _free(
-    reservation: usage_evidence.SlotReservation | None, scene: _GpuConditions, *, stranded: bool
+    reservation: evidence.SlotReservation | None, scene: _GpuConditions, *, stranded: bool
 ) -> EntryContent:
     """Return the content of a slot without a holder."""
     tenant = claim = ""
@@ -289,25 +276,25 @@ def _free(
     )
 
 
-def _outage(outage: usage_evidence.GpuOutage) -> SlotState:
+def _outage(outage: evidence.GpuOutage) -> SlotState:
     return SlotState.MAINTENANCE if outage.announced else SlotState.DOWN
 
 
 def _entries(
-    gpu: str, tiling: units.Tiling, found: Iterable[timeline.TimePiece[_Parts]]
+    gpu: str, tiling: units.Tiling, found: Iterable[TimePiece[_Parts]]
 ) -> Iterator[TilingEntry]:
     """Yield entries in order of time and slot; slots with unchanged content have one entry."""
-    rows: list[tuple[units.CapacityRange, timeline.TimePiece[EntryContent]]] = []
-    lasting: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
+    rows: list[tuple[units.CapacityRange, TimePiece[EntryContent]]] = []
+    lasting: dict[units.CapacityRange, TimePiece[EntryContent]] = {}
     for now, until, parts in found:
-        present: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
+        present: dict[units.CapacityRange, TimePiece[EntryContent]] = {}
         for slots, content in parts:
             before = lasting.get(slots)
             if before and (before.end_ns, before.value) == (now, content):
-                present[slots] = timeline.TimePiece(before.start_ns, until, content)
+                present[slots] = TimePiece(before.start_ns, until, content)
                 del lasting[slots]
             else:
-                present[slots] = timeline.TimePiece(now, until, content)
+                present[slots] = TimePiece(now, until, content)
         rows += lasting.items()
         lasting = present
     rows += lasting.items()

@@ -51,14 +51,6 @@ class CapacityRange(NamedTuple):
 WHOLE = CapacityRange(0, GPU_CAPACITY)
 
 
-def replica(index: int, of: int) -> CapacityRange:
-    """Return the slots of replica `index` of a GPU that is shared by `of`. Raises ValueError."""
-    if not 0 <= index < of:
-        message = f"replica {index}: expected 0 to {of - 1}"
-        raise ValueError(message)
-    return CapacityRange(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
-
-
 def compute_slices(first: int, count: int) -> CapacityRange:
     """Return the slots of `count` MIG compute slices, of which a GPU has seven."""
     return check_slots(CapacityRange(first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE))

@@ -17,7 +17,12 @@ import structlog
 
 from collector.account.live_account import LiveAccount
 from collector.config import MeteringSettings
-from collector.evidence.claim_events import ReportedClaim, ReportedEnd, is_gpu, node_of, unplaced_in
+from collector.evidence.claim_events import (
+    ClaimFact,
+    is_gpu,
+    node_of,
+    unplaced_in,
+)
 from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.evidence_memory import ChunkInMemory
 from collector.evidence.evidence_records import EvidenceProblem
@@ -246,7 +251,7 @@ class DayFinalizer:
         self,
         stores: ledger_days.MeteringStores,
         kept: Sequence[ChunkInMemory],
-        claims: Sequence[ReportedClaim | ReportedEnd],
+        claims: Sequence[ClaimFact],
     ) -> None:
         """Write evidence with the time of the write: changes are later searched by that timestamp."""
         if not (kept or claims):

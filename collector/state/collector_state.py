@@ -1,15 +1,12 @@
 """State of the collector, and bounds on the cost of one envelope to it.
 
-The collector's state, and the only function by which an accepted envelope changes it.
+Live ingest and the replay of the frame log after a restart change the state by the same function,
+with the same arguments, so that a restart restores the same state.
 
-Live ingest and the replay of the frame log after a restart call the same function, with the same
-arguments, so that a restart restores the same state.
-
-Bounds on the cost of one envelope to the collector, checked before it is made durable.
-
-The size of frames does not bound their size as evidence: a few bytes of frames with large
-distances are many spans of samples, times the GPUs of the node. The costs counted here are those
-of `collector.evidence`; work and memory are linear in them.
+The cost of an envelope is checked before it is made durable. The size of frames does not bound
+their size as evidence: a few bytes of frames with large distances are many spans of samples, times
+the GPUs of the node. The costs counted here are those of `collector.evidence`; work and memory are
+linear in them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Restart of the collector, and the schedule of the checkpoints for it.
-
-Restart from a checkpoint, and from the segments of the frame log after it.
-
-Schedule of checkpoints, and deletion of the segments that they replace.
-"""
+"""Restart from a checkpoint and the segments of the frame log after it, and checkpoints for it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from collector.evidence.claim_events import ReportedClaim, ReportedEnd
+from collector.evidence.claim_events import ClaimFact, ReportedClaim, ReportedEnd
 from collector.evidence.evidence_memory import ChunkInMemory, GpuMemory
 from collector.evidence.node_chunks import NodeReceipts
 from collector.fleet.fleet import SeenEvent
@@ -174,7 +174,7 @@ def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
     first_segment = 0
     gpus: dict[str, GpuMemory] = {}
     chunks: list[ChunkInMemory] = []
-    facts: list[ReportedClaim | ReportedEnd] = []
+    facts: list[ClaimFact] = []
     for part in parts:
         match part:
             case Beginning():

@@ -84,16 +84,7 @@ def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
     if not 0 <= index < size:
         message = f"record {index}: expected an index below {size}, the size of the tree"
         raise ValueError(message)
-    start, end = 0, size
-    proof = []
-    while end - start > 1:
-        middle = start + _split(end - start)
-        if index < middle:
-            proof.append(_range_hash(nodes, middle, end))
-            end = middle
-        else:
-            proof.append(_range_hash(nodes, start, middle))
-            start = middle
+    proof, _ = _hashes_beside(nodes, index, size, lambda start, end: end - start == 1)
     return proof[::-1]
 
 
@@ -109,19 +100,28 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
         raise ValueError(message)
     if old == 0:
         return []
-    start, end = 0, new
-    proof = []
-    while end != old:
-        middle = start + _split(end - start)
-        if old <= middle:
-            proof.append(_range_hash(nodes, middle, end))
+    proof, start = _hashes_beside(nodes, old - 1, new, lambda _, end: end == old)
+    if start:
+        proof.append(_range_hash(nodes, start, old))
+    return proof[::-1]
+
+
+def _hashes_beside(
+    nodes: Nodes, index: int, size: int, is_last: Callable[[int, int], bool]
+) -> tuple[list[Hash], int]:
+    """Return the hashes beside the path from the root to a leaf, down to the last subtree; and its start."""
+    start, end = 0, size
+    found = []
+    while not is_last(start, end):
+        left = 1 << ((end - start - 1).bit_length() - 1)  # a power of two, below the size
+        middle = start + left
+        if index < middle:
+            found.append(_range_hash(nodes, middle, end))
             end = middle
         else:
-            proof.append(_range_hash(nodes, start, middle))
+            found.append(_range_hash(nodes, start, middle))
             start = middle
-    if start:
-        proof.append(_range_hash(nodes, start, end))
-    return proof[::-1]
+    return found, start
 
 
 def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Hash) -> bool:
@@ -187,11 +187,6 @@ def _climbs(old: TreeHead, new: TreeHead, path: list[Hash]) -> bool:
         else:
             new_root = node_hash(new_root, sibling)
     return old_root == old.root and new_root == new.root
-
-
-def _split(leaves: int) -> int:
-    """The largest power of two below the number of leaves."""
-    return 1 << ((leaves - 1).bit_length() - 1)
 
 
 def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,4 @@
-"""Signed notes: their format, and the notes of the audit log: checkpoints and cosignatures.
-
-Signed notes: a human-readable text followed by Ed25519 signatures.
+"""Signed notes: human-readable texts followed by Ed25519 signatures; checkpoints and cosignatures.
 
   text, each line ended by a line feed
   (an empty line)
@@ -11,14 +9,12 @@ encoded as `name+keyid+base64(0x01 || public key)`, a secret key as
 `PRIVATE+KEY+name+keyid+base64(0x01 || seed)`. Source: C2SP signed-note;
 golang.org/x/mod/sumdb/note.
 
-Checkpoints: size and root hash of the log, signed by the log's operator.
+A checkpoint is the size and root hash of the log, signed by the log's operator: three lines
+(origin, size, root in base64) as a signed note, with no extension lines. Source: C2SP
+tlog-checkpoint.
 
-Three lines - origin, size, root in base64 - as a signed note, with no extension lines. Source:
-C2SP tlog-checkpoint.
-
-Cosignatures: a witness confirms a checkpoint, its time, and consistency with all earlier ones.
-
-A signature line below the note, by a key of type 0x04, over
+By a cosignature, a witness confirms a checkpoint, its time, and consistency with all earlier ones:
+a signature line below the note, by a key of type 0x04, over
 
   cosignature/v1
   time <seconds since the epoch>

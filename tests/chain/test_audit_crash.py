@@ -9,10 +9,11 @@ from collections import Counter
 from chain_support import Site, until
 from crash_support import SMALL, SharingAgent, acknowledged, read
 from support.audit import draft
+from support.metered import record_number
 
 from collector.access.credentials import digest
 from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import count_unrecorded, put_record, record_number
+from collector.ledger.audit_outbox import count_unrecorded, put_record
 from collector.ledger.database import Database
 from collector.tables import metadata
 from railscope.audit.signed_note import PublicKey

@@ -11,13 +11,14 @@ from makers import ClaimingAgent
 from running_collector import Running, running, settings_in
 from support.audit import draft
 from support.audit_keys import load_or_create_key
+from support.metered import record_number
 
 from collector.audit.collector_records import AuditTrail
 from collector.audit.log_writer import AuditLog
 from collector.audit.verification import verify_log
 from collector.audit_service import RECORDER_STATE_FILE
 from collector.config import FrameLogSettings, IngestLimits
-from collector.ledger.audit_outbox import put_record, record_number
+from collector.ledger.audit_outbox import put_record
 from collector.ledger.database import Database
 from collector.tables import metadata
 from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.checkpoints import checkpoint_of, resume_from
+from support.metered import revision_of
 from support.story import at, core_in, no_turns
 
 from collector.account.account_sums import GpuTimeAccount
@@ -120,7 +121,7 @@ def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:
     """Return the content of the newest revisions of days."""
     found = {}
     for (gpu, day), number in ledger.newest(days.start, days.stop).items():
-        tiling = ledger.revision(gpu, day, number).tiling
+        tiling = revision_of(ledger, gpu, day, number).tiling
         found[gpu, day] = (tiling.entries, tiling.shares, tiling.claims, tiling.sku)
     return found
 

@@ -152,7 +152,7 @@ class Reporter:
         received_ns = self.origin_ns + round(sent * SECOND)
         return FrameRecord(self.node, received_ns, clocks, pack(found)), found
 
-    def claims(
+    def told(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
     ) -> Envelopes:
         """Return frames at these seconds in envelopes of `each`; the first of the node in a separate one.

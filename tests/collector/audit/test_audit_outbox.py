@@ -13,17 +13,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, draft, record, running
+from support.metered import record_number
 
 from collector.audit.collector_records import OutboxDrain
 from collector.audit.log_writer import AuditError, AuditLog
 from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import (
-    OutboxError,
-    count_unrecorded,
-    put_record,
-    record_number,
-    take_rows,
-)
+from collector.ledger.audit_outbox import OutboxError, count_unrecorded, put_record, take_rows
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.head_chain import database_id
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record

@@ -24,6 +24,7 @@ from support.books import (
     world,
 )
 from support.examples import fewer
+from support.metered import replica
 from support.statement_readers import from_csv, from_json, total_amount
 
 from collector.billing import administration, focus_files, focus_rows, statement_formats
@@ -46,7 +47,6 @@ from collector.metering.units import (
     memory_slices,
     parse_period,
     period_name,
-    replica,
 )
 from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, told, world
+from support.metered import revision_of
 from support.statement_readers import from_csv, from_json
 
 from collector.billing.reconciliation import evidence_checks
@@ -59,9 +60,9 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
     books = opened(ledger, ALL)
     books.close(ONE, after(ONE))
     before = exact(books.store.invoices())
-    number = ledger.revision("GPU-0", FIRST_DAY + 1).number
+    number = revision_of(ledger, "GPU-0", FIRST_DAY + 1).number
     books = told(books, doubted(DOUBT))
-    assert ledger.revision("GPU-0", FIRST_DAY + 1).number == number + 1
+    assert revision_of(ledger, "GPU-0", FIRST_DAY + 1).number == number + 1
     assert [charge for _, some in books.pending().corrections for charge in some] == []
     assert exact(books.store.invoices()) == before
     assert "Clock suspect" not in dict(read_statement(books, "red", ONE).facts), (

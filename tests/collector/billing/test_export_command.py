@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import select
 from support import postgresql
+from support.metered import revision_of
 
 from collector.billing import billing_demo
 from collector.billing.billing_demo import MONTH, NEXT_MONTH
@@ -117,7 +118,9 @@ def test_every_charge_leads_to_its_gpu_days_as_the_ledger_had_them(books: Billin
     for line in invoice.lines:
         charge, origin = line.charge, known[line.charge.charge_id]
         first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
-        found = [books.ledger.revision(charge.resource, day, 1) for day in range(first, last + 1)]
+        found = [
+            revision_of(books.ledger, charge.resource, day, 1) for day in range(first, last + 1)
+        ]
         roots = [one.tiling.evidence_root for one in found]
         assert origin.evidence_hash == (roots[0] if len(roots) == 1 else content_digest(roots))
         entries = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from support.metered import tile
 from support.story import DAY, SECOND, at, known_of
 
 from collector.account.account_sums import count_amounts
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.metering.measures import CountedQuantity
-from collector.metering.tiling import tile
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 

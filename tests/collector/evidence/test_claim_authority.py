@@ -9,12 +9,12 @@ from hypothesis import given, strategies as st
 from looks import states, troubles
 from msgspec.structs import replace
 from stories import SLOTS
+from support.metered import tile
 from support.story import Reporter, accept, core_in, ended, gpus_of, known_of, started
 
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import tenancy_files
 from collector.framelog.segment_files import FrameRecord
-from collector.metering.tiling import tile
 from collector.state.collector_state import CollectorState
 from railscope.claim_terms import ClaimAuthority
 

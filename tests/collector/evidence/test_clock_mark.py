@@ -7,6 +7,7 @@ from functools import partial
 from looks import ALICE
 from msgspec.structs import replace
 from reports import HOUR, doubted, read_again, reporting
+from support.metered import revision_of
 from support.settling import Site
 from support.story import (
     DAY,
@@ -53,7 +54,7 @@ def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
     numbers = ledger.newest(DAYS.start, DAYS.stop)
     found = ledger.clock_suspect(numbers)
     for key, number in numbers.items():
-        assert ledger.revision(*key, number).tiling.clock_suspect == found.get(key, ())
+        assert revision_of(ledger, *key, number).tiling.clock_suspect == found.get(key, ())
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from looks import ALICE, stamp, states, troubles
+from support.metered import tile
 from support.story import (
     SECOND,
     Reporter,
@@ -22,7 +23,7 @@ from support.story import (
 from collector.evidence.claim_events import MAX_CHARACTERS
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import tenancy_files
-from collector.metering.tiling import SlotState, tile
+from collector.metering.tiling import SlotState
 from collector.state.collector_state import CollectorState
 
 

@@ -10,6 +10,7 @@ from looks import ALICE
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
+from support.metered import revision_of
 from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, gpus_of, host, seconds_of, started
 
@@ -69,7 +70,7 @@ async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
     for turn in range(4):
         for one in sides:
             await one.round(LATER + 60 * turn)
-    revision = sides[0].door.ledger.revision("GPU-0", DAY)
+    revision = revision_of(sides[0].door.ledger, "GPU-0", DAY)
     assert revision.number == 2, "the file that was written last counts"
     assert "carol" in {entry.tenant for entry in revision.tiling.entries}
 
@@ -108,7 +109,7 @@ async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
                 connection.execute(select(func.count()).select_from(evidence_parts)).scalar()
             )
     assert counts[0] == counts[1] > 0
-    assert sides[0].door.ledger.revision("GPU-0", DAY).number == 1
+    assert revision_of(sides[0].door.ledger, "GPU-0", DAY).number == 1
 
 
 @pytest.mark.parametrize("cut", [0, 7, 40, 73])

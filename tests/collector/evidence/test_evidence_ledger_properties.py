@@ -8,12 +8,12 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 from stories import spelled_files, stories
 from support.examples import fewer
+from support.metered import revision_of, tile
 from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, accept, at
 
 from collector.account.account_sums import AmountKey
 from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.tiling import tile
 from railscope.claim_terms import GPU_CAPACITY
 
 # Each example makes databases and waits for the disk.
@@ -69,7 +69,7 @@ async def still_the_evidence(alone: Site) -> None:
     for gpu in alone.core.evidence.gpus:
         known = store.evidence(gpu, at(0), at(DAY_SECONDS))
         entries = tuple(tile(known.evidence, at(0), at(DAY_SECONDS)))
-        revision = ledger.revision(gpu, DAY)
+        revision = revision_of(ledger, gpu, DAY)
         assert (revision.tiling.entries if revision else ()) == entries
         energy = known.counted.get(CountedQuantity.ENERGY)
         shares = (

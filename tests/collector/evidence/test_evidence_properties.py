@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from stories import stories
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
+from support.metered import tile
 from support.story import SECOND, accept, at, core_in, known_of, no_turns
 
 from collector.account.account_sums import sum_entries
@@ -18,7 +19,6 @@ from collector.account.live_account import LiveAccount
 from collector.evidence.claim_events import ReportedClaim
 from collector.evidence.gpu_evidence import evidence_of
 from collector.ledger.day_tiling import evidence_root
-from collector.metering.tiling import tile
 from collector.state.collector_state import CollectorState
 
 few = fewer(50)

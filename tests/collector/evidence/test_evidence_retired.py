@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from sqlalchemy import select
+from support.metered import revision_of
 from support.settling import Site
 from support.story import (
     DAY,
@@ -245,7 +246,7 @@ def a_day(*gpus: str, until: int = DAY_SECONDS + HOURS):
 
 def covered(site: Site, gpu: str, day: int) -> int | None:
     """The GPU time that the ledger has of a day; None where the day is not in it."""
-    revision = site.door.ledger.revision(gpu, day)
+    revision = revision_of(site.door.ledger, gpu, day)
     if revision is None:
         return None
     return sum(entry.quantity for entry in revision.tiling.entries) // 2 // GPU_CAPACITY
@@ -264,9 +265,9 @@ async def test_a_retirement_revises_the_days_it_is_about_and_ends_the_account(ma
     await site.round(now)
     served_ns = 12 * HOURS * 10**9 + 1000
     assert [covered(site, "GPU-0", DAY + n) for n in range(3)] == [served_ns, 0, 0]
-    assert site.door.ledger.revision("GPU-0", DAY).number == 2
+    assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2
     assert [covered(site, "GPU-1", DAY + n) for n in range(3)] == [DAY_NS] * 3
-    assert site.door.ledger.revision("GPU-1", DAY).number == 1, "another GPU's days stay"
+    assert revision_of(site.door.ledger, "GPU-1", DAY).number == 1, "another GPU's days stay"
     account = await site.account(now)
     assert account.balances
     assert account.capacity == (served_ns + now * 10**9) * GPU_CAPACITY
@@ -317,7 +318,7 @@ async def test_what_a_retired_gpu_does_is_not_lost(make, url: str):
     site.texts["retired"] = HEAD
     await site.round(LATER + 600)
     assert covered(site, "GPU-0", DAY) == DAY_NS
-    found = site.door.ledger.revision("GPU-0", DAY)
+    found = revision_of(site.door.ledger, "GPU-0", DAY)
     assert {(e.state.value, e.tenant) for e in found.tiling.entries} == {
         ("idle", ""), ("observed", "alice"),
     }  # fmt: skip

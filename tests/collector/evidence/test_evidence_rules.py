@@ -8,6 +8,7 @@ import msgspec
 from looks import ALICE, energy, states, troubles
 from structlog.testing import capture_logs
 from support.checkpoints import checkpoint_of, facts_of, resume_from
+from support.metered import tile
 from support.story import (
     SECOND,
     Reporter,
@@ -29,7 +30,7 @@ from collector.account.account_sums import AmountKey, count_amounts
 from collector.fleet.schema_columns import sku_of
 from collector.metering.evidence import NodeWitness
 from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.tiling import SlotState, tile
+from collector.metering.tiling import SlotState
 from collector.state.collector_state import CollectorState
 
 

@@ -6,6 +6,7 @@ import pytest
 from ledger_days import HOURS, LATER, MAP, a_day, amount, hours
 from looks import ALICE
 from sqlalchemy import Table, select, text, update
+from support.metered import revision_of, sizes_of_day, tile
 from support.settling import Site
 from support.story import (
     DAY,
@@ -23,7 +24,7 @@ from support.story import (
 from collector.account.account_cells import quota_days
 from collector.evidence.evidence_tables import evidence_parts, reported_claims
 from collector.ledger.audit_outbox import HEAD, outbox_rows
-from collector.metering.tiling import SlotState, tile
+from collector.metering.tiling import SlotState
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
@@ -44,12 +45,12 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     for account in (before, after):
         held = account.held(*quota_days("month", at(LATER)))
         assert held["alice"] == 12 * HOURS * 10**9 * GPU_CAPACITY
-    found = site.door.ledger.revision("GPU-0", DAY).tiling
+    found = revision_of(site.door.ledger, "GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"
-    assert set(site.door.ledger.tiled(DAY, DAY + 1).values()) == {GPU_CAPACITY * DAY_NS}
+    assert set(sizes_of_day(site.door.ledger, DAY).values()) == {GPU_CAPACITY * DAY_NS}
     evidence = site.door.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
     assert tuple(tile(evidence, at(0), at(DAY_SECONDS))) == found.entries
-    assert site.door.store.gpus() == ["GPU-0"]
+    assert sorted(site.door.store.homes()) == ["GPU-0"]
 
 
 async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_settled(site: Site):
@@ -87,13 +88,13 @@ async def test_late_evidence_makes_a_revision(site: Site):
     assert hours(site) == {
         ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
     }  # fmt: skip
-    revision = site.door.ledger.revision("GPU-0", DAY)
+    revision = revision_of(site.door.ledger, "GPU-0", DAY)
     assert (revision.number, revision.supersedes) == (2, 1)
     account = await site.account(LATER + 600)
     assert account.balances
     assert ("inferred", "alice") not in seconds_of(account)
     await site.round(LATER + 1200)
-    assert site.door.ledger.revision("GPU-0", DAY).number == 2, "nothing new, no revision"
+    assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2, "nothing new, no revision"
 
 
 async def test_a_claim_told_late_moves_settled_time_to_its_tenant(site: Site):
@@ -122,7 +123,7 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     assert amount(site, "kubernetes:ns") == 0
     site.restart(site.checkpoint())
     await site.round(LATER + 700)
-    assert site.door.ledger.revision("GPU-0", DAY).number == 2
+    assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2
     with site.door.ledger.database.transaction() as connection:
         rows = connection.execute(
             select(outbox_rows.c.type, outbox_rows.c.data).where(outbox_rows.c.type != HEAD)
@@ -276,7 +277,7 @@ async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
         name = connection.execute(select(key)).scalars().first()
         connection.execute(update(table).where(key == name).values(content=content))
     await site.round(LATER)
-    found = site.door.ledger.revision("GPU-0", DAY)
+    found = revision_of(site.door.ledger, "GPU-0", DAY)
     assert found is not None, "the day is in the ledger all the same"
     assert site.door.store.quarantine.rows == {(table.name, name)}
     assert not site.settler.failing

@@ -12,6 +12,7 @@ from looks import ALICE, states
 from msgspec.structs import replace
 from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer
+from support.metered import tile
 from support.story import (
     SECOND,
     Envelopes,
@@ -40,7 +41,6 @@ from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.gpu_places import GpuPresence
 from collector.evidence.node_chunks import SampleSpan
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from collector.metering.tiling import tile
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from railscope.claim_terms import ClaimAuthority

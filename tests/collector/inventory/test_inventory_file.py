@@ -12,10 +12,9 @@ from collector.files.device_files import (
     INVENTORY_HEADER,
     DeviceInventory,
     ExpectedDevices,
-    inventory_file,
     parse_inventory,
 )
-from collector.files.watched_file import FileError
+from collector.files.watched_file import FileError, WatchedFile
 from railscope.timestamps import FOREVER_NS
 
 HEAD = ",".join(INVENTORY_HEADER) + "\n"
@@ -77,7 +76,7 @@ def test_a_wrong_line_and_column_is_named(text: str, problem: str):
 def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
     path = tmp_path / "inventory.csv"
     path.write_text(HEAD + "n1,8,8,2026-01-01T00:00:00Z,\n")
-    watched = inventory_file(path)
+    watched = WatchedFile("inventory", path, parse_inventory, DeviceInventory())
     watched.refresh()
     path.write_text(HEAD + "n1,many,8,2026-01-01T00:00:00Z,\n")
     watched.refresh()

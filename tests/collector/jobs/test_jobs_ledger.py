@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from support.metered import revision_of
 
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job_list import ListedJob, UnnamedGpus
@@ -128,6 +129,6 @@ def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
     job = ListedJob(0, "7", "a", "u", 100 * S, unplaced=(UnnamedGpus("n1", 2, "counted"),))
     write_days(ledger, job_days(with_stand_ins([job]), ImportTerms("", 0, as_observed=True)))
     assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}
-    revision = ledger.revision("n1/000002", 0)
+    revision = revision_of(ledger, "n1/000002", 0)
     assert revision
     assert revision.tiling.engine_version.endswith("job list, used as observed")

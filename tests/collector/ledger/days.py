@@ -21,7 +21,7 @@ from collector.metering.measures import (
     CounterReadings,
     increments,
 )
-from collector.metering.units import WHOLE, compute_slices, memory_slices, replica
+from collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
@@ -58,7 +58,7 @@ ids = st.text(letters, min_size=1, max_size=8)
 instants = st.integers(START - HOUR, START + DAY_NS + HOUR)
 slots = st.one_of(
     st.just((WHOLE, WHOLE)),
-    st.integers(0, 3).map(lambda index: (replica(index, 4), replica(index, 4))),
+    st.integers(0, 3).map(lambda quarter: (CapacityRange(210 * quarter, 210 * (quarter + 1)),) * 2),
     st.integers(0, 6).map(lambda index: (compute_slices(index, 1), memory_slices(index, 1))),
 )
 

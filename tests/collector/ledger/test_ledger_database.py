@@ -7,6 +7,7 @@ import socket
 import pytest
 from days import DAY, held, metered
 from sqlalchemy import create_engine, text
+from support.metered import revision_of
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_store import Ledger
@@ -90,7 +91,7 @@ def test_a_ledger_is_there_after_it_was_closed(url):
     first.write(tiling)
     first.close()
     second = Ledger.open(url, metadata)
-    assert second.revision("GPU-0", DAY).tiling == tiling
+    assert revision_of(second, "GPU-0", DAY).tiling == tiling
     second.close()
 
 
@@ -101,5 +102,5 @@ def test_a_database_that_takes_no_more_writes(tmp_path):
         connection.exec_driver_sql("PRAGMA query_only = ON")
     with pytest.raises(LedgerError, match=r"readonly database; fix: check that its directory"):
         ledger.write(metered(held("GPU-0", "red")))
-    assert ledger.revision("GPU-0", DAY) is None
+    assert revision_of(ledger, "GPU-0", DAY) is None
     ledger.close()

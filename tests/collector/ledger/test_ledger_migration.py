@@ -10,6 +10,7 @@ import pytest
 from days import DAY, START, held, metered
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
+from support.metered import revision_of, sizes_of_day
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
@@ -129,18 +130,18 @@ def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
     write_version_2(url)
     for _ in range(2):  # the second time it is of this version
         ledger = Ledger.open(url, metadata)
-        old = ledger.revision("GPU-0", DAY, 1)
+        old = revision_of(ledger, "GPU-0", DAY, 1)
         assert (old.content_root, units_of(old.tiling)) == (ROOT, 840)
         assert [(e.slot_lo, e.slot_hi, e.claim) for e in old.tiling.entries] == [
             (0, 840, "job-1"), (0, 840, "job-1")
         ]  # fmt: skip
         assert [one.share.amount for one in old.tiling.shares] == [5]
-        assert sum(ledger.tiled(DAY, DAY + 1).values()) == 2 * 840 * DAY_NS
+        assert sum(sizes_of_day(ledger, DAY).values()) == 2 * 840 * DAY_NS
         new = metered(held("GPU-0", "red", "blue"))
         assert ledger.write(new).revision == 2
-        found = ledger.revision("GPU-0", DAY)
+        found = revision_of(ledger, "GPU-0", DAY)
         assert (found.supersedes, units_of(found.tiling)) == (1, 84_000)
-        assert sum(ledger.tiled(DAY, DAY + 1).values()) == 2 * 840 * DAY_NS
+        assert sum(sizes_of_day(ledger, DAY).values()) == 2 * 840 * DAY_NS
         ledger.close()
 
 
@@ -156,7 +157,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
     ledger = Ledger.open(url, metadata)
     evidence = held("GPU-0", "red")
     ledger.write(metered(evidence))
-    root = ledger.revision("GPU-0", DAY).content_root
+    root = revision_of(ledger, "GPU-0", DAY).content_root
     before = hashes(ledger)
     assert before
     ledger.close()
@@ -171,7 +172,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
     engine.dispose()
     for _ in range(2):
         ledger = Ledger.open(url, metadata)
-        old = ledger.revision("GPU-0", DAY, 1)
+        old = revision_of(ledger, "GPU-0", DAY, 1)
         assert (old.content_root, content_root(old.tiling)) == (root, root)
         assert before <= hashes(ledger)
         (claim,) = evidence.claims
@@ -180,7 +181,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
             msgspec.structs.replace(evidence, claims=(part,)), {}, "h100-sxm", {claim.id: "2g.20gb"}
         )
         ledger.write(gpu.day(DAY, MeteringComputation("1", START + DAY_NS)))
-        assert [one.instance for one in ledger.revision("GPU-0", DAY).tiling.claims] == ["2/7"]
+        assert [one.instance for one in revision_of(ledger, "GPU-0", DAY).tiling.claims] == ["2/7"]
         ledger.close()
 
 
@@ -208,11 +209,11 @@ def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
     key = GpuDay("GPU-0", DAY)
     for _ in range(2):
         ledger = Ledger.open(url, metadata)
-        assert ledger.revision(*key, 1).tiling.clock_suspect == ()
+        assert revision_of(ledger, *key, 1).tiling.clock_suspect == ()
         assert before <= hashes(ledger)
         assert ledger.clock_suspect({key: 1}) == {}
         assert ledger.write(marked).revision == 2, "the mark alone makes a revision"
-        assert ledger.revision(*key).tiling.clock_suspect == doubts
+        assert revision_of(ledger, *key).tiling.clock_suspect == doubts
         assert ledger.clock_suspect({key: 2}) == {key: doubts}
         with ledger.database.transaction() as connection:
             marks = connection.execute(text("SELECT revision, clock_suspect FROM ledger")).all()
@@ -230,7 +231,7 @@ def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
     (claim,) = evidence.claims
     used = msgspec.structs.replace(claim, level=ClaimAuthority.PROCESS)
     ledger.write(metered(msgspec.structs.replace(evidence, claims=(used,))))
-    written = ledger.revision("GPU-0", DAY)
+    written = revision_of(ledger, "GPU-0", DAY)
     totals = ledger.totals(START, START + DAY_NS)
     with ledger.database.transaction(writes=True) as connection:
         off = (
@@ -241,7 +242,7 @@ def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
         connection.execute(text(off))
         former = "UPDATE ledger_entry SET state = 'rogue' WHERE state = 'unclaimed' AND tiling = 'compute'"
         assert connection.execute(text(former)).rowcount
-    assert ledger.revision("GPU-0", DAY) == written
+    assert revision_of(ledger, "GPU-0", DAY) == written
     assert SlotState.UNCLAIMED in {entry.state for entry in written.tiling.entries}
     assert ledger.totals(START, START + DAY_NS) == totals
     ledger.close()
@@ -263,7 +264,7 @@ def test_a_mark_that_was_altered_is_reported(url, mark):
     with pytest.raises(
         LedgerError, match=r"revision 1 of GPU-0 .* (does not match what was written|invalid)"
     ):
-        ledger.revision("GPU-0", DAY)
+        revision_of(ledger, "GPU-0", DAY)
     ledger.close()
 
 

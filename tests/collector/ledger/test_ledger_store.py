@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.examples import fewer
+from support.metered import revision_of
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_tiling import TilingError, evidence_root
-from collector.ledger.ledger_store import AmountTotalKey, Ledger, TimeTotalKey, WrittenRevision
+from collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.measures import (
     AmountAttribution,
@@ -60,7 +61,7 @@ def test_what_is_written_is_read_back_whatever_the_order(ledger, drawn, random):
     assert ledger.write_days(shuffled) == [WrittenRevision(1, added=True)] * len(whole)
     assert ledger.write_days(whole) == [WrittenRevision(1, added=False)] * len(whole)
     for day in whole:
-        found = ledger.revision(day.gpu, DAY)
+        found = revision_of(ledger, day.gpu, DAY)
         assert (found.tiling, found.number, found.supersedes) == (in_sequence(day), 1, None)
         window = ledger.entries(START, START + DAY_NS, day.gpu)
         assert window == list(day.entries)
@@ -79,7 +80,7 @@ def test_days_of_one_gpu_written_at_once_follow_one_another(ledger):
         WrittenRevision(1, added=True), WrittenRevision(1, added=True), WrittenRevision(1, added=False),
         WrittenRevision(2, added=True), WrittenRevision(3, added=True),
     ]  # fmt: skip
-    assert [ledger.revision("GPU-0", DAY, n).tiling for n in (1, 2, 3)] == [
+    assert [revision_of(ledger, "GPU-0", DAY, n).tiling for n in (1, 2, 3)] == [
         turns[0], turns[2], turns[3]
     ]  # fmt: skip
 
@@ -124,10 +125,13 @@ def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
         )
     }
     ledger.write_days([metered(held(f"GPU-{n}", "red"), counted=counted) for n in range(3)])
-    assert ledger.counted(DAY, DAY + 1) == {
-        AmountTotalKey(CountedQuantity.ENERGY, "red", AmountAttribution.ATTRIBUTED): 3 * 800
+    written = ledger.revisions(ledger.newest(DAY, DAY + 1))
+    found = [one for revision in written for one in revision.tiling.shares]
+    assert {(one.measure, one.share.tenant, one.share.use) for one in found} == {
+        (CountedQuantity.ENERGY, "red", AmountAttribution.ATTRIBUTED)
     }
-    assert ledger.counted(DAY + 1, DAY + 2) == {}
+    assert sum(one.share.amount for one in found) == 3 * 800
+    assert ledger.newest(DAY + 1, DAY + 2) == {}
 
 
 def test_a_revision_that_is_gone_is_an_error(ledger):
@@ -148,11 +152,11 @@ def test_revisions_follow_one_another_and_none_is_lost(ledger, evidences):
             expected.append(tiling)
         assert written == WrittenRevision(len(expected), added)
     for number, tiling in enumerate(expected, 1):
-        found = ledger.revision(gpu, DAY, number)
+        found = revision_of(ledger, gpu, DAY, number)
         assert (found.tiling, found.number) == (tiling, number)
         assert found.supersedes == (number - 1 if number > 1 else None)
-    assert ledger.revision(gpu, DAY).tiling == expected[-1]
-    assert ledger.revision(gpu, DAY, len(expected) + 1) is None
+    assert revision_of(ledger, gpu, DAY).tiling == expected[-1]
+    assert revision_of(ledger, gpu, DAY, len(expected) + 1) is None
     assert ledger.entries(START, START + DAY_NS, gpu) == list(expected[-1].entries)
 
 
@@ -161,7 +165,7 @@ def test_the_same_tiling_of_other_evidence_and_engine_is_no_revision(ledger):
     again = msgspec.structs.replace(first, evidence_root="0", engine_version="2", computed_ns=1)
     assert ledger.write(first).added
     assert ledger.write(again) == WrittenRevision(1, added=False)
-    assert ledger.revision("GPU-0", DAY).tiling == first
+    assert revision_of(ledger, "GPU-0", DAY).tiling == first
 
 
 def test_a_day_that_the_gpu_turns_out_not_to_have_been_there_is_a_revision_too(ledger):
@@ -169,7 +173,7 @@ def test_a_day_that_the_gpu_turns_out_not_to_have_been_there_is_a_revision_too(l
     nowhere = metered(held("GPU-0", stay=(0, START)))
     assert nowhere.entries == ()
     assert ledger.write(nowhere) == WrittenRevision(2, added=True)
-    assert ledger.revision("GPU-0", DAY).tiling.entries == ()
+    assert revision_of(ledger, "GPU-0", DAY).tiling.entries == ()
     assert ledger.totals(START, START + DAY_NS) == {}
 
 
@@ -229,7 +233,7 @@ def test_the_database_refuses_to_change_what_is_written(url, table, change):
     ):
         connection.execute(text(change.format(table, column)))
     database.close()
-    assert ledger.revision("GPU-0", DAY).tiling == written
+    assert revision_of(ledger, "GPU-0", DAY).tiling == written
     ledger.close()
 
 
@@ -246,7 +250,7 @@ def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
         connection.execute(text("UPDATE ledger_entry SET tenant_id = 'blue' WHERE entry = 1"))
     database.close()
     with pytest.raises(LedgerError, match="was altered: revision 1 of GPU-0"):
-        ledger.revision("GPU-0", DAY)
+        revision_of(ledger, "GPU-0", DAY)
     ledger.close()
 
 
@@ -294,7 +298,7 @@ def test_entries_of_another_gpu_or_day_are_refused(ledger):
         ledger.write(msgspec.structs.replace(whole, gpu="GPU-1"))
     with pytest.raises(TilingError, match="expected times within day"):
         ledger.write(msgspec.structs.replace(whole, day=DAY + 1))
-    assert ledger.revision("GPU-1", DAY) is None
+    assert revision_of(ledger, "GPU-1", DAY) is None
 
 
 @given(histories(), st.randoms())

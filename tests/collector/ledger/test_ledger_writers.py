@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 from days import DAY, held, metered
+from support.metered import revision_of, sizes_of_day
 
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Tiling
@@ -51,7 +52,7 @@ def test_different_tilings_written_at_once_are_revisions_of_their_own(url):
     for mine, theirs in zip(tilings, results, strict=True):
         for tiling, written in zip(mine, theirs, strict=True):
             assert written.added
-            found = ledger.revision("GPU-0", DAY, written.revision)
+            found = revision_of(ledger, "GPU-0", DAY, written.revision)
             assert found.tiling == tiling
             assert found.supersedes == (written.revision - 1 or None)
     ledger.close()
@@ -64,7 +65,7 @@ def test_the_same_tiling_written_at_once_is_one_revision(url):
         assert {written.revision for written in at_once} == {number}
         assert [written.added for written in at_once].count(True) == 1
     ledger = Ledger.open(url, metadata)
-    assert ledger.revision("GPU-0", DAY).number == ROUNDS
+    assert revision_of(ledger, "GPU-0", DAY).number == ROUNDS
     ledger.close()
 
 
@@ -78,8 +79,8 @@ def test_a_reader_sees_revisions_whole_while_they_are_written(url):
         writing = pool.submit(lambda: [ledger.write(tiling) for tiling in (green, red) * 20])
         reads = 0
         while not writing.done() or not reads:
-            assert set(ledger.tiled(DAY, DAY + 1).values()) == {whole}
-            assert ledger.revision("GPU-0", DAY).tiling in (red, green)
+            assert set(sizes_of_day(ledger, DAY).values()) == {whole}
+            assert revision_of(ledger, "GPU-0", DAY).tiling in (red, green)
             reads += 1
         writing.result()
     ledger.close()
@@ -109,6 +110,6 @@ def test_a_writer_that_dies_in_the_middle_leaves_nothing(url, request):
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert ended.returncode == 9, ended.stderr
     ledger = Ledger.open(url, metadata)
-    assert ledger.revision("GPU-0", DAY) is None
+    assert revision_of(ledger, "GPU-0", DAY) is None
     assert ledger.write(metered(held("GPU-0", "red"))).revision == 1
     ledger.close()

@@ -9,6 +9,7 @@ from random import Random
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
+from support.metered import replica
 
 from collector.metering.evidence import (
     ClaimRelease,
@@ -24,7 +25,7 @@ from collector.metering.evidence import (
     SlotReservation,
 )
 from collector.metering.measures import CounterReadings
-from collector.metering.units import WHOLE, Units, compute_slices, memory_slices, replica
+from collector.metering.units import WHOLE, Units, compute_slices, memory_slices
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 

@@ -11,6 +11,7 @@ import numpy as np
 import properties
 from histories import S
 from properties import Metering
+from support.metered import tile
 
 from collector.metering.evidence import Evidence, MeteredClaim, NodeWitness
 from collector.metering.holders import claims_in_force
@@ -24,7 +25,7 @@ from collector.metering.measures import (
     shares,
 )
 from collector.metering.overlaps import Overlap, overlaps
-from collector.metering.tiling import SlotState, TilingEntry, tile
+from collector.metering.tiling import SlotState, TilingEntry
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 

@@ -10,8 +10,9 @@ from itertools import pairwise
 import model
 import msgspec
 from histories import Case, S
+from support import metered
 
-from collector.metering import measures, overlaps, tiling
+from collector.metering import measures, overlaps
 from collector.metering.evidence import GAP_NS, Evidence
 from collector.metering.measures import AmountShare, CounterIncrements, CounterReadings, SlotOwners
 from collector.metering.overlaps import Overlap
@@ -24,7 +25,7 @@ from railscope.claim_terms import GPU_CAPACITY
 class Metering:
     """An implementation of metering; ours, if nothing else is said."""
 
-    tile: Callable[[Evidence, int, int], list[TilingEntry]] = tiling.tile
+    tile: Callable[[Evidence, int, int], list[TilingEntry]] = metered.tile
     overlaps: Callable[[Evidence], list[Overlap]] = overlaps.overlaps
     increments: Callable[[Iterable[CounterReadings]], CounterIncrements] = measures.increments
     owners: Callable[[Evidence], SlotOwners] = measures.owners

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.metered import tile
 
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.overlaps import overlaps
-from collector.metering.tiling import tile
 from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from support.metered import replica, tile
 
 from collector.metering.evidence import (
     ClaimRelease,
@@ -31,8 +32,8 @@ from collector.metering.measures import (
     shares,
 )
 from collector.metering.overlaps import OverlapKind, overlaps
-from collector.metering.tiling import SlotState, tile
-from collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices, replica
+from collector.metering.tiling import SlotState
+from collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 

@@ -1,0 +1,49 @@
+"""Results of metering and of the ledger in the forms that tests compare."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sqlalchemy import Connection, select
+
+from collector.ledger.audit_outbox import placed_rows
+from collector.ledger.ledger_store import Ledger, Revision
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.evidence import Evidence
+from collector.metering.tiling import GpuTimeline, TilingEntry
+from collector.metering.units import CapacityRange, Tiling, Units
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS
+
+
+def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
+    """Return all entries of one window."""
+    return GpuTimeline.of(evidence).entries(start_ns, end_ns)
+
+
+def replica(index: int, of: int) -> CapacityRange:
+    """Return the slots of replica `index` of a GPU that is shared by `of`."""
+    return CapacityRange(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
+
+
+def revision_of(ledger: Ledger, gpu: str, day: int, number: int | None = None) -> Revision | None:
+    """Return the newest revision of a day, or the one of a number; None if there is none."""
+    key = GpuDay(gpu, day)
+    newest = ledger.newest(day, day + 1, [gpu]).get(key, 0)
+    if max(number or 1, 1) > newest:
+        return None
+    return next(ledger.revisions({key: number or newest}))
+
+
+def sizes_of_day(ledger: Ledger, day: int) -> dict[tuple[str, Tiling], Units]:
+    """Return cap-unit-nanoseconds of each GPU on a day by tiling, from newest revisions."""
+    found: Counter[tuple[str, Tiling]] = Counter()
+    for entry in ledger.entries(day * DAY_NS, (day + 1) * DAY_NS):
+        found[entry.gpu, entry.tiling] += entry.quantity
+    return dict(found)
+
+
+def record_number(connection: Connection, id_: str) -> int | None:
+    """Return the number of an outbox row's record in the audit log; None if it is not recorded yet."""
+    query = select(placed_rows.c.leaf).where(placed_rows.c.id == id_)
+    return connection.execute(query).scalar_one_or_none()
