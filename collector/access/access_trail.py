@@ -93,11 +93,8 @@ class AccessTrail:
     def exported(self, exported: DeliveredExport) -> None:
         """Note a delivered export: recorded the first time per day, while its content is the same."""
         if self._first_today(exported):
-            data: RecordData = {
-                "period": exported.period,
-                "format": exported.form,
-                "sha256": exported.digest,
-            }
+            data: RecordData = {"period": exported.period, "format": exported.form}
+            data["sha256"] = exported.digest
             data |= {"tenant": exported.tenant} if exported.tenant else {}
             actor = _actor(exported.credential, "", exported.address)
             self._note(self._draft("billing.export", actor, "done", data))

@@ -139,9 +139,8 @@ class OutboxDrain:
         """Append the rows that the log does not have yet, in order; return the position of each."""
         fresh = [one for one in batch if one.reference not in self._found]
         for one in fresh:
-            record.encode_audit_record(
-                audit_outbox.record_of(one.draft, self.audit.source, self.audit.size)
-            )
+            filled = audit_outbox.record_of(one.draft, self.audit.source, self.audit.size)
+            record.encode_audit_record(filled)
         appended = [self.audit.append(one.draft) for one in fresh]
         leaves = await asyncio.gather(*appended)
         self._found.update(zip((one.reference for one in fresh), leaves, strict=True))
@@ -170,9 +169,8 @@ class OutboxDrain:
 def row_reference(raw: bytes | None) -> str:
     """Return the outbox row that a record was made from; empty if there is no record or no row."""
     references = record.decode_audit_record(raw).ref if raw is not None else []
-    return (
-        references[-1] if references and references[-1].startswith(audit_outbox.OUTBOX_ROW) else ""
-    )
+    last = references[-1] if references else ""
+    return last if last.startswith(audit_outbox.OUTBOX_ROW) else ""
 
 
 DENIALS_EVERY_SECONDS = 60.0
@@ -285,7 +283,7 @@ class AuditTrail:
             finally:
                 await self._write_repeated()
                 self._ended = True
-                await self._record("admin.config", self._life("stopped"))
+                await self._record(self._draft("admin.config", self._life("stopped")))
                 writer.cancel()
 
     def deny(self, denial: DeniedRequest) -> None:
@@ -338,17 +336,11 @@ class AuditTrail:
             "credential" if name else "unknown", name, denial.shown, denial.address
         )
         data: record.RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
-        await self._record("access.denied", data, actor, "denied")
+        await self._record(self._draft("access.denied", data, actor, "denied"))
 
-    async def _record(
-        self,
-        kind: str,
-        data: record.RecordData,
-        actor: record.RecordActor | None = None,
-        outcome: str = "done",
-    ) -> None:
+    async def _record(self, draft: audit_outbox.RecordDraft) -> None:
         # A pending append is recorded or counted as lost, even if the minute ends.
-        await run_to_end(self.append(self._draft(kind, data, actor, outcome)))
+        await run_to_end(self.append(draft))
 
     async def append(self, draft: audit_outbox.RecordDraft) -> bool:
         """Record a draft; if that fails, count and log the loss, and return False."""

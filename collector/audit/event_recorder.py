@@ -16,12 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 
 import structlog
 
 from collector.audit import event_records, log_secrets, log_writer, recorder_state
+from collector.audit.event_records import drafts_of, source_of
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft, record_of
@@ -78,14 +79,12 @@ class EventRecorder:
         self._waiting.extend(found.seen())
         self._facts.extend(found.drafts)
         before, now = self.recorded.version, self.recorded.started
-        if before != now and not any(
-            one.type == recorder_state.UPGRADE and not one.subject.node for one in self._facts
-        ):
+        kind = recorder_state.UPGRADE
+        drafted = any(one.type == kind and not one.subject.node for one in self._facts)
+        if before != now and not drafted:
             data: RecordData = {"before": before, "version": now}
             actor = RecordActor("collector", self.audit.source.id)
-            self._facts.append(
-                RecordDraft(recorder_state.UPGRADE, actor, self.wall_ns(), "done", data=data)
-            )
+            self._facts.append(RecordDraft(kind, actor, self.wall_ns(), "done", data=data))
 
     def check_envelope(self, record: FrameRecord, envelope: Envelope) -> None:
         """Check an envelope for a new node, a boot, another agent version or a clock step."""
@@ -103,7 +102,7 @@ class EventRecorder:
                 log.warning("event_audit_skipped", node=seen.node, name=seen.event.name,
                             advice="update the agent: its events have no sequence numbers")  # fmt: skip
             self.unnumbered += 1
-        elif self.recorded.has(event_records.source_of(seen)):
+        elif self.recorded.has(source_of(seen)):
             return
         elif len(self._waiting) >= self.max_waiting:
             self.overflowed += 1
@@ -147,13 +146,9 @@ class EventRecorder:
         self._reading = False
 
     def _missing_from(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
-        missing = (
-            seen
-            for seen in events
-            if event_records.is_audited(seen.event)
-            and event_records.is_numbered(seen.event)
-            and not self.recorded.has(event_records.source_of(seen))
-        )
+        audited = (seen for seen in events if event_records.is_audited(seen.event))
+        numbered = (seen for seen in audited if event_records.is_numbered(seen.event))
+        missing = filterfalse(lambda seen: self.recorded.has(source_of(seen)), numbered)
         return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_some(self) -> None:
@@ -172,27 +167,21 @@ class EventRecorder:
 
     def _drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
         """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
-        gpus = {
-            event_records.clean(seen.event.entity.key[0])
-            for seen in events
-            if seen.event.entity.key
-        }
+        keys = [seen.event.entity.key for seen in events]
+        gpus = {event_records.clean(key[0]) for key in keys if key}
         holdings = self.recorded.holdings.part(gpus)
         found: list[RecordDraft] = []
         numbers: set[tuple[str, str, int]] = set()
         for seen in events:
-            source = event_records.source_of(seen)
+            source = source_of(seen)
             number = source.id, source.boot, source.n
             if self.recorded.has(source) or number in numbers:
                 continue
             numbers.add(number)
             try:
-                drafts = list(
-                    event_records.drafts_of(seen, holdings, self.salts.commitment, self.tenant_of)
-                )
-                records = [
-                    record_of(draft, draft.source or source, _ANY_NUMBER) for draft in drafts
-                ]
+                converted = drafts_of(seen, holdings, self.salts.commitment, self.tenant_of)
+                drafts = list(converted)
+                records = [record_of(one, one.source or source, _ANY_NUMBER) for one in drafts]
                 for record in records:
                     encode_audit_record(record)
             except RecordError as error:
@@ -242,10 +231,9 @@ class EventRecorder:
             return None
         self.recorded.forget_before(horizon_ns)
         events = [
-            (seen.node, seen.boot_id, seen.event, seen.position)
-            for seen in self._waiting
-            if seen.position
+            (one.node, one.boot_id, one.event, one.position)
+            for one in self._waiting
+            if one.position
         ]
-        return recorder_state.encode_snapshot(
-            recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))
-        )
+        copied = recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))
+        return recorder_state.encode_snapshot(copied)

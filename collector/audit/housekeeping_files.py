@@ -279,9 +279,8 @@ class CosignatureStore:
             self.changed = False
             body = msgspec.json.encode(self.nodes, order="sorted")
             statement = SignedStatement(WITNESSES_FILE, self._epoch, (sha256(body).hexdigest(),))
-            write_durably(
-                self.directory / WITNESSES_FILE, body + b"\n" + statement.signed(self.signer)
-            )
+            content = body + b"\n" + statement.signed(self.signer)
+            write_durably(self.directory / WITNESSES_FILE, content)
 
 
 def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, CosignedCheckpoint], int]:

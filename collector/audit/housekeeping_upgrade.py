@@ -53,20 +53,16 @@ def _upgraded(
             " fix: find the cause of the loss before signing"
         )
         raise housekeeping_files.HousekeepingError(message)
-    witnesses = housekeeping_files.CosignatureStore(
-        directory, signer, _legacy_witnesses(directory / housekeeping_files.WITNESSES_FILE)
-    )
+    cosigned = _legacy_witnesses(directory / housekeeping_files.WITNESSES_FILE)
+    witnesses = housekeeping_files.CosignatureStore(directory, signer, cosigned)
     names = tuple(file.path.name for file in files)
     stated = housekeeping_files.Acknowledgement(epoch, tree.size, tree.root, names)
     write_durably(directory / housekeeping_files.ACKNOWLEDGED_FILE, stated.signed(signer))
     witnesses.keep(epoch)
     write_durably(directory / housekeeping_files.KEY_FILE, f"{signer.public}\n".encode())
-    write_durably(
-        directory / housekeeping_files.EPOCH_FILE,
-        housekeeping_files.SignedStatement(
-            housekeeping_files.EPOCH_FILE, epoch, ("upgraded",)
-        ).signed(signer),
-    )
+    kind = housekeeping_files.EPOCH_FILE
+    statement = housekeeping_files.SignedStatement(kind, epoch, ("upgraded",))
+    write_durably(directory / kind, statement.signed(signer))
     return tree.size
 
 
@@ -85,9 +81,8 @@ def _legacy_witnesses(path: Path) -> dict[str, housekeeping_files.CosignedCheckp
     if not path.exists():
         return {}
     try:
-        return msgspec.json.decode(
-            path.read_bytes(), type=dict[str, housekeeping_files.CosignedCheckpoint]
-        )
+        kind = dict[str, housekeeping_files.CosignedCheckpoint]
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f"{path}: {error}; fix: move it away: agents send their cosignatures again"
         raise housekeeping_files.HousekeepingError(message) from error

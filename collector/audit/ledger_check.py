@@ -77,64 +77,118 @@ def compare_ledger(
         return found
     for what in records.repeated:
         found.differ(what)
-    waiting = _waiting(connection, records.log)
-    committed = _heads(connection, records, found, waiting)
-    _rows(connection, records, found, committed, waiting, days)
-    _recorded(records, found, committed)
-    _sources(connection, records, found)
+    check = _LedgerCheck(connection, records, days, found, _waiting(connection, records.log))
+    check.heads()
+    check.rows()
+    check.recorded()
+    check.sources()
     return found
 
 
-def _heads(
-    connection: Connection,
-    records: LedgerRecords,
-    found: LedgerComparison,
-    waiting: Mapping[str, str],
-) -> dict[str, tuple[HashedRow, bool]]:
-    """Check the chain of heads; return every row that it commits to, by name, and if it was adopted."""
-    committed: dict[str, tuple[HashedRow, bool]] = {}
-    before: Row[Any] | None = None
-    last: dict[str, int] = {}
-    for row in connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
-        found.rows["head"] += 1
-        last[row.database_id] = row.n
-        if problem := _chain_defect(row, before):
-            found.differ(f"head {row.n}: {problem}")
-        else:
-            items = _items(row.rows)
-            adopted = any(one.kind == head_chain.ADOPTED for one in items)
-            for one in items:
-                if one.name in committed:
-                    found.differ(f"head {row.n}: {one.name} was added by an earlier head")
-                committed[one.name] = (one, adopted)
-        known = records.heads.get((row.database_id, row.n))
-        if known is None and f"head {row.n}" not in waiting:
-            found.differ(f"head {row.n} has no record")
-        if known is not None and known.hash != row.head:
-            found.differ(f"head {row.n} does not match record {known.record}")
-        before = row
-    _missing_heads(connection, records, found, last)
-    return committed
+@dataclass(slots=True)
+class _LedgerCheck:
+    """Both sides of a comparison, and its differences."""
 
+    connection: Connection
+    records: LedgerRecords
+    days: range | None
+    found: LedgerComparison
+    waiting: Mapping[str, str]
+    committed: dict[str, tuple[HashedRow, bool]] = field(default_factory=dict)
+    """Every row that heads commit to, by name, and if it was adopted."""
 
-def _missing_heads(
-    connection: Connection, records: LedgerRecords, found: LedgerComparison, last: Mapping[str, int]
-) -> None:
-    """Check that each recorded head exists: a database that lacks one is an older copy."""
-    there = set(connection.execute(select(head_chain.databases.c.database_id)).scalars())
-    for (database, n), known in records.heads.items():
-        if database in there and n <= last.get(database, 0):
-            continue
-        if records.lost(known.source):
-            found.waiting.append(f"head {n} of record {known.record} was lost with its database")
-        elif database not in there:
-            found.differ(
-                f"head {n} of record {known.record} belongs to another database, {database}"
-            )
+    def heads(self) -> None:
+        """Check the chain of heads."""
+        before: Row[Any] | None = None
+        last: dict[str, int] = {}
+        for row in self.connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
+            self.found.rows["head"] += 1
+            last[row.database_id] = row.n
+            if problem := _chain_defect(row, before):
+                self.found.differ(f"head {row.n}: {problem}")
+            else:
+                self._commit(row)
+            known = self.records.heads.get((row.database_id, row.n))
+            if known is None and f"head {row.n}" not in self.waiting:
+                self.found.differ(f"head {row.n} has no record")
+            if known is not None and known.hash != row.head:
+                self.found.differ(f"head {row.n} does not match record {known.record}")
+            before = row
+        self._missing_heads(last)
+
+    def _commit(self, row: Row[Any]) -> None:
+        items = _items(row.rows)
+        adopted = any(one.kind == head_chain.ADOPTED for one in items)
+        for one in items:
+            if one.name in self.committed:
+                self.found.differ(f"head {row.n}: {one.name} was added by an earlier head")
+            self.committed[one.name] = (one, adopted)
+
+    def _missing_heads(self, last: Mapping[str, int]) -> None:
+        """Check that each recorded head exists: a database that lacks one is an older copy."""
+        query = select(head_chain.databases.c.database_id)
+        there = set(self.connection.execute(query).scalars())
+        for (database, n), known in self.records.heads.items():
+            if database not in there:
+                problem = f"belongs to another database, {database}"
+            elif n > last.get(database, 0):
+                problem = "is missing in the database: it is an older copy"
+            else:
+                continue
+            self._lack(known.source, f"head {n} of record {known.record}", problem)
+
+    def _lack(self, source: str, what: str, problem: str) -> None:
+        """Report a row that does not exist, unless it was lost with a replaced database."""
+        if self.records.lost(source):
+            self.found.waiting.append(f"{what} was lost with its database")
         else:
-            found.differ(
-                f"head {n} of record {known.record} is missing in the database: it is an older copy"
-            )
+            self.found.differ(f"{what} {problem}")
+
+    def rows(self) -> None:
+        """Check every row against its head and its record; then report the rows that no longer exist."""
+        committed = self.committed.items()
+        gone = {name for name, (head, _) in committed if _in_days(head, self.days)}
+        for kind in schema.covered_tables:
+            for one in head_chain.read_rows(self.connection, kind, self.days):
+                self.found.rows[kind] += 1
+                gone.discard(one.name)
+                for problem in self._differences(one):
+                    self.found.differ(f"{one.name}: {problem}")
+                if one.name in self.waiting and one.name not in self.records.rows:
+                    self.found.waiting.append(f"{one.name} {self.waiting[one.name]}")
+        for name in sorted(gone):
+            self.found.differ(f"{name} was removed")
+
+    def _differences(self, one: HashedRow) -> Iterator[str]:
+        head, adopted = self.committed.get(one.name, (None, False))
+        if head is None:
+            yield "no head covers it: it was added by hand"
+        elif head.hash != one.hash:
+            yield "it does not match its head: it was changed by hand"
+        if one.kind in RECORDED and not adopted:
+            known = self.records.rows.get(one.name)
+            if known is None and one.name not in self.waiting:
+                yield "it has no record"
+            elif known is not None and known.hash != one.hash:
+                yield f"it does not match record {known.record}"
+
+    def recorded(self) -> None:
+        """Check that each record has its row."""
+        for name, known in self.records.rows.items():
+            if name not in self.committed:
+                self._lack(known.source, f"{name} of record {known.record}", "is missing")
+
+    def sources(self) -> None:
+        """Check that the outbox contains the rows that records were made from."""
+        if not self.records.sources:
+            return
+        known = audit_outbox.identities(self.connection)
+        rows = self.connection.execute(select(outbox_rows))
+        there = {audit_outbox.reference(row, known) for row in rows}
+        for source, number in self.records.sources.items():
+            if source not in there:
+                what = f"record {number}: its source row"
+                self._lack(source, what, "is missing in the outbox")
 
 
 def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
@@ -147,13 +201,11 @@ def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
             return f"head {n} is missing"
         if row.previous != previous:
             return "it does not follow the previous head"
-        return (
-            ""
-            if head_chain.next_head(previous, items) == row.head
-            else "it does not match the hash of its rows"
-        )
+        if head_chain.next_head(previous, items) != row.head:
+            return "it does not match the hash of its rows"
     except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
         return f"cannot read it: {error}"
+    return ""
 
 
 def _items(rows: str) -> list[HashedRow]:
@@ -175,49 +227,9 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
         except msgspec.MsgspecError:
             continue  # its row then has no record, which is reported
         name = str(data.get(audit_outbox.ROW, f"head {data.get('n')}"))
-        found[name] = (
-            "is not recorded yet"
-            if row.leaf is None
-            else (f"is recorded in another log, {row.log[:16]}, as record {row.leaf}")
-        )
+        other = f"is recorded in another log, {str(row.log)[:16]}, as record {row.leaf}"
+        found[name] = "is not recorded yet" if row.leaf is None else other
     return found
-
-
-def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
-    connection: Connection, records: LedgerRecords, found: LedgerComparison,
-    committed: dict[str, tuple[HashedRow, bool]], waiting: Mapping[str, str], days: range | None,
-) -> None:  # fmt: skip
-    """Check every row against its head and its record; then report the rows that no longer exist."""
-    gone = {name for name in committed if _in_days(committed[name][0], days)}
-    for kind in schema.covered_tables:
-        for one in head_chain.read_rows(connection, kind, days):
-            found.rows[kind] += 1
-            gone.discard(one.name)
-            for problem in _differences(one, records, committed, waiting):
-                found.differ(f"{one.name}: {problem}")
-            if one.name in waiting and one.name not in records.rows:
-                found.waiting.append(f"{one.name} {waiting[one.name]}")
-    for name in sorted(gone):
-        found.differ(f"{name} was removed")
-
-
-def _differences(
-    one: HashedRow,
-    records: LedgerRecords,
-    committed: dict[str, tuple[HashedRow, bool]],
-    waiting: Mapping[str, str],
-) -> Iterator[str]:
-    head, adopted = committed.get(one.name, (None, False))
-    if head is None:
-        yield "no head covers it: it was added by hand"
-    elif head.hash != one.hash:
-        yield "it does not match its head: it was changed by hand"
-    if one.kind in RECORDED and not adopted:
-        known = records.rows.get(one.name)
-        if known is None and one.name not in waiting:
-            yield "it has no record"
-        elif known is not None and known.hash != one.hash:
-            yield f"it does not match record {known.record}"
 
 
 def _in_days(one: HashedRow, days: range | None) -> bool:
@@ -227,34 +239,6 @@ def _in_days(one: HashedRow, days: range | None) -> bool:
         return True
     parts = one.key.rsplit("/", 2)
     return len(parts) > 2 and parts[1].isdigit() and int(parts[1]) in days  # noqa: PLR2004 - as `item` writes it
-
-
-def _recorded(
-    records: LedgerRecords, found: LedgerComparison, committed: dict[str, tuple[HashedRow, bool]]
-) -> None:
-    """Check that each record has its row."""
-    for name, known in records.rows.items():
-        if name in committed:
-            continue
-        if records.lost(known.source):
-            found.waiting.append(f"{name} of record {known.record} was lost with its database")
-        else:
-            found.differ(f"{name} of record {known.record} is missing")
-
-
-def _sources(connection: Connection, records: LedgerRecords, found: LedgerComparison) -> None:
-    """Check that the outbox contains the rows that records were made from."""
-    if not records.sources:
-        return
-    known = audit_outbox.identities(connection)
-    there = {audit_outbox.reference(row, known) for row in connection.execute(select(outbox_rows))}
-    for source, number in records.sources.items():
-        if source in there:
-            continue
-        if records.lost(source):
-            found.waiting.append(f"record {number}: its row was lost with its database")
-        else:
-            found.differ(f"record {number}: its source row is missing in the outbox")
 
 
 def summarize_differences(found: LedgerComparison) -> str:

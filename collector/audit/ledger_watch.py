@@ -54,11 +54,9 @@ def find_head_difference(connection: Connection, known: head_chain.ChainHead | N
     if not known.n:
         return ""
     table = head_chain.databases
-    row = connection.execute(
-        select(head_chain.heads).where(
-            head_chain.heads.c.n == known.n, head_chain.heads.c.database_id == known.database
-        )
-    ).first()
+    heads = head_chain.heads
+    same = (heads.c.n == known.n, heads.c.database_id == known.database)
+    row = connection.execute(select(heads).where(*same)).first()
     accepted = table.c.continues == known.database, table.c.head < known.n
     if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
         return ""
@@ -169,11 +167,9 @@ class LedgerWatch:
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
                 begun = inspect(connection).has_table(head_chain.stops.name)
-                problem = (
-                    find_head_difference(connection, self.known)
-                    if begun
-                    else "the tables of a ledger are missing"
-                )
+                problem = "the tables of a ledger are missing"
+                if begun:
+                    problem = find_head_difference(connection, self.known)
                 if not problem:
                     newest = head_chain.newest(connection) or head_chain.ChainHead(
                         head_chain.database_id(connection), 0, ""

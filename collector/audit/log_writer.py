@@ -195,10 +195,8 @@ class AuditLog:
 
     def _open_key(self, *, begun: bool) -> str:
         """Write the public key beside the log; return the defect of an existing file, if any."""
-        path, text = (
-            self.directory / housekeeping_files.KEY_FILE,
-            f"{self.signer.public}\n".encode(),
-        )
+        path = self.directory / housekeeping_files.KEY_FILE
+        text = f"{self.signer.public}\n".encode()
         there = path.read_bytes() if path.exists() else None
         if there == text:
             return ""
@@ -309,10 +307,9 @@ class AuditLog:
         own = self.source.n
         for entry in group:
             source = entry.draft.source or with_number(self.source, own)
+            filled = record_of(entry.draft, source, self.size + len(encoded))
             try:
-                raw = record.encode_audit_record(
-                    record_of(entry.draft, source, self.size + len(encoded))
-                )
+                raw = record.encode_audit_record(filled)
             except record.RecordError as error:
                 _fail(entry, error)
                 continue
@@ -366,10 +363,8 @@ class AuditLog:
             # Records that arrive while tiles are written go to a new journal file.
             await asyncio.to_thread(self._rotate)
             records = list(records)
-        before, published = (
-            self.signed.size,
-            await asyncio.to_thread(self.publisher.publish, records),
-        )
+        before = self.signed.size
+        published = await asyncio.to_thread(self.publisher.publish, records)
         del self._unsigned[: len(records)]
         self.publisher.signed, self.publisher.note = published
         async with self._writing:

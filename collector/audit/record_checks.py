@@ -88,13 +88,9 @@ class SourceContinuity:
         found = list(self._again)
         for gap in self._gaps:
             late = self._counters[_source_counter(gap.source)].late or SequenceRanges([], [])
-            found += [
-                (
-                    gap.before,
-                    f"{_source_name(gap.source)}: its records {first} to {last} are missing",
-                )
-                for first, last in late.missing_in(gap.first, gap.last)
-            ]
+            for first, last in late.missing_in(gap.first, gap.last):
+                what = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
+                found.append((gap.before, what))
         more = (f"and {self._more} more",) if self._more else ()
         return (*(f"before record {before}: {what}" for before, what in sorted(found)), *more)
 

@@ -106,12 +106,8 @@ class SigningGuard:
         wanted, shown = self.wanted, len(self.shown)
         log.warning("audit_log_signed_without_witnesses", required=wanted, presented=shown)
         actor = RecordActor("collector", self.audit.source.id)
-        data: RecordData = {
-            "signed_without": "witnesses",
-            "asked": wanted,
-            "shown": shown,
-            "waited_seconds": round(self.wait_seconds),
-        }
+        data: RecordData = {"signed_without": "witnesses", "asked": wanted, "shown": shown}
+        data["waited_seconds"] = round(self.wait_seconds)
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
         try:
             await self.audit.append(draft)

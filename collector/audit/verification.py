@@ -119,24 +119,18 @@ def verify_log(
 def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
     kept, damage = _housekeeping(directory, key)
     checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
-    stated_by_log = [
-        *(signed_notes(kept.witnesses, key) if kept else ()),
-        *read_disputed_notes(directory),
-    ]
+    cosigned = signed_notes(kept.witnesses, key) if kept else ()
+    stated_by_log = [*cosigned, *read_disputed_notes(directory)]
     notes = [*anchors, *stated_by_log]
     held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
-    if held and held[-1].tree.size > checkpoint.tree.size:
-        _refuse_fork(checkpoint, held[-1], "the log is shorter than a signed checkpoint")
-    explaining = record_checks.RecordChecks()
-    tree = _tree_of_all(directory, checkpoint, held, explaining)
-    if tree.root != checkpoint.tree.root:
-        message = f"the {checkpoint.tree.size} records do not match the signed root"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
+    verification = _Verification(directory, key, checkpoint)
+    verification.check_records(held)
     if kept is None:
         message = f"{directory}: the housekeeping files are missing"
         raise damage or VerifyError(VerifyOutcome.ALTERED, message)
-    unsigned = _check_journal(directory, kept, tree, explaining)
-    _check_directory(directory, key, kept, unsigned, explaining)
+    unsigned = verification.check_journal(kept)
+    verification.check_directory(kept, unsigned)
+    explaining = verification.explaining
     vouching, doubts = find_cosigners(kept.witnesses, key, explaining.witnesses)
     findings = (*explaining.findings(), *doubts)
     unlogged = len(held) - len(stated_by_log)
@@ -159,33 +153,6 @@ def _housekeeping(
         return None, error
 
 
-def _tree_of_all(
-    directory: Path,
-    ours: signed_note.Checkpoint,
-    anchors: Iterable[signed_note.Checkpoint],
-    explaining: record_checks.RecordChecks,
-) -> merkle.CompactRange:
-    """Return the tree over all signed records, after comparing every tile and every anchor with them."""
-    tree = merkle.CompactRange()
-    awaited = list(anchors)
-    levels = directory_check.HashTileCheck(Tiles(directory, ours.tree.size))
-    _compare_anchors(ours, awaited, tree)
-    for leaves, records in _signed_tiles(levels.tiles):
-        for record in records:
-            explaining.add(record)
-        root = levels.add(leaves)
-        inside = awaited and awaited[0].tree.size < tree.size + WIDTH
-        if root and not inside:
-            tree.extend(root, WIDTH)
-            _compare_anchors(ours, awaited, tree)
-            continue
-        for leaf in leaves:
-            tree.append(leaf)
-            _compare_anchors(ours, awaited, tree)
-    levels.finish()
-    return tree
-
-
 def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     path = directory / "checkpoint"
     try:
@@ -205,20 +172,88 @@ def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
         return signed_note.read_checkpoint(note, key)
 
 
-def _refuse_fork(ours: signed_note.Checkpoint, theirs: signed_note.Checkpoint, why: str) -> None:
-    message = f"{why}\n--- signed, here:\n{ours.text}--- signed, kept elsewhere:\n{theirs.text}"
-    raise VerifyError(VerifyOutcome.FORKED, message)
+@dataclass(slots=True)
+class _Verification:
+    """One verification: the tree over the records read so far, and what they contain."""
 
+    directory: Path
+    key: signed_note.PublicKey
+    ours: signed_note.Checkpoint
+    tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
+    explaining: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
 
-def _compare_anchors(
-    ours: signed_note.Checkpoint, awaited: list[signed_note.Checkpoint], tree: merkle.CompactRange
-) -> None:
-    """Compare the anchors of this size, and remove them from the pending ones."""
-    while awaited and awaited[0].tree.size == tree.size:
-        anchor = awaited.pop(0)
-        if tree.root != anchor.tree.root:
-            why = f"its first {tree.size} records do not match the signed ones"
-            _refuse_fork(ours, anchor, why)
+    def check_records(self, anchors: Iterable[signed_note.Checkpoint]) -> None:
+        """Compare the signed records with every tile, every anchor and the checkpoint."""
+        awaited, size = list(anchors), self.ours.tree.size
+        if awaited and awaited[-1].tree.size > size:
+            self._refuse_fork(awaited[-1], "the log is shorter than a signed checkpoint")
+        levels = directory_check.HashTileCheck(Tiles(self.directory, size))
+        self._compare_anchors(awaited)
+        for leaves, records in _signed_tiles(levels.tiles):
+            for record in records:
+                self.explaining.add(record)
+            root = levels.add(leaves)
+            inside = awaited and awaited[0].tree.size < self.tree.size + WIDTH
+            if root and not inside:
+                self.tree.extend(root, WIDTH)
+                self._compare_anchors(awaited)
+                continue
+            for leaf in leaves:
+                self.tree.append(leaf)
+                self._compare_anchors(awaited)
+        levels.finish()
+        if self.tree.root != self.ours.tree.root:
+            message = f"the {size} records do not match the signed root"
+            raise VerifyError(VerifyOutcome.ALTERED, message)
+
+    def _compare_anchors(self, awaited: list[signed_note.Checkpoint]) -> None:
+        """Compare the anchors of this size, and remove them from the pending ones."""
+        while awaited and awaited[0].tree.size == self.tree.size:
+            anchor = awaited.pop(0)
+            if self.tree.root != anchor.tree.root:
+                why = f"its first {self.tree.size} records do not match the signed ones"
+                self._refuse_fork(anchor, why)
+
+    def _refuse_fork(self, theirs: signed_note.Checkpoint, why: str) -> None:
+        texts = f"--- signed, here:\n{self.ours.text}--- signed, kept elsewhere:\n{theirs.text}"
+        raise VerifyError(VerifyOutcome.FORKED, f"{why}\n{texts}")
+
+    def check_journal(self, kept: directory_check.HousekeepingState) -> list[bytes]:
+        """Check the records that are not signed yet and return them; they are appended to the tree."""
+        files, signed, stated = kept.files, self.tree.size, kept.acknowledged
+        if files and files[0].first > signed:
+            message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
+            raise VerifyError(VerifyOutcome.TAIL_MISSING, message)
+        raws = [raw for file in files for raw in file.records]
+        behind = signed - files[0].first if files else 0
+        _compare_signed(self.directory, signed, raws[:behind])
+        with directory_check.verifying(VerifyOutcome.ALTERED, journal.JournalError):
+            for sequence, raw in enumerate(raws[behind:], signed):
+                journal.check_root(self.directory / "journal", stated, self.tree)
+                self.explaining.add(_record(raw, sequence))
+                self.tree.append(merkle.leaf_hash(raw))
+            journal.check_root(self.directory / "journal", stated, self.tree)
+        if (lost := stated.count - self.tree.size) > 0:
+            # The count is never too high: neither a crash nor a power failure explains the difference.
+            message = f"the journal: {lost} acknowledged records are missing"
+            raise VerifyError(VerifyOutcome.ALTERED, message)
+        return raws[behind:]
+
+    def check_directory(
+        self, kept: directory_check.HousekeepingState, unsigned: list[bytes]
+    ) -> None:
+        """Check the key file, the epoch, and that the directory contains no foreign files."""
+        if kept.epoch < self.explaining.epoch:
+            message = (
+                f"{self.directory / EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+                f"{self.explaining.epoch}, which a record names: it is an older copy"
+            )
+            raise VerifyError(VerifyOutcome.ALTERED, message)
+        directory_check.check_key_file(self.directory, self.explaining.genesis_key, self.key)
+        tiles = Tiles(self.directory, kept.checkpoint.tree.size)
+        with directory_check.verifying_tiles():
+            tiles.check_outgrown()
+            directory_check.check_foreign(self.directory, self.key, tiles.size, unsigned)
 
 
 def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[merkle.Hash], list[AuditRecord]]]:
@@ -253,33 +288,6 @@ def _record(raw: bytes, sequence: int) -> AuditRecord:
     return record
 
 
-def _check_journal(
-    directory: Path,
-    kept: directory_check.HousekeepingState,
-    tree: merkle.CompactRange,
-    explaining: record_checks.RecordChecks,
-) -> list[bytes]:
-    """Check the records that are not signed yet and return them; they are appended to the tree."""
-    files, signed, stated = kept.files, tree.size, kept.acknowledged
-    if files and files[0].first > signed:
-        message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
-        raise VerifyError(VerifyOutcome.TAIL_MISSING, message)
-    raws = [raw for file in files for raw in file.records]
-    behind = signed - files[0].first if files else 0
-    _compare_signed(directory, signed, raws[:behind])
-    with directory_check.verifying(VerifyOutcome.ALTERED, journal.JournalError):
-        for sequence, raw in enumerate(raws[behind:], signed):
-            journal.check_root(directory / "journal", stated, tree)
-            explaining.add(_record(raw, sequence))
-            tree.append(merkle.leaf_hash(raw))
-        journal.check_root(directory / "journal", stated, tree)
-    if (lost := stated.count - tree.size) > 0:
-        # The count is never too high: neither a crash nor a power failure explains the difference.
-        message = f"the journal: {lost} acknowledged records are missing"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
-    return raws[behind:]
-
-
 def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     """Check that signed records that are still in the journal equal the signed ones."""
     first = signed - len(raws)
@@ -289,27 +297,6 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
         if raw != there:
             message = f"the journal: record {sequence} does not match the signed one"
             raise VerifyError(VerifyOutcome.ALTERED, message)
-
-
-def _check_directory(
-    directory: Path,
-    key: signed_note.PublicKey,
-    kept: directory_check.HousekeepingState,
-    unsigned: list[bytes],
-    explaining: record_checks.RecordChecks,
-) -> None:
-    """Check the key file, the epoch, and that the directory contains no foreign files."""
-    if kept.epoch < explaining.epoch:
-        message = (
-            f"{directory / EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
-            f"{explaining.epoch}, which a record names: it is an older copy"
-        )
-        raise VerifyError(VerifyOutcome.ALTERED, message)
-    directory_check.check_key_file(directory, explaining.genesis_key, key)
-    tiles = Tiles(directory, kept.checkpoint.tree.size)
-    with directory_check.verifying_tiles():
-        tiles.check_outgrown()
-        directory_check.check_foreign(directory, key, tiles.size, unsigned)
 
 
 log = structlog.get_logger(__name__)

@@ -115,17 +115,11 @@ class ClaimPlacer:
             counts = gpu_evidence.deviceless_claims_of(
                 facts, ends, self.files.tenants, self.files.decisions
             )
-            found = place(
-                [
-                    PlacementGpu(
-                        one.gpu,
-                        [*self._early(one, where, node), *self._spans(one, where, node)],
-                        list(_placed(one)),
-                    )
-                    for one, where in there
-                ],
-                counts,
-            )
+            placed = []
+            for one, where in there:
+                spans = [*self._early(one, where, node), *self._spans(one, where, node)]
+                placed.append(PlacementGpu(one.gpu, spans, list(_placed(one))))
+            found = place(placed, counts)
             self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
 

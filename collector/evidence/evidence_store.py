@@ -145,7 +145,11 @@ class EvidenceStore:
         rows = [
             row_of(evidence_parts, one, part=one.name, recorded_ns=recorded_ns) for one in chunks
         ]
-        trust = [(one.name, one.believed_ns) for one in chunks if one.believed_ns]
+        trust = [
+            {"fact": one.name, "trusted_from_ns": one.believed_ns}
+            for one in chunks
+            if one.believed_ns
+        ]
         starts, ends = [], []
         for fact in facts:
             row = evidence_tables.claim_row(fact, recorded_ns)
@@ -154,7 +158,7 @@ class EvidenceStore:
                 continue
             ends.append(row)
             if fact.trusted_from_ns:
-                trust.append((row["fact"], fact.trusted_from_ns))
+                trust.append({"fact": row["fact"], "trusted_from_ns": fact.trusted_from_ns})
         since = dict(early or {})
         for one in chunks:
             for gpu, first_ns in one.gpus.items():
@@ -165,10 +169,7 @@ class EvidenceStore:
                 (evidence_parts, rows),
                 (evidence_tables.reported_claims, starts),
                 (evidence_tables.claim_ends, ends),
-                (
-                    evidence_tables.claim_end_trust,
-                    [{"fact": name, "trusted_from_ns": from_ns} for name, from_ns in trust],
-                ),
+                (evidence_tables.claim_end_trust, trust),
                 (gpu_nodes, evidence_tables.new_homes(connection, since)),
             ):
                 insert_new_rows(connection, table, new)
@@ -197,7 +198,7 @@ class EvidenceStore:
         return True
 
     def record_problems(self, problems: Sequence[evidence_records.EvidenceProblem]) -> None:
-        """Put troubles into the outbox of the audit log, each once."""
+        """Put problems into the outbox of the audit log, each once."""
         if not problems:
             return
         with self._database.transaction(writes=True) as connection:
@@ -268,12 +269,8 @@ class EvidenceStore:
                 found = evidence_tables.parts_of(connection, node, start_ns, end_ns)
                 chunks[node] = [chunk for part in found if (chunk := self.quarantine.chunk(*part))]
                 if node in shared:
-                    chunks[node] += self._earlier(
-                        connection,
-                        chunks[node],
-                        shared[node],
-                        start_ns - evidence_tables.CONTEXT_NS,
-                    )
+                    since_ns = start_ns - evidence_tables.CONTEXT_NS
+                    chunks[node] += self._earlier(connection, chunks[node], shared[node], since_ns)
             span = (start_ns, end_ns)
             wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
             known_contacts = evidence_tables.contacts_of(connection, nodes)
@@ -365,14 +362,9 @@ class EvidenceStore:
         nodes = sorted({node for one in found for node in homes_of.get(one.gpu, ())})
         there: set[str] = set()
         with self._database.transaction() as connection:
-            for some in evidence_tables.groups_of(
-                [claim_events.unplaced_in(node) for node in nodes]
-            ):
-                query = (
-                    select(evidence_tables.reported_claims.c.gpu_uuid)
-                    .where(evidence_tables.reported_claims.c.gpu_uuid.in_(some))
-                    .distinct()
-                )
+            for some in evidence_tables.groups_of([*map(claim_events.unplaced_in, nodes)]):
+                gpu = evidence_tables.reported_claims.c.gpu_uuid
+                query = select(gpu).where(gpu.in_(some)).distinct()
                 there.update(connection.execute(query).scalars())
         return found | {
             one._replace(gpu=claim_events.unplaced_in(node))

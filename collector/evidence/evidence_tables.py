@@ -138,14 +138,10 @@ def parts_of(
     """Return parts in and around a window, and the nearest beyond on both sides."""
     mine = evidence_parts.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
-    before = connection.execute(
-        sa.select(sa.func.max(evidence_parts.c.end_ns)).where(mine, evidence_parts.c.end_ns < low)
-    ).scalar()
-    after = connection.execute(
-        sa.select(sa.func.min(evidence_parts.c.start_ns)).where(
-            mine, evidence_parts.c.start_ns > high
-        )
-    ).scalar()
+    last = sa.select(sa.func.max(evidence_parts.c.end_ns))
+    before = connection.execute(last.where(mine, evidence_parts.c.end_ns < low)).scalar()
+    first = sa.select(sa.func.min(evidence_parts.c.start_ns))
+    after = connection.execute(first.where(mine, evidence_parts.c.start_ns > high)).scalar()
     within = sa.and_(evidence_parts.c.end_ns >= low, evidence_parts.c.start_ns <= high)
     wanted = sa.or_(within, evidence_parts.c.end_ns == before, evidence_parts.c.start_ns == after)
     query = (
@@ -246,11 +242,9 @@ def contacts_of(
     """Return the first receipts of the GPUs of some nodes, or of all."""
     found: dict[str, dict[str, FirstContact]] = {}
     query = sa.select(first_contacts)
-    wanted = (
-        [query]
-        if nodes is None
-        else [query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)]
-    )
+    wanted = [query]
+    if nodes is not None:
+        wanted = [query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)]
     for one in wanted:
         for row in connection.execute(one):
             contact = FirstContact(row.heard_ns, row.pci)
@@ -282,12 +276,10 @@ def decisions_of(connection: sa.Connection) -> ReviewDecisions:
     query = sa.select(review_decisions).order_by(
         review_decisions.c.recorded_ns, review_decisions.c.id
     )
-    return ReviewDecisions(
-        {
-            ReviewSubject(ReviewKind(row.what), row.node, row.name): bool(row.accepted)
-            for row in connection.execute(query)
-        }
-    )
+    found: dict[ReviewSubject, bool] = {}
+    for row in connection.execute(query):
+        found[ReviewSubject(ReviewKind(row.what), row.node, row.name)] = bool(row.accepted)
+    return ReviewDecisions(found)
 
 
 def insert_new_rows(
@@ -372,28 +364,24 @@ def _parts(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
         earlier.c.node == evidence_parts.c.node, earlier.c.end_ns < evidence_parts.c.start_ns
     )
     last = before.scalar_subquery().label("last")
-    columns = (
-        evidence_parts.c.part,
-        evidence_parts.c.node,
-        evidence_parts.c.start_ns,
-        evidence_parts.c.end_ns,
-    )
+    columns = (evidence_parts.c[name] for name in ("part", "node", "start_ns", "end_ns"))
     for row in connection.execute(sa.select(*columns, last).where(where)):
         start_ns = row.start_ns if row.last is None else row.last
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 
 
-def _claims(connection: sa.Connection, where: Any) -> Iterable[EvidenceChange]:
-    query = sa.select(
-        reported_claims.c.fact, reported_claims.c.gpu_uuid, reported_claims.c.start_ns
-    )
-    return _of_gpus(connection.execute(query.where(where)))
+def _claims(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
+    return _of_gpus(connection, reported_claims.c.start_ns, where)
 
 
-def _releases(connection: sa.Connection, where: Any) -> Iterable[EvidenceChange]:
-    query = sa.select(claim_ends.c.fact, claim_ends.c.gpu_uuid, claim_ends.c.instant_ns)
-    return _of_gpus(connection.execute(query.where(where)))
+def _releases(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
+    return _of_gpus(connection, claim_ends.c.instant_ns, where)
 
 
-def _of_gpus(rows: Iterable[Any]) -> Iterator[EvidenceChange]:
-    return (EvidenceChange(fact, "", gpu, since_ns, FOREVER_NS) for fact, gpu, since_ns in rows)
+def _of_gpus(
+    connection: sa.Connection, since: sa.Column[int], where: Any
+) -> Iterator[EvidenceChange]:
+    """Yield changes by the rows of a table about GPUs, each from the time in a column on."""
+    query = sa.select(since.table.c.fact, since.table.c.gpu_uuid, since).where(where)
+    for fact, gpu, since_ns in connection.execute(query):
+        yield EvidenceChange(fact, "", gpu, since_ns, FOREVER_NS)

@@ -204,12 +204,10 @@ def assemble_gpu(
         for one in sorted(facts.claims, key=claim_events.first_report, reverse=True)
     }
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
-    named = (
-        {claim.id: reported_id(claim.id, known_profiles) for claim in evidence.claims}
-        if known_profiles
-        else {}
-    )
-    held = {name: known_profiles[one] for name, one in named.items() if one in known_profiles}
+    held: dict[str, str] = {}
+    for claim in evidence.claims if known_profiles else ():
+        if reported := reported_id(claim.id, known_profiles):
+            held[claim.id] = known_profiles[reported]
     doubts = tuple(sorted(set(_doubts(facts.gpu, chunks, where.stays))))
     return AssembledGpu(
         evidence, counter_increments(facts.gpu, chunks, where.stays), sku, held, where, doubts
@@ -225,9 +223,8 @@ def _doubts(
             for stay in stays:
                 first_ns, last_ns = max(one.first_ns, stay.start_ns), min(one.last_ns, stay.end_ns)
                 if one.gpu in {"", gpu} and stay.node == chunk.node and first_ns <= last_ns:
-                    yield timeline.TimePiece(
-                        first_ns, last_ns, usage_evidence.ClockDoubt(one.since_ns, one.delta_ns)
-                    )
+                    doubt = usage_evidence.ClockDoubt(one.since_ns, one.delta_ns)
+                    yield timeline.TimePiece(first_ns, last_ns, doubt)
 
 
 # Claims -----------------------------------------------------------------------------------------
@@ -258,12 +255,8 @@ def _layouts(cuts: Iterable[node_chunks.LayoutSpans]) -> Iterator[usage_evidence
     last: tuple[ReportedMigInstance, ...] | None = None
     for start_ns, parts in seen:
         if parts != last:
-            instances = tuple(
-                usage_evidence.MigInstanceSlots(
-                    units.CapacityRange(*part.compute), units.CapacityRange(*part.memory)
-                )
-                for part in parts
-            )
+            slots = (map(units.CapacityRange._make, (one.compute, one.memory)) for one in parts)
+            instances = tuple(usage_evidence.MigInstanceSlots(*pair) for pair in slots)
             yield usage_evidence.PartitionLayout(start_ns, layout_id(parts), instances)
         last = parts
 
@@ -301,12 +294,9 @@ def _sightings(
             until = ends.get((one.node, one.id), last_reports.get(one.node, one.start_ns))
             free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
-                for start, end, _ in timeline.without(
-                    timeline.TimePiece(start_ns, until, one), free
-                ):
-                    yield usage_evidence.NodeSighting(
-                        usage_evidence.NodeWitness.SCHEDULER, start, end
-                    )
+                held = timeline.TimePiece(start_ns, until, usage_evidence.NodeWitness.SCHEDULER)
+                for start, end, witness in timeline.without(held, free):
+                    yield usage_evidence.NodeSighting(witness, start, end)
 
 
 def _within(

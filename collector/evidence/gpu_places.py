@@ -270,11 +270,8 @@ def _divided(
         listed += _since(floors[node], attendance.valueless.get(node, ()))
         reports = attendance.reports.get(node, ())
         excess = unite_periods((start, end) for start, end, _ in attendance.excess.get(node, ()))
-        listings.append(
-            NodeListing(
-                node, floors[node] + TOLERANCE_NS, listed, reports, verdicts.get(node), excess
-            )
-        )
+        since_ns, verdict = floors[node] + TOLERANCE_NS, verdicts.get(node)
+        listings.append(NodeListing(node, since_ns, listed, reports, verdict, excess))
     return occupancy(listings)
 
 

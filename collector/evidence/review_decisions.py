@@ -80,13 +80,12 @@ def find_pending_evidence(
             chunks = late_boots.get(gpu, ())
             if gpu in several:
                 chunks = _chunks_since_second(store, gpu, contacts, several[gpu])
-                facts = gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts)
+            facts = gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts)
+            if gpu in several:
                 for node in gpu_evidence.nodes_under_review(facts, files, now_ns):
                     parts.setdefault(ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), [])
             counts = {(one.node, one.id): one.count for one in claims}
-            for part in gpu_evidence.claims_under_review(
-                gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts), files
-            ):
+            for part in gpu_evidence.claims_under_review(facts, files):
                 if part.claim.begins_ns < now_ns:
                     count = counts.get((part.subject.node, part.subject.name), 0) or 1
                     parts.setdefault(part.subject, []).append((gpu, part, count))

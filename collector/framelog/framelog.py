@@ -167,12 +167,9 @@ class FrameLog:
         number = self._number
         problem, cancelled = await self._written(group)
         if problem:
+            reason = f"cannot write to {self.directory}: {problem.strerror or problem}"
             for entry in group:
-                entry.fail(
-                    FrameLogError(
-                        f"cannot write to {self.directory}: {problem.strerror or problem}"
-                    )
-                )
+                entry.fail(FrameLogError(reason))
         elif cancelled:
             for entry in group:
                 for _ in entry.then() or ():

@@ -173,17 +173,12 @@ class ReceivedFrames(msgspec.Struct):
         with sequence 0 received: it is omitted.
         """
         for entry in runs.values():
-            entry.streams = {
-                stream: ranges
-                for stream, ranges in entry.streams.items()
-                if ranges.ends and ranges.ends[0] > 0
-            }
-            entry.ended = {
-                stream: last
-                for stream, last in entry.ended.items()
-                if stream in entry.streams
-                and last - entry.streams[stream].ends[-1] <= MAX_LOST_AT_END
-            }
+            streams = entry.streams.items()
+            entry.streams = {name: one for name, one in streams if one.ends and one.ends[0] > 0}
+            for stream, last in list(entry.ended.items()):
+                ranges = entry.streams.get(stream)
+                if ranges is None or last - ranges.ends[-1] > MAX_LOST_AT_END:
+                    del entry.ended[stream]
         newest = sorted(runs, key=lambda name: runs[name].last_received_ns, reverse=True)
         size = 0
         kept: dict[str, ReceivedRun] = {}

@@ -222,12 +222,12 @@ class StateFiles:
         """Read both files and record losses. Blocking; raises OSError."""
         there = segments(self._frames) if self._frames.exists() else []
         manifest, extent = self._read_manifest(), self._read_extent()
-        if manifest is None and extent is None and there:
-            log.info(
-                "manifest_created", file=str(self.directory / MANIFEST)
-            )  # of an earlier version
+        if manifest is None and extent is None and there:  # of an earlier version
+            log.info("manifest_created", file=str(self.directory / MANIFEST))
         elif there or manifest or extent:
-            self._name_missing(manifest, extent)
+            for name, found in ((MANIFEST, manifest), (EXTENT, extent)):
+                if found is None and name not in self.lost:
+                    self.lost[name] = "it is missing"
         self.manifest = manifest or SegmentManifest()
         newest = [*there, *self.manifest.sealed, extent[0] if extent else 0]
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
@@ -237,13 +237,6 @@ class StateFiles:
             log.error("file_lost", file=name, problem=problem,
                       advice="restore it and start again, or run `railscope collector accept-loss`")  # fmt: skip
         self.incomplete = bool(self.lost) and not self.manifest.accepted
-
-    def _name_missing(
-        self, manifest: SegmentManifest | None, extent: tuple[int, int] | None
-    ) -> None:
-        for name, found in ((MANIFEST, manifest), (EXTENT, extent)):
-            if found is None and name not in self.lost:
-                self.lost[name] = "it is missing"
 
     def _compare(self, there: list[int], extent: tuple[int, int] | None) -> None:
         """Record segments that are missing or too short."""
@@ -372,9 +365,8 @@ class StateFiles:
 
     def _read_manifest(self) -> SegmentManifest | None:
         try:
-            return msgspec.json.decode(
-                (self.directory / MANIFEST).read_bytes(), type=SegmentManifest
-            )
+            content = (self.directory / MANIFEST).read_bytes()
+            return msgspec.json.decode(content, type=SegmentManifest)
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

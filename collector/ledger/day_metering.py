@@ -89,11 +89,8 @@ class MeteredGpu:
         moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
         requested = _requested(self._in_force, present)
         named = {entry.claim for entry in entries} | requested.keys()
-        named |= {
-            claim.id
-            for claim in self.evidence.claims
-            if claim.counted and start_ns < claim.end_ns <= end_ns
-        }
+        counted = (claim for claim in self.evidence.claims if claim.counted)
+        named |= {claim.id for claim in counted if start_ns < claim.end_ns <= end_ns}
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,
@@ -157,7 +154,5 @@ def _requested(
             size = requested(claim, claim.slots(tiling))
             if size is not None:
                 sums[at] = (sums[at] or Fraction(0)) + Fraction(size) * length / GPU_CAPACITY
-    texts = {
-        name: ["" if one is None else str(one) for one in sums] for name, sums in found.items()
-    }
+    texts = {name: ["" if one is None else str(one) for one in found[name]] for name in found}
     return {name: (compute, memory) for name, (compute, memory) in texts.items()}

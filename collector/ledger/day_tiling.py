@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from hashlib import sha256
 from itertools import pairwise
-from math import floor, lcm
+from math import lcm
 from typing import Any
 
 import msgspec
@@ -97,11 +97,8 @@ def evidence_root(evidence: Evidence) -> str:
         msgspec.structs.replace(layout, instances=tuple(sorted(layout.instances)))
         for layout in evidence.layouts
     }
-    facts = {
-        name: sorted(set(value))
-        for name, value in msgspec.structs.asdict(evidence).items()
-        if isinstance(value, tuple)
-    }
+    fields = msgspec.structs.asdict(evidence).items()
+    facts = {name: sorted(set(value)) for name, value in fields if isinstance(value, tuple)}
     document = {**facts, "gpu": evidence.gpu, "layouts": sorted(layouts)}
     return sha256(msgspec.json.encode(document, order="deterministic", enc_hook=str)).hexdigest()
 
@@ -123,11 +120,7 @@ def units_of(found: DayTiling) -> int:
 
 def to_revision_units(value: Units, units: int) -> int:
     """Convert a slot or size of the 840 of a GPU to the capacity units of a revision."""
-    return (
-        floor(value * units / GPU_CAPACITY)
-        if type(value) is Fraction
-        else int(value * units // GPU_CAPACITY)
-    )
+    return int(value * units // GPU_CAPACITY)
 
 
 def from_revision_units(value: int, units: int) -> Units:

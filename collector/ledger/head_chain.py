@@ -169,11 +169,8 @@ def accept_copy(connection: Connection, reason: str, actor: RecordActor, now_ns:
         "database": identity, "continues": before, "head": n,
         "outbox": audit_outbox.newest_number(connection), "reason": reason,
     }  # fmt: skip
-    audit_outbox.put_record(
-        connection,
-        f"{audit_outbox.RESTORE}/{identity}",
-        audit_outbox.RecordDraft(audit_outbox.RESTORE, actor, now_ns, "done", data=data),
-    )
+    draft = audit_outbox.RecordDraft(audit_outbox.RESTORE, actor, now_ns, "done", data=data)
+    audit_outbox.put_record(connection, f"{audit_outbox.RESTORE}/{identity}", draft)
     return identity
 
 

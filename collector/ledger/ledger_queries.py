@@ -117,11 +117,8 @@ def days_with_counted(
     found: set[GpuDay] = set()
     columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
     for day, gpus in by_day(numbers):
-        query = (
-            select(*columns)
-            .distinct()
-            .where(entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
-        )
+        which = (entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
+        query = select(*columns).distinct().where(*which)
         for gpu, revision, claim in connection.execute(query):
             key = GpuDay(gpu, day)
             if claim in claims and numbers[key] == revision:
@@ -229,19 +226,10 @@ def last_days(gpus: Collection[str]) -> Select[Any]:
 
 def _newest(*which: Any) -> Any:
     """Return the newest revision of each GPU-day that satisfies the conditions, as a subquery."""
-    return (
-        select(
-            revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")
-        )
-        .where(*which)
-        .group_by(revisions.c.gpu_uuid, revisions.c.day)
-        .subquery()
-    )
+    key = (revisions.c.gpu_uuid, revisions.c.day)
+    query = select(*key, func.max(revisions.c.revision).label("revision"))
+    return query.where(*which).group_by(*key).subquery()
 
 
 def _same(newest: Any, table: Any = revisions) -> Any:
-    return and_(
-        table.c.gpu_uuid == newest.c.gpu_uuid,
-        table.c.day == newest.c.day,
-        table.c.revision == newest.c.revision,
-    )
+    return and_(*(table.c[name] == newest.c[name] for name in ("gpu_uuid", "day", "revision")))

@@ -73,13 +73,9 @@ def claims_in_force(evidence: Evidence) -> list[TimePiece[MeteredClaim]]:
     found: set[TimePiece[MeteredClaim]] = set()
     for claim in evidence.claims:
         known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
+        there = (place for place in places if claim.node in {"", place.value.node})
         spans = (
-            (
-                max(known.begins_ns, place.start_ns),
-                min(known.ceases_ns, place.end_ns),
-            )
-            for place in places
-            if claim.node in ("", place.value.node)
+            (max(known.begins_ns, one.start_ns), min(known.ceases_ns, one.end_ns)) for one in there
         )
         found |= {TimePiece(start, end, known) for start, end in spans if start < end}
     return sorted(found, key=lambda piece: (_order(piece.value), piece.start_ns))
@@ -233,11 +229,8 @@ def _take(
             rest.append(one)
             continue
         taken.append(CapacityRange(low, high))
-        rest += (
-            s
-            for s in (CapacityRange(one.low, low), CapacityRange(high, one.high))
-            if s.low < s.high
-        )
+        sides = (CapacityRange(one.low, low), CapacityRange(high, one.high))
+        rest += (side for side in sides if side.low < side.high)
     return taken, rest
 
 

@@ -174,11 +174,8 @@ class CollectorState:
         """Apply the last frame of a batch to the current state, unless that is as new or newer."""
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
-        applied = self.fleet.apply(
-            NodeUpdate(
-                envelope.node, envelope.run, envelope.boot_id, known.layout, batch, newest_ns
-            )
-        )
+        sender = (envelope.node, envelope.run, envelope.boot_id)
+        applied = self.fleet.apply(NodeUpdate(*sender, known.layout, batch, newest_ns))
         if known.gpus and applied:
             self.gpus_of[envelope.node] = _by_rail(known.gpus)
 

@@ -105,13 +105,11 @@ class Restart:
     ) -> Iterator[tuple[int, segment_files.FrameRecord]]:
         """Yield the records of the segments after the checkpoint, with segment numbers."""
         frames = self.directory / "frames"
-        for number in [
-            each for each in segment_files.segments(frames) if each >= self.first_segment
-        ]:
+        numbers = segment_files.segments(frames)
+        for number in [each for each in numbers if each >= self.first_segment]:
             try:
-                for _, record in segment_files.read_segment(
-                    segment_files.segment_path(frames, number), stats
-                ):
+                path = segment_files.segment_path(frames, number)
+                for _, record in segment_files.read_segment(path, stats):
                     yield number, self._placed(record)
             except FileNotFoundError:
                 # Unless a checkpoint has been made meanwhile: it and the files of `copies` contain
