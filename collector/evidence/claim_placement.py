@@ -30,7 +30,7 @@ class NodeFacts(Protocol):
         """A number that changes with every change."""
         ...
 
-    def facts(self, gpu: str) -> gpu_evidence.GpuFacts:
+    def facts(self, gpu: str) -> node_claims.GpuFacts:
         """Return the facts about a GPU, or under a key from `unplaced_in`."""
         ...
 

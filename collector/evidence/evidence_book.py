@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from collector.evidence import batch_facts, claim_events, evidence_memory, gpu_places, node_chunks
 from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.gpu_evidence import GpuFacts
 from collector.evidence.node_chunks import SampleSpan
+from collector.evidence.node_claims import GpuFacts
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema
 from collector.framelog.segment_files import FrameRecord

@@ -17,6 +17,7 @@ from collector.evidence import (
     evidence_tables,
     gpu_evidence,
     gpu_places,
+    node_claims,
 )
 from collector.evidence.evidence_tables import evidence_parts, gpu_nodes, insert_new_rows
 from collector.evidence.node_chunks import NO_CONTACTS, Contacts, EvidenceChunk, floor_ns
@@ -70,7 +71,7 @@ class LoadedFacts(NamedTuple):
             placed = claim_placement.ClaimPlacer(self, files).evidence(gpu)
         return gpu_evidence.assemble_gpu(self.facts(gpu), chunks, files, placed)
 
-    def facts(self, gpu: str) -> gpu_evidence.GpuFacts:
+    def facts(self, gpu: str) -> node_claims.GpuFacts:
         """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
         claims, ended = self.claims.get(gpu, ()), self.ended.get(gpu, ())
         return gpu_evidence.facts_of(gpu, self._chunks(gpu), claims, ended, self.contacts)

@@ -13,7 +13,7 @@ import numpy as np
 from collector.evidence import claim_events, gpu_places, node_chunks
 from collector.evidence.node_claims import (
     ClaimPart,
-    ReportedFacts,
+    GpuFacts,
     ReviewedPlaces,
     claimed_time_under_review,
     cut_to,
@@ -50,24 +50,6 @@ class AdministratorInputs:
     def expected(self) -> ExpectedGpus:
         """Return the expected GPUs."""
         return ExpectedGpus(self.inventory, self.retired, self.decisions)
-
-
-class GpuFacts(msgspec.Struct, frozen=True):
-    """Facts about one GPU from frames and events."""
-
-    gpu: str
-    presences: Sequence[gpu_places.GpuPresence]
-    claims: Sequence[claim_events.ReportedClaim] = ()
-    ended: Sequence[claim_events.ReportedEnd] = ()
-    cuts: Sequence[node_chunks.LayoutSpans] = ()
-    reports: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
-    """By node, the time in which it reported anything but GPUs."""
-    contacts: node_chunks.Contacts = {}
-    """Contacts of all GPUs of the nodes that reported this one."""
-    valueless: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
-    """By node, the time in which it listed the GPU without a value."""
-    attended: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
-    """By node, the time in which it reported anything."""
 
 
 class AssembledGpu(msgspec.Struct, frozen=True):
@@ -107,21 +89,21 @@ def facts_of(
         if is_shared:
             valueless.setdefault(chunk.node, []).extend(chunk.valueless.get(gpu, ()))
             attended.setdefault(chunk.node, []).extend(chunk.attended())
-    who = (contacts or {}, valueless, attended)
-    return GpuFacts(gpu, presences, tuple(claims), tuple(ended), cuts, reports, *who)
+    by_node = (contacts or {}, valueless, attended)
+    return GpuFacts(gpu, presences, tuple(claims), tuple(ended), cuts, reports, *by_node)
 
 
 def evidence_of(
     facts: GpuFacts, files: AdministratorInputs
 ) -> tuple[usage_evidence.Evidence, gpu_places.GpuPlaces]:
     """Return the evidence of a GPU for metering, and its places."""
-    placed = _placed(facts, files)
+    placed = find_reviewed_places(facts, files.expected)
     where = placed.where
     ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
     active_claims = list(files.claims.claims(facts.gpu, nodes))
     home = first_node_of(facts, where)
-    reported = _reported(facts, nodes | {home} | where.waiting.keys(), placed)
+    reported = _placed_claims(facts, nodes | {home} | where.waiting.keys(), placed)
     reserved = {claim.id for claim in active_claims}
     parts = node_claims(reported, ends, files.tenants, files.expected, reserved)
     shown = claimed_time_under_review(parts, where, active_claims)
@@ -154,38 +136,27 @@ def first_node_of(facts: GpuFacts, where: gpu_places.GpuPlaces) -> str:
     return min(receipts, default=min(stays, default=(0, "")))[1]
 
 
-def _placed(facts: GpuFacts, files: AdministratorInputs) -> ReviewedPlaces:
-    """Return the places of a GPU, and the periods that are pending review."""
-    return find_reviewed_places(_reported(facts), facts.valueless, facts.attended, files.expected)
-
-
-def _reported(
-    facts: GpuFacts, nodes: Container[str] | None = None, placed: ReviewedPlaces | None = None
-) -> ReportedFacts:
-    """Return the facts that claims depend on.
-
-    With `nodes`, only claims of these nodes: the GPU was never in the others.
-    """
-    claims = [one for one in facts.claims if nodes is None or one.node in nodes]
-    disputed = placed.disputed if placed else {}
-    return ReportedFacts(facts.gpu, claims, facts.ended, facts.presences, facts.contacts, disputed)
+def _placed_claims(facts: GpuFacts, nodes: Container[str], placed: ReviewedPlaces) -> GpuFacts:
+    """Return the facts with the claims of these nodes only: the GPU was never in the others."""
+    claims = [one for one in facts.claims if one.node in nodes]
+    return msgspec.structs.replace(facts, claims=claims, disputed=placed.disputed)
 
 
 def claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
     """Return the parts of claims on a GPU that are pending review."""
     ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
-    reported = _reported(facts)
+    reported = facts
     if claim_events.is_gpu(facts.gpu):
-        placed = _placed(facts, files)
+        placed = find_reviewed_places(facts, files.expected)
         nodes = {stay.node for stay in placed.where.stays} | placed.where.waiting.keys()
-        reported = _reported(facts, nodes | {first_node_of(facts, placed.where)}, placed)
+        reported = _placed_claims(facts, nodes | {first_node_of(facts, placed.where)}, placed)
     parts = node_claims(reported, ends, files.tenants, files.expected)
     return [part for part in parts if part.claim.review]
 
 
 def nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int) -> list[str]:
     """Return the nodes that list a GPU of another node, which a person may decide about."""
-    waiting = _placed(facts, files).where.waiting
+    waiting = find_reviewed_places(facts, files.expected).where.waiting
     return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
 
 
@@ -234,7 +205,7 @@ def deviceless_claims_of(
     facts: GpuFacts, ends: claim_events.Ends, tenants: TenantMappings, decisions: ReviewDecisions
 ) -> list[placement.UnplacedClaim]:
     """Return a node's claims without a device, from the facts stored under the node's key."""
-    found = node_claims(_reported(facts), ends, tenants, ExpectedGpus(decisions=decisions))
+    found = node_claims(facts, ends, tenants, ExpectedGpus(decisions=decisions))
     firsts = claim_events.first_reports(facts.claims)
     return [
         placement.UnplacedClaim(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
@@ -25,14 +26,22 @@ MAX_BEFORE_NS = 62 * 86_400_000_000_000
 """Maximum time that a claim under review holds before the first contact with its GPU."""
 
 
-class ReportedFacts(NamedTuple):
-    """The facts about one GPU that claims depend on."""
+class GpuFacts(msgspec.Struct, frozen=True):
+    """Facts about one GPU from frames and events."""
 
     gpu: str
-    claims: Sequence[claim_events.ReportedClaim]
-    ended: Sequence[claim_events.ReportedEnd]
     presences: Sequence[gpu_places.GpuPresence]
-    contacts: node_chunks.Contacts
+    claims: Sequence[claim_events.ReportedClaim] = ()
+    ended: Sequence[claim_events.ReportedEnd] = ()
+    cuts: Sequence[node_chunks.LayoutSpans] = ()
+    reports: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    """By node, the time in which it reported anything but GPUs."""
+    contacts: node_chunks.Contacts = {}
+    """Contacts of all GPUs of the nodes that reported this one."""
+    valueless: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    """By node, the time in which it listed the GPU without a value."""
+    attended: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    """By node, the time in which it reported anything."""
     disputed: Mapping[str, Sequence[TimePiece[str]]] = {}
     """By node, when claims are under review because several nodes report the GPU."""
 
@@ -47,7 +56,7 @@ class ClaimPart(NamedTuple):
 
 
 def node_claims(
-    facts: ReportedFacts,
+    facts: GpuFacts,
     ends: claim_events.Ends,
     tenants: TenantMappings,
     expected: review_rules.ExpectedGpus,
@@ -101,7 +110,7 @@ class ClaimNames:
         return name
 
 
-def _contact_ns(facts: ReportedFacts, node: str) -> int:
+def _contact_ns(facts: GpuFacts, node: str) -> int:
     if not claim_events.is_gpu(
         facts.gpu
     ):  # a claim without a device: that of the first GPU of the node
@@ -111,7 +120,7 @@ def _contact_ns(facts: ReportedFacts, node: str) -> int:
 
 
 def _cut(
-    facts: ReportedFacts,
+    facts: GpuFacts,
     one: claim_events.ReportedClaim,
     end: tuple[int, int],
     expected: review_rules.ExpectedGpus,
@@ -309,26 +318,21 @@ class ReviewedPlaces(NamedTuple):
     """Several nodes report the GPU."""
 
 
-def find_reviewed_places(
-    reported: ReportedFacts,
-    valueless: Mapping[str, Sequence[node_chunks.SampleSpan]],
-    attended: Mapping[str, Sequence[node_chunks.SampleSpan]],
-    expected: review_rules.ExpectedGpus,
-) -> ReviewedPlaces:
+def find_reviewed_places(facts: GpuFacts, expected: review_rules.ExpectedGpus) -> ReviewedPlaces:
     """Return the places of a GPU from reports of nodes, expectations and decisions."""
-    gpu, contacts = reported.gpu, reported.contacts
-    nodes = sorted({one.node for one in reported.presences})
+    gpu, contacts = facts.gpu, facts.contacts
+    nodes = sorted({one.node for one in facts.presences})
     excess = {node: expected.excess(gpu, node, contacts) for node in nodes}
     verdicts = {
         node: expected.decisions.of(review_rules.ReviewKind.GPU, node, gpu) for node in nodes
     }
-    attendance = gpu_places.NodeAttendance(valueless, attended, verdicts, excess)
-    where = gpu_places.find_places(reported.presences, gpu, contacts, attendance)
+    attendance = gpu_places.NodeAttendance(facts.valueless, facts.attended, verdicts, excess)
+    where = gpu_places.find_places(facts.presences, gpu, contacts, attendance)
     if not where.waiting:
         return ReviewedPlaces(where, excess, {})
     claimed = {
         node: gpu_places.subtract_periods(periods, _times(excess[node]))
-        for node, periods in _claimed_while_waiting(reported, where).items()
+        for node, periods in _claimed_while_waiting(facts, where).items()
     }
     disputed: dict[str, list[TimePiece[str]]] = {}
     for node in nodes:
@@ -374,12 +378,12 @@ def outside_of(stays: Iterable[NodeStay], shown: Iterable[NodeStay]) -> tuple[No
 
 
 def _claimed_while_waiting(
-    reported: ReportedFacts, where: gpu_places.GpuPlaces
+    facts: GpuFacts, where: gpu_places.GpuPlaces
 ) -> dict[str, gpu_places.Periods]:
     """By node under review, return the time of its claims that would be billed."""
-    ends = claim_events.ends_of(reported.claims, reported.ended, reported.presences)
+    ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
     found: dict[str, gpu_places.Periods] = {}
-    for key, one in claim_events.first_reports(reported.claims).items():
+    for key, one in claim_events.first_reports(facts.claims).items():
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
             found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))

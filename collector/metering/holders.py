@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -117,11 +117,7 @@ class _ClaimsInForce(Sequence[MeteredClaim]):
     def __len__(self) -> int:
         return len(self._ranks)
 
-    @overload
-    def __getitem__(self, index: int) -> MeteredClaim: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[MeteredClaim]: ...
-    def __getitem__(self, index: int | slice) -> MeteredClaim | Sequence[MeteredClaim]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._claims[-rank].value for rank in self._ranks[index]]
         return self._claims[-self._ranks[index]].value

@@ -108,7 +108,8 @@ class _GpuConditions(NamedTuple):
     layout: evidence.PartitionLayout | None
     outage: evidence.GpuOutage | None
     witness: evidence.NodeWitness | None
-    silence_ns: int
+    gap_ns: int
+    """Time between the samples around it; 0 while the GPU was observed."""
 
 
 class _TilingDivision(NamedTuple):
@@ -237,13 +238,13 @@ def _held(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
     elif claim.level is ClaimAuthority.PROCESS:
         state = SlotState.UNCLAIMED
     else:
-        state = SlotState.INFERRED if scene.silence_ns else SlotState.OBSERVED
+        state = SlotState.INFERRED if scene.gap_ns else SlotState.OBSERVED
     inferred = state is SlotState.INFERRED
     return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
         witness=(scene.witness or evidence.NodeWitness.NONE) if inferred else None,
-        silence_ns=scene.silence_ns if inferred else 0,
+        silence_ns=scene.gap_ns if inferred else 0,
         tenant=claim.tenant,
         workload=claim.workload,
         claim=claim.id,
@@ -266,7 +267,7 @@ def _free(
     elif reservation:
         state, tenant, claim = SlotState.RESERVED, reservation.tenant, reservation.id
     else:
-        state = SlotState.UNKNOWN if scene.silence_ns else SlotState.IDLE
+        state = SlotState.UNKNOWN if scene.gap_ns else SlotState.IDLE
     return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
