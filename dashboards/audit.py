@@ -66,7 +66,7 @@ def _others() -> Iterator[panels.Panel]:
     state, held = "railscope_agent_audit_witness_state", "railscope_agent_audit_checkpoint_records"
     by_state = ask(f"sum by (state) ({state})", legend="{{state}}")
     disputed = ask(f'max by (node) ({state}{{state="disputed"}}) == 1', COUNT)
-    column = panels.Column("Is", disputed, panels.ANY_IS_BAD, {1: "disputed"}, "highest")
+    column = panels.Column("State", disputed, panels.ANY_IS_BAD, {1: "disputed"}, "highest")
     yield from (
         panels.lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")),
         panels.layers(302, "Agents by state of their checkpoint", "Disputed: the log lacks their checkpoint.", by_state),

@@ -70,8 +70,8 @@ def _account() -> Iterator[panels.Panel]:
         202,
         "Total and accounted GPU time",
         "The curves coincide when the account closes.",
-        ask(CAPACITY).named("there was"),
-        ask(f"sum({TIME})").named("counted"),
+        ask(CAPACITY).named("capacity"),
+        ask(f"sum({TIME})").named("accounted"),
         span=12,
     )
     yield panels.lines(203, "Difference", "GPU time in no state.", ask(LEFT_OVER))
@@ -133,8 +133,8 @@ def _ledger() -> Iterator[panels.Panel]:
                      _total("collector_evidence_damaged_rows").named("damaged")),
         panels.lines(402, "Evidence stored", "Quarters of an hour of nodes.", _rate("evidence_stored_intervals")),
         panels.lines(403, "Finalized GPU-days", "Computed again, and changed by late evidence.",
-                     _rate("finalized_gpu_days").named("worked out"), _rate("revised_gpu_days").named("changed")),
-        panels.lines(404, "Claims", "In force in the claims file, and invalid claims of agents.", _total("collector_claims").named("in force")),
+                     _rate("finalized_gpu_days").named("computed"), _rate("revised_gpu_days").named("revised")),
+        panels.lines(404, "Claims", "Claims in force in the claims file.", _total("collector_claims").named("in force")),
         panels.lines(405, "Rejected claims", "In events of agents.", _rate("rejected_claims"), steps=panels.ANY_IS_BAD),
     )  # fmt: skip
     valid = ask("min by (file) (railscope_collector_file_valid)")

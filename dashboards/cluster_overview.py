@@ -107,7 +107,7 @@ def _trust() -> Iterator[panels.Panel]:
         panels.rows(505, "Failed sources", "Readings of these sources are absent, not zero.", node_source, failed, last_read, span=6),
         panels.rows(506, "Age of stale nodes", "Age of the newest frame of each stale node.", {"node": "Node"}, last_frame, span=6),
         panels.lines(507, "Collector: frames", "Accepted once each; repeated ones are ignored.",
-                     query.per_second(collector.FRAMES).named("accepted"), query.per_second(collector.DUPLICATES).named("again"), span=6),
+                     query.per_second(collector.FRAMES).named("accepted"), query.per_second(collector.DUPLICATES).named("repeated"), span=6),
         panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
     )  # fmt: skip
     yield panels.lines(

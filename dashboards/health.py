@@ -90,7 +90,7 @@ def _matrix() -> Iterator[panels.Panel]:
         "Reasons",
         "Detected faults of each GPU.",
         NODE_GPU | {"reason": "Reason"},
-        panels.Column("Holds", active, panels.NONE_IS_GOOD, {1: "yes"}),
+        panels.Column("Active", active, panels.NONE_IS_GOOD, {1: "yes"}),
         panels.Column("Health", worst, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
     )
     yield panels.rows(
@@ -144,7 +144,7 @@ def _links() -> Iterator[panels.Panel]:
         "The GPU of each node with the fewest links up.",
         {"node": "Node"},
         panels.Column("Active", ask(f"min by (node) ({active})")),
-        panels.Column("There are", ask(f"max by (node) ({present})")),
+        panels.Column("Present", ask(f"max by (node) ({present})")),
         panels.Column("Down", down, panels.NONE_IS_GOOD, worst="highest"),
     )
     changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"

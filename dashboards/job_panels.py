@@ -64,7 +64,7 @@ def cause_panels() -> Iterator[panels.Panel]:
         "Throttled GPUs of jobs",
         "Share of time, by reason; the thirty most.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        panels.Column("Of the time", time, panels.STALL, worst="highest"),
+        panels.Column("Share of time", time, panels.STALL, worst="highest"),
         span=8,
     )
     yield panels.lines(
@@ -84,7 +84,7 @@ def cause_panels() -> Iterator[panels.Panel]:
         "PCIe bandwidth of jobs' GPUs and NICs",
         "Share of the slots' bandwidth; the ten lowest. Below 100 %: trained down.",
         {"node": "Node", "pci_address": "PCI address"},
-        panels.Column("Of what it could be", narrow, panels.ALL_IS_GOOD, worst="lowest"),
+        panels.Column("Share of capacity", narrow, panels.ALL_IS_GOOD, worst="lowest"),
         span=8,
     )
     errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'

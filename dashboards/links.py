@@ -80,8 +80,8 @@ def _pcie() -> Iterator[panels.Panel]:
         for name in ("generation", "width_lanes")
     )
     yield from (
-        panels.rows(201, "Degraded paths", "With their capacity.", NODE_DEVICE, panels.Column("Is", state, panels.NONE_IS_GOOD, states, "highest")),
-        panels.rows(202, "Narrowest paths", "The ten worst of the degraded ones.", NODE_DEVICE, panels.Column("Share of what it could", narrowest, worst="lowest")),
+        panels.rows(201, "Degraded paths", "With their capacity.", NODE_DEVICE, panels.Column("State", state, panels.NONE_IS_GOOD, states, "highest")),
+        panels.rows(202, "Narrowest paths", "The ten worst of the degraded ones.", NODE_DEVICE, panels.Column("Share of capacity", narrowest, worst="lowest")),
         panels.bars(203, "Errors by severity", "As the devices report them (AER).", ask(errors, EVENTS_PER_SECOND, "{{severity}}")),
         panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", _events("gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
         panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", _events("nic_pcie_receive_signal_errors")),
@@ -156,7 +156,7 @@ def _line() -> Iterator[panels.Panel]:
         "NICs with a link below the expected speed.",
         NODE_NIC,
         panels.Column("Speed", ask(f"{speed} < {expected}")),
-        panels.Column("Of the expected", share, panels.ALL_IS_GOOD, worst="lowest"),
+        panels.Column("Share of expected", share, panels.ALL_IS_GOOD, worst="lowest"),
     )
     settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{WITH_SETTINGS})"
     yield panels.rows(
@@ -164,7 +164,7 @@ def _line() -> Iterator[panels.Panel]:
         "Settings of NICs on rails",
         "All should be equal: one row. The rarest settings come first.",
         {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
-        panels.Column("Cards", ask(settings, COUNT), worst="lowest"),
+        panels.Column("NICs", ask(settings, COUNT), worst="lowest"),
     )
 
 

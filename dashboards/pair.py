@@ -23,7 +23,7 @@ CHOICES = (
     DashboardVariable("interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True),
     DashboardVariable("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
     DashboardVariable("gpu_address", "GPU's PCI address", f"railscope_gpu_info{ON_RAIL}", hidden=True, of="pci_address"),
-    DashboardVariable("nic_address", "Card's PCI address", f"railscope_nic_info{ON_RAIL}", hidden=True, of="pci_address"),
+    DashboardVariable("nic_address", "NIC's PCI address", f"railscope_nic_info{ON_RAIL}", hidden=True, of="pci_address"),
 )  # fmt: skip
 
 

@@ -352,7 +352,7 @@ def _link_to_dashboard_of(label: str) -> DynamicConfigValue:
         f"/d/{DETAILS[label]}?var-{label}=${{__value.raw:percentencode}}"
         "&${datasource:queryparam}&${__url_time_range}"
     )
-    return DynamicConfigValue("links", [{"title": f"Look at this {label}", "url": url}])
+    return DynamicConfigValue("links", [{"title": f"Open this {label}", "url": url}])
 
 
 NONE_IS_GOOD: Steps = ((None, "green"), (1, "red"))

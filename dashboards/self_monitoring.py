@@ -27,7 +27,7 @@ def build_dashboard() -> Dashboard:
 def unhealthy_sources(by: str, where: str) -> panels.Column:
     """State of each source that fails, fails in part, or has not begun."""
     state = ask(state_number("railscope_source_state", UNHEALTHY_STATES, by, where), COUNT)
-    return panels.Column("Is", state, panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
+    return panels.Column("State", state, panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
 
 
 def _of_nodes(how: str, name: str) -> Query:
@@ -71,9 +71,9 @@ def _cost() -> Iterator[panels.Panel]:
     stretched = f"max by (source) (railscope_source_stretch_ratio{NODES}) > 1"
     yield from (
         panels.lines(201, "CPU of agents", "Share of one CPU: the most expensive agent and the median.",
-                     _of_nodes("max", "agent_cpu_use_ratio").named("most"), median.named("median")),
+                     _of_nodes("max", "agent_cpu_use_ratio").named("highest"), median.named("median")),
         panels.lines(202, "Memory of agents", "The largest, and the smallest budget.",
-                     _of_nodes("max", "agent_resident_memory_bytes").named("most"), _of_nodes("min", "agent_memory_budget_bytes").named("budget")),
+                     _of_nodes("max", "agent_resident_memory_bytes").named("highest"), _of_nodes("min", "agent_memory_budget_bytes").named("budget")),
         panels.layers(203, "CPU by source", "Mean of all agents; the ten most expensive.", ask(f"topk(10, {cpu})", SHARE, "{{source}}")),
         panels.lines(204, "Longest reads", "The ten slowest sources, on the slowest node.", ask(f"topk(10, {reads})", legend="{{source}}")),
         panels.layers(205, "Governors", "State of the governors that keep agents within their budgets.", ask(governors, legend="{{resource}}, {{state}}")),
@@ -90,7 +90,7 @@ def _age() -> Iterator[panels.Panel]:
         panels.rows(301, "Oldest sources", "Time since their last complete read.", NODE_SOURCE, column, span=8),
         panels.lines(302, "Oldest frames", "The ten nodes with the oldest newest frame.", ask(frames, legend="{{node}}"), steps=panels.OLD),
         panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's.",
-                     _of_nodes("max", offset).named("most"), _of_nodes("min", offset).named("least")).min(-1),
+                     _of_nodes("max", offset).named("highest"), _of_nodes("min", offset).named("lowest")).min(-1),
     )  # fmt: skip
 
 
@@ -131,12 +131,12 @@ def _collector() -> Iterator[panels.Panel]:
         panels.lines(501, "Values received", "By all collectors.", _received("received_values", EVENTS_PER_SECOND)),
         panels.lines(502, "Bytes received", "Before decompression.", _received("received_bytes")),
         panels.lines(503, "Frames", "Accepted once each; repeated ones are ignored.",
-                     _received("received_frames").named("accepted"), _received("duplicate_frames").named("again")),
+                     _received("received_frames").named("accepted"), _received("duplicate_frames").named("repeated")),
         panels.lines(504, "Rejected envelopes", "By reason; unknown_schema is part of the protocol.", _received("rejected_envelopes", EVENTS_PER_SECOND, "reason")),
         panels.lines(505, "Time of a commit", "Until envelopes are durable, on average.", ask(f"{seconds} / ({commits} > 0)", "s")),
         panels.lines(506, "Refresh of the views", "Duration of the last refresh.", refresh),
         panels.lines(507, "Frame log", "Size on disk.", ask("sum(railscope_collector_frame_log_size_bytes)")),
-        panels.lines(508, "Lines to InfluxDB", "Written and dropped.", written.named("written"), dropped.named("given up")),
+        panels.lines(508, "Lines to InfluxDB", "Written and dropped.", written.named("written"), dropped.named("dropped")),
     )  # fmt: skip
 
 

@@ -39,7 +39,8 @@ INTERVAL_SECONDS = 5
 """Scrape interval set for the data source: rates smooth the steps of training a little."""
 WARM_UP_SECONDS = 30
 """Not shown: there are no rates yet."""
-_READY_SECONDS = 30.0
+START_SECONDS = 120
+"""Limit from the start of the first agent to the first scrape of all: captures last longer by this."""
 _POLL_SECONDS = 5.0
 
 
@@ -113,6 +114,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
 
         collector = await start("collector", _COLLECTOR, _COLLECTOR_SETTINGS)
         listen = (await collector.find_logged(r"collector_started .*listen=(\S+:\d+)"))[1]
+        started = time.monotonic()
         agents = {}
         for node, token in tokens.items():
             arguments = [*_AGENT, "--node", node, "--replay", node, "--state-directory"]
@@ -126,6 +128,13 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
         (directory / "prometheus.yml").write_text(_scrapes(addresses, listen))
         (directory / "recorded.yml").write_text(_recorded())
         url = await stack.enter_async_context(_prometheus(directory))
+        waited = time.monotonic() - started
+        if waited > START_SECONDS:
+            message = (
+                f"starting the cluster took {waited:.0f} s: expected at most {START_SECONDS} s, "
+                "or captures begin again during the run; fix: use a less busy machine"
+            )
+            raise ProgramError(message)
         yield url, [collector, *agents.values()]
 
 
@@ -133,7 +142,7 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     """Write captures and settings of the collector; return the token of each node."""
     tokens = {node.spec.node: secrets.token_urlsafe(24) for node in SITE_NODES}
     for node in SITE_NODES:
-        length = round(2 * node.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
+        length = round(2 * node.struck_after * (START_SECONDS + WARM_UP_SECONDS + seconds))
         write_capture(
             directory / node.spec.node, about(node.spec, length), moments(node.spec, length)
         )
@@ -203,7 +212,7 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
         )
     try:
         async with (
-            asyncio.timeout(_READY_SECONDS),
+            asyncio.timeout(START_SECONDS),
             prometheus_api.Prometheus(f"http://{address}") as prometheus,
         ):
             while not await _scraped(prometheus):  # noqa: ASYNC110 - no event from another process
