@@ -294,19 +294,17 @@ class LiveHost(RootedFiles):
     describe the wrong node, so they fail as on a node without such devices.
     """
 
+    grain_ns = 0
+    """A live node returns a new answer each time."""
+
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__(root)
         self._live = not self.real("")
-        self._clock = LiveClock()
+        self.clock: Clock = LiveClock()
         self._machine = PsutilCalls(self.real("/proc"))
         self._nvml = Nvml()
-        self._network = NetworkCalls(self._clock)
+        self._network = NetworkCalls(self.clock)
         self._owners = OwnerCalls(self, live=self._live)
-
-    @property
-    def clock(self) -> Clock:
-        """Clocks of the node."""
-        return self._clock
 
     @property
     def boot_id(self) -> str:
@@ -336,11 +334,6 @@ class LiveHost(RootedFiles):
             return self._owners.call(seam, function, *arguments)
         message = f"unknown seam {seam!r}"
         raise ValueError(message)
-
-    @property
-    def grain_ns(self) -> int:
-        """Always 0: a live node returns a new answer each time."""
-        return 0
 
     def kernel_log(self) -> LiveKernelLog:
         """Follow /dev/kmsg."""

@@ -116,15 +116,10 @@ class RecordedHost:
     ) -> None:
         self._capture = capture
         self._pause = pause
-        self._clock = clock
+        self.clock = clock
         self._offset_ns = offset_ns
         self._timeline = timeline or CaptureTimeline(capture.moments)
         self.cost = ReplayCost()
-
-    @property
-    def clock(self) -> Clock:
-        """The clock passed to the constructor."""
-        return self._clock
 
     @property
     def node(self) -> str:
@@ -191,7 +186,7 @@ class RecordedHost:
 
     def _shift_ns(self) -> int:
         """Offset to add to the recorded node's boot clock to align it with the current one."""
-        started_ns = self._clock.now().boot_ns - self._offset_ns()
+        started_ns = self.clock.now().boot_ns - self._offset_ns()
         return started_ns - self._capture.about.started_boot_ns
 
     def _stored_answer(self, section: str, key: str) -> Json:

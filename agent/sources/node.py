@@ -64,31 +64,28 @@ class HostSource(source.SourceWithoutResources):
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds
         self._functions: tuple[str, ...] = ()
-        self._answers: list[tuple[str, Callable[[Json], Reading]]] = []
-        self._files: list[tuple[str, Callable[[bytes], Reading]]] = []
+        self._answers: list[tuple[int, str, Callable[[Json], Reading]]] = []
+        self._files: list[tuple[int, str, Callable[[bytes], Reading]]] = []
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Call every psutil function once; each one that answers becomes columns."""
         columns = source.ColumnBuilder()
-        node = Entity(
-            entities.NODE,
-            (),
-            source.nonempty_facts(
-                hostname=source.read_text(host, "/proc/sys/kernel/hostname"),
-                kernel=source.read_text(host, "/proc/sys/kernel/osrelease"),
-                agent_version=__version__,
-            ),
+        facts = source.nonempty_facts(
+            hostname=source.read_text(host, "/proc/sys/kernel/hostname"),
+            kernel=source.read_text(host, "/proc/sys/kernel/osrelease"),
+            agent_version=__version__,
         )
+        node = Entity(entities.NODE, (), facts)
         self._answers, self._files = [], []
         for function, key, metric in _NODE_GAUGES:
             if _answer(host, function) is not None:
-                self._take(columns, metric, node, function, _number(key))
+                self._answers.append((columns.add(metric, node), function, _number(key)))
         for mode in _answer(host, "cpu_times") or {}:
-            about = node.part(entities.CPU_MODE, mode)
-            self._take(columns, c.CPU_TIME, about, "cpu_times", _scaled(mode, _HUNDREDTHS))
+            column = columns.add(c.CPU_TIME, node.part(entities.CPU_MODE, mode))
+            self._answers.append((column, "cpu_times", _scaled(mode, _HUNDREDTHS)))
         self._probe_tables(columns, host)
         self._probe_files(columns, host)
-        self._functions = tuple(dict.fromkeys(function for function, _ in self._answers))
+        self._functions = tuple(dict.fromkeys(function for _, function, _ in self._answers))
         count = len(columns.columns)
         finding = source.ProbeFinding.absent("host", "/proc does not exist")
         if count:
@@ -103,51 +100,41 @@ class HostSource(source.SourceWithoutResources):
                 answers[function] = host.call("psutil", function)
             except OSError as error:
                 answers[function] = reason_of(error)
-        for column, (function, pick) in enumerate(self._answers):
+        for column, function, pick in self._answers:
             answer = answers[function]
-            into.put(
-                column, answer if isinstance(answer, Absent) else source.pick_reading(pick, answer)
-            )
-        for column, (path, parse) in enumerate(self._files, len(self._answers)):
+            absent = answer if isinstance(answer, Absent) else None
+            into.put(column, absent or source.pick_reading(pick, answer))
+        for column, path, parse in self._files:
             pick_from = partial(source.pick_reading, parse)
             into.put(column, source.parsed_reading(host.read, path, pick_from))
-
-    def _take(
-        self,
-        columns: source.ColumnBuilder,
-        metric: declare.Metric,
-        about: Entity,
-        function: str,
-        pick: Callable[[Json], Reading],
-    ) -> None:
-        columns.add(metric, about)
-        self._answers.append((function, pick))
 
     def _probe_tables(self, columns: source.ColumnBuilder, host: Host) -> None:
         disks = _answer(host, "disk_io_counters") or {}
         for disk in whole_drives(host, disks):
             for key, metric in _DISK:
                 if key in disks[disk]:
-                    entity = Entity(entities.DISK, (disk,))
-                    self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
+                    column = columns.add(metric, Entity(entities.DISK, (disk,)))
+                    self._answers.append((column, "disk_io_counters", _nested(disk, key)))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
             for key, metric in _NETWORK:
-                entity = Entity(entities.INTERFACE, (interface,))
-                self._take(columns, metric, entity, "net_io_counters", _nested(interface, key))
+                column = columns.add(metric, Entity(entities.INTERFACE, (interface,)))
+                self._answers.append((column, "net_io_counters", _nested(interface, key)))
 
     def _probe_files(self, columns: source.ColumnBuilder, host: Host) -> None:
         if source.read_text(host, "/proc/loadavg"):
             for position, window in enumerate(_WINDOWS):
-                columns.add(c.LOAD_AVERAGE, Entity(entities.LOAD_WINDOW, (window,)))
-                self._files.append(("/proc/loadavg", _load(position)))
+                column = columns.add(c.LOAD_AVERAGE, Entity(entities.LOAD_WINDOW, (window,)))
+                self._files.append((column, "/proc/loadavg", _load(position)))
         for resource in ("cpu", "memory", "io"):
             path = f"/proc/pressure/{resource}"
             for line in source.read_text(host, path).splitlines():
                 severity = line.split(" ", 1)[0]
                 if severity not in _SEVERITIES:
                     continue
-                columns.add(c.PRESSURE_STALLED, Entity(entities.PRESSURE, (resource, severity)))
-                self._files.append((path, _pressure(severity)))
+                about = Entity(entities.PRESSURE, (resource, severity))
+                self._files.append(
+                    (columns.add(c.PRESSURE_STALLED, about), path, _pressure(severity))
+                )
 
 
 def whole_drives(host: Host, disks: Collection[str]) -> list[str]:

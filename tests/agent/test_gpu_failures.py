@@ -17,7 +17,7 @@ from agent.sampling.source import ProbeVerdict
 from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.nvidia.value_tables import LOAD_TABLE as LOAD
+from agent.sources.nvidia.value_tables import load_table
 from railscope.reading import Absent, Reading
 
 COUNT = "nvml.nvmlDeviceGetCount()"
@@ -235,7 +235,7 @@ def test_a_tick_asks_each_gpu_each_thing_once() -> None:
     host.asked = Counter()
     reader.run()
     assert set(host.asked.values()) == {1}
-    assert 8 * len(LOAD.calls) <= host.asked.total() <= len(told)
+    assert 8 * len(load_table(FakeHost(), 0).calls) <= host.asked.total() <= len(told)
 
 
 # Values that are none -----------------------------------------------------------------------------

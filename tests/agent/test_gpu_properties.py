@@ -52,7 +52,7 @@ def tables() -> dict[str, tuple[Entity, CallTable]]:
     fans.calls["nvml.nvmlDeviceGetNumFans(0)"] = 2
     links = CallTable(fields=(*traffic_fields(3, LINK), *signal_fields(3, LINK)))
     return {
-        "load": (ENTITY, value_tables.LOAD_TABLE),
+        "load": (ENTITY, value_tables.load_table(FakeHost(), 0)),
         "health": (ENTITY, health.HEALTH_TABLE),
         "settings": (ENTITY, value_tables.settings_table(fans, 0)),
         "activity": (ENTITY, activity.GPU_TABLE),
@@ -132,7 +132,7 @@ def call_of(questions: CallTable, function: str) -> NvmlCall:
 
 @given(st.integers(0, 2**64 - 1))
 def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
-    call = call_of(value_tables.LOAD_TABLE, "nvmlDeviceGetCurrentClocksEventReasons")
+    call = call_of(value_tables.load_table(FakeHost(), 0), "nvmlDeviceGetCurrentClocksEventReasons")
     for (reason,), active in picked(call, mask).items():
         assert active == (1 if mask & THROTTLE_BITS[reason] else 0)
 

@@ -210,10 +210,6 @@ class _BatchEntry:
     columns: tuple[Column, ...]
     column: int = 0
 
-    @property
-    def entry(self) -> Device:
-        return self.left[0]
-
 
 class CallPlan:
     """The calls and the batch of fields for one device: a GPU's index or a MIG device's UUID."""
@@ -347,7 +343,7 @@ class CallPlan:
 
     def _request_entries(self, slots: list[_BatchEntry]) -> None:
         self._slots = slots
-        self._entries = tuple(slot.entry for slot in slots)
+        self._entries = tuple(slot.left[0] for slot in slots)
         self._picks = tuple(slot.field.target.pick for slot in slots)
 
     def _fill(self, into: source.RowBuilder, values: Json, codes: Json) -> None:

@@ -121,7 +121,9 @@ LOAD_INTEGRALS = (
 )
 
 
-def _load_table(reasons: int, first_slowdown_field: int) -> CallTable:
+def load_table(host: Host, gpu: int) -> CallTable:
+    """Calls for one GPU, with the clock limit reasons that it supports."""
+    reasons = _supported_reasons(host, gpu)
     active = NvmlCall(
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
         tuple(
@@ -132,17 +134,9 @@ def _load_table(reasons: int, first_slowdown_field: int) -> CallTable:
     )
     slowdowns = (
         field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
-        for number, reason in enumerate(SLOWDOWNS, first_slowdown_field)
+        for number, reason in enumerate(SLOWDOWNS, _first_slowdown_field(host))
     )
     return CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
-
-
-LOAD_TABLE = _load_table(_REASONS_OF_ALL, _FIRST_SLOWDOWN_FIELD)
-
-
-def load_table(host: Host, gpu: int) -> CallTable:
-    """Calls for one GPU, with the clock limit reasons that it supports."""
-    return _load_table(_supported_reasons(host, gpu), _first_slowdown_field(host))
 
 
 def _supported_reasons(host: Host, gpu: int) -> int:
