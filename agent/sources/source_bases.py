@@ -165,25 +165,16 @@ class ScanningSource(SourceWithoutResources, ABC):
         return scan
 
     def _events(self, changes: Sequence[WatchedChange], now: NodeTimestamp) -> list[Event]:
-        events = [
-            Event(
-                self.changed,
-                Entity(NIC, (change.interface,)),
-                now.wall_ns,
-                now.boot_ns,
-                _facts(self.changed, change),
-            )
-            for change in changes[:MAX_EVENTS]
-        ]
+        events = []
+        for change in changes[:MAX_EVENTS]:
+            texts = {"setting": change.name, "before": change.before, "after": change.after}
+            facts = {name: text for name, text in texts.items() if name in self.changed.facts}
+            about = Entity(NIC, (change.interface,))
+            events.append(Event(self.changed, about, now.wall_ns, now.boot_ns, facts))
         if more := len(changes) - len(events):
             facts = {"event": self.changed.name, "changes": str(more)}
             events.append(Event(SUPPRESSED_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         return events
-
-
-def _facts(event_class: EventClass, change: WatchedChange) -> dict[str, str]:
-    facts = {"setting": change.name, "before": change.before, "after": change.after}
-    return {name: text for name, text in facts.items() if name in event_class.facts}
 
 
 ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
