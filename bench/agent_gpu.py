@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from agent.host import Clock, Json
+from agent.host import Json
 from agent.host.live_host import LiveHost
 from agent.sampling.source_reader import SourceReader
 from bench.harness import Aim, BenchReport, benchmark
@@ -145,25 +145,14 @@ ORIGIN = FrameOrigin("bench", "run", "boot")
 A_TICK = Aim("<=", 2, " ms")
 
 
-class GpuBenchHost(LiveHost):
-    """The real host with its own clock."""
+class CallRecordingHost(LiveHost):
+    """The real host with its own clock, which records the NVML calls.
+
+    Sources probe again once in 60 seconds of the clock.
+    """
 
     def __init__(self, clock: Any) -> None:
-        super().__init__()
-        self._seconds = clock
-
-    @property
-    def clock(self) -> Clock:
-        """The clock passed in: sources probe again once in 60 of its seconds."""
-        clock: Clock = self._seconds
-        return clock
-
-
-class CallRecordingHost(GpuBenchHost):
-    """A bench host that records the NVML calls."""
-
-    def __init__(self, clock: Any) -> None:
-        super().__init__(clock)
+        super().__init__(clock=clock)
         self.recorded: list[NvmlCall] = []
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
@@ -249,7 +238,7 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
 
     standin, clock = Standin(directory, str(build(directory))), ManualClock()
     standin.tell(full_gpus(GPUS))
-    hosts = GpuBenchHost(clock), CallRecordingHost(clock)
+    hosts = LiveHost(clock=clock), CallRecordingHost(clock)
     readers, listening = (
         [SourceReader(source, host, ORIGIN) for source in nvml_sources()] for host in hosts
     )

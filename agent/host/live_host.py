@@ -297,10 +297,10 @@ class LiveHost(RootedFiles):
     grain_ns = 0
     """A live node returns a new answer each time."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), clock: Clock | None = None) -> None:
         super().__init__(root)
         self._live = not self.real("")
-        self.clock: Clock = LiveClock()
+        self.clock = clock or LiveClock()
         self._machine = PsutilCalls(self.real("/proc"))
         self._nvml = Nvml()
         self._network = NetworkCalls(self.clock)

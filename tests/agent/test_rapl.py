@@ -9,8 +9,9 @@ from hypothesis import given, strategies as st
 from support.clock import START, ManualClock
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
-from support.trees import ClockedTree, server_tree
+from support.trees import server_tree
 
+from agent.host.live_host import LiveHost
 from agent.sampling.source import ProbeVerdict, longest_period_seconds
 from agent.sampling.source_reader import SourceReader
 from agent.sources.hardware_sensors import MAX_WATTS, POWERCAP_ROOT, EnergyCounter, RaplSource
@@ -178,7 +179,7 @@ def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
 def test_every_domain_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = server_tree(tmp_path_factory)
     clock = ManualClock()
-    reader = SourceReader(RaplSource(), ClockedTree(root, clock), ORIGIN)
+    reader = SourceReader(RaplSource(), LiveHost(root, clock), ORIGIN)
     reader.run()
     clock.advance(2)
     expected = {}

@@ -9,7 +9,7 @@ from support.clock import ManualClock
 from support.gpus import add_gpus
 from support.machine import FakeHost
 
-from agent.host import Clock, Json
+from agent.host import Json
 from agent.host.live_host import LiveHost
 
 HOSTNAME = "secret-node-17"
@@ -61,7 +61,7 @@ class TreeHost(LiveHost):
     """A copied tree on a manual clock, with GPUs and a NIC with set answers."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
-        super().__init__(root)
+        super().__init__(root, clock)
         self.manual = clock
         self.drivers = FakeHost(clock)
         add_gpus(self.drivers, 2)
@@ -69,10 +69,6 @@ class TreeHost(LiveHost):
             "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "0000:3b:00.0",
         }  # fmt: skip
         self.tell_card(1)
-
-    @property
-    def clock(self) -> Clock:
-        return self.manual
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         if seam == "psutil":

@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.clock import ManualClock
 from support.shared import unpacked
-
-from agent.host import Clock
-from agent.host.live_host import LiveHost
 
 PARTS = (
     "/proc/self$|/proc/26231/(mountstats|net/)|/proc/net/softnet_stat$|/sys/class/(powercap|nvme)"
@@ -30,15 +26,3 @@ def server_tree(factory: pytest.TempPathFactory) -> Path:
     if not link.is_symlink():
         link.symlink_to(root / DRIVE / "hwmon3")
     return root
-
-
-class ClockedTree(LiveHost):
-    """A copied tree on a clock of the test."""
-
-    def __init__(self, root: Path, clock: ManualClock) -> None:
-        super().__init__(root)
-        self._manual = clock
-
-    @property
-    def clock(self) -> Clock:
-        return self._manual
