@@ -54,11 +54,6 @@ DERIVED_SOURCES = (ClaimSource.name, GpuVerdictSource.name, SelfMetricsSource.na
 """Sources computed from the readings of the others, in the order in which they have to be read."""
 
 
-def _is_loopback(host: str) -> bool:
-    """True if an address is reachable from this node only."""
-    return host == "::1" or host.startswith("127.")
-
-
 def is_shipped(frame: Frame) -> bool:
     """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
     return frame.schema.stream not in UNSHIPPED_SOURCES
@@ -177,7 +172,7 @@ class Agent:
                 listen=f"{host}:{port}",
                 collector=self.settings.collector.url or "none",
             )
-            if not self.endpoint.token and not _is_loopback(host):
+            if not self.endpoint.token and not server_connections.is_loopback(host):
                 log.warning(
                     "metrics_endpoint_unprotected",
                     listen=f"{host}:{port}",

@@ -340,6 +340,14 @@ def split_address(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """True for the name or an address of the loopback interface, which other nodes cannot reach."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _is_host(host: str) -> bool:
     """True if the text is a valid DNS host name: printable labels of 1 to 63 characters."""
     if len(host) > MAX_HOST or not host.isprintable() or " " in host:

@@ -148,7 +148,7 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
         if stretch > 1:
             every = periods.get(source, 0.0)
             detail = f"{source} is read every {every:g} s instead of {every / stretch:g} s"
-            found.append(ProbeFinding("governor", ProbeVerdict.SUPPORTED, detail))
+            found.append(ProbeFinding.supported("governor", detail))
     return found
 
 
@@ -289,7 +289,7 @@ def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding
     load = governor.loads[name]
     if load.stretch > 1:
         detail += f"; lengthened to every {period * load.stretch:g} s ({load.why})"
-    return ProbeFinding(f"cost of {name}", ProbeVerdict.SUPPORTED, detail)
+    return ProbeFinding.supported(f"cost of {name}", detail)
 
 
 def _memory(agent: Agent) -> ProbeFinding:
@@ -298,22 +298,22 @@ def _memory(agent: Agent) -> ProbeFinding:
         resident = agent.keeper.meter.resident_bytes()
     except OSError as error:
         detail = f"resident memory cannot be read: {error.strerror}"
-        return ProbeFinding(what, ProbeVerdict.ABSENT, detail)
+        return ProbeFinding.absent(what, detail)
     detail = f"{resident / _MIB:.0f} MiB resident"
     if not bound:
-        return ProbeFinding(what, ProbeVerdict.ABSENT, f"{detail}, no budget is set")
+        return ProbeFinding.absent(what, f"{detail}, no budget is set")
     detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
     if resident <= bound:
-        return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
+        return ProbeFinding.supported(what, detail)
     detail = f"{detail}: exceeded"
-    return ProbeFinding(what, ProbeVerdict.ABSENT, detail, "increase budget.memory_bytes")
+    return ProbeFinding.absent(what, detail, "increase budget.memory_bytes")
 
 
 async def _collector(agent: Agent) -> ProbeFinding:
     link = agent.settings.collector
     if not link.url:
         detail = "collector.url is not set: no frames are shipped"
-        return ProbeFinding("collector", ProbeVerdict.ABSENT, detail)
+        return ProbeFinding.absent("collector", detail)
     try:
         client = collector_client.CollectorClient(link)
     except collector_client.CollectorLinkError as error:
@@ -324,7 +324,7 @@ async def _collector(agent: Agent) -> ProbeFinding:
         answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
     if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
         detail = f"{client.url} accepts frames of this node"
-        return ProbeFinding("collector", ProbeVerdict.SUPPORTED, detail)
+        return ProbeFinding.supported("collector", detail)
     return ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem)
 
 

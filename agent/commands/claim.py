@@ -29,6 +29,10 @@ _MAX_ANSWER_BYTES = 64 << 20
 """Maximum size of the list of all claims of a node."""
 _NO_ANSWER, _UNAVAILABLE = 0, 503
 _OK = 200
+_COLUMNS = (
+    "index", "device", "pci_address", "share", "source", "level", "workload", "tenant", "owner", "start", "id",
+)  # fmt: skip
+"""Columns of the list of claims."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -103,21 +107,41 @@ class AgentClient:
         )
 
 
-def _agent_options(command: Command) -> Command:
-    """Add the options for the address of the agent."""
-    options = (
-        click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
-                     help=f"Settings file of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
-        click.option("--socket", "path", help="Socket of the agent. Default: as in its settings."),
-        click.option("--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."),
-        click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
-                     help="File that contains the token for --url."),
-        click.option("--timeout-seconds", type=click.FloatRange(min=0), default=5.0, show_default=True,
-                     help="Seconds to wait for an agent that is unreachable."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+def _add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds options in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_agent_options = _add_options(
+    click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
+                 help=f"Settings file of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
+    click.option("--socket", "path", help="Socket of the agent. Default: as in its settings."),
+    click.option("--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."),
+    click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
+                 help="File that contains the token for --url."),
+    click.option("--timeout-seconds", type=click.FloatRange(min=0), default=5.0, show_default=True,
+                 help="Seconds to wait for an agent that is unreachable."),
+)  # fmt: skip
+_start_options = _add_options(
+    click.option("--id", "name", help="Permanent, unique ID of the claim."),
+    click.option("--gpu", "gpus", multiple=True,
+                 help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas."),
+    click.option("--tenant", default="", help="Tenant of the claim, as on invoices."),
+    click.option("--owner", default="", help="Owner of the claim, as named by the scheduler: an account."),
+    click.option("--workload", default="", help="Workload that holds the claim: slurm:123, kubernetes:research/train."),
+    click.option("--start", help="Start of the claim (RFC 3339). Default: now."),
+    click.option("--shared", is_flag=True, help="Allow other claims on the same devices."),
+    click.option("--share", default="", help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest."),
+    click.option("--system", is_flag=True, help="Mark as a health check or the administrator's own use."),
+    click.option("--from-slurm", is_flag=True,
+                 help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related variables."),
+)  # fmt: skip
 
 
 def _create_client(where: Mapping[str, Any]) -> AgentClient:
@@ -146,37 +170,7 @@ def claim() -> None:
 
 
 @claim.command()
-@click.option("--id", "name", help="Permanent, unique ID of the claim.")
-@click.option(
-    "--gpu",
-    "gpus",
-    multiple=True,
-    help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas.",
-)
-@click.option("--tenant", default="", help="Tenant of the claim, as on invoices.")
-@click.option(
-    "--owner", default="", help="Owner of the claim, as named by the scheduler: an account."
-)
-@click.option(
-    "--workload",
-    default="",
-    help="Workload that holds the claim: slurm:123, kubernetes:research/train.",
-)
-@click.option("--start", help="Start of the claim (RFC 3339). Default: now.")
-@click.option("--shared", is_flag=True, help="Allow other claims on the same devices.")
-@click.option(
-    "--share",
-    default="",
-    help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest.",
-)
-@click.option(
-    "--system", is_flag=True, help="Mark as a health check or the administrator's own use."
-)
-@click.option(
-    "--from-slurm",
-    is_flag=True,
-    help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related variables.",
-)
+@_start_options
 @_agent_options
 def start(gpus: tuple[str, ...], **options: Any) -> None:
     """Start a claim on GPUs. Repeating it has no effect."""
@@ -249,22 +243,9 @@ def show(form: str, **options: Any) -> None:
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
-    head = (
-        "index",
-        "device",
-        "pci_address",
-        "share",
-        "source",
-        "level",
-        "workload",
-        "tenant",
-        "owner",
-        "start",
-        "id",
-    )
     # An agent of an earlier release reports the device by its UUID alone.
-    rows = [head, *(tuple(str(claim.get(name, "")) for name in head) for claim in claims)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    rows = [_COLUMNS, *(tuple(str(claim.get(name, "")) for name in _COLUMNS) for claim in claims)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())

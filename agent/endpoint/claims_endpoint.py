@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
-import ipaddress
 import re
 import socket
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from agent.sources.tenancy import ClaimSource
 from agent.tenancy import claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 from railscope.claim_terms import ShareError, parse_written_share, share_text
-from railscope.server_connections import split_address
+from railscope.server_connections import is_loopback, split_address
 from railscope.settings import SettingsError
 from railscope.timestamps import TimestampError, format_timestamp, from_datetime
 
@@ -281,11 +280,7 @@ def _read_token(settings: TenancySettings) -> str:
     if not settings.listen:
         return ""
     host, _ = split_address(settings.listen)
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
+    if not is_loopback(host):
         message = (
             f"invalid tenancy.listen {settings.listen}: expected a loopback address: "
             "127.0.0.1 or ::1"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import http.client
-import ipaddress
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from railscope.http_responses import bound_answers
+from railscope.server_connections import is_loopback
 
 MAX_BYTES = 64 << 20
 PATH = "/pods"
@@ -61,11 +61,7 @@ def _connection(url: str, ca_file: str, timeout: float) -> http.client.HTTPConne
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=ca_file or None)
         return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
-    try:
-        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_here = False
-    if parts.scheme != "http" or not is_here:
+    if parts.scheme != "http" or not is_loopback(host):
         message = (
             f"invalid URL {url}: expected https://NODE:10250/pods, or http:// "
             "and a loopback address"

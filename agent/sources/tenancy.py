@@ -267,9 +267,7 @@ class ClaimSource(source.SourceWithoutResources):
         what = "claims and processes"
         if self._uses.oldest is None:
             reason = next(iter(self._uses.unread.values()), Absent.ERROR)
-            yield source.ProbeFinding(
-                what, source.ProbeVerdict.ABSENT, f"processes cannot be read: {reason.label}"
-            )
+            yield source.ProbeFinding.absent(what, f"processes cannot be read: {reason.label}")
             return
         hidden = sum(
             use.owner.source == "process" and use.owner.is_shared_or_hidden
@@ -278,4 +276,4 @@ class ClaimSource(source.SourceWithoutResources):
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
         detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent in the PID and cgroup namespaces of the host" if hidden else ""
-        yield source.ProbeFinding(what, source.ProbeVerdict.SUPPORTED, detail, remedy)
+        yield source.ProbeFinding.supported(what, detail, remedy)

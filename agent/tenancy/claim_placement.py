@@ -15,7 +15,7 @@ from fractions import Fraction
 import msgspec
 
 from agent.gpus.mig_slots import count_covered_slots
-from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from agent.sampling.source import ProbeFinding, format_count
 from agent.tenancy.claim_tracker import ProviderReport
 from agent.tenancy.claims import NodeClaim
 from agent.tenancy.devices import NodeDevices
@@ -120,7 +120,7 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     remedy = (
         "run `railscope claim start --from-slurm` in a prolog, or set tenancy.slurm_job_directory"
     )
-    yield ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, f"{detail}; bills assume the devices", remedy)
+    yield ProbeFinding.absent(SUBJECT, f"{detail}; bills assume the devices", remedy)
 
 
 def _amount(held: NodeClaim) -> str:

@@ -219,6 +219,11 @@ def failed_report(what: str, error: Exception, remedy: str) -> ClaimReport:
     return ClaimReport((), (failure_finding(what, error, remedy),), reason)
 
 
+def absent_report(what: str, detail: str) -> ClaimReport:
+    """Return the result of a poll without claims, because the node does not have this provider."""
+    return ClaimReport(findings=(ProbeFinding.absent(what, detail),))
+
+
 def select_claims(in_force: tuple[NodeClaim, ...], **of: object) -> tuple[NodeClaim, ...]:
     """Return the claims in force with these properties, which stay as they are after a failed read."""
     return tuple(

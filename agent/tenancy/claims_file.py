@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import msgspec
 
 from agent.host import Host
-from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from agent.tenancy import devices as naming
-from agent.tenancy.claims import FILE_SOURCE, ClaimReport, NodeClaim, TenancyError, failed_report
+from agent.sampling.source import ProbeFinding, format_count
+from agent.tenancy import claims, devices as naming
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority, parse_written_share, share_text
 from railscope.timestamps import TimestampError, parse_timestamp
@@ -32,7 +31,7 @@ _COLUMNS = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "sh
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0", ""}
 
 
-class ClaimsFileError(TenancyError, ValueError):
+class ClaimsFileError(claims.TenancyError, ValueError):
     """A file that cannot be used; the message names the line."""
 
 
@@ -61,22 +60,18 @@ class ClaimsFile:
     _lines: tuple[ClaimsFileLine, ...] = ()
 
     def poll(
-        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
-    ) -> ClaimReport:
+        self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+    ) -> claims.ClaimReport:
         """Return the claims on this node. An invalid file changes nothing."""
         if not self.path:
-            return ClaimReport(
-                findings=(
-                    ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "tenancy.claims_file is not set"),
-                )
-            )
+            return claims.absent_report(SUBJECT, "tenancy.claims_file is not set")
         try:
             content = host.read(self.path)
             if content != self._content:
                 self._lines = parse_claims_file(content)
                 self._content = content
         except (OSError, ClaimsFileError) as error:
-            return failed_report(
+            return claims.failed_report(
                 SUBJECT, error, f"correct {self.path}; its previous claims stay in force until then"
             )
         held = tuple(one for line in self._lines for one in self._held(line, devices, in_force))
@@ -84,11 +79,11 @@ class ClaimsFile:
             f"{self.path}: {format_count(len(self._lines), 'claim')}, {len(held)} on "
             "devices of this node"
         )
-        return ClaimReport(held, (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
+        return claims.ClaimReport(held, (ProbeFinding.supported(SUBJECT, detail),))
 
     def _held(
-        self, line: ClaimsFileLine, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
-    ) -> Iterator[NodeClaim]:
+        self, line: ClaimsFileLine, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+    ) -> Iterator[claims.NodeClaim]:
         """Yield the claims of a line on this node; a line for all GPUs includes lost ones."""
         node = self.node()
         of_node = line.gpu == "*" or line.gpu in {node, node.partition(".")[0]}
@@ -97,17 +92,19 @@ class ClaimsFile:
         else:
             named = naming.find_device(line.gpu, devices)
             found = [named] if named else []
-        claims = {device.id: self._claim(line, device, node if of_node else "") for device in found}
-        yield from claims.values()
+        by_device = {
+            device.id: self._claim(line, device, node if of_node else "") for device in found
+        }
+        yield from by_device.values()
         for held in in_force if of_node else ():
-            if held.part not in claims and self._claim(line, devices.gpu(held.gpu), node).agrees(
+            if held.part not in by_device and self._claim(line, devices.gpu(held.gpu), node).agrees(
                 held
             ):
                 yield held
 
-    def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> NodeClaim:
-        return NodeClaim(
-            source=FILE_SOURCE,
+    def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> claims.NodeClaim:
+        return claims.NodeClaim(
+            source=claims.FILE_SOURCE,
             level=ClaimAuthority.SCHEDULER,
             workload=line.workload,
             owner=line.owner,

@@ -202,7 +202,7 @@ class CommandClaims:
             return ClaimReport(held, (ProbeFinding(SUBJECT, verdict, self._problem),))
         count = sum(claim.end_ns is None for claim in claims)
         detail = f"{format_count(count, 'claim')} in force, stored in {self._path}"
-        return ClaimReport(held, (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
+        return ClaimReport(held, (ProbeFinding.supported(SUBJECT, detail),))
 
 
 def _without_times(claim: CommandClaim) -> CommandClaim:

@@ -22,7 +22,7 @@ from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import kubelet_answers
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import devices as naming, virtual_machines
-from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
+from agent.tenancy.claims import ClaimReport, NodeClaim, absent_report, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.tenancy.pods import NodePods, PodDirectories, PodRequests
 from railscope.claim_terms import ClaimAuthority, share_text
@@ -86,11 +86,7 @@ class KubernetesProvider:
         """Return the devices of all pods that have not ended."""
         socket = self.settings.kubelet_socket
         if not socket:
-            return ClaimReport(
-                findings=(
-                    ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "tenancy.kubelet_socket is not set"),
-                )
-            )
+            return absent_report(SUBJECT, "tenancy.kubelet_socket is not set")
         self.pods = self._directories.scan(host)
         requests = self.requests.poll(host, devices)
         try:
@@ -102,7 +98,7 @@ class KubernetesProvider:
                     SUBJECT, error, "start the kubelet, or set tenancy.kubelet_socket"
                 )
             detail = f"the kubelet is not installed: {socket} does not exist"
-            return ClaimReport(findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, detail),))
+            return absent_report(SUBJECT, detail)
         except (OSError, msgspec.ValidationError) as error:
             return failed_report(
                 SUBJECT, error, "run the agent as root, or read the log of the kubelet"
@@ -246,7 +242,7 @@ class KubernetesProvider:
             f"{format_count(len(held), 'device')} held by "
             f"{format_count(pods, 'pod')}, reported by {self.settings.kubelet_socket}"
         )
-        yield ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)
+        yield ProbeFinding.supported(SUBJECT, detail)
         if unknown:
             some = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
             detail = (
@@ -259,11 +255,8 @@ class KubernetesProvider:
         lost = {each.text for each in holdings if not _has_known_replicas(each, self._replicas)}
         if lost:
             detail = f"number of shares not reported: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
-            yield ProbeFinding(
-                SUBJECT,
-                ProbeVerdict.ABSENT,
-                detail,
-                "enable GetAllocatableResources of the kubelet",
+            yield ProbeFinding.absent(
+                SUBJECT, detail, "enable GetAllocatableResources of the kubelet"
             )
 
 

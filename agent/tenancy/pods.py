@@ -135,6 +135,4 @@ def _shares_finding(found: Mapping[tuple[str, str], PodShareRequests]) -> ProbeF
         )
         remedy = "run `railscope claim start --share` for these pods, or correct the annotation"
         return ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
-    return ProbeFinding(
-        SUBJECT, ProbeVerdict.SUPPORTED, f"{format_count(len(found), 'pod')} with shares"
-    )
+    return ProbeFinding.supported(SUBJECT, f"{format_count(len(found), 'pod')} with shares")

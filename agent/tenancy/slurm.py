@@ -335,13 +335,13 @@ def _findings(
 ) -> list[ProbeFinding]:
     has_files = settings.slurm_gpu_directory or settings.slurm_job_directory
     if not groups and not held and not has_files:
-        return [ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no control groups of Slurm jobs")]
+        return [ProbeFinding.absent(SUBJECT, "no control groups of Slurm jobs")]
     named, unnamed = len([one for one in held if one.gpu]), sum(one.count for one in held)
     amounts = [format_count(named, "device")] if named or not unnamed else []
     amounts += [f"{format_count(unnamed, 'GPU')} without a device"] if unnamed else []
     jobs = format_count(len({h.workload for h in held}), "job")
     detail = f"{' and '.join(amounts)} held by {jobs}"
-    found = [ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)]
+    found = [ProbeFinding.supported(SUBJECT, detail)]
     denied = [environment.job for _, environment in groups if environment.is_denied]
     if denied and homeless:
         detail = f"permission denied for the environment of {format_count(len(denied), 'job')}"
@@ -349,8 +349,6 @@ def _findings(
     elif homeless:
         detail = f"unknown GPUs of {format_count(len(homeless), 'job')}: {', '.join(homeless[:5])}"
         found.append(
-            ProbeFinding(
-                SUBJECT, ProbeVerdict.ABSENT, detail, "run `railscope claim start` in a prolog"
-            )
+            ProbeFinding.absent(SUBJECT, detail, "run `railscope claim start` in a prolog")
         )
     return found

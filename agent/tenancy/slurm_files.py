@@ -156,7 +156,7 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
         return GresConf((), "")
     if conf.auto_detect and not conf.devices:
         detail = f"{path}: order of the GPUs left to {conf.auto_detect}: assumed as /dev/nvidiaN"
-        written.findings.append(ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.ABSENT, detail))
+        written.findings.append(ProbeFinding.absent(GRES_CONF_SUBJECT, detail))
     return conf
 
 

@@ -21,7 +21,7 @@ from agent.host.owners import OWNER
 from agent.owners import FormatError, cgroup
 from agent.owners.runtimes import LibvirtDomain
 from agent.sampling import source
-from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
+from agent.tenancy.claims import ClaimReport, NodeClaim, absent_report, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.topology.pci import DEVICES, gpu_addresses, is_address
 from railscope.claim_terms import ClaimAuthority
@@ -95,13 +95,7 @@ class VirtualMachineProvider:
         mediated = set(source.list_names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
-            return ClaimReport(
-                findings=(
-                    source.ProbeFinding(
-                        SUBJECT, source.ProbeVerdict.ABSENT, "no GPU is passed through"
-                    ),
-                )
-            )
+            return absent_report(SUBJECT, "no GPU is passed through")
         try:
             domains = list(_read_running_domains(host))
             known = {domain.name for domain in domains}
@@ -113,9 +107,7 @@ class VirtualMachineProvider:
             f"{source.format_count(len(passed), 'GPU')} passed through, {len(held)} held by "
             "running virtual machines"
         )
-        return ClaimReport(
-            tuple(held), (source.ProbeFinding(SUBJECT, source.ProbeVerdict.SUPPORTED, detail),)
-        )
+        return ClaimReport(tuple(held), (source.ProbeFinding.supported(SUBJECT, detail),))
 
     def _held(
         self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
