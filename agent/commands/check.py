@@ -257,7 +257,7 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
     governor = create_governor(budget, sources, settled_after=1)
     for name, status in statuses.items():
         if status.spent and status.state != UNSUPPORTED:
-            governor.took(name, status.spent, 0)
+            governor.record_read(name, status.spent, 0)
     shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
     whole = governor.projected
     governor.decide(0, 0)

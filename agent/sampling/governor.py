@@ -194,7 +194,7 @@ class StretchFitter:
         ]
         heapify(self._most_expensive)
 
-    def into(self, allowance: float) -> dict[str, int]:
+    def fit(self, allowance: float) -> dict[str, int]:
         """Return the stretches above 1, for loads above their fair share and up to their limits."""
         fair = allowance / self._takers
         while self._total > allowance and self._most_expensive:
@@ -278,12 +278,12 @@ class Governor:
         """Expected share of a core at the present periods."""
         return self.rest + sum(load.cpu_share(load.stretch) for load in self.loads.values())
 
-    def took(self, name: str, spent: ReadCost, at_ns: int) -> None:
+    def record_read(self, name: str, spent: ReadCost, at_ns: int) -> None:
         """Record a read of a source."""
         self._account.reads_ns += spent.total.cpu_ns
         self.loads[name].take(spent, at_ns)
 
-    def absent(self, name: str) -> None:
+    def record_absence(self, name: str) -> None:
         """Record that a source has no devices here: the cost of its probes belongs to the rest."""
         self.loads[name].forget()
 
@@ -310,12 +310,12 @@ class Governor:
         relaxed = needed.copy()
         for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
             allowance = max(part * self.cpu_ratio - self.rest, part * least)
-            for name, stretch in whole.into(allowance).items():
+            for name, stretch in whole.fit(allowance).items():
                 wanted[name] = (stretch, CPU)
         for thread in self._threads:
             waits = StretchFitter(thread, GovernedLoad.wall_share)
             for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
-                for name, stretch in waits.into(part * THREAD_SHARE).items():
+                for name, stretch in waits.fit(part * THREAD_SHARE).items():
                     if stretch > wanted[name][0]:
                         wanted[name] = (stretch, BLOCKING)
         return needed, relaxed

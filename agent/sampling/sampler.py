@@ -247,9 +247,9 @@ class Sampler:
         if self.keeper is None:
             return
         if status.state == UNSUPPORTED:
-            self.keeper.governor.absent(status.source.name)
+            self.keeper.governor.record_absence(status.source.name)
         else:
-            self.keeper.governor.took(status.source.name, outcome.spent, now.boot_ns)
+            self.keeper.governor.record_read(status.source.name, outcome.spent, now.boot_ns)
 
     async def _tick(self, family: _DeviceFamily, due: Sequence[_FamilyMember]) -> None:
         """Read the due members; slow reads stay pending with their family, hung calls are left behind."""

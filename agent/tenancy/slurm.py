@@ -234,7 +234,7 @@ class SlurmProvider:
         written = self._written(host, devices, in_force)
         unnamed = {held.workload for held in written.held if not held.gpu}
         wanted = {held.workload for held in written.held} - unnamed
-        held, homeless = list(written.held), []
+        held, without_gpus = list(written.held), []
         for name, environment in groups:
             job = str(environment.job) if environment.job is not None else name
             if job in wanted:
@@ -245,7 +245,7 @@ class SlurmProvider:
                     claims.select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
                 )
             if not found and environment.gpus is None and job not in unnamed:
-                homeless.append(job)
+                without_gpus.append(job)
             held += found
         there = {name for name, _ in groups} | {f"job_{found.job}" for _, found in groups}
         for use in self.uses():  # processes are the only evidence without visible groups
@@ -256,7 +256,7 @@ class SlurmProvider:
                 and job not in wanted
             ):
                 held.append(_claim_of_job(job, use.device, JobEnvironment(None)))
-        findings = [*written.findings, *_findings(groups, held, homeless, self.settings)]
+        findings = [*written.findings, *_findings(groups, held, without_gpus, self.settings)]
         return claims.ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
 
     def _of_group(
@@ -330,7 +330,7 @@ def _without_duplicates(held: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
 def _findings(
     groups: list[tuple[str, JobEnvironment]],
     held: list[claims.NodeClaim],
-    homeless: list[str],
+    without_gpus: list[str],
     settings: TenancySettings,
 ) -> list[ProbeFinding]:
     has_files = settings.slurm_gpu_directory or settings.slurm_job_directory
@@ -343,11 +343,11 @@ def _findings(
     detail = f"{' and '.join(amounts)} held by {jobs}"
     found = [ProbeFinding.supported(SUBJECT, detail)]
     denied = [environment.job for _, environment in groups if environment.is_denied]
-    if denied and homeless:
+    if denied and without_gpus:
         detail = f"permission denied for the environment of {format_count(len(denied), 'job')}"
         found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, claims.RUN_AS_ROOT))
-    elif homeless:
-        detail = f"unknown GPUs of {format_count(len(homeless), 'job')}: {', '.join(homeless[:5])}"
+    elif without_gpus:
+        detail = f"unknown GPUs of {format_count(len(without_gpus), 'job')}: {', '.join(without_gpus[:5])}"
         found.append(
             ProbeFinding.absent(SUBJECT, detail, "run `railscope claim start` in a prolog")
         )

@@ -197,7 +197,7 @@ class _AllocatedGpus:
     ) -> Iterator[NodeClaim]:
         if gres.shares is not None:
             for index, share in enumerate(gres.shares):
-                if share.taken:
+                if share.allocated:
                     yield from self._of_share(
                         gres, share, _device_with_index(index, listed, devices)
                     )
@@ -217,9 +217,9 @@ class _AllocatedGpus:
     ) -> Iterator[NodeClaim]:
         """Yield a share of one GPU: the job's amount of the amount configured for the GPU."""
         try:
-            part = share_text(checked_share(Fraction(share.taken, max(share.there, 1))))
+            part = share_text(checked_share(Fraction(share.allocated, max(share.total, 1))))
         except ShareError:
-            what = f"{gres.name} {share.taken}/{share.there}"
+            what = f"{gres.name} {share.allocated}/{share.total}"
             self.unclear.append(f"job {self.job.id} has {what}; expected a share of a GPU")
             return
         yield self._of_job().on(device, part) if device is not None else self._unplaced(1, part)
@@ -246,7 +246,7 @@ class _AllocatedGpus:
 def _count_allocated_gpus(allocation: NodeAllocation) -> int:
     """Return the number of GPUs in the resources of one node; each share counts as one GPU."""
     whole = sum(gres.count for gres in allocation.gres if gres.name == "gpu")
-    shares = sum(bool(s.taken) for gres in allocation.gres for s in gres.shares or ())
+    shares = sum(bool(s.allocated) for gres in allocation.gres for s in gres.shares or ())
     return whole + shares
 
 

@@ -96,8 +96,8 @@ MAX_INDICES = 1024
 class ShardShare:
     """Shares of one GPU: number allocated, and total."""
 
-    taken: int
-    there: int
+    allocated: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

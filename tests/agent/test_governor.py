@@ -121,11 +121,11 @@ def test_a_smaller_allowance_stretches_nothing_less(
         load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), settled_after=1)
         load.take(ReadCost(ThreadCost(round(cost))), 0)
         loads.append(load)
-    full = StretchFitter(loads, GovernedLoad.cpu_share).into(allowance)
-    less = StretchFitter(loads, GovernedLoad.cpu_share).into(part * allowance)
+    full = StretchFitter(loads, GovernedLoad.cpu_share).fit(allowance)
+    less = StretchFitter(loads, GovernedLoad.cpu_share).fit(part * allowance)
     assert all(less[name] >= stretch for name, stretch in full.items())
     both = StretchFitter(loads, GovernedLoad.cpu_share)
-    assert (both.into(allowance), both.into(part * allowance)) == (full, less)
+    assert (both.fit(allowance), both.fit(part * allowance)) == (full, less)
 
 
 def four(**changes: float) -> list[SimulatedSource]:
@@ -281,7 +281,7 @@ def test_dear_looks_at_what_is_there_count_at_the_pace_at_which_they_come() -> N
     governor = run.governor
     for second in range(10):
         at_ns = run.now_ns + second * NS
-        governor.took("gpu", ReadCost(ThreadCost(2 * MS), ThreadCost(100 * MS)), at_ns)
+        governor.record_read("gpu", ReadCost(ThreadCost(2 * MS), ThreadCost(100 * MS)), at_ns)
         governor.decide(0, at_ns)
     assert governor.loads["gpu"].stretch == 16
 
@@ -289,10 +289,10 @@ def test_dear_looks_at_what_is_there_count_at_the_pace_at_which_they_come() -> N
 def test_a_source_that_is_not_here_takes_nothing() -> None:
     governor = Governor(BUDGET, [source.governed for source in four()])
     for second in range(5):
-        governor.took("gpu", ReadCost(ThreadCost(200 * MS)), second * NS)
+        governor.record_read("gpu", ReadCost(ThreadCost(200 * MS)), second * NS)
         governor.decide(0, second * NS)
     assert governor.loads["gpu"].stretch > 1
-    governor.absent("gpu")
+    governor.record_absence("gpu")
     governor.decide(0, 300 * NS)
     assert governor.loads["gpu"].stretch == 1
     assert governor.projected == 0

@@ -102,7 +102,7 @@ class Simulation:
         spent = source.spent(probed=probed)
         self._reads_cpu_ns += spent.total.cpu_ns
         before = self.stretched
-        self.governor.took(source.name, spent, self.now_ns)
+        self.governor.record_read(source.name, spent, self.now_ns)
         self.governor.decide(self._reads_cpu_ns + round(self._rest_cpu_ns), self.now_ns)
         for name, stretch in {**dict.fromkeys(before, 1), **self.stretched}.items():
             if stretch != before.get(name, 1):
