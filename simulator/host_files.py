@@ -157,17 +157,13 @@ def show_driver_files(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add a file for each GPU to a `CaptureMoment`."""
     for gpu in model.machine.gpus:
         path = f"/proc/driver/nvidia/gpus/{gpu.pci_address}/information"
-        into.files[path] = _information(model.machine.model.name, gpu)
-
-
-def _information(name: str, gpu: node_hardware.SimulatedGpu) -> str:
-    return (
-        f"Model: \t\t {name}\n"
-        f"IRQ:   \t\t {_FIRST_INTERRUPT + gpu.index}\n"
-        f"GPU UUID: \t {gpu.uuid}\n"
-        f"Bus Location: \t {gpu.pci_address}\n"
-        f"Device Minor: \t {gpu.index}\n"
-    )
+        into.files[path] = (
+            f"Model: \t\t {model.machine.model.name}\n"
+            f"IRQ:   \t\t {_FIRST_INTERRUPT + gpu.index}\n"
+            f"GPU UUID: \t {gpu.uuid}\n"
+            f"Bus Location: \t {gpu.pci_address}\n"
+            f"Device Minor: \t {gpu.index}\n"
+        )
 
 
 _NAME_TAG, _READ_ONLY_TAG, _END_TAG = 0x82, 0x90, 0x78

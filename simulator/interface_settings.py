@@ -41,17 +41,10 @@ def show_settings(model: node_model.NodeModel, into: CaptureMoment) -> None:
     nothing: dict[str, Json] = dict.fromkeys(
         ("dcb", "pause", "fec", "rings", "link_modes", "module"), refused
     ) | {"standard_statistics": {"statistics": {}}}
-    unknown_speed = {
-        "duplex": "unknown",
-        "autonegotiation": False,
-        "supported": [],
-        "advertised": [],
-        "peer": [],
-    }
     _put(into, node_hardware.LOOPBACK, nothing | {"link_state": {"up": True}})
     virtual = {
         "rings": network_interfaces.INTERFACES.rings["virtio_net"],
-        "link_modes": unknown_speed,
+        "link_modes": network_interfaces.INTERFACES.unknown_link_mode,
         "link_state": {"up": True},
     }
     _put(into, node_hardware.ETHERNET, nothing | virtual)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -96,12 +95,17 @@ def read_live_node(path: Path) -> LiveNode:
     return node
 
 
-class FaultOccurrence(NamedTuple):
-    """Fault of one round: the node with this fault, its begin and its end."""
+@dataclass(frozen=True, slots=True)
+class FaultOccurrence:
+    """Fault of one round: the node with this fault, its begin and its end, and its scenario.
+
+    The scenario has local time: its second half is the time of the occurrence.
+    """
 
     spec: NodeSpec
     begin_ns: int
     end_ns: int
+    scenario: Scenario
 
     @classmethod
     def of(cls, node: LiveNode, fault: PlannedFault, number: int) -> FaultOccurrence:
@@ -114,30 +118,21 @@ class FaultOccurrence(NamedTuple):
             strikes=dice.randrange(node.gpus),
         )
         begin_ns = seconds(number * node.round_seconds + fault.begin_seconds)
-        return cls(spec, begin_ns, begin_ns + seconds(fault.length_seconds))
+        length_ns = seconds(fault.length_seconds)
+        return cls(spec, begin_ns, begin_ns + length_ns, scenario_of(spec, 2 * length_ns))
 
-
-class _LocalScenario:
-    """Scenario in local time: its second half is the time of the occurrence."""
-
-    def __init__(self, occurrence: FaultOccurrence) -> None:
-        self._occurrence = occurrence
-        half_ns = occurrence.end_ns - occurrence.begin_ns
-        self.scenario = scenario_of(occurrence.spec, 2 * half_ns)
-        self.shift_ns = occurrence.begin_ns - half_ns
+    @property
+    def shift_ns(self) -> int:
+        """Start of the scenario's local time."""
+        return 2 * self.begin_ns - self.end_ns
 
     def acts(self, span: TimeSpan) -> bool:
         """True if a span ends within the fault."""
-        return self._occurrence.begin_ns <= span.end_ns < self._occurrence.end_ns
-
-    @property
-    def gpu(self) -> int:
-        """Index of the struck GPU."""
-        return self._occurrence.spec.struck
+        return self.begin_ns <= span.end_ns < self.end_ns
 
     def is_repaired(self, span: TimeSpan) -> bool:
         """True if the fault ends in a span, and only a reset of the GPU ends it."""
-        return span.passes(self._occurrence.end_ns) and strikes_gpu(self._occurrence.spec)
+        return span.passes(self.end_ns) and strikes_gpu(self.spec)
 
     def local(self, span: TimeSpan) -> TimeSpan:
         """Convert a span to the scenario's local time."""
@@ -145,11 +140,9 @@ class _LocalScenario:
 
     def outages(self, rail: int | None) -> list[TimeSpan]:
         """Return the outages of a rail's link, none of them longer than the fault."""
+        shift_ns = self.shift_ns
         return [
-            TimeSpan(
-                one.start_ns + self.shift_ns,
-                min(one.end_ns + self.shift_ns, self._occurrence.end_ns),
-            )
+            TimeSpan(one.start_ns + shift_ns, min(one.end_ns + shift_ns, self.end_ns))
             for one in self.scenario.link_outages(rail)
         ]
 
@@ -161,25 +154,22 @@ class FaultRounds(Scenario):
         super().__init__(node.spec, 0)
         self._node = node
         self._round_ns = seconds(node.round_seconds)
-        self._strikes: dict[int, list[_LocalScenario]] = {}
+        self._strikes: dict[int, list[FaultOccurrence]] = {}
         self._at(0)
 
-    def _at(self, instant_ns: int) -> list[_LocalScenario]:
+    def _at(self, instant_ns: int) -> list[FaultOccurrence]:
         """Return the faults of a round and of the previous one; its last fault may still be active."""
         number = max(instant_ns, 0) // self._round_ns
         wanted = range(max(number - 1, 0), number + 1)
         if set(self._strikes) != set(wanted):
             self._strikes = {
                 one: self._strikes.get(one)
-                or [
-                    _LocalScenario(FaultOccurrence.of(self._node, fault, one))
-                    for fault in self._node.faults
-                ]
+                or [FaultOccurrence.of(self._node, fault, one) for fault in self._node.faults]
                 for one in wanted
             }
         return [strike for strikes in self._strikes.values() for strike in strikes]
 
-    def _acting(self, span: TimeSpan) -> list[_LocalScenario]:
+    def _acting(self, span: TimeSpan) -> list[FaultOccurrence]:
         return [strike for strike in self._at(span.end_ns) if strike.acts(span)]
 
     def job(self, span: TimeSpan) -> JobConditions:
@@ -217,7 +207,7 @@ class FaultRounds(Scenario):
 
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Return the GPUs that are reset because their fault ends in a span."""
-        return [one.gpu for one in self._at(span.end_ns) if one.is_repaired(span)]
+        return [one.spec.struck for one in self._at(span.end_ns) if one.is_repaired(span)]
 
     def onsets(self, span: TimeSpan) -> Sequence[tuple[int, Scenario]]:
         """Return the faults that begin in a span."""

@@ -42,6 +42,7 @@ class InterfaceTables:
     standard_statistics: dict[str, dict[str, str]]
     rings: dict[str, dict[str, Json]]
     link_modes: dict[str, dict[str, list[Json]]]
+    unknown_link_mode: dict[str, Json]
     transceivers: dict[str, dict[str, dict[str, Json]]]
     transceiver_thresholds: dict[str, Json]
     files: dict[str, dict[str, Json]]

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -28,6 +28,7 @@ from aiohttp.typedefs import Handler
 from aiohttp.web_urldispatcher import AbstractRoute
 
 from collector.access import credentials as access
+from collector.access.access_trail import AccessTrail
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
 from railscope.server_connections import source_of
@@ -234,24 +235,6 @@ _SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'
 _UNQUOTED_IN_PATHS = "/%:@!$&'()*+,;=~-._"
 
 
-class AccessObserver(Protocol):
-    """Receiver of access events. Its methods do not block."""
-
-    def denied(self, denial: DeniedRequest) -> None:
-        """A request was denied."""
-
-    def used(self, credential: access.Credential, key: access.CredentialKey, address: str) -> None:
-        """A credential was accepted."""
-
-    def expired(
-        self, credential: access.Credential, key: access.CredentialKey, address: str
-    ) -> None:
-        """An expired credential was presented."""
-
-    def crossed(self, credential: access.Credential, path: str, address: str) -> None:
-        """A tenant requested the data of another."""
-
-
 RouteHandler: TypeAlias = Callable[[web.Request, access.Credential], Awaitable[web.StreamResponse]]
 """Handler of an authorized request; an open route is called with `ANYONE`."""
 RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
@@ -263,7 +246,7 @@ class RequestAuthorizer:
     """Authorizes requests; `credentials` is called for each request."""
 
     credentials: Callable[[], access.Credentials]
-    witness: AccessObserver
+    trail: AccessTrail
     allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
     wall_ns: Callable[[], int] = time.time_ns
@@ -301,7 +284,7 @@ class RequestAuthorizer:
         if credential is None:
             return self._unknown(request, route, found)
         if found.key:
-            self.witness.used(credential, found.key, request.remote or "")
+            self.trail.used(credential, found.key, request.remote or "")
         if route is None:
             return credential
         if not route.admits(credential.role):
@@ -310,7 +293,7 @@ class RequestAuthorizer:
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, found, (ROLE, text))
         if credential.role is access.Role.TENANT and not _own(request, credential.tenant):
-            self.witness.crossed(credential, _path(request), request.remote or "")
+            self.trail.crossed(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
             return self._forbidden(request, route, found, (CROSS_TENANT, text))
         return credential
@@ -329,11 +312,9 @@ class RequestAuthorizer:
     ) -> web.Response:
         address = request.remote or ""
         label = found.holder.label if found.holder else ""
-        self.witness.denied(
-            DeniedRequest(address, _path(request), found.reason, label, found.shown)
-        )
+        self.trail.denied(DeniedRequest(address, _path(request), found.reason, label, found.shown))
         if found.holder and found.key and found.reason == EXPIRED:
-            self.witness.expired(found.holder, found.key, address)
+            self.trail.expired(found.holder, found.key, address)
         self.refused(route, "token")
         if self._throttle.fails(address, time.monotonic()):
             headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
@@ -357,7 +338,7 @@ class RequestAuthorizer:
         reason, text = denial
         label = found.credential.label if found.credential else ""
         address = request.remote or ""
-        self.witness.denied(DeniedRequest(address, _path(request), reason, label, found.shown))
+        self.trail.denied(DeniedRequest(address, _path(request), reason, label, found.shown))
         self.refused(route, reason)
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
         return json_error(HTTPStatus.FORBIDDEN, text, headers)

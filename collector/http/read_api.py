@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from aiohttp import web
 
 from collector.access.credentials import Credential, Role, own_account, own_cells
+from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.administrator_files import AdministratorFiles
 from collector.audit.collector_records import AuditTrail
@@ -30,6 +31,7 @@ from collector.http.access_control import RouteHandler, RouteHandlers, json_answ
 from collector.http.node_twins import NodeTwins
 from collector.inventory.comparison import inventory_json
 from collector.settlement.day_finalizer import DayFinalizer
+from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
 from collector.views.rollups import node_rollups, reduce_rows
@@ -87,19 +89,6 @@ class JobsApi:
         return [view.to_json(job, self.names_of) for job in jobs]
 
 
-class SinkCounts(Protocol):
-    """Counters of a sink."""
-
-    written: int
-    dropped: int
-
-
-class FileValidity(Protocol):
-    """Validity of a file."""
-
-    valid: bool
-
-
 @dataclass(slots=True)
 class CollectorMetrics:
     """Sources of the collector's own metrics, and of the GPU-time account of all tenants."""
@@ -108,9 +97,9 @@ class CollectorMetrics:
     log: FrameLog
     files: AdministratorFiles
     settler: DayFinalizer
-    sink: SinkCounts
+    sink: InfluxSink
     trail: AuditTrail
-    tokens: FileValidity
+    tokens: TokensFile
     connections: ServerConnections
     twins: NodeTwins
     quarantine: RecordQuarantine
