@@ -12,11 +12,12 @@ contains SW_MNG, by which the NVIDIA Fabric Manager finds it.
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 from railscope.capture import CaptureMoment, Json, failure
 from simulator import device_models, fabric, node_hardware, node_model
 from simulator.port import NEIGHBOUR_FRAME_BYTES
-from simulator.spec import NS_PER_SECOND, NodeSpec
+from simulator.spec import NS_PER_SECOND
 
 DISK = "nvme0n1"
 
@@ -34,9 +35,11 @@ _ROUTES = (
 """The default route via 10.0.0.1, and the network itself (linux: net/ipv4/fib_trie.c)."""
 
 
-def boot_seconds(spec: NodeSpec) -> int:
-    """Boot time of the node, in whole seconds since 1970."""
-    return (spec.started_wall_ns - spec.started_boot_ns) // NS_PER_SECOND
+def show_files(into: CaptureMoment, directory: str, files: Mapping[str, Json]) -> None:
+    """Add files of one line below a directory; a failure to read one is added as it is."""
+    for name, content in files.items():
+        failed = isinstance(content, dict)
+        into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
 
 
 def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
@@ -44,7 +47,8 @@ def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     server = model.server
     into.calls["psutil.cpu_times()"] = _cpu_times(server)
     into.calls["psutil.cpu_count()"] = node_hardware.LOGICAL_CPUS
-    into.calls["psutil.boot_time()"] = float(boot_seconds(model.spec))
+    boot_ns = model.spec.started_wall_ns - model.spec.started_boot_ns
+    into.calls["psutil.boot_time()"] = float(boot_ns // NS_PER_SECOND)
     into.calls["psutil.virtual_memory()"] = _memory(server)
     into.calls["psutil.swap_memory()"] = {
         "total": _SWAP_BYTES,
@@ -65,9 +69,8 @@ def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     for resource, pressure in server.pressure.items():
         into.files[f"/proc/pressure/{resource}"] = _pressure(pressure)
     into.files["/proc/net/route"] = _ROUTES
-    into.files["/proc/sys/kernel/random/boot_id"] = f"{model.spec.boot_id}\n"
-    into.files["/proc/sys/kernel/osrelease"] = f"{node_hardware.KERNEL}\n"
-    into.files["/proc/sys/kernel/hostname"] = f"{model.spec.node}\n"
+    kernel = {"osrelease": node_hardware.KERNEL, "hostname": model.spec.node}
+    show_files(into, "/proc/sys/kernel", {"random/boot_id": model.spec.boot_id, **kernel})
 
 
 def _cpu_times(server: node_model.HostState) -> Json:
@@ -250,9 +253,7 @@ def show_pci_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
             corrected={"BadTLP": nic_cable.counters.pcie_errors} if nic_cable else {},
             fatal=_SURPRISE_DOWN if downstream in lost | removed else {},
         )
-        for name, content in files.items():
-            failed = isinstance(content, dict)
-            into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
+        show_files(into, directory, files)
     show_vital_data(model, into)
 
 

@@ -14,7 +14,15 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator import driver_counters, fabric, network_interfaces, node_hardware, node_model, port
+from simulator import (
+    driver_counters,
+    fabric,
+    host_files,
+    network_interfaces,
+    node_hardware,
+    node_model,
+    port,
+)
 
 _BUFFERS_BYTES = 262_016
 _LOSSY_BUFFER_BYTES = 105_856
@@ -218,8 +226,7 @@ def show_ofed_files(model: node_model.NodeModel, into: CaptureMoment) -> None:
                     if path.startswith(f"{directory}/")
                 }
             )
-        for path, text in files.items():
-            into.files[f"{net}/{path}"] = f"{text}\n"
+        host_files.show_files(into, net, files)
         place = f"/sys/class/infiniband/{cable.port.rdma_device}/tc/1/traffic_class"
         into.files[place] = f"Global tclass={port.DSCP_OF_DATA << 2 | _ECN_CAPABLE}\n"
 

@@ -26,7 +26,7 @@ from simulator.data import read_table
 from simulator.device_models import LANES
 from simulator.driver_counters import ethtool_statistics
 from simulator.fabric import Cable
-from simulator.host_files import network
+from simulator.host_files import network, show_files
 from simulator.node_hardware import ETHERNET, KERNEL, LOOPBACK, MANAGEMENT_ADDRESS
 from simulator.node_model import InterfaceTraffic, NodeModel
 from simulator.spec import MAX_GPUS, NodeSpec
@@ -84,9 +84,7 @@ def _interface_files(cable: Cable) -> dict[str, Json]:
 
 def _show_files(into: CaptureMoment, interface: str, files: dict[str, Json], device: Json) -> None:
     directory = f"/sys/class/net/{interface}"
-    for name, content in files.items():
-        failed = isinstance(content, dict)
-        into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
+    show_files(into, directory, files)
     into.links[f"{directory}/device"] = device
 
 

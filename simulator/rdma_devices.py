@@ -8,6 +8,7 @@ from railscope.capture import CaptureMoment, Json, failure
 from simulator.device_models import CONNECTX7, LANES, NicModel
 from simulator.driver_counters import RDMA, counters, hw_counters, optional_counters
 from simulator.fabric import Cable
+from simulator.host_files import show_files
 from simulator.node_hardware import NvSwitchFunction, SimulatedPort
 from simulator.node_model import NodeModel
 
@@ -46,8 +47,7 @@ def show_rdma_devices(model: NodeModel, into: CaptureMoment) -> None:
 def _show_files(into: CaptureMoment, directory: str, files: dict[str, str]) -> None:
     into.names[f"{directory}/ports"] = ["1"]
     into.names[f"{directory}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
-    for name, text in files.items():
-        into.files[f"{directory}/{name}"] = f"{text}\n"
+    show_files(into, directory, files)
 
 
 def _show_counters(
@@ -58,8 +58,7 @@ def _show_counters(
         into.names[place] = failure(OSError(errno.ENOENT, ""))
         return
     into.names[place] = sorted(values)
-    for name, value in values.items():
-        into.files[f"{place}/{name}"] = f"{value}\n"
+    show_files(into, place, values)
 
 
 def _device_files(cable: Cable) -> dict[str, str]:
@@ -102,9 +101,10 @@ def _show_gids(into: CaptureMoment, cable: Cable) -> None:
     for directory in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
         into.names[f"{place}/{directory}"] = numbers
     for number, kind in zip(numbers, _GIDS, strict=True):
-        into.files[f"{place}/gids/{number}"] = f"{local if number in '01' else routed}\n"
-        into.files[f"{place}/gid_attrs/types/{number}"] = f"{kind}\n"
-        into.files[f"{place}/gid_attrs/ndevs/{number}"] = f"{port.interface}\n"
+        gid = local if number in "01" else routed
+        attributes = {"types": kind, "ndevs": port.interface}
+        files = {f"gid_attrs/{name}/{number}": text for name, text in attributes.items()}
+        show_files(into, place, {f"gids/{number}": gid, **files})
 
 
 def _show_bridge(into: CaptureMoment, bridge: NvSwitchFunction, path: Json) -> None:

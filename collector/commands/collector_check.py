@@ -79,7 +79,8 @@ def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckRes
     yield _guarded("pod_job_pattern", lambda: _pattern(settings.pod_job_pattern))
     yield _guarded("ledger", lambda: _ledger(settings, directory))
     yield _guarded("audit.key_file", lambda: _audit_key(settings, directory))
-    yield _guarded("influx", lambda: _influx(settings))
+    server = settings.influx
+    yield _guarded("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
 
 
 def _guarded(what: str, examine: Callable[[], str]) -> CheckResult:
@@ -202,9 +203,3 @@ def _audit_key(settings: CollectorSettings, directory: Path) -> str:
     path = Path(settings.audit.key_file or directory / "audit.key")
     key = log_secrets.load_or_generate_key(path, settings.audit.origin)
     return f"{path} signs {key.name}" if path.exists() else f"{path} will be created"
-
-
-def _influx(settings: CollectorSettings) -> str:
-    if not settings.influx.url:
-        return "off: no influx.url"
-    return influx.probe(settings.influx)

@@ -79,7 +79,9 @@ class CommandContext:
         ledger = Ledger.open(self._url(), metadata, make=make)
         try:
             if not any_copy:
-                ledger_watch.compare_writes(ledger.database, self._configured_directory())
+                # The state directory belongs to the ledger of the settings only.
+                directory = self._state_directory() if self.ledger is None else None
+                ledger_watch.compare_writes(ledger.database, directory)
             yield period_closing.BillingBooks.of(ledger, evidence_in(ledger.database))
         finally:
             ledger.close()
@@ -140,10 +142,6 @@ class CommandContext:
                 " `railscope collector accept-clock`"
             )
             raise invoices.ClosingError(message)
-
-    def _configured_directory(self) -> Path | None:
-        """State directory of the collector that the ledger belongs to; None for another ledger."""
-        return self._state_directory() if self.ledger is None else None
 
     def _state_directory(self) -> Path:
         return service.state_directory(self._settings)

@@ -128,7 +128,8 @@ class Ingest:
         except NotAcknowledgedError as rejection:
             self.core.counts.reject(rejection.reason)
             if rejection.status == HTTPStatus.FORBIDDEN:
-                self._deny(request, credential, rejection)
+                path, address = request.rel_url.raw_path, request.remote or ""
+                self.denied(DeniedRequest(address, path, rejection.reason, credential.label))
             headers = {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED else {}
             repeated = None
             if rejection.reason not in _EXPECTED:
@@ -141,12 +142,6 @@ class Ingest:
         if answer.status in DECISIONS:
             answer.headers[ANSWER_HEADER] = await _mark(request, answer)
         return answer
-
-    def _deny(
-        self, request: web.Request, credential: Credential, rejection: NotAcknowledgedError
-    ) -> None:
-        path = request.rel_url.raw_path
-        self.denied(DeniedRequest(request.remote or "", path, rejection.reason, credential.label))
 
     async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
         if self.closed:

@@ -63,7 +63,9 @@ def add_health(gpu: GpuState, into: NvmlResults) -> None:
     if repairs and can_remap:
         into.fields(dict(enumerate(rows, 301)))
     _add_memory_errors(gpu, into)
-    _add_pcie_errors(gpu, into)
+    into.fields({94: gpu.pcie_replays, 95: 0, 169: 0})
+    if model.driver_branch >= _PCIE_ERRORS_SINCE:
+        into.fields(dict.fromkeys(_PCIE_ERRORS, 0))
 
 
 def _banks(gpu: GpuState) -> Json:
@@ -96,12 +98,6 @@ def _add_memory_errors(gpu: GpuState, into: NvmlResults) -> None:
                 here = count if location == DRAM else 0
                 answer = supported_if(location in located, here)
                 into.call("MemoryErrorCounter", answer, type_, counter, location)
-
-
-def _add_pcie_errors(gpu: GpuState, into: NvmlResults) -> None:
-    into.fields({94: gpu.pcie_replays, 95: 0, 169: 0})
-    if gpu.model.driver_branch >= _PCIE_ERRORS_SINCE:
-        into.fields(dict.fromkeys(_PCIE_ERRORS, 0))
 
 
 _ACTIVE, _LEADS_TO_GPU, _LEADS_TO_SWITCH = 1, 0, 2

@@ -14,7 +14,7 @@ from simulator.device_models import MEBIBYTE, GpuGeneration, GpuModel, GpuTemper
 from simulator.gpu import GpuState
 from simulator.nvml.results import NvmlResults, supported_if
 from simulator.spec import NodeSpec
-from simulator.workload import ALONE, SimulatedMigDevice
+from simulator.workload import ALONE
 
 _CUDA = {535: 12020, 550: 12040, 580: 13000, 590: 13010}
 """CUDA version of each driver branch (NVIDIA, CUDA release notes), in NVML's encoding."""
@@ -40,6 +40,9 @@ def add_identity(spec: NodeSpec, gpu: GpuState, into: NvmlResults) -> None:
     model, identity = gpu.model, gpu.identity
     domain, bus, slot = identity.pci_address.partition(".")[0].split(":")
     blackwell = model.generation >= GpuGeneration.BLACKWELL
+    fabric = _fabric(spec, model)
+    # The structure in its form before versions and health.
+    old_fabric = {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
     into.calls(
         UUID=identity.uuid,
         Name=model.name,
@@ -54,8 +57,8 @@ def add_identity(spec: NodeSpec, gpu: GpuState, into: NvmlResults) -> None:
         VirtualizationMode=_VGPU_HOST if spec.mode == "vgpu" else _NO_VIRTUALIZATION,
         ModuleId=supported_if(model.nvlink, identity.index + 1),
         PlatformInfo=supported_if(blackwell, _rack_position(spec, gpu)),
-        GpuFabricInfoV=supported_if(model.joins_fabric, _fabric(spec, model)),
-        GpuFabricInfo=supported_if(model.joins_fabric, _older(_fabric(spec, model))),
+        GpuFabricInfoV=supported_if(model.joins_fabric, fabric),
+        GpuFabricInfo=supported_if(model.joins_fabric, old_fabric),
         PciInfo={
             "busIdLegacy": identity.pci_address.upper(),
             "domain": int(domain, 16),
@@ -100,27 +103,12 @@ def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
     }
 
 
-def _older(fabric: Json) -> Json:
-    """Return the structure in its form before versions and health."""
-    return {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
-
-
 _IDLE_BYTES = 2 * MEBIBYTE
 _REGISTERED_BYTES = 4096 * MEBIBYTE
 _SMALL_WINDOW_BYTES = 5 * MEBIBYTE
 """Mapped by processes if the window is too small for the memory and for registered buffers."""
 
 _MAPS_ALL_SINCE = 590
-
-
-def bar1_of_gpu(gpu: GpuState) -> Json:
-    """BAR1 window of a GPU."""
-    return _window(gpu.model.bar1_mebibytes, _mapped_bytes(gpu))
-
-
-def bar1_of_instance(device: SimulatedMigDevice) -> Json:
-    """BAR1 window of a MIG device: part of the GPU's, with no use reported."""
-    return _window(device.profile.bar1_mebibytes, 0)
 
 
 def _mapped_bytes(gpu: GpuState) -> int:
@@ -137,7 +125,8 @@ def _mapped_bytes(gpu: GpuState) -> int:
     return min(_REGISTERED_BYTES, sharing.used_bytes, model.bar1_mebibytes * MEBIBYTE)
 
 
-def _window(mebibytes: int, used_bytes: int) -> Json:
+def bar1_window(mebibytes: int, used_bytes: int) -> Json:
+    """BAR1 window of a GPU, or the part of it of a MIG device, whose use is not reported."""
     total = mebibytes * MEBIBYTE
     return {"bar1Total": total, "bar1Free": total - used_bytes, "bar1Used": used_bytes}
 
@@ -171,7 +160,7 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
                 into.field(number, margin)
     into.call("NumFans", supported_if(condition=False, answer=0))  # cooled by the chassis
     into.calls(
-        BAR1MemoryInfo=bar1_of_gpu(gpu),
+        BAR1MemoryInfo=bar1_window(model.bar1_mebibytes, _mapped_bytes(gpu)),
         PersistenceMode=1,
         ComputeMode=_EXCLUSIVE_PROCESS if gpu.sharing.mode == "mps" else _DEFAULT,
         AccountingMode=0,

@@ -107,7 +107,7 @@ def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
     into.calls(
         Name=f"{gpu.model.name} MIG {profile.name}",
         MemoryInfo=load.memory_info(device.memory_bytes, 0, used),
-        BAR1MemoryInfo=settings.bar1_of_instance(device),
+        BAR1MemoryInfo=settings.bar1_window(profile.bar1_mebibytes, 0),
         Attributes_v2={
             "multiprocessorCount": profile.multiprocessors,
             "sharedCopyEngineCount": profile.slices,
