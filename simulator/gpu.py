@@ -27,7 +27,7 @@ from simulator.silicon import Silicon
 from simulator.spec import NS_PER_SECOND, NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
 from simulator.workload import GpuSharing, JobDemand
 
-_OCCUPANCY, _TENSOR, _INTEGER, _FP32, _FP16 = 0.31, 0.62, 0.24, 0.21, 0.09
+_PIPES = {"occupancy": 0.31, "tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp16": 0.09}
 """Fractions of an SM's busy time."""
 
 _DRAM = 0.85
@@ -59,11 +59,7 @@ def activity_shares(demand: JobDemand, ripple: float) -> ActivityShares:
     return ActivityShares(
         graphics=min(demand.occupied, 1.0),
         sm=sm,
-        occupancy=_OCCUPANCY * sm,
-        tensor=_TENSOR * sm,
-        integer=_INTEGER * sm,
-        fp32=_FP32 * sm,
-        fp16=_FP16 * sm,
+        **{pipe: share * sm for pipe, share in _PIPES.items()},
         dram=_DRAM * min(demand.memory_activity * ripple, 1.0),
     )
 

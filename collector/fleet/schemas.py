@@ -13,7 +13,7 @@ of many nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -73,40 +73,31 @@ class SchemaLayout:
 
 def check_schema(schema: wire_format.WireSchema, limit: int) -> None:
     """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
+    for problem in _problems(schema, limit):
+        raise wire_format.WireError(problem)
+
+
+def _problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
+    stream, count = f"schema of stream {schema.stream!r}", len(schema.entities)
     columns = sum(len(group.entities) for group in schema.groups)
-    if columns > limit or len(schema.entities) > limit or len(schema.groups) > limit:
-        message = (
-            f"schema of stream {schema.stream!r}: expected at most {limit} columns and entities"
-        )
-        raise wire_format.WireError(message)
+    if max(columns, count, len(schema.groups)) > limit:
+        yield f"{stream}: expected at most {limit} columns and entities"
     if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
-        message = f"schema of stream {schema.stream!r}: expected at most {MAX_GPUS} GPUs"
-        raise wire_format.WireError(message)
-    count = len(schema.entities)
+        yield f"{stream}: expected at most {MAX_GPUS} GPUs"
     for group in schema.groups:
-        if not all(0 <= member < count for member in group.entities):
-            message = f"schema of stream {schema.stream!r}: column without an entity"
-            raise wire_format.WireError(message)
         metric = METRICS.get(group.metric)
-        if group.scale[1] <= 0:
-            message = (
-                f"metric {group.metric}: invalid scale {group.scale}: expected positive integers"
-            )
-            raise wire_format.WireError(message)
-        if metric and metric.scale.as_integer_ratio() != tuple(group.scale):
-            message = (
-                f"metric {group.metric}: the sender declares another scale; fix: run the same"
-                " version of agent and collector"
-            )
-            raise wire_format.WireError(message)
+        if not all(0 <= member < count for member in group.entities):
+            yield f"{stream}: column without an entity"
+        elif group.scale[1] <= 0:
+            yield f"metric {group.metric}: invalid scale {group.scale}: expected positive integers"
+        elif metric and metric.scale.as_integer_ratio() != tuple(group.scale):
+            fix = "run the same version of agent and collector"
+            yield f"metric {group.metric}: the sender declares another scale; fix: {fix}"
     for entity in schema.entities:
         kind = KINDS.get(entity.kind)
         if kind and len(entity.key) != len(kind.labels):
-            message = (
-                f"schema of stream {schema.stream!r}: entity {entity.kind} with {len(entity.key)} labels:"
-                f" expected {', '.join(kind.labels)}"
-            )
-            raise wire_format.WireError(message)
+            labels = f"{len(entity.key)} labels: expected {', '.join(kind.labels)}"
+            yield f"{stream}: entity {entity.kind} with {labels}"
 
 
 def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:

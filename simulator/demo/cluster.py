@@ -78,18 +78,10 @@ class DemoCluster:
         for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
             shutil.rmtree(self.directory / name, ignore_errors=True)
         (self.directory / "nodes").mkdir(parents=True)
-        started_wall_ns = time.time_ns()
-        started_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        times = (booted_wall_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         for seed, (node, scheduler) in enumerate(self.schedulers.items()):
             self.nodes[node] = LiveNode(
-                node,
-                seed,
-                scheduler,
-                booted_wall_ns,
-                started_wall_ns,
-                started_boot_ns,
-                round_seconds=ROUND_SECONDS,
-                faults=planned(node),
+                node, seed, scheduler, *times, round_seconds=ROUND_SECONDS, faults=planned(node)
             )
             self.nodes[node].write(self._file_of(node))
         self._tokens = {name: secrets.token_urlsafe(24) for name in self.node_names}

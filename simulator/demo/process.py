@@ -11,8 +11,9 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from simulator.spec import SimulatorError
 
@@ -29,15 +30,17 @@ class ProgramError(SimulatorError, RuntimeError):
 
 async def run_to_end(arguments: list[str], directory: Path) -> int:
     """Run `python -m railscope <arguments>` with its output unredirected; return its exit status."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *_RAILSCOPE,
-        str(os.getpid()),
-        *arguments,
-        cwd=directory,
-        start_new_session=True,
-    )
+    process = await _started(arguments, directory)
     return await process.wait()
+
+
+async def _started(
+    arguments: Sequence[str], directory: Path, **options: Any
+) -> asyncio.subprocess.Process:
+    command = (sys.executable, *_RAILSCOPE, str(os.getpid()), *arguments)
+    return await asyncio.create_subprocess_exec(
+        *command, cwd=directory, start_new_session=True, **options
+    )
 
 
 class Program:
@@ -54,15 +57,8 @@ class Program:
 
     async def start(self, directory: Path) -> None:
         """Start the process."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *_RAILSCOPE,
-            str(os.getpid()),
-            *self._arguments,
-            cwd=directory,
-            env=self._environment,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+        self._process = await _started(
+            self._arguments, directory, env=self._environment, stderr=asyncio.subprocess.PIPE
         )
         self._reading = asyncio.create_task(self._read(self._process))
 

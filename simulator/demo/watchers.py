@@ -11,10 +11,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simulator.data import read_text
+from simulator.data import read_table, read_text
 from simulator.spec import SimulatorError
 
 CHECKOUT = Path(__file__).parents[2]
@@ -24,15 +24,23 @@ _ALERTMANAGERS = ("alertmanager", "prometheus-alertmanager")
 """Name of the program upstream, and in Debian."""
 _MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
 _RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
-_GRAFANA_FROM = (
-    "install Grafana OSS as grafana.com/docs describes, then /usr/share/grafana is there"
-)
 _PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-alertmanager"}
 """Debian packages, by the program that they install."""
 
 
 class WatchersError(SimulatorError, RuntimeError):
     """The directory cannot be written; the message states the missing file or the obstacle."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherProgram:
+    """Program that monitors the demo; data/watchers.toml documents the fields."""
+
+    shown_at: str
+    command: tuple[str, ...]
+
+
+PROGRAMS = read_table("watchers", dict[str, tuple[WatcherProgram, ...]])["programs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,33 +119,15 @@ class Watchers:
             raise WatchersError(message) from error
 
     def commands(self) -> Mapping[str, Sequence[str]]:
-        """Commands that start each program, by the URL or command that shows its state.
-
-        Debian's Prometheus has only the old web interface, and its Alertmanager has none.
-        """
-        alerts = f"http://{HOST}:{self.ports.prometheus}"
-        alertmanager_url = f"http://{HOST}:{self.ports.alertmanager}"
-        prometheus, alertmanager = self.directory / "prometheus", self.directory / "alertmanager"
+        """Commands that start each program, by the URL or command that shows its state."""
+        values = asdict(self.ports) | {
+            "directory": self.directory,
+            "host": HOST,
+            "alertmanager_program": next(filter(shutil.which, _ALERTMANAGERS), _ALERTMANAGERS[-1]),
+        }
         return {
-            f"{alerts}/classic/alerts (other builds than Debian's: {alerts}/alerts)": [
-                "prometheus",
-                f"--config.file={prometheus}/prometheus.yml",
-                f"--storage.tsdb.path={prometheus}/data",
-                f"--web.listen-address={HOST}:{self.ports.prometheus}",
-            ],
-            f"amtool --alertmanager.url={alertmanager_url} alert": [
-                next(filter(shutil.which, _ALERTMANAGERS), _ALERTMANAGERS[-1]),
-                f"--config.file={alertmanager}/alertmanager.yml",
-                f"--storage.path={alertmanager}/data",
-                f"--web.listen-address={HOST}:{self.ports.alertmanager}",
-                "--cluster.listen-address=",
-            ],
-            f"http://{HOST}:{self.ports.grafana} (Debian has no package: {_GRAFANA_FROM})": [
-                "grafana",
-                "server",
-                "--homepath=/usr/share/grafana",
-                f"--config={self.directory}/grafana/grafana.ini",
-            ],
+            program.shown_at.format(**values): [part.format(**values) for part in program.command]
+            for program in PROGRAMS
         }
 
     def how_to_start(self) -> str:
