@@ -200,12 +200,12 @@ def read_period(_: click.Context, __: click.Parameter, text: str | None) -> Peri
         raise click.BadParameter(str(error)) from error
 
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 tenants_option = click.option(
     "--tenants",
     "tenants_path",
-    type=_FILE,
+    type=INPUT_FILE,
     help="Tenant of each account and namespace (CSV: tenant,source,owner,from,to).",
 )
 timezone_option = click.option(
@@ -231,13 +231,13 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--slurm",
-        type=_FILE,
+        type=INPUT_FILE,
         multiple=True,
         help="Compare with the output of `sacct -P` or `sacct --json`.",
     )
     @click.option(
         "--kubernetes",
-        type=_FILE,
+        type=INPUT_FILE,
         multiple=True,
         help="Compare with the output of `kubectl get pods -o json`.",
     )

@@ -50,7 +50,7 @@ class _ImportOptions:
 
 
 @click.command("import-jobs")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=command_options.INPUT_FILE)
 @click.option(
     "--format",
     "form",
@@ -90,7 +90,7 @@ class _ImportOptions:
 @click.option(
     "--inventory",
     "inventory_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=command_options.INPUT_FILE,
     help="GPU models by node and GPU (CSV: node,gpu,model).",
 )
 @click.option(

@@ -120,33 +120,23 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
                 cells.append((len(metrics), part, entity_rails[member], column))
         if metric:
             metrics.append(metric)
-    return _assemble(schema.stream, column + 1, counters, narrow, sorted(cells), metrics)
-
-
-def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
-    stream: str,
-    columns: int,
-    counters: list[int],
-    narrow: list[bool],
-    cells: list[tuple[int, KeyPart, int, int]],
-    metrics: list[Metric],
-) -> SchemaLayout:
     starts: list[int] = []
     cell_rails: list[int] = []
     keys: list[CellKey] = []
     key_starts: list[int] = []
     previous: tuple[int, KeyPart, int] | None = None
-    for position, (metric, part, rail, _) in enumerate(cells):
-        if previous is None or previous[:2] != (metric, part):
-            keys.append((metrics[metric], part))
+    cells.sort()
+    for position, (number, part, rail, _) in enumerate(cells):
+        if previous is None or previous[:2] != (number, part):
+            keys.append((metrics[number], part))
             key_starts.append(len(starts))
-        if previous != (metric, part, rail):
+        if previous != (number, part, rail):
             starts.append(position)
             cell_rails.append(rail)
-        previous = (metric, part, rail)
+        previous = (number, part, rail)
     return SchemaLayout(
-        stream,
-        columns,
+        schema.stream,
+        column + 1,
         np.array(counters, np.intp),
         np.array(narrow, np.bool_),
         np.array([column for *_, column in cells], np.intp),

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -85,15 +86,15 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
+@dataclass
 class DemoRun:
     """One run: starts the cluster, begins and ends faults, and displays the results."""
 
-    def __init__(self, cluster: DemoCluster, watchers: Watchers, seconds: int) -> None:
-        self._cluster = cluster
-        self._watchers = watchers
-        self._seconds = seconds
-        self._screen = DemoScreen()
-        self._stopped_by: signal.Signals | None = None
+    _cluster: DemoCluster
+    _watchers: Watchers
+    _seconds: int
+    _screen: DemoScreen = field(default_factory=DemoScreen)
+    _stopped_by: signal.Signals | None = None
 
     async def run(self) -> bool:
         """Run until the end, or until a signal; return True if all checks passed."""
@@ -171,13 +172,9 @@ class DemoRun:
             await asyncio.to_thread(record.add, change, struck)
             self._screen.announce(_fault_message(change, struck))
             if not change.fault.scenario:
-                await self._switch_agent(change)
-
-    async def _switch_agent(self, change: FaultChange) -> None:
-        if change.begins:
-            await self._cluster.stop_agent(change.fault.node)
-        else:
-            await self._cluster.restart_agent(change.fault.node)
+                cluster = self._cluster
+                switch = cluster.stop_agent if change.begins else cluster.restart_agent
+                await switch(change.fault.node)
 
 
 def _fault_message(change: FaultChange, struck: FaultTarget) -> str:
