@@ -13,7 +13,8 @@ import math
 import os
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -102,7 +103,7 @@ def _from_environment(
     kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
 ) -> dict[str, dict[str, Any]]:
     """Return the setting in each environment variable with the prefix."""
-    known = {key.upper().replace(".", "__"): key for key, _ in fields(kind)}
+    known = {key.upper().replace(".", "__"): key for key, *_ in _leaves(kind)}
     found = {}
     for name, value in environment.items():
         if name.startswith(prefix):
@@ -213,25 +214,34 @@ class SettingField(msgspec.Struct, frozen=True):
     type: str
 
 
-def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, SettingField]]:
-    """Return every setting by its dotted key."""
+def fields(kind: type[msgspec.Struct]) -> list[tuple[str, SettingField]]:
+    """Return every setting by its dotted key. Raises TypeError for one without a docstring."""
     found: list[tuple[str, SettingField]] = []
-    hints, texts = typing.get_type_hints(kind, include_extras=True), _docstrings(kind)
-    for info in msgspec.structs.fields(kind):
-        hint = hints[info.name]
-        if section := _section(hint):
-            found += fields(section, f"{prefix}{info.name}.")
-            continue
-        if info.name not in texts:
-            message = f"setting {info.name} has no description: expected a docstring below it"
+    for key, section, info, hint in _leaves(kind):
+        text = _docstrings(section).get(info.name)
+        if text is None:
+            message = f"setting {key} has no description: expected a docstring below it"
             raise TypeError(message)
         made = info.default_factory
         default = info.default if made is msgspec.NODEFAULT else made()
         type_name = getattr(_plain(hint), "__name__", str(hint))
-        found.append((prefix + info.name, SettingField(texts[info.name], default, type_name)))
+        found.append((key, SettingField(text, default, type_name)))
     return found
 
 
+def _leaves(
+    kind: type[msgspec.Struct], prefix: str = ""
+) -> Iterator[tuple[str, type[msgspec.Struct], msgspec.structs.FieldInfo, Any]]:
+    """Yield every setting: its dotted key, its section, its field and its type."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for info in msgspec.structs.fields(kind):
+        if section := _section(hints[info.name]):
+            yield from _leaves(section, f"{prefix}{info.name}.")
+        else:
+            yield prefix + info.name, kind, info, hints[info.name]
+
+
+@cache
 def _docstrings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Return the docstring below each field, on one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
