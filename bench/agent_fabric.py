@@ -51,105 +51,144 @@ QUICK = FabricBenchLength(1, 1, scrapes=2, responses=5, ticks=20, hours=0.05)
 @harness.benchmark("Agent, fabric", full=THOROUGH, quick=QUICK)
 def main(report: harness.BenchReport, length: FabricBenchLength, directory: Path) -> None:
     """Measure the fabric sources and print ratios."""
-    fabric = host_files.write_fabric(directory)
-    counters(report, fabric, directory, length)
-    burst_sampling(report, fabric, directory, length)
-    calls(report, fabric, length)
-    memory(report, directory, length)
-    long_run(report, fabric, length)
+    bench = FabricBench(report, host_files.write_fabric(directory), directory, length)
+    bench.counters()
+    bench.burst_sampling()
+    bench.calls()
+    bench.memory()
+    bench.long_run()
 
 
-def counters(
-    report: harness.BenchReport,
-    fabric: host_files.FabricFiles,
-    directory: Path,
-    length: FabricBenchLength,
-) -> None:
-    """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
-    pace = ScrapeSchedule(length.scrapes, FOUR_A_SECOND)
-    others = {}
-    if report.has_program(agent_costs.NODE_EXPORTER):
-        with agent_costs.node_exporter(fabric.root, directory) as server:
-            others["node_exporter"] = agent_costs.measure_scrapes(server, pace)
-    with agent_costs.plain_exporter(fabric.root, directory) as server:
-        others["plain exporter"] = agent_costs.measure_scrapes(server, pace)
-    with agent_costs.agent_server(fabric.root, directory, FOUR_A_SECOND) as server:
-        ours = agent_costs.measure_scrapes(server, pace)
-    for other, theirs in others.items():
-        ratio = ours.cpu_a_series / theirs.cpu_a_series
-        report.ratio(f"CPU per counter, agent / {other}, 4 per second", ratio)
-        report.figure(other, str(theirs))
-    report.figure("agent", str(ours))
+@dataclass(frozen=True, slots=True)
+class FabricBench:
+    """The measurements: their report, the files that agents read, a directory and the durations."""
 
+    report: harness.BenchReport
+    fabric: host_files.FabricFiles
+    directory: Path
+    length: FabricBenchLength
 
-def burst_sampling(
-    report: harness.BenchReport,
-    fabric: host_files.FabricFiles,
-    directory: Path,
-    length: FabricBenchLength,
-) -> None:
-    """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
-    found = {"off": _run(fabric, directory, None, length)}
-    for name, window in WINDOWS.items():
-        found[name] = _run(fabric, directory, window, length)
-    for name in WINDOWS:
-        more = 100 * (found[name].share_of_core - found["off"].share_of_core)
-        what = f"share of a core, burst sampling of {host_files.DEVICES} NICs and GPUs at {name}"
-        report.ratio(what, more, BURST_SAMPLING if name == "10 Hz" else None, BURST_SAMPLING.unit)
-    for name, spent in found.items():
-        report.figure(
-            f"whole agent, burst sampling {name}",
-            f"{100 * spent.share_of_core:.2f} % of a core,"
-            f" {spent.switches / spent.wall_seconds:.1f} wake-ups per second",
+    def counters(self) -> None:
+        """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
+        schedule = ScrapeSchedule(self.length.scrapes, FOUR_A_SECOND)
+        root, others = self.fabric.root, {}
+        if self.report.has_program(agent_costs.NODE_EXPORTER):
+            with agent_costs.node_exporter(root, self.directory) as server:
+                others["node_exporter"] = agent_costs.measure_scrapes(server, schedule)
+        with agent_costs.plain_exporter(root, self.directory) as server:
+            others["plain exporter"] = agent_costs.measure_scrapes(server, schedule)
+        with agent_costs.agent_server(root, self.directory, FOUR_A_SECOND) as server:
+            ours = agent_costs.measure_scrapes(server, schedule)
+        for other, theirs in others.items():
+            ratio = ours.cpu_a_series / theirs.cpu_a_series
+            self.report.ratio(f"CPU per counter, agent / {other}, 4 per second", ratio)
+            self.report.figure(other, str(theirs))
+        self.report.figure("agent", str(ours))
+
+    def burst_sampling(self) -> None:
+        """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
+        found = {"off": self._run(None)}
+        for name, window in WINDOWS.items():
+            found[name] = self._run(window)
+        for name in WINDOWS:
+            more = 100 * (found[name].share_of_core - found["off"].share_of_core)
+            what = (
+                f"share of a core, burst sampling of {host_files.DEVICES} NICs and GPUs at {name}"
+            )
+            aim = BURST_SAMPLING if name == "10 Hz" else None
+            self.report.ratio(what, more, aim, BURST_SAMPLING.unit)
+        for name, spent in found.items():
+            self.report.figure(
+                f"whole agent, burst sampling {name}",
+                f"{100 * spent.share_of_core:.2f} % of a core,"
+                f" {spent.switches / spent.wall_seconds:.1f} wake-ups per second",
+            )
+        self._measure_scrapes()
+
+    def _server(self, window: float | None) -> harness.ServerProcess:
+        bursts = ["--window", str(window)] if window else []
+        files = ["--root", str(self.fabric.root), "--answers", str(self.fabric.answers)]
+        return harness.start_agent(self.directory, "bench.node", *files, *bursts)
+
+    def _run(self, window: float | None) -> harness.ProcessStopwatch:
+        mover = host_files.FileMover(list(self.fabric.moving), 0.1)
+        with mover, self._server(window) as server:
+            time.sleep(self.length.settle_seconds)
+            with server.measure() as spent:
+                time.sleep(self.length.seconds)
+            return spent
+
+    def _measure_scrapes(self) -> None:
+        """Measure the cost of one response of the agent's metrics endpoint."""
+        responses = self.length.responses
+        with self._server(WINDOWS["10 Hz"]) as server:
+            scraper = Scraper(server.port, gzip=False)
+            lines = scraper.scrape().decode().splitlines()
+            shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
+            with server.measure() as all_scrapes:
+                for _ in range(responses):
+                    scraper.scrape()
+            spent = all_scrapes.cpu_seconds / responses
+            scraper.close()
+        self.report.figure(
+            f"a scrape of {SERIES} series",
+            f"{spent * SERIES / shown * 1e3:.2f} ms CPU ({spent * 1e3:.2f} ms for {shown}),"
+            " concurrent reads included",
         )
-    _measure_scrapes(report, fabric, directory, length)
 
+    def calls(self) -> None:
+        """Count driver calls per tick of burst sampling; a counter file or an ethtool answer is one call."""
+        clock, ticks = ManualClock(), self.length.ticks
+        host = _CallCountingHost(self.fabric, clock)
+        nics, gpus = (
+            SourceReader(source, host, FrameOrigin("bench", "run", "boot"))
+            for source in (NicBurstSource(), GpuBurstSource())
+        )
 
-def _server(
-    fabric: host_files.FabricFiles, directory: Path, window: float | None
-) -> harness.ServerProcess:
-    bursts = ["--window", str(window)] if window else []
-    files = ["--root", str(fabric.root), "--answers", str(fabric.answers)]
-    return harness.start_agent(directory, "bench.node", *files, *bursts)
+        def tick_for(ticks: int) -> None:
+            for tick in range(ticks):
+                clock.boot_ns += 10**8
+                nics.run()
+                if tick % 10 == 0:
+                    gpus.run()
 
+        tick_for(TICKS_A_SECOND)  # devices and line rates are read once
+        host.of.clear()
+        host.preads = 0
+        tick_for(ticks)
+        calls = Counter[str]()
+        for (seam, _), count in host.of.items():
+            calls[seam] += count
+        device_ticks = ticks * host_files.DEVICES
+        a_nic = (calls["ethtool"] + host.preads) / device_ticks
+        self.report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_A_NIC)
+        a_gpu = calls["nvml"] / device_ticks
+        self.report.ratio("driver calls per GPU and fast tick", a_gpu, CALLS_A_GPU)
 
-def _run(
-    fabric: host_files.FabricFiles, directory: Path, window: float | None, length: FabricBenchLength
-) -> harness.ProcessStopwatch:
-    with (
-        host_files.FileMover(list(fabric.moving), 0.1),
-        _server(fabric, directory, window) as server,
-    ):
-        time.sleep(length.settle_seconds)
-        with server.measure() as spent:
-            time.sleep(length.seconds)
-        return spent
+    def memory(self) -> None:
+        """Measure the memory of an agent that reads 3,000 files; it contains no data of the benchmark."""
+        root = self.directory / "files"
+        host_files.write_tree(root, SERIES // host_files.VALUES_A_PORT)
+        with agent_costs.agent_server(root, self.directory, FOUR_A_SECOND) as server:
+            time.sleep(self.length.settle_seconds)
+            scraper = Scraper(server.port, gzip=False)
+            scraper.scrape()
+            scraper.close()
+            used = server.memory()
+        self.report.ratio("agent resident, 3,000 files", used.resident / (1 << 20), RESIDENT)
+        self.report.figure("agent, 3,000 files", str(used))
 
-
-def _measure_scrapes(
-    report: harness.BenchReport,
-    fabric: host_files.FabricFiles,
-    directory: Path,
-    length: FabricBenchLength,
-) -> None:
-    """Measure the cost of one response of the agent's metrics endpoint."""
-    with _server(fabric, directory, WINDOWS["10 Hz"]) as server:
-        scraper = Scraper(server.port, gzip=False)
-        lines = scraper.scrape().decode().splitlines()
-        shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
-        with server.measure() as all_scrapes:
-            for _ in range(length.responses):
-                scraper.scrape()
-        spent = all_scrapes.cpu_seconds / length.responses
-        scraper.close()
-    report.figure(
-        f"a scrape of {SERIES} series",
-        f"{spent * SERIES / shown * 1e3:.2f} ms CPU ({spent * 1e3:.2f} ms for {shown}),"
-        " concurrent reads included",
-    )
-
-
-# Calls -------------------------------------------------------------------------------------------
+    def long_run(self) -> None:
+        """Measure memory at the end of a day against memory after its first tenth."""
+        hours = self.length.hours
+        arguments = [str(self.fabric.root), str(self.fabric.answers), str(hours)]
+        command = [sys.executable, "-m", "bench.long_run", *arguments]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own
+        early, late = (int(number) for number in printed.split())
+        what = f"resident after {hours:g} simulated hours / after a tenth"
+        self.report.ratio(what, late / early, FLAT)
+        figures = f"{harness.mebibytes(early)} early, {harness.mebibytes(late)} at the end"
+        self.report.figure("resident, simulated", figures)
 
 
 class _CallCountingHost(BenchHost):
@@ -164,70 +203,6 @@ class _CallCountingHost(BenchHost):
         if arguments:
             self.of[seam, arguments[0]] += 1
         return super().call(seam, function, *arguments)
-
-
-def calls(
-    report: harness.BenchReport, fabric: host_files.FabricFiles, length: FabricBenchLength
-) -> None:
-    """Count driver calls per tick of burst sampling; a counter file or an ethtool answer is one call."""
-    clock = ManualClock()
-    host = _CallCountingHost(fabric, clock)
-    nics, gpus = (
-        SourceReader(source, host, FrameOrigin("bench", "run", "boot"))
-        for source in (NicBurstSource(), GpuBurstSource())
-    )
-
-    def tick_for(ticks: int) -> None:
-        for tick in range(ticks):
-            clock.boot_ns += 10**8
-            nics.run()
-            if tick % 10 == 0:
-                gpus.run()
-
-    tick_for(TICKS_A_SECOND)  # devices and line rates are read once
-    host.of.clear()
-    host.preads = 0
-    tick_for(length.ticks)
-    statistics = sum(count for (seam, _), count in host.of.items() if seam == "ethtool")
-    a_nic = (statistics + host.preads) / length.ticks / host_files.DEVICES
-    a_gpu = (
-        sum(c for (seam, _), c in host.of.items() if seam == "nvml")
-        / length.ticks
-        / host_files.DEVICES
-    )
-    report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_A_NIC)
-    report.ratio("driver calls per GPU and fast tick", a_gpu, CALLS_A_GPU)
-
-
-def memory(report: harness.BenchReport, directory: Path, length: FabricBenchLength) -> None:
-    """Measure the memory of an agent that reads 3,000 files; it contains no data of the benchmark."""
-    root = directory / "files"
-    host_files.write_tree(root, SERIES // host_files.VALUES_A_PORT)
-    with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
-        time.sleep(length.settle_seconds)
-        scraper = Scraper(server.port, gzip=False)
-        scraper.scrape()
-        scraper.close()
-        used = server.memory()
-    report.ratio("agent resident, 3,000 files", used.resident / (1 << 20), RESIDENT)
-    report.figure("agent, 3,000 files", str(used))
-
-
-def long_run(
-    report: harness.BenchReport, fabric: host_files.FabricFiles, length: FabricBenchLength
-) -> None:
-    """Measure memory at the end of a day against memory after its first tenth."""
-    arguments = [str(fabric.root), str(fabric.answers), str(length.hours)]
-    command = [sys.executable, "-m", "bench.long_run", *arguments]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own
-    early, late = (int(number) for number in printed.split())
-    report.ratio(
-        f"resident after {length.hours:g} simulated hours / after a tenth", late / early, FLAT
-    )
-    report.figure(
-        "resident, simulated",
-        f"{harness.mebibytes(early)} early, {harness.mebibytes(late)} at the end",
-    )
 
 
 if __name__ == "__main__":

@@ -297,8 +297,10 @@ def xid_rules() -> str:
     fatal = {
         n for n, xid in known.items() if xid.severity == "fatal" and "ignore" not in xid.actions
     } | {xids.CONTAINED}
-    classes = {name: {n for n, xid in known.items() if xid.error_class == name}
-               for name in xids.ERROR_CLASSES}  # fmt: skip
+    classes = {
+        name: {n for n, xid in known.items() if xid.error_class == name}
+        for name in xids.ERROR_CLASSES
+    }
     by_rule = {
         ("RailscopeGpuXid", "critical"): fatal,
         ("RailscopeGpuXid", "warning"): fatal | classes["application"] | classes["record"],
