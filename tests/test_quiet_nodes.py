@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.agent_hours import Samples, server, watched
-from support.told_alerts import Labels, alerts, metrics_of_rules
+from support.evaluated_alerts import Labels, alerts, metrics_of_rules
 
 METRICS = metrics_of_rules()
 WHOLE = {"gpus": 8}

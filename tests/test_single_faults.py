@@ -1,4 +1,4 @@
-"""One fault, one story: a server with one fault is told of by what that fault explains, and no more.
+"""One fault, one story: a server with one fault is reported by what that fault explains, and no more.
 
 Real pages of the agent, all real rules with their times, and the inhibition of the example for
 Alertmanager.
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 from support.agent_hours import server, watched
-from support.told_alerts import (
+from support.evaluated_alerts import (
     ALERTMANAGER,
     Inhibition,
     Labels,
     alerts,
     inhibitions,
     metrics_of_rules,
-    told,
+    notified,
 )
 
 from simulator import SCENARIOS
@@ -31,7 +31,7 @@ HEALTHY = {"idle", "training", "counter_reset", "link_flap"}
 STRUCK_PORT = {"device": "mlx5_3", "port": "1"}
 STRUCK_INTERFACE = {"interface": "ens2f0np0"}
 
-TOLD: dict[str, dict[str, Labels]] = {
+SENT_BY_FAULT: dict[str, dict[str, Labels]] = {
     "xid79": {
         "RailscopeGpuLost": {"severity": "critical", "reason": "gpu_lost"},
         "RailscopeGpuXid": {"severity": "critical", "xid": "79", "pci_address": "0000:43:00.0"},
@@ -91,26 +91,26 @@ TOLD: dict[str, dict[str, Labels]] = {
         "RailscopeRailSettingsDiffer": {"driver": "mlx5_core"},
     },
 }
-"""For each fault, every alert that is told, and labels that one of its name bears."""
+"""For each fault, every alert that is sent, and labels that one of its name bears."""
 
 
-def test_every_fault_is_looked_at() -> None:
-    assert set(TOLD) == set(SCENARIOS) - HEALTHY
+def test_every_fault_has_a_case() -> None:
+    assert set(SENT_BY_FAULT) == set(SCENARIOS) - HEALTHY
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", TOLD)
-async def test_a_fault_is_told_by_what_it_explains(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("fault", SENT_BY_FAULT)
+async def test_a_fault_is_reported_by_what_it_explains(tmp_path: Path, fault: str) -> None:
     scheduler = "kubernetes" if fault == "unclaimed" else "slurm"  # whose jobs have all GPUs
     spec = server("n1", fault, gpus=2, scheduler=scheduler)
     found = alerts(await watched(spec, MINUTES, METRICS), MINUTES, tmp_path)
     early = [alert for now in found[: MINUTES // 2] for alert in now if "node" in alert]
     assert early == [] or fault == "nvml_denied", "it is well until the fault strikes"
-    heard = told(found)
-    assert {alert["alertname"] for alert in heard} == set(TOLD[fault]), heard
-    for name, labels in TOLD[fault].items():
+    sent = notified(found)
+    assert {alert["alertname"] for alert in sent} == set(SENT_BY_FAULT[fault]), sent
+    for name, labels in SENT_BY_FAULT[fault].items():
         wanted = {"alertname": name, "node": "n1", **labels}
-        assert any(wanted.items() <= alert.items() for alert in heard), wanted
+        assert any(wanted.items() <= alert.items() for alert in sent), wanted
 
 
 # How Alertmanager inhibits ------------------------------------------------------------------------
@@ -131,15 +131,15 @@ def test_alertmanager_is_understood() -> None:
     assert not one_of.silences({"alertname": "Bx"}, {"alertname": "AA"})
 
 
-def test_an_alert_is_not_told_while_another_explains_it() -> None:
+def test_an_alert_is_not_sent_while_another_explains_it() -> None:
     lost = {
         "alertname": "RailscopeGpuLost", "severity": "critical", "node": "n1", "alertstate": "firing",
     }  # fmt: skip
     aer = lost | {"alertname": "RailscopePcieAer"}
     elsewhere, info = aer | {"node": "n2"}, lost | {"alertname": "X", "severity": "info"}
-    assert told([[lost, aer, elsewhere, info]]) == [lost, elsewhere]
-    assert told([[lost, aer], [aer]]) == [lost, aer]
-    assert told([[lost | {"alertstate": "pending"}, aer]]) == [aer]
+    assert notified([[lost, aer, elsewhere, info]]) == [lost, elsewhere]
+    assert notified([[lost, aer], [aer]]) == [lost, aer]
+    assert notified([[lost | {"alertstate": "pending"}, aer]]) == [aer]
 
 
 def test_nothing_critical_is_silenced_by_what_is_less_urgent() -> None:

@@ -46,15 +46,15 @@ def alerts(series: Mapping[str, Samples], minutes: int, directory: Path) -> list
     outcome = subprocess.run(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
-    told = outcome.stdout + outcome.stderr
+    output = outcome.stdout + outcome.stderr
     found = {
         _seconds(one["time"]): [
             dict(_LABEL.findall(alert["labels"])) for alert in _ALERT.finditer(one["alerts"])
         ]
-        for one in _GOT.finditer(told)
+        for one in _GOT.finditer(output)
     }
     times = [UP_SECONDS + 60 * minute for minute in range(minutes + 1)]
-    assert sorted(found) == times, told[:2000]
+    assert sorted(found) == times, output[:2000]
     return [found[time] for time in times]
 
 
@@ -121,7 +121,7 @@ def _matches(matchers: tuple[str, ...], alert: Labels) -> bool:
     return True
 
 
-def told(every: list[list[Labels]]) -> list[Labels]:
+def notified(every: list[list[Labels]]) -> list[Labels]:
     """Return the notified alerts among those that fire: no information only, and none that is inhibited."""
     rules = inhibitions()
     found: dict[tuple[tuple[str, str], ...], Labels] = {}
