@@ -179,11 +179,13 @@ class ClaimSource(source.SourceWithoutResources):
         self.devices = devices.NodeDevices.of(self._gpus.found.values(), self._before.values())
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
-        looks, unplaced = claim_placement.place_claims(
-            list(self._looks(host, book)), book.in_force, self.devices
+        reports, unplaced = claim_placement.place_claims(
+            list(self._reports(host, book)), book.in_force, self.devices
         )
-        book.settle(looks, host.clock.now())
-        unread_providers = {report.adapter for report in looks if report.report.unread is not None}
+        book.settle(reports, host.clock.now())
+        unread_providers = {
+            report.adapter for report in reports if report.report.unread is not None
+        }
         claims = [one.held for one in book.open if one.is_claim]
         known = gpu_processes.ClaimContext(
             claims,
@@ -197,9 +199,9 @@ class ClaimSource(source.SourceWithoutResources):
         if (report := self._of_processes(UNCLAIMED, used)) is not None:
             book.settle([report], host.clock.now())
         self._problem = next(
-            (report.report.unread for report in looks if report.report.unread), None
+            (report.report.unread for report in reports if report.report.unread), None
         )
-        self._findings = tuple(f for report in looks for f in report.report.findings)
+        self._findings = tuple(f for report in reports for f in report.report.findings)
         self._findings += (*claim_placement.unplaced_findings(unplaced), *self._report_processes())
         if self._memory:
             now = host.clock.now()
@@ -219,7 +221,7 @@ class ClaimSource(source.SourceWithoutResources):
         )
         return book
 
-    def _looks(
+    def _reports(
         self, host: Host, book: claim_tracker.ClaimTracker
     ) -> Iterator[claim_tracker.ProviderReport]:
         """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
