@@ -52,7 +52,7 @@ def test_questions_of_a_look():
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
     host = looked.host
     asked = counting(host)
-    looked.tenancy._look(host)  # noqa: SLF001 - one look by itself
+    looked.tenancy._poll(host)  # noqa: SLF001 - one poll by itself
     assert {key: count for key, count in asked.items() if key.startswith("nvml.")} == {}, (
         "lists of processes are not read again"
     )
