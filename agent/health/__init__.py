@@ -1,4 +1,4 @@
-"""Verdict on the health of a GPU: a pure function of the facts.
+"""Verdict on the health of a GPU, a pure function of the facts, and its text for people.
 
 A table of rules by subject: fault, severity, action. A fact that means failure decides. Without one, a GPU
 with an unavailable fact that is needed is unknown; unknown never counts as healthy.
@@ -102,7 +102,7 @@ _XID_PREFIX = "Xid "
 def format_verdict(facts: GpuHealthFacts, verdict: GpuVerdict) -> str:
     """Format the verdict on a GPU that is not healthy, based on these facts.
 
-    `failed: gpu_lost (NVML calls ...); do: drain, reboot (NVIDIA: RESTART_BM)`
+    `failed: gpu_lost (NVML reports ...); actions: drain, reboot (NVIDIA: RESTART_BM)`
     """
     reasons = [
         f"{rule.reason} ({rule.description(facts)})"
