@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, peak_resident_bytes
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
-from collector.billing.export import ExportFormat, ExportOrder, InvoiceSequence, export_invoices
+from collector.billing.export import ExportFormat, ExportOrder, export_invoices
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS, Invoice, draft_invoices, issue_invoice
 from collector.metering.units import Period
@@ -23,7 +23,6 @@ MONTH = Period(20_000 * DAY_NS, 20_030 * DAY_NS)
 PRICE_NANO = 2_490_000_000
 SELLER = Seller(
     "Bench",
-    "Bench",
     {f"tenant-{at}": PayerAccount("research", "Research") for at in range(TENANTS)},
 )
 WRITTEN = Aim("<=", 30, " s")
@@ -33,7 +32,7 @@ GROWTH = Aim("<=", 256, " MiB")
 @benchmark("Exports", full=ROWS, quick=2_000)
 def main(report: BenchReport, rows: int, directory: Path) -> None:
     """Measure exports of invoices and print ratios."""
-    invoices = InvoiceSequence(_invoices(rows))
+    invoices = _invoices(rows)
     gc.freeze()
     before = peak_resident_bytes()
     seconds = {
@@ -81,7 +80,9 @@ def _charge(at: int) -> Charge:
     )
 
 
-def _exported(invoices: InvoiceSequence, forms: tuple[ExportFormat, ...], directory: Path) -> None:
+def _exported(
+    invoices: tuple[Invoice, ...], forms: tuple[ExportFormat, ...], directory: Path
+) -> None:
     export_invoices(invoices, ExportOrder(SELLER, MONTH.end_ns, forms), directory, replace=True)
 
 

@@ -17,7 +17,7 @@ from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
 from collector.http.read_api import render
 from collector.state.collector_state import CollectorState
-from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
+from collector.workloads.job_readings import FleetPositions, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
 from collector.workloads.job_view import RunningJobs
 from railscope.claim_terms import GPU_CAPACITY
@@ -41,7 +41,7 @@ class JobCluster:
 
     core: CollectorState
     roster: JobRoster
-    seating: FleetSeats
+    positions: FleetPositions
     averages: MeasureAverages = field(default_factory=MeasureAverages)
 
     @classmethod
@@ -66,32 +66,32 @@ class JobCluster:
                     job = (number * len(known.gpus) + place) // GPUS_A_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
                     roster.put(gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)])
-        return cls(core, roster, FleetSeats(core, roster))
+        return cls(core, roster, FleetPositions(core, roster))
 
-    def assign_slots(self) -> None:
+    def assign_positions(self) -> None:
         """Run the job assignment of a refresh, before its reads, with nothing changed."""
 
         async def pause() -> None:
             return
 
-        asyncio.run(self.seating.refresh(pause))
+        asyncio.run(self.positions.refresh(pause))
 
     def view(self) -> RunningJobs:
         """Run the job computation of a refresh."""
         gathered, fleet = GatheredReadings(), self.core.fleet
         for block in fleet.blocks():
-            table = self.seating.of(block)
+            table = self.positions.of(block)
             if table:
                 rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
-                gathered.add(table, self.seating.settled(block, rows))
-        job_of_slot = self.roster.job_of_seat.copy()
-        averages = self.averages.follow(gathered, job_of_slot, NOW_NS)
+                gathered.add(table, self.positions.unchanged(block, rows))
+        job_of_position = self.roster.job_of_position.copy()
+        averages = self.averages.follow(gathered, job_of_position, NOW_NS)
         return RunningJobs(
             NOW_NS,
             tuple(self.roster.jobs()),
             0,
             gathered,
-            job_of_slot,
+            job_of_position,
             self.roster.numbers,
             frozenset(fleet.nodes),
             averages,
@@ -108,8 +108,8 @@ def main(report: BenchReport, nodes: int, directory: Path) -> None:
     ]
     small = JobCluster.of(streams, nodes // SMALL, directory / "small")
     whole = JobCluster.of(streams, nodes, directory / "whole")
-    first = cpu_seconds(whole.assign_slots)
-    small.assign_slots()
+    first = cpu_seconds(whole.assign_positions)
+    small.assign_positions()
     refresh, few = _median_seconds(whole.view), _median_seconds(small.view)
     view = whole.view()
     jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)

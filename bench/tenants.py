@@ -30,9 +30,11 @@ import click
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, mebibytes, resident_bytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
-from collector.jobs.job_list import ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
+from collector.jobs.job_list import GpuModels, ListedJob, UnnamedGpus
+from collector.jobs.job_list_import import number_stand_ins
+from collector.jobs.job_metering import job_evidence
 from collector.jobs.job_reconciliation import compare_jobs
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import CapacityRange, Tiling
@@ -251,12 +253,16 @@ def _real(report: BenchReport) -> None:
     with ProcessStopwatch() as metering:
         found = read_trace()
         listed = jobs_of_trace(found)
-        jobs = with_stand_ins(listed)
+        jobs = number_stand_ins(listed, "", GpuModels()).jobs
         gpu_days = 0
         ledger = []
-        for day in job_days(jobs, ImportTerms("", 0)):
-            gpu_days += 1
-            ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
+        for known in job_evidence(jobs).values():
+            (stay,) = known.stays
+            gpu = MeteredGpu.of(known, {})
+            for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
+                gpu_days += 1
+                tiling = gpu.day(day, MeteringComputation("", 0))
+                ledger += [e for e in tiling.entries if e.tenant and e.tiling is Tiling.COMPUTE]
         held = sum(int(entry.quantity) for entry in ledger)
     with ProcessStopwatch() as comparing:
         comparison = compare_jobs(ledger, listed, 0)

@@ -18,7 +18,7 @@ from collector.metering.units import Units
 from collector.state.collector_state import CollectorState
 from collector.views.rollups import NO_TENANT, Rollups, TenantsOf, reduce_rows
 from collector.work_limits import TimeSlices
-from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
+from collector.workloads.job_readings import FleetPositions, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import fair_selection
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as account_catalog, collector as catalog
@@ -64,12 +64,12 @@ class ViewRefresher:
     watch: InventoryWatch | None = None
     """Compares the fleet with the inventory."""
     max_jobs: int = MAX_JOBS
-    seating: FleetSeats = field(init=False)
+    positions: FleetPositions = field(init=False)
     averages: MeasureAverages = field(default_factory=MeasureAverages)
 
     def __post_init__(self) -> None:
-        """Create an empty seating."""
-        self.seating = FleetSeats(self.core, self.live.roster)
+        """Create the positions of the GPUs of jobs."""
+        self.positions = FleetPositions(self.core, self.live.roster)
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -89,23 +89,23 @@ class ViewRefresher:
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         turns = TimeSlices()
         if account:
-            await self.seating.refresh(turns.offer)
+            await self.positions.refresh(turns.offer)
         gathered = GatheredReadings()
         for block in self.core.fleet.blocks():
             rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
             reduced = reduce_rows(block, rows)
             if reduced:
                 rollups.add(reduced)
-            table = self.seating.of(block) if account else None
+            table = self.positions.of(block) if account else None
             if table:
-                gathered.add(table, self.seating.settled(block, rows))
+                gathered.add(table, self.positions.unchanged(block, rows))
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
         fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)
         nodes = await _sliced(self._nodes(fresh_nodes, now_ns, fresh_from_ns))
         found = InventoryComparison(now_ns)
         if self.watch:
-            found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
+            found = await self.watch.compare(now_ns, fresh_from_ns, turns.offer)
         against = await _sliced(inventory_cells(found))
         jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
         cluster = (
@@ -130,13 +130,13 @@ class ViewRefresher:
     def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: GatheredReadings) -> RunningJobs:
         """Return the jobs; the gathered values are summed on request."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
-        jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
-        averages = self.averages.follow(gathered, of_seat, now_ns)
+        jobs, job_of_position = roster.jobs(), roster.job_of_position.copy()
+        averages = self.averages.follow(gathered, job_of_position, now_ns)
         fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
         chosen = fair_selection(jobs, self.max_jobs)
         left_out = len(jobs) - len(chosen)
         return RunningJobs(
-            now_ns, tuple(chosen), left_out, gathered, of_seat,
+            now_ns, tuple(chosen), left_out, gathered, job_of_position,
             roster.numbers, fresh, averages,
         )  # fmt: skip
 

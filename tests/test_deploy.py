@@ -26,8 +26,9 @@ from collector.access import credentials
 from collector.access.credentials import Credential, Role
 from collector.account import account_cells
 from collector.billing import administration, price_book
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.files import device_files, tenancy_files
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 from railscope import settings
@@ -304,7 +305,7 @@ def test_sample_claims_can_be_read():
 def test_the_sample_price_book_can_be_published(tmp_path: Path):
     text = (DEPLOY / "prices.toml").read_text()
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
-    by = BillingActor(RecordActor("operator", "op", "test"), time.time_ns())
+    by = TimedActor(RecordActor("operator", "op", "test"), time.time_ns())
     book, added = administration.publish(BillingBooks.of(ledger), text, "prices.toml", by)
     ledger.close()
     assert added

@@ -14,11 +14,11 @@ from functools import cache
 from typing import NamedTuple
 
 from collector.evidence.gpu_evidence import AssembledGpu
-from collector.ledger.day_tiling import MeasuredShare
+from collector.ledger.day_tiling import DayTiling, MeasuredShare
 from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity, owners, shares
 from collector.metering.tiling import HELD, SlotState, TilingEntry
-from collector.metering.units import Tiling, Units, exact
+from collector.metering.units import Tiling, Units, exact, round_parts
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
@@ -123,17 +123,9 @@ class GpuTimeAccount:
 
 
 def gpu_nanoseconds(parts: Mapping[SlotState, Units]) -> dict[SlotState, int]:
-    """Return GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum.
-
-    Parts of a GPU are not whole nanoseconds; the largest remainders are rounded up.
-    """
+    """Return GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum."""
     whole = {name: Fraction(units) / GPU_CAPACITY for name, units in parts.items()}
-    found = {name: value.numerator // value.denominator for name, value in whole.items()}
-    missing = int(sum(whole.values(), Fraction(0))) - sum(found.values())
-    by_remainder = sorted(whole, key=lambda name: (found[name] - whole[name], name))
-    for name in by_remainder[:missing]:
-        found[name] += 1
-    return found
+    return round_parts(whole, int(sum(whole.values(), Fraction(0))))
 
 
 class AmountKey(NamedTuple):
@@ -147,6 +139,21 @@ class AmountKey(NamedTuple):
 AmountTotals = dict[AmountKey, int]
 OpenDayTotals = dict[int, AmountTotals]
 """By day."""
+
+
+class DaySums(NamedTuple):
+    """Sums of one GPU-day in the ledger, and its marks; empty without a day."""
+
+    times: TimeSums
+    amounts: AmountTotals
+    clock_suspect: tuple[ClockDoubt, ...]
+
+    @classmethod
+    def of(cls, day: DayTiling | None) -> DaySums:
+        """Add up a day."""
+        if day is None:
+            return cls({}, {}, ())
+        return cls(sum_entries(day.entries), totals_of_shares(day.shares), day.clock_suspect)
 
 
 @dataclass(slots=True)
@@ -168,11 +175,11 @@ class CounterAmounts:
         """Return all amounts so far."""
         return {key: amount for key, amount in self._sum.items() if amount}
 
-    def take_up(self, totals: AmountTotals) -> None:
+    def add_gpus(self, totals: AmountTotals) -> None:
         """Add totals of the ledger."""
         add_totals(self._sum, totals)
 
-    def settle(self, gpu: str, day: int, new: AmountTotals, old: AmountTotals) -> None:
+    def finalize(self, gpu: str, day: int, new: AmountTotals, old: AmountTotals) -> None:
         """Record a GPU-day that was written to the ledger, new or revised."""
         add_totals(self._sum, new)
         add_totals(self._sum, old, -1)
@@ -180,7 +187,7 @@ class CounterAmounts:
             add_totals(self._sum, self.open[gpu].days.pop(day, {}), -1)
 
     def count(self, gpu: str, upto_ns: int, days: OpenDayTotals, *, restart: bool) -> None:
-        """Add amounts of a GPU's open days up to a timestamp; with `anew`, replace the previous ones."""
+        """Add amounts of a GPU's open days up to a timestamp; with `restart`, replace the previous ones."""
         amounts = self.open.get(gpu)
         if amounts is None or restart:
             for totals in amounts.days.values() if amounts else ():

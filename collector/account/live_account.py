@@ -54,11 +54,11 @@ class GpuAccount:
     """The last sample at the time of the computation, within the counted time."""
     fixed: account_sums.TimeSums
     """Up to the last sample."""
-    silent_fixed: account_sums.TimeSums
+    unobserved_sums: account_sums.TimeSums
     """From there to `at_ns`."""
-    silent: tuple[account_sums.StateUnits, ...]
+    unobserved: tuple[account_sums.StateUnits, ...]
     seen: tuple[account_sums.StateUnits, ...]
-    calm: bool
+    is_unchanged: bool
     """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
     next_ns: int
     """Time of the next start or end."""
@@ -89,20 +89,22 @@ class GpuAccount:
         # A sample may be newer than `now_ns`, which was read before it was received.
         newest_ns = max(last_ns, now_ns)
         in_tail = tail is not None and tail.first_ns <= tail_ns <= last_ns
-        calm = in_tail and all(edge > newest_ns for edge in edges)
+        is_unchanged = in_tail and all(edge > newest_ns for edge in edges)
         return cls(
             since_ns=since_ns,
             at_ns=now_ns,
             tail=tail,
             tail_ns=tail_ns,
             fixed=account_sums.sum_entries(timeline.entries(since_ns, tail_ns)),
-            silent_fixed=account_sums.sum_entries(timeline.entries(tail_ns, now_ns)),
-            silent=_rates(timeline.entries(newest_ns, newest_ns + 1) if calm else present),
+            unobserved_sums=account_sums.sum_entries(timeline.entries(tail_ns, now_ns)),
+            unobserved=_rates(
+                timeline.entries(newest_ns, newest_ns + 1) if is_unchanged else present
+            ),
             seen=tuple(
                 rate._replace(state=_state_if_observed(rate.state))
                 for rate in _rates(timeline.entries(tail_ns, tail_ns + 1))
             ),
-            calm=calm,
+            is_unchanged=is_unchanged,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
             stays=evidence.stays,
@@ -116,14 +118,14 @@ class GpuAccount:
         if self._observed_ns(now_ns) <= self.tail_ns:
             return True
         last_ns = self.tail.last_ns if self.tail else 0
-        return self.calm and last_ns + self.uncertainty_ns < self.next_ns
+        return self.is_unchanged and last_ns + self.uncertainty_ns < self.next_ns
 
     def served_ns(self, now_ns: int) -> int:
         """Return its time in service since the start of the counted time."""
         spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
         return sum(end - start for start, end in spans if start < end)
 
-    def carry(self, sums: account_sums.TimeSums, now_ns: int) -> None:
+    def extend(self, sums: account_sums.TimeSums, now_ns: int) -> None:
         """Add the time after the last sample known at the time of the computation."""
         start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
         if observed_ns > self.tail_ns:
@@ -131,9 +133,9 @@ class GpuAccount:
             for rate in self.seen:
                 account_sums.add_span(sums, rate, self.tail_ns, start_ns)
         else:
-            for key, quantity in self.silent_fixed.items():
+            for key, quantity in self.unobserved_sums.items():
                 sums[key] = exact(sums.get(key, 0) + quantity)
-        for rate in self.silent:
+        for rate in self.unobserved:
             account_sums.add_span(sums, rate, start_ns, now_ns)
 
     def _observed_ns(self, now_ns: int) -> int:
@@ -144,7 +146,7 @@ class GpuAccount:
     @property
     def holders(self) -> set[str]:
         """Tenants that hold a part of it now."""
-        return {rate.tenant for rate in self.silent if rate.state in tiling.HELD}
+        return {rate.tenant for rate in self.unobserved if rate.state in tiling.HELD}
 
 
 def _state_if_observed(state: tiling.SlotState) -> tiling.SlotState:
@@ -205,33 +207,31 @@ class FinalizedSums:
         """Return the start of a GPU's time that is not in the ledger."""
         return (self.days[gpu] + 1) * DAY_NS if gpu in self.days else -FOREVER_NS
 
-    def settle(
-        self, gpu: str, day: int, new: account_sums.TimeSums, old: account_sums.TimeSums
+    def finalize(
+        self, gpu: str, day: int, new: account_sums.DaySums, old: account_sums.DaySums
     ) -> None:
         """Record a GPU-day that was written to the ledger, new or revised."""
-        for found, sign in ((new, 1), (old, -1)):
+        for found, sign in ((new.times, 1), (old.times, -1)):
             for key, quantity in found.items():
-                account_sums.add_sums(
-                    self.sums, {key._replace(day=account_sums.month_of(key.day)): quantity}, sign
-                )
-        self.capacity = exact(self.capacity + sum(new.values()) - sum(old.values()))
+                month_key = key._replace(day=account_sums.month_of(key.day))
+                account_sums.add_sums(self.sums, {month_key: quantity}, sign)
+        self.capacity = exact(self.capacity + sum(new.times.values()) - sum(old.times.values()))
         self.days[gpu] = max(day, self.days.get(gpu, day))
-
-    def mark(
-        self,
-        new: Iterable[usage_evidence.ClockDoubt],
-        old: Iterable[usage_evidence.ClockDoubt] = (),
-    ) -> None:
-        """Add marks of days, and remove the old ones."""
-        self.clock_suspect.update(new)
-        self.clock_suspect.subtract(old)
+        self.clock_suspect.update(new.clock_suspect)
+        self.clock_suspect.subtract(old.clock_suspect)
         self.clock_suspect += Counter()
 
-    def take_up(self, sums: account_sums.TimeSums, days: Mapping[str, int]) -> None:
-        """Add the ledger's sums by month, of GPUs up to their last days."""
+    def add_gpus(
+        self,
+        sums: account_sums.TimeSums,
+        days: Mapping[str, int],
+        clock_suspect: Iterable[usage_evidence.ClockDoubt],
+    ) -> None:
+        """Add the ledger's sums by month, and its marks, of GPUs up to their last days."""
         account_sums.add_sums(self.sums, sums)
         self.capacity = exact(self.capacity + sum(sums.values()))
         self.days |= days
+        self.clock_suspect.update(clock_suspect)
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class LiveAccount:
 
     book: EvidenceBook
     files: Callable[[], AdministratorInputs]
-    settled: FinalizedSums = field(default_factory=FinalizedSums)
+    finalized: FinalizedSums = field(default_factory=FinalizedSums)
     amounts: account_sums.CounterAmounts = field(default_factory=account_sums.CounterAmounts)
     ready: bool = True
     """True once the ledger's sums have been loaded."""
@@ -261,32 +261,29 @@ class LiveAccount:
     async def refresh(self, now_ns: int, offer: LoopTurns) -> account_sums.GpuTimeAccount:
         """Return the account up to a timestamp, awaiting `offer` between GPUs to yield to other tasks."""
         async with self.lock:
-            return await self._refresh(now_ns, offer)
-
-    async def _refresh(self, now_ns: int, offer: LoopTurns) -> account_sums.GpuTimeAccount:
-        files = self.files()
-        if files is not self._files:
-            self._files = files
-            self.book.changed.update(self.book.gpus)
-        sums: account_sums.TimeSums = {}
-        capacity = 0
-        gpus = 0
-        self._placer = ClaimPlacer(self.book, files)
-        for gpu in filter(is_gpu, list(self.book.gpus)):
-            account = await self._of(gpu, files, now_ns)
-            if account is not None:
-                account.carry(sums, now_ns)
-                capacity += GPU_CAPACITY * account.served_ns(now_ns)
-            gpus += account is not None or gpu in self.settled.days
-            await offer()
-        self._placer = None
-        # No await from here on, so that all parts are of one time.
-        account_sums.add_sums(sums, self._fixed)
-        account_sums.add_sums(sums, self.settled.sums)
-        suspect = dict(self.settled.clock_suspect)
-        return account_sums.GpuTimeAccount(
-            now_ns, gpus, capacity + self.settled.capacity, sums, suspect
-        )
+            files = self.files()
+            if files is not self._files:
+                self._files = files
+                self.book.changed.update(self.book.gpus)
+            sums: account_sums.TimeSums = {}
+            capacity = 0
+            gpus = 0
+            self._placer = ClaimPlacer(self.book, files)
+            for gpu in filter(is_gpu, list(self.book.gpus)):
+                account = await self._of(gpu, files, now_ns)
+                if account is not None:
+                    account.extend(sums, now_ns)
+                    capacity += GPU_CAPACITY * account.served_ns(now_ns)
+                gpus += account is not None or gpu in self.finalized.days
+                await offer()
+            self._placer = None
+            # No await from here on, so that all parts are of one time.
+            account_sums.add_sums(sums, self._fixed)
+            account_sums.add_sums(sums, self.finalized.sums)
+            suspect = dict(self.finalized.clock_suspect)
+            return account_sums.GpuTimeAccount(
+                now_ns, gpus, capacity + self.finalized.capacity, sums, suspect
+            )
 
     def holders(self, gpu: str) -> set[str]:
         """Return the tenants that hold a part of a GPU, as of the last refresh."""
@@ -306,7 +303,7 @@ class LiveAccount:
         return {node: amount for node, amount in sorted(found.items()) if amount}
 
     def _hold(self, account: GpuAccount, sign: int) -> None:
-        for rate in account.silent:
+        for rate in account.unobserved:
             if rate.state in tiling.HELD:
                 before = self._held.get(rate.tenant, 0)
                 self._held[rate.tenant] = exact(before + sign * rate.units)
@@ -317,9 +314,9 @@ class LiveAccount:
             return account
         if account is None and gpu not in self.book.changed:
             return None
-        return await self._work_out(gpu, files, now_ns)
+        return await self._compute(gpu, files, now_ns)
 
-    async def _work_out(
+    async def _compute(
         self, gpu: str, files: AdministratorInputs, now_ns: int
     ) -> GpuAccount | None:
         self.book.changed.discard(gpu)
@@ -329,7 +326,7 @@ class LiveAccount:
         tail = self._tail(gpu, where)
         if tail:
             self.book.tails[gpu] = tail
-        of = partial(GpuAccount.of, evidence, tail, self.settled.open_ns(gpu), now_ns)
+        of = partial(GpuAccount.of, evidence, tail, self.finalized.open_ns(gpu), now_ns)
         new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
         if old := self._gpus.pop(gpu, None):
             account_sums.add_sums(self._fixed, old.fixed, -1)

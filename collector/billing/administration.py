@@ -5,27 +5,21 @@ from __future__ import annotations
 from fractions import Fraction
 from hashlib import sha256
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
-from collector.billing import (
-    billing_audit_records,
-    billing_store,
-    charges,
-    invoices,
-    period_closing,
-    period_completeness,
-    price_book,
-    tables,
-)
-from collector.ledger import head_chain
-from collector.metering.units import period_name
-from railscope.timestamps import FOREVER_NS, format_timestamp
+from collector.billing import charges, invoices, period_closing, price_book, tables
+from collector.ledger import head_chain, schema
+from collector.ledger.audit_outbox import RecordDraft, TimedActor
+from collector.ledger.row_conversion import RowValues
+from collector.ledger.schema import row_of
+from collector.metering.units import Period, period_name
+from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
 
 _AMOUNT_PLACES = 9
 
 
 def publish(
-    books: period_closing.BillingBooks, text: str, file: str, by: period_closing.BillingActor
+    books: period_closing.BillingBooks, text: str, file: str, by: TimedActor
 ) -> tuple[price_book.PriceBook, bool]:
     """Publish a price book and make it the current one; false if it is current already.
 
@@ -34,52 +28,44 @@ def publish(
     """
     book = price_book.parse_price_book(text, file)
     price_book.check_published(book, by.now_ns)
-    found = billing_store.PublishedPriceBook(book, text, sha256(text.encode()).hexdigest())
-    with books.ledger.database.transaction(writes=True) as connection:
-        books.store.lock(connection)
-        same = books.store.book_in(connection, book.version)
+    with books.store.writing() as connection:
+        same = books.store.book(book.version, connection)
         if same is not None and same.book == book:
             return book, False
-        newest = books.store.book_in(connection)
+        newest = books.store.book(connection=connection)
         if newest is not None:
             price_book.check_appended(newest.book, book)
-        _check_open(books, connection, book, first=newest is None)
-        row = {
-            "version": book.version,
-            "published_ns": book.published_ns,
-            "currency": book.currency,
-            "content_hash": found.content_hash,
-            "recorded_ns": by.now_ns,
-            "recorded_by": by.actor.id,
-            "text": text,
-        }
-        billing_store.insert_rows(connection, tables.price_books, [row])
-        stored = head_chain.read_back(connection, "price book", book.version)
-        billing_audit_records.record_price_book(connection, found, stored, by.actor, by.now_ns)
-        head_chain.append(connection, [stored], by.now_ns)
+            _check_open(books, connection, book)
+        content_hash = sha256(text.encode()).hexdigest()
+        row = row_of(
+            tables.price_books, book, content_hash=content_hash, text=text, **_recorded(by)
+        )
+        draft = by.draft(
+            "billing.price",
+            {
+                "version": book.version,
+                "published": format_timestamp(book.published_ns),
+                "currency": book.currency,
+                "content_hash": content_hash,
+            },
+        )
+        _add_row(connection, "price book", row, draft, f"{book.version}/{content_hash[:24]}")
     return book, True
 
 
-def accept_copy(
-    books: period_closing.BillingBooks, reason: str, by: period_closing.BillingActor
-) -> str:
+def accept_copy(books: period_closing.BillingBooks, reason: str, by: TimedActor) -> str:
     """Accept an older copy of the database, if the newest is lost; return its new identity."""
-    with books.ledger.database.transaction(writes=True) as connection:
-        books.store.lock(connection)
+    with books.store.writing() as connection:
         return head_chain.accept_copy(connection, reason, by.actor, by.now_ns)
 
 
 def _check_open(
-    books: period_closing.BillingBooks,
-    connection: Connection,
-    book: price_book.PriceBook,
-    *,
-    first: bool,
+    books: period_closing.BillingBooks, connection: Connection, book: price_book.PriceBook
 ) -> None:
     closed_ns = max(
-        (one.period.end_ns for one in books.store.closings_in(connection)), default=-FOREVER_NS
+        (one.period.end_ns for one in books.store.closings(connection)), default=-FOREVER_NS
     )
-    if not first and book.published_ns < closed_ns:
+    if book.published_ns < closed_ns:
         message = (
             f"version {book.version}: dated {format_timestamp(book.published_ns)}: expected"
             f" at least {format_timestamp(closed_ns)}, the end of the closed periods"
@@ -87,10 +73,25 @@ def _check_open(
         raise price_book.PriceBookError(message)
 
 
+def _recorded(by: TimedActor) -> RowValues:
+    return {"recorded_ns": by.now_ns, "recorded_by": by.actor.id}
+
+
+def _add_row(
+    connection: Connection, kind: str, row: RowValues, draft: RecordDraft, id_: str = ""
+) -> None:
+    """Add a row with its record in the audit log, and commit to it in the chain of heads."""
+    table = schema.covered_tables[kind].table
+    connection.execute(table.insert(), [row])
+    (key,) = (row[column.name] for column in table.primary_key.columns)
+    stored = head_chain.record_row(connection, kind, key, draft, id_)
+    head_chain.append(connection, [stored], draft.time_ns)
+
+
 def record(
     books: period_closing.BillingBooks,
     charge: charges.Charge,
-    by: period_closing.BillingActor,
+    by: TimedActor,
     *,
     force: bool = False,
 ) -> tuple[bool, str]:
@@ -100,40 +101,40 @@ def record(
     specifies the currency), and, unless forced, for a negative amount that is dated after now or
     exceeds what was invoiced.
     """
-    with books.ledger.database.transaction(writes=True) as connection:
-        books.store.lock(connection)
-        newest = books.store.book_in(connection)
+    with books.store.writing() as connection:
+        newest = books.store.book(connection=connection)
         if newest is None:
             message = (
                 "no price book is published: the currency is unknown; fix: run `railscope bill"
                 " prices publish FILE`"
             )
             raise invoices.ClosingError(message)
-        if not books.store.knows(connection, charge.tenant):
+        if not books.store.has_tenant(connection, charge.tenant):
             message = f"unknown tenant {charge.tenant!r}: expected one with an invoice or GPU time"
             raise invoices.ClosingError(message)
-        one = billing_store.RecordedAdjustment(charge, newest.book.currency, by.now_ns, by.actor.id)
-        if any(other.charge == charge for other in books.store.adjusted_in(connection)):
-            return False, one.currency
+        currency = newest.book.currency
+        if any(other.charge == charge for other in books.store.adjustments(connection)):
+            return False, currency
         if charge.amount < 0 and not force:
-            _check_credit(charge, books.store.invoiced_in(connection, charge), by.now_ns)
-        row = {
-            "charge_id": charge.charge_id,
-            "tenant_id": charge.tenant,
-            "kind": charge.kind.value,
-            "service_t0_ns": charge.service_t0_ns,
-            "service_t1_ns": charge.service_t1_ns,
-            "amount": str(charge.amount),
-            "currency": one.currency,
-            "reason": charge.note,
-            "recorded_ns": by.now_ns,
-            "recorded_by": by.actor.id,
-        }
-        billing_store.insert_rows(connection, tables.adjustments, [row])
-        stored = head_chain.read_back(connection, "adjustment", charge.charge_id)
-        billing_audit_records.record_adjustment(connection, one, stored, by.actor)
-        head_chain.append(connection, [stored], by.now_ns)
-    return True, one.currency
+            _check_credit(charge, books.store.invoiced(connection, charge), by.now_ns)
+        row = row_of(
+            tables.adjustments, charge, amount=str(charge.amount), currency=currency,
+            reason=charge.note, **_recorded(by),
+        )  # fmt: skip
+        draft = by.draft(
+            "billing.adjust",
+            {
+                **period_closing.period_data(Period(charge.service_t0_ns, charge.service_t1_ns)),
+                "charge": charge.charge_id,
+                "kind": charge.kind.value,
+                "tenant": charge.tenant,
+                "amount": str(charge.amount),
+                "currency": currency,
+                "reason": charge.note,
+            },
+        )
+        _add_row(connection, "adjustment", row, draft)
+    return True, currency
 
 
 def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> None:
@@ -157,63 +158,81 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
 
 
 def set_opening(
-    books: period_closing.BillingBooks,
-    opening_ns: int,
-    reason: str,
-    by: period_closing.BillingActor,
+    books: period_closing.BillingBooks, opening_ns: int, reason: str, by: TimedActor
 ) -> None:
-    """Exclude all time before a day from bills. Raises ClosingError."""
-    with books.ledger.database.transaction(writes=True) as connection:
-        books.store.lock(connection)
-        found = billing_store.BillingOpening(opening_ns, reason, by.now_ns, by.actor.id)
-        period_completeness.set_opening(
-            connection, books.store.closings_in(connection), found, by.actor
-        )
+    """Exclude all time before an instant from bills. Raises ClosingError.
+
+    The instant is the start of a UTC day and not after the start of the first closed period.
+    """
+    opening = format_timestamp(opening_ns)
+    if opening_ns % DAY_NS:
+        message = f"opening date: {opening}: expected the start of a UTC day"
+        raise invoices.ClosingError(message)
+    with books.store.writing() as connection:
+        starts = (one.period.start_ns for one in books.store.closings(connection))
+        first_ns = min(starts, default=opening_ns)
+        if opening_ns > first_ns:
+            message = (
+                f"opening date: {opening}: expected at most {format_timestamp(first_ns)}, "
+                "the start of the first closed period"
+            )
+            raise invoices.ClosingError(message)
+        count = connection.execute(select(func.count()).select_from(tables.openings)).scalar_one()
+        row = {"opening": count + 1, "opening_ns": opening_ns, "reason": reason, **_recorded(by)}
+        draft = by.draft("billing.opening", {"opening": opening, "reason": reason})
+        _add_row(connection, "opening", row, draft)
 
 
 def void(
-    books: period_closing.BillingBooks,
-    invoice_id: str,
-    reason: str,
-    by: period_closing.BillingActor,
+    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: TimedActor
 ) -> invoices.Invoice:
     """Void an invoice: its charges are billed by the next closing, or by `replace`.
 
     Raises ClosingError for an invoice that does not exist or is void already.
     """
-    with books.ledger.database.transaction(writes=True) as connection:
-        books.store.lock(connection)
-        invoice = _issued(books, connection, invoice_id)
-        row = {
-            "invoice_id": invoice_id,
-            "voided_ns": by.now_ns,
-            "voided_by": by.actor.id,
+    with books.store.writing() as connection:
+        return _void(books, connection, invoice_id, reason, by)
+
+
+def _void(
+    books: period_closing.BillingBooks,
+    connection: Connection,
+    invoice_id: str,
+    reason: str,
+    by: TimedActor,
+) -> invoices.Invoice:
+    invoice, _ = _issued(invoice_id, books.store.invoice(invoice_id, connection))
+    if invoice.status is not invoices.InvoiceStatus.ISSUED:
+        message = f"{invoice_id}: already void"
+        raise invoices.ClosingError(message)
+    row: RowValues = {
+        "invoice_id": invoice_id,
+        "voided_ns": by.now_ns,
+        "voided_by": by.actor.id,
+        "reason": reason,
+    }
+    draft = by.draft(
+        "billing.void",
+        {
+            "invoice": invoice_id,
+            "tenant": invoice.tenant,
+            "content_hash": invoice.content_hash,
             "reason": reason,
-        }
-        billing_store.insert_rows(connection, tables.voids, [row])
-        stored = head_chain.read_back(connection, "void", invoice_id)
-        billing_audit_records.record_void(
-            connection, invoice, stored, reason, (by.actor, by.now_ns)
-        )
-        head_chain.append(connection, [stored], by.now_ns)
+        },
+    )
+    _add_row(connection, "void", row, draft)
     return invoice
 
 
 def replace(
-    books: period_closing.BillingBooks,
-    invoice_id: str,
-    reason: str,
-    by: period_closing.BillingActor,
+    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: TimedActor
 ) -> period_closing.ClosedPeriod:
     """Void an invoice and issue another in its place, from the current ledger and prices.
 
     Both or neither. Raises ClosingError also if a later period is closed, as that closing has
     corrected the difference.
     """
-    found = books.store.invoice(invoice_id)
-    if found is None:
-        raise invoices.ClosingError(_unknown(invoice_id))
-    before, number = found
+    before, number = _issued(invoice_id, books.store.invoice(invoice_id))
     closings = books.store.closings()
     later = [one for one in closings if one.period.start_ns >= before.period.end_ns]
     if later:
@@ -225,22 +244,17 @@ def replace(
     bill = books.bill(before.period, correcting=False)
     fresh = invoices.issue_invoice(_replacement(bill, before), by.now_ns)
     closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
-    if bill.lacking.all and not next(one for one in closings if one.number == number).provisional:
-        message = f"cannot bill {period_name(before.period)} again: {bill.lacking}"
+    provisional = next(one for one in closings if one.number == number).provisional
+    if bill.missing_days.all and not provisional:
+        message = f"cannot bill {period_name(before.period)} again: {bill.missing_days}"
         raise invoices.ClosingError(message)
-    with books.ledger.database.transaction(writes=True) as connection:
-        books.store.lock(connection)
-        if books.store.mark(connection) != bill.mark or not bill.rests_on(closings):
+    with books.store.writing() as connection:
+        if books.store.row_counts(connection) != bill.row_counts or not bill.rests_on(closings):
             message = f"{invoice_id}: another process billed at the same time; fix: try again"
             raise invoices.ClosingError(message)
-        _issued(books, connection, invoice_id)
-        row = {"voided_ns": by.now_ns, "voided_by": by.actor.id, "reason": reason}
-        billing_store.insert_rows(connection, tables.voids, [{"invoice_id": invoice_id, **row}])
-        stored = head_chain.read_back(connection, "void", invoice_id)
-        billing_audit_records.record_void(connection, before, stored, reason, (by.actor, by.now_ns))
-        head_chain.append(connection, [stored], by.now_ns)
+        _void(books, connection, invoice_id, reason, by)
         closed = period_closing.ClosedPeriod(closing, (fresh,), added=True)
-        period_closing.write_closing(connection, closed, bill, by.actor)
+        period_closing.write_closing(connection, closed, bill, by)
     return closed
 
 
@@ -254,17 +268,11 @@ def _replacement(bill: period_closing.Bill, before: invoices.Invoice) -> invoice
 
 
 def _issued(
-    books: period_closing.BillingBooks, connection: Connection, invoice_id: str
-) -> invoices.Invoice:
-    found = books.store.invoice_in(connection, invoice_id)
+    invoice_id: str, found: tuple[invoices.Invoice, int] | None
+) -> tuple[invoices.Invoice, int]:
     if found is None:
-        raise invoices.ClosingError(_unknown(invoice_id))
-    invoice, _ = found
-    if invoice.status is not invoices.InvoiceStatus.ISSUED:
-        message = f"{invoice_id}: already void"
+        message = (
+            f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"
+        )
         raise invoices.ClosingError(message)
-    return invoice
-
-
-def _unknown(invoice_id: str) -> str:
-    return f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"
+    return found

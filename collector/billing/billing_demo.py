@@ -7,7 +7,6 @@ and late evidence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -18,15 +17,17 @@ import numpy as np
 
 from collector.billing import (
     administration,
-    billing_audit_records,
     focus_rows,
     invoices,
     period_closing,
     reconciliation,
 )
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.evidence.gpu_evidence import AssembledGpu
+from collector.ledger.audit_outbox import TimedActor
+from collector.ledger.day_metering import MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering import evidence as usage_evidence, measures, timeline, units
+from collector.metering import evidence as usage_evidence, measures, units
+from railscope.audit.record import RecordActor
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, from_datetime
 
@@ -53,66 +54,25 @@ FAULTY_GPU = 3
 DOWN = units.Period(_instant(9, 20, 8), _instant(9, 20, 10))
 LATE_RELEASE = usage_evidence.ClaimRelease("vision-4", _instant(9, 29, 12))
 LAST_CLAIM_ENDS_NS = _instant(10, 3, 18)
-PRICES = """
-version = 1
-published = 2026-08-20T09:00:00Z
-currency = "EUR"
-
-[[price]]
-sku = "h100-sxm"
-tariff = "allocated"
-nano_per_gpu_hour = 2_490_000_000
-from = 2026-01-01T00:00:00Z
-to = 2026-09-16T00:00:00Z
-version = 1
-
-[[price]]
-sku = "h100-sxm"
-tariff = "allocated"
-nano_per_gpu_hour = 2_590_000_000
-from = 2026-09-16T00:00:00Z
-version = 1
-
-[[price]]
-sku = "h100-sxm"
-tariff = "allocated"
-tenant = "language"
-nano_per_gpu_hour = 2_290_000_000
-from = 2026-01-01T00:00:00Z
-version = 1
-
-[[price]]
-sku = "h100-sxm"
-tariff = "reservation"
-nano_per_gpu_hour = 900_000_000
-from = 2026-01-01T00:00:00Z
-version = 1
-
-[[price]]
-sku = "h100-sxm"
-tariff = "energy"
-nano_per_kilowatt_hour = 310_000_000
-from = 2026-01-01T00:00:00Z
-version = 1
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedGpuEvidence:
-    """Evidence of one GPU."""
-
-    evidence: usage_evidence.Evidence
-    counted: Mapping[measures.CountedQuantity, measures.CounterIncrements]
-    sku: str = SKU
-    profiles: Mapping[str, str] = field(default_factory=dict)
-    doubts: Sequence[timeline.TimePiece[usage_evidence.ClockDoubt]] = ()
+_PRICE_ROWS = (
+    ("allocated", "nano_per_gpu_hour = 2_490_000_000", "2026-01-01", "to = 2026-09-16T00:00:00Z\n"),
+    ("allocated", "nano_per_gpu_hour = 2_590_000_000", "2026-09-16", ""),
+    ("allocated", "nano_per_gpu_hour = 2_290_000_000", "2026-01-01", 'tenant = "language"\n'),
+    ("reservation", "nano_per_gpu_hour = 900_000_000", "2026-01-01", ""),
+    ("energy", "nano_per_kilowatt_hour = 310_000_000", "2026-01-01", ""),
+)
+PRICES = 'version = 1\npublished = 2026-08-20T09:00:00Z\ncurrency = "EUR"\n' + "".join(
+    f'\n[[price]]\nsku = "{SKU}"\ntariff = "{tariff}"\n{price}\n'
+    f"from = {start}T00:00:00Z\n{more}version = 1\n"
+    for tariff, price, start, more in _PRICE_ROWS
+)
 
 
 @dataclass(slots=True)
 class SimulatedEvidence:
     """Evidence of all GPUs, in memory."""
 
-    known: dict[str, SimulatedGpuEvidence] = field(default_factory=dict)
+    known: dict[str, AssembledGpu] = field(default_factory=dict)
 
     def gpus(self, start_ns: int, end_ns: int) -> list[str]:
         """GPUs that were in a node in [start, end)."""
@@ -122,7 +82,7 @@ class SimulatedEvidence:
             if any(s.start_ns < end_ns and s.end_ns > start_ns for s in known.evidence.stays)
         )
 
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> SimulatedGpuEvidence:  # noqa: ARG002 - all of it
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:  # noqa: ARG002 - all of it
         """Evidence of a GPU."""
         return self.known[gpu]
 
@@ -130,25 +90,20 @@ class SimulatedEvidence:
 def simulate_evidence() -> SimulatedEvidence:
     """Evidence at the first closing, and all that follows except the late release."""
     gpus = [_evidence(index) for index in range(GPUS)]
+    energy = measures.CountedQuantity.ENERGY
     return SimulatedEvidence(
-        {
-            gpu.gpu: SimulatedGpuEvidence(gpu, {measures.CountedQuantity.ENERGY: _counted(gpu)})
-            for gpu in gpus
-        }
+        {gpu.gpu: AssembledGpu(gpu, {energy: _counted(gpu)}, SKU) for gpu in gpus}
     )
 
 
 def with_late_release(known: SimulatedEvidence) -> SimulatedEvidence:
     """The same evidence, after the scheduler reported that a claim ended before the month did."""
-
-    def of(gpu: SimulatedGpuEvidence) -> SimulatedGpuEvidence:
-        held = any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims)
-        if not held:
-            return gpu
-        evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
-        return SimulatedGpuEvidence(evidence, gpu.counted, gpu.sku)
-
-    return SimulatedEvidence({name: of(gpu) for name, gpu in known.known.items()})
+    found = dict(known.known)
+    for name, gpu in known.known.items():
+        if any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims):
+            evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
+            found[name] = msgspec.structs.replace(gpu, evidence=evidence)
+    return SimulatedEvidence(found)
 
 
 def _evidence(index: int) -> usage_evidence.Evidence:
@@ -241,7 +196,6 @@ def _counted(evidence: usage_evidence.Evidence) -> measures.CounterIncrements:
 ENGINE = "demo"
 SELLER = focus_rows.Seller(
     provider="Example Cluster",
-    invoice_issuer="Example Cluster",
     accounts={
         "language": focus_rows.PayerAccount("research", "Research", tags={"CostCenter": "4711"}),
         "vision": focus_rows.PayerAccount("product", "Product", tags={"CostCenter": "0815"}),
@@ -267,20 +221,19 @@ class BillingDemo:
 
 def run_demo(ledger: Ledger) -> BillingDemo:
     """Simulate, meter, rate, close, correct and reconcile, in an empty ledger."""
-    actor = billing_audit_records.operator_actor("demo")
+    actor = RecordActor("operator", "demo", "command line")
+    first, second = TimedActor(actor, CLOSED_NS), TimedActor(actor, CLOSED_AGAIN_NS)
+    first_day = MONTH.start_ns // DAY_NS
     known = simulate_evidence()
     books = period_closing.BillingBooks.of(ledger, known)
-    meter_days(ledger, known, range(MONTH.start_ns // DAY_NS, CLOSED_NS // DAY_NS), CLOSED_NS)
-    administration.publish(
-        books, PRICES, "the demo's prices", period_closing.BillingActor(actor, CLOSED_NS)
-    )
-    closed = books.close(MONTH, period_closing.BillingActor(actor, CLOSED_NS))
+    meter_days(ledger, known, range(first_day, CLOSED_NS // DAY_NS), CLOSED_NS)
+    administration.publish(books, PRICES, "the demo's prices", first)
+    closed = books.close(MONTH, first)
     known = with_late_release(known)
     books = period_closing.BillingBooks.of(ledger, known)
-    days = range(MONTH.start_ns // DAY_NS, CLOSED_AGAIN_NS // DAY_NS)
-    meter_days(ledger, known, days, CLOSED_AGAIN_NS)
-    administration.record(books, CREDIT, period_closing.BillingActor(actor, CLOSED_AGAIN_NS))
-    later = books.close(NEXT_MONTH, period_closing.BillingActor(actor, CLOSED_AGAIN_NS))
+    meter_days(ledger, known, range(first_day, CLOSED_AGAIN_NS // DAY_NS), CLOSED_AGAIN_NS)
+    administration.record(books, CREDIT, second)
+    later = books.close(NEXT_MONTH, second)
     checks = [
         check
         for period in (MONTH, NEXT_MONTH)
@@ -292,5 +245,5 @@ def run_demo(ledger: Ledger) -> BillingDemo:
 def meter_days(ledger: Ledger, known: SimulatedEvidence, days: range, now_ns: int) -> None:
     """Meter the given days and write them to the ledger."""
     computed = MeteringComputation(ENGINE, now_ns)
-    gpus = [MeteredGpu.of(one.evidence, one.counted, one.sku) for one in known.known.values()]
+    gpus = [one.metered() for one in known.known.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from collector.billing.billing_store import BillingOpening, RecordedAdjustment
-from collector.billing.charges import Charge, exponent_of, format_decimal
+from collector.billing.charges import Charge, format_amount, plain_decimal
 from collector.billing.invoices import Invoice, PeriodClosing
 from collector.billing.period_closing import BillingBooks, PendingItems
 from collector.billing.period_rating import UndecidedUse
-from collector.billing.statement_formats import format_table
+from collector.jobs.job_metering import format_table
 from collector.metering.units import Period, period_name
 from railscope.timestamps import format_timestamp
 
@@ -44,22 +44,22 @@ def read_listing(books: BillingBooks) -> BillingListing:
     invoices = books.store.invoices()
     billed_on = {
         line.charge.charge_id: one.invoice_id
-        for one in books.store.standing(min((c.period.start_ns for c in closings), default=0))
+        for one in books.store.valid_invoices(min((c.period.start_ns for c in closings), default=0))
         for line in one.lines
         if line.charge.unit is None
     }
     return BillingListing(
-        books.opening,
+        books.store.opening(),
         closings,
         invoices,
-        books.store.adjusted(),
+        books.store.adjustments(),
         billed_on,
         books.pending(),
-        tuple(_standing_undecided(books, closings)),
+        tuple(_current_undecided(books, closings)),
     )
 
 
-def _standing_undecided(
+def _current_undecided(
     books: BillingBooks, closings: Sequence[PeriodClosing]
 ) -> Iterator[tuple[Period, UndecidedUse]]:
     """Undecided use of every closed period, from the last closing that computed it."""
@@ -116,7 +116,7 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
                 "period": period_name(one.period),
                 "status": one.status.value,
                 "issued": format_timestamp(one.issued_ns or 0),
-                "total": _plain(one.payable, exponent_of(one.currency)),
+                "total": format_amount(one.payable, one.currency),
                 "currency": one.currency,
                 "replaces": one.replaces or None,
             }
@@ -127,7 +127,7 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
                 "kind": one.charge.kind.value,
                 "tenant": one.charge.tenant,
                 "period": _span(one.charge),
-                "amount": _plain(one.charge.amount, exponent_of(one.currency)),
+                "amount": format_amount(one.charge.amount, one.currency),
                 "currency": one.currency,
                 "reason": one.charge.note,
                 "recorded": format_timestamp(one.recorded_ns),
@@ -140,7 +140,7 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
             {
                 "period": period_name(period),
                 "tenant": tenant,
-                "amount": _plain(amount, _EXACT_PLACES),
+                "amount": plain_decimal(amount, _EXACT_PLACES),
                 "currency": found.pending.currency,
             }
             for period, tenant, amount in _corrections(found.pending)
@@ -206,17 +206,13 @@ def _undecided(period: Period, one: UndecidedUse) -> dict[str, str]:
         "claim": one.claim,
         "start": format_timestamp(one.start_ns),
         "end": format_timestamp(one.end_ns),
-        "gpu_hours": _plain(one.gpu_hours, _HOUR_PLACES),
+        "gpu_hours": plain_decimal(one.gpu_hours, _HOUR_PLACES),
         "reason": one.reason,
     }
 
 
 def _span(charge: Charge) -> str:
     return period_name(Period(charge.service_t0_ns, charge.service_t1_ns))
-
-
-def _plain(value: Fraction, places: int) -> str:
-    return format_decimal(value, places).replace(",", "")
 
 
 def _cell(value: object) -> str:

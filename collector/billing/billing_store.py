@@ -7,7 +7,8 @@ and `administration` decide what is written. All methods block, and raise Ledger
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -16,22 +17,12 @@ from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 
 from collector.billing import charges, period_rating, price_book, tables
 from collector.billing.invoices import Invoice, InvoiceStatus, PeriodClosing
-from collector.ledger.audit_outbox import placed_rows
+from collector.ledger import schema
+from collector.ledger.audit_outbox import LogPosition, placed_rows, recorded_position
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_queries import chunks
-from collector.ledger.row_conversion import GpuDay
-from collector.ledger.schema import entries
+from collector.ledger.row_conversion import GpuDay, RowValues
 from collector.metering.units import Period
-
-
-class BillingRowCounts(NamedTuple):
-    """Row counts of the tables that a closing depends on; they change with any new row."""
-
-    books: int
-    closings: int
-    adjustments: int
-    voids: int
-    openings: int
 
 
 class InvoiceHead(NamedTuple):
@@ -41,14 +32,12 @@ class InvoiceHead(NamedTuple):
     tenant: str
     period: Period
     replaces: str
-    void: bool
+    void_reason: str | None
 
-
-class AuditPosition(NamedTuple):
-    """Index of an invoice's record in the audit log, and the size of a checkpoint that covers it."""
-
-    leaf: int
-    checkpoint_size: int | None
+    @property
+    def void(self) -> bool:
+        """True if it is void."""
+        return self.void_reason is not None
 
 
 class PublishedPriceBook(NamedTuple):
@@ -56,7 +45,6 @@ class PublishedPriceBook(NamedTuple):
 
     book: price_book.PriceBook
     text: str
-    content_hash: str
 
 
 class RecordedAdjustment(NamedTuple):
@@ -88,54 +76,64 @@ class BillingStore:
 
     database: Database
 
-    def mark(self, connection: Connection) -> BillingRowCounts:
-        """Current row counts of the tables that a closing depends on."""
+    def row_counts(self, connection: Connection) -> dict[str, int]:
+        """Rows of the tables that a closing depends on; the counts change with any new row."""
         counted = (
             tables.price_books, tables.closings, tables.adjustments, tables.voids, tables.openings
         )  # fmt: skip
-        return BillingRowCounts(
-            *(
-                connection.execute(select(func.count()).select_from(table)).scalar_one()
-                for table in counted
-            )
-        )
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in counted
+        }
 
-    def lock(self, connection: Connection) -> None:
-        """Lock billing until this transaction ends. Not needed in SQLite, which has a single writer."""
-        if connection.dialect.name == "postgresql":
-            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Context manager of a transaction that has locked billing."""
+        with self.database.transaction(writes=True) as connection:
+            schema.lock(connection, _LOCK)
+            yield connection
+
+    @contextmanager
+    def _reading(self, connection: Connection | None) -> Iterator[Connection]:
+        """The transaction that the caller has begun, or else a new one."""
+        if connection is not None:
+            yield connection
+            return
+        with self.database.transaction() as own:
+            yield own
 
     # Prices --------------------------------------------------------------------------------------
 
-    def book(self, version: int | None = None) -> PublishedPriceBook | None:
-        """The newest price book, or the one of a version; None if there is none."""
-        with self.database.transaction() as connection:
-            return self.book_in(connection, version)
-
-    def book_in(
-        self, connection: Connection, version: int | None = None
+    def book(
+        self, version: int | None = None, connection: Connection | None = None
     ) -> PublishedPriceBook | None:
-        """As `book`, within a transaction."""
+        """The newest price book, or the one of a version; None if there is none."""
         query = select(tables.price_books).order_by(tables.price_books.c.version.desc()).limit(1)
         if version is not None:
             query = query.where(tables.price_books.c.version == version)
-        row = connection.execute(query).first()
+        with self._reading(connection) as reading:
+            row = reading.execute(query).first()
         if row is None:
             return None
         book = price_book.parse_price_book(row.text, f"price book version {row.version}")
-        return PublishedPriceBook(book, row.text, row.content_hash)
+        return PublishedPriceBook(book, row.text)
+
+    def opening(self) -> BillingOpening | None:
+        """The newest opening date; None if all time is billed."""
+        query = select(tables.openings).order_by(tables.openings.c.opening.desc()).limit(1)
+        with self.database.transaction() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        return BillingOpening(row.opening_ns, row.reason, row.recorded_ns, row.recorded_by)
 
     # Closings ------------------------------------------------------------------------------------
 
-    def closings(self) -> list[PeriodClosing]:
+    def closings(self, connection: Connection | None = None) -> list[PeriodClosing]:
         """All closings, in order."""
-        with self.database.transaction() as connection:
-            return self.closings_in(connection)
-
-    def closings_in(self, connection: Connection) -> list[PeriodClosing]:
-        """As `closings`, within a transaction."""
-        rows = connection.execute(select(tables.closings).order_by(tables.closings.c.closing))
-        return [tables.closing_from_row(row) for row in rows]
+        query = select(tables.closings).order_by(tables.closings.c.closing)
+        with self._reading(connection) as reading:
+            return [tables.closing_from_row(row) for row in reading.execute(query)]
 
     def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
         """The ledger revisions that a closing used, of all GPUs or of some."""
@@ -156,21 +154,19 @@ class BillingStore:
         with self.database.transaction() as connection:
             return [tables.review_from_row(row) for row in connection.execute(query)]
 
-    def undecided_closings(self, tenant: str | None = None) -> dict[int, set[str]]:
+    def undecided_closings(
+        self, tenant: str | None = None, connection: Connection | None = None
+    ) -> dict[int, set[str]]:
         """Tenants with undecided use, by closing; of one tenant, the closings that have it."""
-        with self.database.transaction() as connection:
-            return self.undecided_in(connection, tenant)
-
-    def undecided_in(self, connection: Connection, tenant: str | None) -> dict[int, set[str]]:
-        """As `undecided_closings`, within a transaction."""
         table = tables.reviews
         query = select(table.c.closing, table.c.tenant_id).distinct()
         query = query.where(table.c.tenant_id != "")
         if tenant is not None:
             query = query.where(table.c.tenant_id == tenant)
         found: dict[int, set[str]] = defaultdict(set)
-        for row in connection.execute(query):
-            found[row.closing].add(row.tenant_id)
+        with self._reading(connection) as reading:
+            for row in reading.execute(query):
+                found[row.closing].add(row.tenant_id)
         return dict(found)
 
     # Invoices ------------------------------------------------------------------------------------
@@ -180,27 +176,29 @@ class BillingStore:
 
         Raises LedgerError for an invoice that differs from what was issued.
         """
-        with self.database.transaction() as connection:
-            return list(
-                self._read(connection, _restrict_invoices(_select_invoices(), period, tenant))
-            )
+        return self._read(_restrict_invoices(_select_invoices(), period, tenant))
 
-    def heads(self, period: Period | None = None, tenant: str | None = None) -> list[InvoiceHead]:
+    def heads(
+        self,
+        period: Period | None = None,
+        tenant: str | None = None,
+        connection: Connection | None = None,
+    ) -> list[InvoiceHead]:
         """Invoices as in `invoices`, without their lines, of which there may be many."""
-        with self.database.transaction() as connection:
-            rows = connection.execute(_restrict_invoices(_select_invoices(), period, tenant)).all()
+        with self._reading(connection) as reading:
+            rows = reading.execute(_restrict_invoices(_select_invoices(), period, tenant)).all()
         return [
             InvoiceHead(
                 row.invoice_id,
                 row.tenant_id,
                 Period(row.period_start_ns, row.period_end_ns),
                 row.replaces,
-                row.voided_ns is not None,
+                row.reason,
             )
             for row in rows
         ]
 
-    def standing(self, since_ns: int, before: PeriodClosing | None = None) -> list[Invoice]:
+    def valid_invoices(self, since_ns: int, before: PeriodClosing | None = None) -> list[Invoice]:
         """Invoices of periods since a time that are not void, or were not before a closing."""
         table, void = tables.invoices, tables.voids
         query = _select_invoices().where(table.c.period_start_ns >= since_ns)
@@ -209,93 +207,79 @@ class BillingStore:
         else:
             later = or_(void.c.voided_ns.is_(None), void.c.voided_ns > before.closed_ns)
             query = query.where(table.c.closing < before.number, later)
-        with self.database.transaction() as connection:
-            found = list(self._read(connection, query))
-        return [replace(one, status=InvoiceStatus.ISSUED) for one in found]
+        return [replace(one, status=InvoiceStatus.ISSUED) for one in self._read(query)]
 
     def of_closing(self, closing: int) -> list[Invoice]:
         """The invoices that a closing issued."""
-        with self.database.transaction() as connection:
-            return list(
-                self._read(
-                    connection, _select_invoices().where(tables.invoices.c.closing == closing)
-                )
-            )
+        return self._read(_select_invoices().where(tables.invoices.c.closing == closing))
 
-    def invoice(self, invoice_id: str) -> tuple[Invoice, int] | None:
+    def invoice(
+        self, invoice_id: str, connection: Connection | None = None
+    ) -> tuple[Invoice, int] | None:
         """An invoice, and the number of the closing that issued it."""
-        with self.database.transaction() as connection:
-            return self.invoice_in(connection, invoice_id)
-
-    def invoice_in(self, connection: Connection, invoice_id: str) -> tuple[Invoice, int] | None:
-        """As `invoice`, within a transaction."""
         query = _select_invoices().where(tables.invoices.c.invoice_id == invoice_id)
-        found = next(self._read(connection, query), None)
-        return None if found is None else (found, connection.execute(query).one().closing)
+        with self._reading(connection) as reading:
+            found = self._read(query, reading)
+            return (found[0], reading.execute(query).one().closing) if found else None
 
-    def audit_place(self, invoice_id: str) -> AuditPosition | None:
-        """Audit log record of an invoice; None if it is not recorded yet."""
-        table = placed_rows
-        query = select(table.c.leaf, table.c.checkpoint_size).where(
-            table.c.id == ISSUE + invoice_id
-        )
+    def audit_position(self, invoice_id: str) -> LogPosition | None:
+        """Position of an invoice's record in the audit log; None if it is not recorded yet."""
         with self.database.transaction() as connection:
-            row = connection.execute(query).first()
-        return None if row is None else AuditPosition(row.leaf, row.checkpoint_size)
+            return recorded_position(connection, ISSUE + invoice_id)
 
-    def void_reason(self, invoice_id: str) -> str:
-        """Reason why an invoice is void; empty if it is not."""
-        query = select(tables.voids.c.reason).where(tables.voids.c.invoice_id == invoice_id)
-        with self.database.transaction() as connection:
-            return connection.execute(query).scalar_one_or_none() or ""
-
-    def _read(self, connection: Connection, query: Select[Any]) -> Iterator[Invoice]:
-        rows = connection.execute(query).all()
+    def _read(self, query: Select[Any], connection: Connection | None = None) -> list[Invoice]:
         table = tables.charges
         lines: dict[str, list[Row[Any]]] = defaultdict(list)
-        for some in chunks([row.invoice_id for row in rows]):
-            own = select(table).where(table.c.invoice_id.in_(some)).order_by(table.c.charge_id)
-            for row in connection.execute(own):
-                lines[row.invoice_id].append(row)
-        for row in rows:
-            try:
-                invoice = tables.invoice_from_row(
-                    row, list(map(tables.line_from_row, lines.pop(row.invoice_id, [])))
-                )
-            except ValueError as error:
-                message = (
-                    f"the ledger {self.database.name} was altered: {row.invoice_id} does not match"
-                    f" what was issued: {error}; fix: restore it from a backup"
-                )
-                raise LedgerError(message) from error
-            yield invoice
+        with self._reading(connection) as reading:
+            rows = reading.execute(query).all()
+            for some in chunks([row.invoice_id for row in rows]):
+                own = select(table).where(table.c.invoice_id.in_(some)).order_by(table.c.charge_id)
+                for row in reading.execute(own):
+                    lines[row.invoice_id].append(row)
+        return [self._invoice(row, lines.pop(row.invoice_id, ())) for row in rows]
 
-    def knows(self, connection: Connection, tenant: str) -> bool:
+    def _invoice(self, row: Row[Any], lines: Iterable[Row[Any]]) -> Invoice:
+        try:
+            return tables.invoice_from_row(row, map(tables.line_from_row, lines))
+        except ValueError as error:
+            message = (
+                f"the ledger {self.database.name} was altered: {row.invoice_id} does not match"
+                f" what was issued: {error}; fix: restore it from a backup"
+            )
+            raise LedgerError(message) from error
+
+    def has_tenant(self, connection: Connection, tenant: str) -> bool:
         """True if a tenant has an invoice, or any time in the ledger."""
         tenant_query = (
             select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
-            select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
+            select(schema.entries.c.tenant_id).where(schema.entries.c.tenant_id == tenant),
         )
         return any(connection.execute(query.limit(1)).first() for query in tenant_query)
 
     # Credits and adjustments ---------------------------------------------------------------------
 
-    def adjusted(self) -> list[RecordedAdjustment]:
+    def adjustments(self, connection: Connection | None = None) -> list[RecordedAdjustment]:
         """All credits and adjustments, in order of recording."""
-        with self.database.transaction() as connection:
-            return self.adjusted_in(connection)
+        table = tables.adjustments
+        query = select(table).order_by(table.c.recorded_ns, table.c.charge_id)
+        with self._reading(connection) as reading:
+            rows = reading.execute(query).all()
+        return [
+            RecordedAdjustment(_adjustment(row), row.currency, row.recorded_ns, row.recorded_by)
+            for row in rows
+        ]
 
-    def invoiced_in(self, connection: Connection, charge: charges.Charge) -> Fraction:
+    def invoiced(self, connection: Connection, charge: charges.Charge) -> Fraction:
         """Amount on valid invoices for the dates of a credit, less earlier credits for them."""
         query = _restrict_invoices(_select_invoices(), None, charge.tenant).where(
             tables.voids.c.invoice_id.is_(None)
         )
         amounts = {
             line.charge: Fraction(line.minor, 10 ** charges.exponent_of(one.currency))
-            for one in self._read(connection, query)
+            for one in self._read(query, connection)
             for line in one.lines
         }
-        for one in self.adjusted_in(connection):
+        for one in self.adjustments(connection):
             if one.charge.tenant == charge.tenant:
                 amounts.setdefault(one.charge, one.charge.amount)
         span = Period(charge.service_t0_ns, charge.service_t1_ns)
@@ -314,21 +298,12 @@ class BillingStore:
         with self.database.transaction() as connection:
             return set(connection.execute(joined).scalars())
 
-    def adjusted_in(self, connection: Connection) -> list[RecordedAdjustment]:
-        """As `adjusted`, within a transaction."""
-        table = tables.adjustments
-        rows = connection.execute(select(table).order_by(table.c.recorded_ns, table.c.charge_id))
-        return [
-            RecordedAdjustment(_adjustment(row), row.currency, row.recorded_ns, row.recorded_by)
-            for row in rows
-        ]
-
 
 def _select_invoices() -> Select[Any]:
     table, void = tables.invoices, tables.voids
     record = placed_rows.c.id == ISSUE + table.c.invoice_id
     joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
-    columns = (*table.c, void.c.voided_ns, placed_rows.c.leaf)
+    columns = (*table.c, void.c.voided_ns, void.c.reason, placed_rows.c.leaf)
     order = (table.c.closing, table.c.tenant_id)
     return select(*columns).select_from(joined.outerjoin(placed_rows, record)).order_by(*order)
 
@@ -352,8 +327,7 @@ def _adjustment(row: Row[Any]) -> charges.Charge:
     )  # fmt: skip
 
 
-def insert_rows(connection: Connection, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
+def insert_rows(connection: Connection, table: Table, rows: Iterable[RowValues]) -> None:
     """Insert rows, if there are any."""
-    found = [dict(row) for row in rows]
-    if found:
+    if found := list(rows):
         connection.execute(table.insert(), found)

@@ -21,22 +21,19 @@ from functools import cached_property
 from typing import TypeAlias
 
 from collector.billing import BillingError
+from collector.metering.units import round_parts
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS
 
 Content: TypeAlias = "str | int | Fraction | Sequence[Content] | Mapping[str, Content] | None"
 
 
-def canonical_text(content: Content) -> str:
-    """The canonical text of a content. Raises TypeError for any other type, such as float."""
-    return json.dumps(
+def content_digest(content: Content) -> str:
+    """SHA-256 of the canonical text, in hexadecimal. Raises TypeError for another type, such as float."""
+    text = json.dumps(
         _plain_content(content), ensure_ascii=False, separators=(",", ":"), sort_keys=True
     )
-
-
-def content_digest(content: Content) -> str:
-    """SHA-256 of the canonical text, in hexadecimal."""
-    return hashlib.sha256(canonical_text(content).encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain_content(content: object) -> object:
@@ -187,18 +184,21 @@ def format_decimal(value: Fraction, places: int) -> str:
     return f"{sign}{whole}.{digits[-places:]}" if places else f"{sign}{whole}"
 
 
+def plain_decimal(value: Fraction, places: int) -> str:
+    """As `format_decimal`, for programs: without commas."""
+    return format_decimal(value, places).replace(",", "")
+
+
+def format_amount(value: Fraction, currency: str) -> str:
+    """An amount with the decimals of its currency, for programs: -12.50."""
+    return plain_decimal(value, exponent_of(currency))
+
+
 def spread_rounding(amounts: Mapping[str, Fraction], exponent: int) -> dict[str, int]:
     """Minor units of every line, such that they add up to the rounded total.
 
-    Largest remainder: every line is rounded down, and the missing units of the total are added, one
-    each, to the lines with the largest remainders; of equal remainders, to the smaller key. Every
-    line is within one minor unit of its exact amount, exact lines are unchanged, and order does not
-    matter.
+    Every line is within one minor unit of its exact amount, exact lines are unchanged, and order
+    does not matter.
     """
     exact = {key: amount * 10**exponent for key, amount in amounts.items()}
-    lines = {key: amount.numerator // amount.denominator for key, amount in exact.items()}
-    missing = round(sum(exact.values(), Fraction(0))) - sum(lines.values())
-    by_loss = sorted(exact, key=lambda key: (lines[key] - exact[key], key))
-    for key in by_loss[:missing]:
-        lines[key] += 1
-    return lines
+    return round_parts(exact, round(sum(exact.values(), Fraction(0))))

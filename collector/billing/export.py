@@ -18,19 +18,17 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 from urllib.parse import quote
 
 import msgspec
 
 from collector.billing import BillingError, charges, focus_files
-from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, iterate_rows
+from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, invoice_rows
 from collector.billing.invoices import Invoice, InvoiceStatus
 from collector.metering.units import Period, period_name
 from railscope.durable_files import PARTIAL, sync_directory
 from railscope.timestamps import format_timestamp
-
-_CHUNK_BYTES = 1 << 20
 
 
 class StagingError(BillingError, OSError):
@@ -65,15 +63,20 @@ class StagedFiles:
         for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
-        given: list[Path] = []
+        published: list[Path] = []
         try:
             for name in self._open:
-                self._name(name)
-                given.append(self._directory / name)
-        except OSError:
-            if not self._replace:
-                for path in given:
-                    path.unlink()
+                partial, final = self._partial(name), self._directory / name
+                if self._replace:
+                    partial.rename(final)
+                else:  # unlike a rename, this never replaces another file
+                    final.hardlink_to(partial)
+                    published.append(final)
+        except OSError as error:
+            for path in published:
+                path.unlink()
+            if isinstance(error, FileExistsError):  # created by another process meanwhile
+                raise _name_conflict(final) from error
             raise
         sync_directory(self._directory)
 
@@ -82,16 +85,6 @@ class StagedFiles:
         for name, file in self._open.items():
             file.close()
             self._partial(name).unlink(missing_ok=True)
-
-    def _name(self, name: str) -> None:
-        partial, final = self._partial(name), self._directory / name
-        if self._replace:
-            partial.rename(final)
-            return
-        try:
-            final.hardlink_to(partial)  # unlike a rename, this never replaces another file
-        except FileExistsError as error:  # created by another process meanwhile
-            raise _name_conflict(final) from error
 
     def _partial(self, name: str) -> Path:
         return self._directory / f"{name}.{self._mark}{PARTIAL}"
@@ -109,15 +102,6 @@ def stage_files(directory: Path, *, replace: bool) -> Iterator[StagedFiles]:
         yield files
     finally:
         files.clear()
-
-
-def file_digest(file: BinaryIO) -> tuple[int, str]:
-    """Size of a file in bytes, and its SHA-256 in hexadecimal."""
-    file.seek(0)
-    found = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
-        found.update(chunk)
-    return file.tell(), found.hexdigest()
 
 
 class ExportedFile(msgspec.Struct, frozen=True):
@@ -162,15 +146,8 @@ class ExportManifest(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-def format_amount(value: Fraction, currency: str) -> str:
-    """An amount of whole minor units, as text without a currency: -12.50."""
-    exponent = charges.exponent_of(currency)
-    whole, minor = divmod(abs(value) * 10**exponent, 10**exponent)
-    text = f"{'-' if value < 0 else ''}{whole}"
-    return f"{text}.{int(minor):0{exponent}}" if exponent else text
-
-
 _ROWS_AT_ONCE = 5_000
+_CHUNK_BYTES = 1 << 20
 
 
 class ExportError(BillingError, ValueError):
@@ -184,41 +161,7 @@ class ExportFormat(StrEnum):
     PARQUET = "parquet"
 
 
-class InvoiceSource(Protocol):
-    """Store of invoices."""
-
-    def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
-        """Invoices of any status that overlap a period, of a tenant; None selects all."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class InvoiceSequence:
-    """Invoices in memory."""
-
-    all: tuple[Invoice, ...]
-
-    def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
-        """Invoices that overlap a period, of a tenant; None selects all."""
-        return [
-            one
-            for one in self.all
-            if (period is None or one.period.overlaps(period)) and tenant in (None, one.tenant)
-        ]
-
-
-class FocusRowWriter(Protocol):
-    """Writer of rows to a file in some format."""
-
-    def add(self, rows: Iterable[focus_files.FocusRow]) -> None:
-        """Add rows."""
-        ...
-
-    def close(self) -> None:
-        """Write buffered rows. The file stays open."""
-        ...
-
-
+FocusRowWriter = focus_files.FocusCsvWriter | focus_files.FocusParquetWriter
 WRITERS: Mapping[ExportFormat, Callable[[BinaryIO], FocusRowWriter]] = {
     ExportFormat.CSV: focus_files.FocusCsvWriter,
     ExportFormat.PARQUET: focus_files.FocusParquetWriter,
@@ -257,7 +200,7 @@ class ExportOrder:
 
 
 def export_invoices(
-    invoices: InvoiceSource,
+    invoices: Iterable[Invoice],
     order: ExportOrder,
     directory: Path,
     *,
@@ -286,7 +229,7 @@ def export_invoices(
 
 
 def export_document(
-    invoices: InvoiceSource, order: ExportOrder, form: ExportFormat
+    invoices: Iterable[Invoice], order: ExportOrder, form: ExportFormat
 ) -> bytes | None:
     """One file of an export, in memory; None if there is no issued invoice.
 
@@ -299,7 +242,7 @@ def export_document(
 
 
 def _write_files(
-    invoices: InvoiceSource, order: ExportOrder, files: Mapping[ExportFormat, BinaryIO]
+    invoices: Iterable[Invoice], order: ExportOrder, files: Mapping[ExportFormat, BinaryIO]
 ) -> list[InvoiceTotal]:
     with ExitStack() as opened:
         writers = []
@@ -307,32 +250,30 @@ def _write_files(
             writers.append(order.writers[form](file))
             opened.callback(writers[-1].close)
         return [
-            _total(invoice, _write_rows(invoice, order, writers))
-            for invoice in invoices.invoices(order.period, order.tenant)
+            InvoiceTotal(
+                invoice=invoice.invoice_id,
+                tenant=invoice.tenant,
+                currency=invoice.currency,
+                rows=_write_rows(invoice, order, writers),
+                billed=charges.format_amount(invoice.payable, invoice.currency),
+                content_hash=invoice.content_hash,
+            )
+            for invoice in invoices
             if invoice.status is InvoiceStatus.ISSUED
+            and (order.period is None or invoice.period.overlaps(order.period))
+            and order.tenant in (None, invoice.tenant)
         ]
 
 
 def _write_rows(invoice: Invoice, order: ExportOrder, writers: Sequence[FocusRowWriter]) -> int:
     """Write the rows of an invoice and return their number."""
     count = 0
-    remaining = iterate_rows(invoice, order.seller, order.background(invoice))
+    remaining = invoice_rows(invoice, order.seller, order.background(invoice))
     while some := list(islice(remaining, _ROWS_AT_ONCE)):
         for writer in writers:
             writer.add(some)
         count += len(some)
     return count
-
-
-def _total(invoice: Invoice, count: int) -> InvoiceTotal:
-    return InvoiceTotal(
-        invoice=invoice.invoice_id,
-        tenant=invoice.tenant,
-        currency=invoice.currency,
-        rows=count,
-        billed=format_amount(invoice.payable, invoice.currency),
-        content_hash=invoice.content_hash,
-    )
 
 
 def _check_file(
@@ -359,8 +300,12 @@ def _check_file(
                 f"{expected.get(invoice)} as on the invoice: this is a defect of Railscope"
             )
             raise ExportError(message)
-    size, sha256 = file_digest(file)
-    return ExportedFile(name, size, sum(total.rows for total in totals), sha256)
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    rows = sum(total.rows for total in totals)
+    return ExportedFile(name, file.tell(), rows, digest.hexdigest())
 
 
 def _manifest(
@@ -380,7 +325,8 @@ def _manifest(
         files=files,
         invoices=tuple(totals),
         billed={
-            currency: format_amount(sum_, currency) for currency, sum_ in sorted(billed.items())
+            currency: charges.format_amount(sum_, currency)
+            for currency, sum_ in sorted(billed.items())
         },
         applicability_criteria=applicability_criteria(order.seller),
         audit_checkpoint=order.checkpoint,

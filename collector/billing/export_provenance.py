@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 from unicodedata import normalize
@@ -17,7 +17,6 @@ from unicodedata import normalize
 from sqlalchemy import select
 
 from collector.billing import (
-    billing_audit_records,
     billing_store,
     charges,
     export,
@@ -25,6 +24,7 @@ from collector.billing import (
     invoices,
     period_closing,
 )
+from collector.ledger.audit_outbox import TimedActor, put_record
 from collector.ledger.ledger_queries import by_day, quantities
 from collector.ledger.row_conversion import GpuDay
 from collector.ledger.schema import entries, revisions
@@ -45,28 +45,24 @@ class _SourceDay(NamedTuple):
     unseen: Units
 
 
-@dataclass(frozen=True, slots=True)
-class InvoiceOrigins:
-    """The GPU-days that an invoice was computed from."""
+def _provenance(
+    days: Mapping[GpuDay, _SourceDay], charge: charges.Charge
+) -> focus_rows.ChargeProvenance:
+    """Provenance of one charge; empty if the ledger has none of its days.
 
-    days: Mapping[GpuDay, _SourceDay]
-
-    def of(self, charge: charges.Charge) -> focus_rows.ChargeProvenance:
-        """Provenance of one charge; empty if the ledger has none of its days.
-
-        The evidence hash is the evidence root of its day; of several days, the SHA-256 of their
-        roots in order, as a JSON list.
-        """
-        found = [self.days[key] for key in gpu_days(charge) if key in self.days]
-        if not found:
-            return focus_rows.ChargeProvenance()
-        quantity = sum((Fraction(day.quantity) for day in found), Fraction(0))
-        roots = [day.evidence_root for day in found]
-        return focus_rows.ChargeProvenance(
-            coverage_ratio=1 - sum((Fraction(day.unseen) for day in found), Fraction(0)) / quantity,
-            evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
-            ledger_revisions=tuple(sorted({day.revision for day in found})),
-        )
+    The evidence hash is the evidence root of its day; of several days, the SHA-256 of their roots
+    in order, as a JSON list.
+    """
+    found = [days[key] for key in gpu_days(charge) if key in days]
+    if not found:
+        return focus_rows.ChargeProvenance()
+    quantity = sum((Fraction(day.quantity) for day in found), Fraction(0))
+    roots = [day.evidence_root for day in found]
+    return focus_rows.ChargeProvenance(
+        coverage_ratio=1 - sum((Fraction(day.unseen) for day in found), Fraction(0)) / quantity,
+        evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
+        ledger_revisions=tuple(sorted({day.revision for day in found})),
+    )
 
 
 def gpu_days(charge: charges.Charge) -> list[GpuDay]:
@@ -77,24 +73,15 @@ def gpu_days(charge: charges.Charge) -> list[GpuDay]:
     return [GpuDay(charge.resource, day) for day in range(first, last + 1)]
 
 
-def read_origins(store: billing_store.BillingStore, invoice: invoices.Invoice) -> InvoiceOrigins:
-    """The GPU-days that an issued invoice was computed from. Raises LedgerError."""
-    found = store.invoice(invoice.invoice_id)
-    if found is None:
-        return InvoiceOrigins({})
-    numbers = store.revisions(found[1])
-    wanted = {key for line in invoice.lines for key in gpu_days(line.charge)}
-    return InvoiceOrigins(
-        _read_source_days(store, {key: numbers[key] for key in wanted if key in numbers})
-    )
-
-
 def provenance_of_lines(
     store: billing_store.BillingStore, invoice: invoices.Invoice
 ) -> dict[str, focus_rows.ChargeProvenance]:
-    """The provenance of each of its charges, by charge id. Raises LedgerError."""
-    rests_on = read_origins(store, invoice)
-    return {line.charge.charge_id: rests_on.of(line.charge) for line in invoice.lines}
+    """The provenance of each charge of an invoice, by charge id. Raises LedgerError."""
+    found = store.invoice(invoice.invoice_id)
+    numbers = store.revisions(found[1]) if found else {}
+    wanted = {key for line in invoice.lines for key in gpu_days(line.charge)}
+    days = _read_source_days(store, {key: numbers[key] for key in wanted if key in numbers})
+    return {line.charge.charge_id: _provenance(days, line.charge) for line in invoice.lines}
 
 
 def _read_source_days(
@@ -116,8 +103,8 @@ def _read_source_days(
             for gpu, revision, root in heads:
                 at = GpuDay(gpu, day)
                 if numbers[at] == revision:
-                    unseen = times.get((gpu, revision, True), 0) or times.get((gpu, revision, 1), 0)
-                    seen = times.get((gpu, revision, False), 0) or times.get((gpu, revision, 0), 0)
+                    unseen = times.get((gpu, revision, True), 0)
+                    seen = times.get((gpu, revision, False), 0)
                     found[at] = _SourceDay(revision, root, exact(seen + unseen), unseen)
     return found
 
@@ -132,7 +119,7 @@ def with_origins(
 
     Raises ExportError for an invalid checkpoint.
     """
-    short = None if order.checkpoint is None else shorten_checkpoint(order.checkpoint)
+    short = None if order.checkpoint is None else _shorten_checkpoint(order.checkpoint)
 
     def background(invoice: invoices.Invoice) -> focus_rows.ExportContext:
         return focus_rows.ExportContext(
@@ -142,7 +129,7 @@ def with_origins(
     return replace(order, background=background)
 
 
-def shorten_checkpoint(checkpoint: str) -> str:
+def _shorten_checkpoint(checkpoint: str) -> str:
     """A checkpoint on one line: the log's name, its size and its root. Raises ExportError."""
     lines = checkpoint.partition("\n\n")[0].split("\n")
     if len(lines) != _CHECKPOINT_LINES or not all(lines):
@@ -152,9 +139,7 @@ def shorten_checkpoint(checkpoint: str) -> str:
 
 
 def record_exported_files(
-    books: period_closing.BillingBooks,
-    manifest: export.ExportManifest,
-    by: period_closing.BillingActor,
+    books: period_closing.BillingBooks, manifest: export.ExportManifest, by: TimedActor
 ) -> None:
     """Record an export in the audit log. Raises LedgerError."""
     start, end = manifest.period or ("", "")
@@ -168,6 +153,6 @@ def record_exported_files(
         "billed": dict(manifest.billed),
         "files": {file.name: file.sha256 for file in manifest.files},
     }
-    id_ = hashlib.sha256(manifest.encoded).hexdigest()
+    id_ = f"billing.export/{hashlib.sha256(manifest.encoded).hexdigest()}"
     with books.store.database.transaction(writes=True) as connection:
-        billing_audit_records.record_export(connection, id_, data, by.actor, by.now_ns)
+        put_record(connection, id_, by.draft("billing.export", data))

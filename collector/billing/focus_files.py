@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from importlib import import_module
-from typing import Any, BinaryIO, TextIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from collector.billing import BillingError
 from railscope.timestamps import format_datetime
@@ -95,32 +95,10 @@ class FocusCsvWriter:
         self._file.write(text.getvalue().encode())
 
 
-def write_csv(rows: Iterable[FocusRow]) -> str:
-    """The rows as CSV with a header. Raises ValueError as CsvWriter does."""
-    file = io.BytesIO()
-    FocusCsvWriter(file).add(rows)
-    return file.getvalue().decode()
-
-
-def parse_csv(text: str) -> list[FocusRow]:
-    """The rows of a CSV in the format of `write_csv`. Raises FocusCsvError."""
-    return list(_read_rows(io.StringIO(text, newline=""), COLUMNS))
-
-
 def read_csv(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[FocusRow]:
     """Iterate over the rows of a file, limited to these columns. Raises FocusCsvError."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    try:
-        yield from _read_rows(text, columns)
-    except UnicodeDecodeError as error:
-        message = f"invalid UTF-8: {error}"
-        raise FocusCsvError(message) from error
-    finally:
-        text.detach()
-
-
-def _read_rows(file: TextIO, columns: Collection[str]) -> Iterator[FocusRow]:
-    reader = csv.reader(file, strict=True)
+    reader = csv.reader(text, strict=True)
     try:
         names = next(reader, [])
         wanted = [(at, name) for at, name in enumerate(names) if name in columns]
@@ -130,9 +108,14 @@ def _read_rows(file: TextIO, columns: Collection[str]) -> Iterator[FocusRow]:
                 message = f"{where}: {len(cells)} cells: expected {len(names)}"
                 raise FocusCsvError(message)
             yield {name: _parse_cell(cells[at], name, where) for at, name in wanted}
+    except UnicodeDecodeError as error:
+        message = f"invalid UTF-8: {error}"
+        raise FocusCsvError(message) from error
     except csv.Error as error:
         message = f"line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error
+    finally:
+        text.detach()
 
 
 def format_number(value: Fraction) -> str:

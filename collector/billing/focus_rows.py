@@ -143,34 +143,33 @@ _DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PayerAccount:
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class PayerAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Payer of a tenant's invoices: group, type of tenant (Namespace, Account), and tags."""
 
-    group: str
-    group_name: str | None = None
-    tenant_type: str = "Account"
-    tenant_name: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
+    group: _Name = msgspec.field(name="account")
+    group_name: _Name | None = msgspec.field(default=None, name="account_name")
+    tenant_type: Literal["Account", "Namespace"] = msgspec.field(default="Account", name="type")
+    tenant_name: _Name | None = msgspec.field(default=None, name="name")
+    tags: dict[_Name, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRegion:
+class GpuRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Location of the GPUs."""
 
-    id: str
-    name: str
+    id: _Name
+    name: _Name
 
 
-@dataclass(frozen=True, slots=True)
-class Seller:
+class Seller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Issuer of invoices: provider, service, and the account that pays for each tenant."""
 
-    provider: str
-    invoice_issuer: str
-    accounts: Mapping[str, PayerAccount]
+    provider: _Name
+    accounts: dict[_Name, PayerAccount] = msgspec.field(default_factory=dict, name="tenant")
     publisher: str = ""
-    service: str = "GPU Cluster"
+    service: _Name = "GPU Cluster"
     region: GpuRegion | None = None
 
 
@@ -198,19 +197,12 @@ class ExportContext:
 
 def invoice_rows(
     invoice: Invoice, seller: Seller, background: ExportContext | None = None
-) -> list[FocusRow]:
-    """The rows of an issued invoice, with a rounding row if there is a difference.
+) -> Iterator[FocusRow]:
+    """Yield the rows of an issued invoice, with a rounding row if there is a difference.
 
     Raises InvoiceError for a draft or void invoice and for a tenant without an account, and
     OverflowError for a number beyond 38 digits.
     """
-    return list(iterate_rows(invoice, seller, background))
-
-
-def iterate_rows(
-    invoice: Invoice, seller: Seller, background: ExportContext | None = None
-) -> Iterator[FocusRow]:
-    """Iterate over the rows of an issued invoice, as `invoice_rows`."""
     if invoice.status is not InvoiceStatus.ISSUED:
         message = (
             f"cannot export {invoice.invoice_id}: status {invoice.status}: expected an"
@@ -271,7 +263,7 @@ def _invoice_columns(invoice: Invoice, seller: Seller, known: ExportContext) -> 
         "BillingPeriodEnd": to_datetime(invoice.period.end_ns),
         "CommitmentDiscountStatus": None,
         "InvoiceId": invoice.invoice_id,
-        "InvoiceIssuerName": seller.invoice_issuer,
+        "InvoiceIssuerName": seller.provider,
         "PricingCurrency": invoice.currency,
         "ProviderName": seller.provider,
         "PublisherName": seller.publisher or seller.provider,
@@ -361,32 +353,18 @@ def _reservation(charge: Charge) -> str | None:
     return charge.claim or charge.resource
 
 
-_Name = Annotated[str, msgspec.Meta(min_length=1)]
-
-
 class SellerFileError(BillingError, ValueError):
     """A file without valid seller or payers; the message contains file and key."""
 
 
-class _RegionTable(msgspec.Struct, forbid_unknown_fields=True):
-    id: _Name
-    name: _Name
+def seller_of(file: str, tenants: Iterable[str]) -> Seller:
+    """The seller in a file; without a file, each of the tenants pays for itself.
 
-
-class _TenantTable(msgspec.Struct, forbid_unknown_fields=True):
-    account: _Name
-    account_name: _Name | None = None
-    name: _Name | None = None
-    type: Literal["Account", "Namespace"] = "Account"
-    tags: dict[_Name, str] = {}
-
-
-class _SellerTable(msgspec.Struct, forbid_unknown_fields=True):
-    provider: _Name
-    publisher: str = ""
-    service: _Name = "GPU Cluster"
-    region: _RegionTable | None = None
-    tenant: dict[_Name, _TenantTable] = {}
+    Raises SellerFileError.
+    """
+    if not file:
+        return Seller("GPU cluster", {name: PayerAccount(name) for name in tenants})
+    return read_seller(Path(file))
 
 
 def read_seller(file: Path) -> Seller:
@@ -394,7 +372,7 @@ def read_seller(file: Path) -> Seller:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{file}: {error}"
+        message = f"cannot read the seller file {file}: {error}"
         raise SellerFileError(message) from error
     return parse_seller(text, str(file))
 
@@ -402,22 +380,10 @@ def read_seller(file: Path) -> Seller:
 def parse_seller(text: str, file: str) -> Seller:
     """The seller in a file's text; `file` is its name, for messages. Raises SellerFileError."""
     try:
-        found = msgspec.convert(parse_toml(text), _SellerTable, strict=True)
+        return msgspec.convert(parse_toml(text), Seller, strict=True)
     except TomlError as error:
         message = f"{file}: invalid TOML: {error}"
         raise SellerFileError(message) from error
     except msgspec.ValidationError as error:
         message = f"{file}: {error}"
         raise SellerFileError(message) from error
-    return Seller(
-        provider=found.provider,
-        invoice_issuer=found.provider,
-        accounts={tenant: _payer_account(one) for tenant, one in found.tenant.items()},
-        publisher=found.publisher,
-        service=found.service,
-        region=GpuRegion(found.region.id, found.region.name) if found.region else None,
-    )
-
-
-def _payer_account(one: _TenantTable) -> PayerAccount:
-    return PayerAccount(one.account, one.account_name, one.type, one.name, one.tags)

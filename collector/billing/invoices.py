@@ -24,7 +24,6 @@ from collector.billing.charges import (
     Charge,
     ChargeKind,
     Content,
-    canonical_text,
     content_digest,
     exponent_of,
     price_quantity,
@@ -92,7 +91,7 @@ class Invoice:
             "duplicate charge": len(minor) != len(charges),
             "charge of another tenant": any(c.tenant != self.tenant for c in charges),
             "usage of another period that is not a correction": any(
-                _outside(charge, self.period) for charge in charges
+                c.unit and not c.corrects and not _within(c, self.period) for c in charges
             ),
             "its lines differ from its rounded charges": minor
             != spread_rounding(amounts, exponent_of(self.currency)),
@@ -125,11 +124,6 @@ class Invoice:
     def exact(self) -> Fraction:
         """Sum of the charges without rounding."""
         return sum((line.charge.amount for line in self.lines), Fraction(0))
-
-    @property
-    def text(self) -> str:
-        """Canonical text that the content hash covers."""
-        return canonical_text(self._content)
 
     @property
     def rounding(self) -> Charge:
@@ -166,7 +160,7 @@ def draft_invoices(charges: Iterable[Charge], period: Period, currency: str) -> 
     return tuple(draft_invoice(own, tenant, period, currency) for tenant, own in by_tenant)
 
 
-def issue_invoice(invoice: Invoice, issued_ns: int, audit_seq: int | None = None) -> Invoice:
+def issue_invoice(invoice: Invoice, issued_ns: int) -> Invoice:
     """Issue a draft. Raises InvoiceError if it is no draft or its period can still change.
 
     Evidence of a period is accepted until three days after its end.
@@ -180,12 +174,7 @@ def issue_invoice(invoice: Invoice, issued_ns: int, audit_seq: int | None = None
             " after the period"
         )
         raise InvoiceError(message)
-    return replace(invoice, status=InvoiceStatus.ISSUED, issued_ns=issued_ns, audit_seq=audit_seq)
-
-
-def _outside(charge: Charge, period: Period) -> bool:
-    within = period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
-    return bool(charge.unit) and not charge.corrects and not within
+    return replace(invoice, status=InvoiceStatus.ISSUED, issued_ns=issued_ns)
 
 
 def _content(

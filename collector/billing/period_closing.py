@@ -13,7 +13,6 @@ from typing import NamedTuple
 from sqlalchemy import Connection, and_, func, or_, select
 
 from collector.billing import (
-    billing_audit_records,
     billing_store,
     period_completeness,
     period_rating,
@@ -34,8 +33,9 @@ from collector.billing.invoices import (
 )
 from collector.jobs import imported_lists
 from collector.ledger import head_chain, ledger_queries, ledger_store, row_conversion, schema
+from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period, period_name
-from railscope.audit.record import RecordActor
+from railscope.audit.record import RecordData
 from railscope.timestamps import format_timestamp
 
 _TRIES = 5
@@ -52,8 +52,9 @@ class Bill:
     corrected: tuple[Period, ...]
     reviews: tuple[rating.UsageReview, ...]
     sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision]
-    lacking: period_completeness.MissingDays
-    mark: billing_store.BillingRowCounts
+    missing_days: period_completeness.MissingDays
+    row_counts: Mapping[str, int]
+    """Rows of the tables of billing when it was computed."""
 
     @property
     def undecided(self) -> tuple[period_rating.UndecidedUse, ...]:
@@ -62,14 +63,7 @@ class Bill:
 
     def rests_on(self, closings: Sequence[PeriodClosing]) -> bool:
         """True if no closing was added since it was computed; closings are never removed."""
-        return self.mark.closings == len(closings)
-
-
-class BillingActor(NamedTuple):
-    """Actor and time of an administrative operation."""
-
-    actor: RecordActor
-    now_ns: int
+        return self.row_counts[tables.closings.name] == len(closings)
 
 
 class ClosedPeriod(NamedTuple):
@@ -110,11 +104,6 @@ class BillingBooks:
         """The billing tables in the database of a ledger."""
         return cls(ledger, billing_store.BillingStore(ledger.database), evidence)
 
-    @property
-    def opening(self) -> billing_store.BillingOpening | None:
-        """The date before which nothing is billed; None without one."""
-        return period_completeness.newest_opening(self.ledger.database)
-
     # Bills ---------------------------------------------------------------------------------------
 
     def bill(self, period: Period, *, correcting: bool = True) -> Bill:
@@ -123,14 +112,14 @@ class BillingBooks:
         Raises ClosingError, MissingPriceError.
         """
         with self.ledger.database.transaction() as connection:
-            mark = self.store.mark(connection)
+            row_counts = self.store.row_counts(connection)
         book = self._book()
-        numbers = period_rating.RevisionNumbers(self.ledger)
+        numbers = period_rating.newest_revisions(self.ledger)
         rated = period_rating.rate_period(self.ledger, book, period, numbers)
-        again = self._corrections(period.start_ns, book, numbers) if correcting else []
+        corrections = self._corrections(period.start_ns, book, numbers) if correcting else []
         charges = [*rated.charges, *self._adjustments(book.currency)]
         sources, reviews = dict(rated.sources), list(rated.reviews)
-        for earlier in again:
+        for earlier in corrections:
             charges += earlier.charges
             sources |= earlier.rated.sources
             reviews += earlier.rated.reviews
@@ -139,16 +128,16 @@ class BillingBooks:
             book=book,
             rated=rated,
             drafts=draft_invoices(charges, period, book.currency),
-            corrected=tuple(earlier.rated.period for earlier in again),
+            corrected=tuple(earlier.rated.period for earlier in corrections),
             reviews=tuple(reviews),
             sources=sources,
-            lacking=period_completeness.find_missing_days(
+            missing_days=period_completeness.find_missing_days(
                 period,
                 rated.sources,
                 self.evidence,
                 imported_lists.newest_lists(self.ledger.database),
             ),
-            mark=mark,
+            row_counts=row_counts,
         )
 
     def pending(self) -> PendingItems:
@@ -160,13 +149,15 @@ class BillingBooks:
         if not closed:
             return PendingItems("", (), ())
         book = self._book()
-        again = self._corrections(max(closed), book, period_rating.RevisionNumbers(self.ledger))
+        corrections = self._corrections(
+            max(closed), book, period_rating.newest_revisions(self.ledger)
+        )
         return PendingItems(
             book.currency,
-            tuple((one.rated.period, one.charges) for one in again),
+            tuple((one.rated.period, one.charges) for one in corrections),
             tuple(
                 (one.rated.period, each)
-                for one in again
+                for one in corrections
                 for each in period_rating.merge_reviews(one.rated.reviews)
             ),
         )
@@ -184,15 +175,15 @@ class BillingBooks:
         """Closed periods before the open one that need correction, computed again."""
         found = []
         for earlier in self._to_correct(open_ns):
-            again = period_rating.rate_period(self.ledger, book, earlier, numbers)
-            standing = self.store.standing(earlier.start_ns)
-            charges = correction_charges(standing, again.charges, earlier, open_ns)
-            found.append(_CorrectedPeriod(again, charges))
+            recomputed = period_rating.rate_period(self.ledger, book, earlier, numbers)
+            valid = self.store.valid_invoices(earlier.start_ns)
+            charges = correction_charges(valid, recomputed.charges, earlier, open_ns)
+            found.append(_CorrectedPeriod(recomputed, charges))
         return found
 
     def _adjustments(self, currency: str) -> list[Charge]:
         """Credits and adjustments that are on no valid invoice."""
-        recorded = self.store.adjusted()
+        recorded = self.store.adjustments()
         if not recorded:
             return []
         wrong = next((one for one in recorded if one.currency != currency), None)
@@ -229,7 +220,7 @@ class BillingBooks:
 
     # Closing -------------------------------------------------------------------------------------
 
-    def close(self, period: Period, by: BillingActor, *, provisional: bool = False) -> ClosedPeriod:
+    def close(self, period: Period, by: TimedActor, *, provisional: bool = False) -> ClosedPeriod:
         """Close a period and issue its invoices; a closed period is left unchanged.
 
         Raises ClosingError for a period that is not over, does not follow the previous one, leaves
@@ -242,24 +233,22 @@ class BillingBooks:
             if there is not None:
                 return there
             _check(period, known, by.now_ns)
-            period_completeness.check_earlier(self.ledger.database, period, known, self.opening)
+            period_completeness.check_earlier(self.store, period, known)
             bill = self.bill(period)
             price_book.check_published(bill.book, by.now_ns)
-            if bill.lacking.all and not provisional:
+            if bill.missing_days.all and not provisional:
                 message = (
-                    f"cannot close {period_name(period)} yet: {bill.lacking}; fix: wait for them, or"
+                    f"cannot close {period_name(period)} yet: {bill.missing_days}; fix: wait for them, or"
                     " close with --provisional: the next period then contains the corrections"
                 )
                 raise ClosingError(message)
             invoices = tuple(issue_invoice(one, by.now_ns) for one in bill.drafts)
             closing = closing_of_bill(bill, invoices, by)
-            with self.ledger.database.transaction(writes=True) as connection:
-                self.store.lock(connection)
-                if self.store.mark(connection) == bill.mark and bill.rests_on(known):
-                    write_closing(
-                        connection, ClosedPeriod(closing, invoices, added=True), bill, by.actor
-                    )
-                    return ClosedPeriod(closing, invoices, added=True)
+            closed = ClosedPeriod(closing, invoices, added=True)
+            with self.store.writing() as connection:
+                if self.store.row_counts(connection) == bill.row_counts and bill.rests_on(known):
+                    write_closing(connection, closed, bill, by)
+                    return closed
             # A concurrent transaction changed the billing tables: the bill may be outdated.
         message = (
             f"cannot close {period_name(period)}: prices, invoices or closings keep changing"
@@ -277,12 +266,12 @@ class BillingBooks:
 
 
 def closing_of_bill(
-    bill: Bill, invoices: Iterable[Invoice], by: BillingActor, tenant: str = ""
+    bill: Bill, invoices: Iterable[Invoice], by: TimedActor, tenant: str = ""
 ) -> PeriodClosing:
     """The closing that issues the invoices of a bill."""
     root = period_rating.ledger_root(bill.sources)
     return PeriodClosing(
-        number=bill.mark.closings + 1,
+        number=bill.row_counts[tables.closings.name] + 1,
         period=bill.period,
         tenant=tenant,
         closed_ns=by.now_ns,
@@ -292,36 +281,70 @@ def closing_of_bill(
         ledger_root=root,
         manifest_root=manifest_root(bill.period, bill.book.version, root, invoices),
         corrected=bill.corrected,
-        missing=bill.lacking.all,
+        missing=bill.missing_days.all,
     )
 
 
-def write_closing(
-    connection: Connection, closed: ClosedPeriod, bill: Bill, actor: RecordActor
-) -> None:
+def period_data(period: Period) -> RecordData:
+    """Start and end of a period in an audit record."""
+    return {"start": format_timestamp(period.start_ns), "end": format_timestamp(period.end_ns)}
+
+
+def write_closing(connection: Connection, closed: ClosedPeriod, bill: Bill, by: TimedActor) -> None:
     """Write a closing with its invoices, and record both in the audit log."""
     closing, number = closed.closing, closed.closing.number
     billing_store.insert_rows(connection, tables.closings, [tables.closing_row(closing)])
-    pinned = (
+    used = (
         {"closing": number, "gpu_uuid": key.gpu, "day": key.day, "revision": source.revision}
         for key, source in sorted(bill.sources.items())
     )
-    billing_store.insert_rows(connection, tables.closing_revisions, pinned)
+    billing_store.insert_rows(connection, tables.closing_revisions, used)
     own = [one for one in bill.undecided if closing.tenant in ("", one.tenant)]
-    found = (tables.review_row(one, number, at) for at, one in enumerate(own))
-    billing_store.insert_rows(connection, tables.reviews, found)
     billing_store.insert_rows(
-        connection, tables.invoices, (tables.invoice_row(one, number) for one in closed.invoices)
+        connection,
+        tables.reviews,
+        (
+            schema.row_of(tables.reviews, one, closing=number, review=at)
+            for at, one in enumerate(own)
+        ),
     )
+    draft = by.draft(
+        "billing.close",
+        {
+            **period_data(closing.period),
+            "tenant": closing.tenant,
+            "invoices": len(closed.invoices),
+            "price_version": closing.price_version,
+            "ledger_root": closing.ledger_root,
+            "manifest_root": closing.manifest_root,
+            "missing_gpu_days": len(closing.missing),
+        },
+    )
+    rows = [head_chain.record_row(connection, "closing", number, draft, closing.manifest_root)]
     for one in closed.invoices:
-        lines = (tables.charge_row(line, one.invoice_id) for line in one.lines)
-        billing_store.insert_rows(connection, tables.charges, lines)
-    rows = [head_chain.read_back(connection, "closing", number)]
-    billing_audit_records.record_closing(connection, closing, rows[0], len(closed.invoices), actor)
-    for one in closed.invoices:
-        rows.append(head_chain.read_back(connection, "invoice", one.invoice_id))
-        billing_audit_records.record_invoice(connection, one, rows[-1], closing, actor)
+        _write_invoice(connection, one, number)
+        draft = by.draft(
+            "billing.issue",
+            {
+                **period_data(one.period),
+                "invoice": one.invoice_id,
+                "tenant": one.tenant,
+                "currency": one.currency,
+                "total_minor": str(one.total_minor),
+                "content_hash": one.content_hash,
+                "replaces": one.replaces,
+                "manifest_root": closing.manifest_root,
+            },
+        )
+        rows.append(head_chain.record_row(connection, "invoice", one.invoice_id, draft))
     head_chain.append(connection, rows, closing.closed_ns)
+
+
+def _write_invoice(connection: Connection, invoice: Invoice, closing: int) -> None:
+    row = schema.row_of(tables.invoices, invoice, closing=closing)
+    billing_store.insert_rows(connection, tables.invoices, [row])
+    lines = (tables.charge_row(line, invoice.invoice_id) for line in invoice.lines)
+    billing_store.insert_rows(connection, tables.charges, lines)
 
 
 def _check(period: Period, known: Iterable[PeriodClosing], now_ns: int) -> None:
@@ -350,12 +373,12 @@ def _check(period: Period, known: Iterable[PeriodClosing], now_ns: int) -> None:
 
 def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Period]:
     """Closed periods with ledger revisions that are newer than those of their closings."""
-    pinned = tables.closing_revisions
+    used = tables.closing_revisions
     seen = (
-        select(pinned.c.gpu_uuid, pinned.c.day, func.max(pinned.c.revision).label("revision"))
-        .join_from(pinned, tables.closings)
+        select(used.c.gpu_uuid, used.c.day, func.max(used.c.revision).label("revision"))
+        .join_from(used, tables.closings)
         .where(tables.closings.c.tenant_id == "")
-        .group_by(pinned.c.gpu_uuid, pinned.c.day)
+        .group_by(used.c.gpu_uuid, used.c.day)
         .subquery()
     )
     first, last = (
@@ -384,8 +407,8 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
     for day, gpus in ledger_queries.by_day(keys):
         # A claim that continues into a period was rated with the days before it, so a change of
         # those days affects that period too.
-        which = select(pinned.c.closing).distinct()
-        which = which.where(pinned.c.day == day, pinned.c.gpu_uuid.in_(gpus))
+        which = select(used.c.closing).distinct()
+        which = which.where(used.c.day == day, used.c.gpu_uuid.in_(gpus))
         rested = tables.closings.c.closing.in_(which)
         for row in connection.execute(select(tables.closings).where(rested)):
             closing = tables.closing_from_row(row)

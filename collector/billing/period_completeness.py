@@ -11,53 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import select
 
-from collector.billing import billing_audit_records, billing_store, invoices, period_rating, tables
+from collector.billing import billing_store, invoices, period_rating
 from collector.evidence.evidence_store import EvidenceStore, LoadedFacts
 from collector.evidence.gpu_evidence import AdministratorInputs, AssembledGpu
 from collector.jobs.imported_lists import ImportedList, is_listed, uncovered_days
-from collector.ledger import head_chain, ledger_queries, row_conversion, schema
-from collector.ledger.database import Database
-from collector.metering.evidence import ClockDoubt, Evidence
+from collector.ledger import ledger_queries, row_conversion, schema
 from collector.metering.holders import stays
-from collector.metering.measures import CountedQuantity, CounterIncrements
 from collector.metering.tiling import SlotState
-from collector.metering.timeline import TimePiece
 from collector.metering.units import Period, Tiling, period_name
-from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS, format_timestamp
 
 _MAX_DAY_RANGES = 8
-
-
-class GpuEvidence(Protocol):
-    """Evidence of one GPU: claims and samples, counter increments, model."""
-
-    @property
-    def evidence(self) -> Evidence:
-        """Input of metering."""
-        ...
-
-    @property
-    def counted(self) -> Mapping[CountedQuantity, CounterIncrements]:
-        """Counter increments by measure."""
-        ...
-
-    @property
-    def sku(self) -> str:
-        """Model, as prices name it."""
-        ...
-
-    @property
-    def profiles(self) -> Mapping[str, str]:
-        """The MIG profiles of claims that have one."""
-        ...
-
-    @property
-    def doubts(self) -> Sequence[TimePiece[ClockDoubt]]:
-        """Evidence that was received while the collector's clock was suspect."""
-        ...
 
 
 class UsageEvidence(Protocol):
@@ -67,7 +33,7 @@ class UsageEvidence(Protocol):
         """GPUs with any evidence in [start, end)."""
         ...
 
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> GpuEvidence:
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:
         """Evidence of a GPU for entries and shares of [start, end)."""
         ...
 
@@ -178,61 +144,15 @@ NEVER_BILLED = frozenset({
 """States that never need a bill or a decision; time in any other state is billable or undecided."""
 
 
-def newest_opening(database: Database) -> billing_store.BillingOpening | None:
-    """The newest opening date; None if all time is billed."""
-    table = tables.openings
-    query = select(table).order_by(table.c.opening.desc()).limit(1)
-    with database.transaction() as connection:
-        row = connection.execute(query).first()
-    if row is None:
-        return None
-    return billing_store.BillingOpening(
-        row.opening_ns, row.reason, row.recorded_ns, row.recorded_by
-    )
-
-
-def set_opening(
-    connection: Connection,
-    closings: Sequence[invoices.PeriodClosing],
-    found: billing_store.BillingOpening,
-    actor: RecordActor,
-) -> None:
-    """Exclude all time before an instant from bills. Raises ClosingError.
-
-    The instant is the start of a UTC day and not after the start of the first closed period.
-    """
-    if found.opening_ns % DAY_NS:
-        message = (
-            f"opening date: {format_timestamp(found.opening_ns)}: expected the start of a UTC day"
-        )
-        raise invoices.ClosingError(message)
-    first_ns = min((one.period.start_ns for one in closings), default=found.opening_ns)
-    if found.opening_ns > first_ns:
-        message = (
-            f"opening date: {format_timestamp(found.opening_ns)}: expected at most {format_timestamp(first_ns)}, "
-            "the start of the first closed period"
-        )
-        raise invoices.ClosingError(message)
-    table = tables.openings
-    count = connection.execute(select(func.count()).select_from(table)).scalar_one()
-    row = {"opening": count + 1, **found._asdict()}
-    connection.execute(table.insert(), [row])
-    stored = head_chain.read_back(connection, "opening", count + 1)
-    billing_audit_records.record_opening(connection, stored, found, actor)
-    head_chain.append(connection, [stored], found.recorded_ns)
-
-
 def find_unclosed_days(
-    database: Database,
-    period: Period,
-    closings: Sequence[invoices.PeriodClosing],
-    opened: billing_store.BillingOpening | None,
+    store: billing_store.BillingStore, period: Period, closings: Sequence[invoices.PeriodClosing]
 ) -> list[row_conversion.GpuDay]:
     """GPU-days before a period with billable or undecided time that no closing covers.
 
     Closed periods are consecutive, so these are days before the first of them.
     """
     first_ns = min([period.start_ns, *(one.period.start_ns for one in closings)])
+    opened = store.opening()
     since_ns = opened.opening_ns if opened else 0
     if since_ns >= first_ns:
         return []
@@ -240,25 +160,22 @@ def find_unclosed_days(
     days = ledger_queries.within(days, schema.entries, since_ns, first_ns).where(
         schema.entries.c.tiling == Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
     )
-    with database.transaction() as connection:
+    with store.database.transaction() as connection:
         return sorted(row_conversion.GpuDay(*row) for row in connection.execute(days))
 
 
 def check_earlier(
-    database: Database,
-    period: Period,
-    closings: Sequence[invoices.PeriodClosing],
-    opened: billing_store.BillingOpening | None,
+    store: billing_store.BillingStore, period: Period, closings: Sequence[invoices.PeriodClosing]
 ) -> None:
     """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
-    name = period_name(period)
+    name, opened = period_name(period), store.opening()
     if opened and period.start_ns < opened.opening_ns:
         message = (
             f"cannot close {name}: it begins before the opening date: expected a period from "
             f"{format_timestamp(opened.opening_ns)[:10]} on"
         )
         raise invoices.ClosingError(message)
-    days = find_unclosed_days(database, period, closings, opened)
+    days = find_unclosed_days(store, period, closings)
     if not days:
         return
     first = format_timestamp(min(one.day for one in days) * DAY_NS)
@@ -274,7 +191,7 @@ def check_earlier(
 
 @dataclass(slots=True)
 class DatabaseEvidence:
-    """Implementation of `collector.billing.period_completeness.EvidenceStore`. Raises LedgerError.
+    """Usage evidence in the database. Raises LedgerError.
 
     GPUs are listed so that those of a node are consecutive; the evidence of a node is cached for
     its next GPU.

@@ -6,8 +6,8 @@ Undecided use is not billed until a person decides.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from hashlib import sha256
 from typing import NamedTuple
@@ -60,11 +60,6 @@ class RatedPeriod:
     held: Mapping[LedgerTimeKey, Units]
     taken: Mapping[LedgerTimeKey, Fraction]
 
-    @property
-    def ledger_root(self) -> str:
-        """Hash over all revisions used."""
-        return ledger_root(self.sources)
-
 
 def ledger_root(sources: Mapping[GpuDay, SourceRevision]) -> str:
     """SHA-256 in hex over the GPU-days in order, each with its revision and content root."""
@@ -89,39 +84,29 @@ def rating_days(period: Period) -> range:
     return range(days.start - 1, days.stop + 1)
 
 
-@dataclass(slots=True)
-class RevisionNumbers:
-    """Revision number of each GPU-day, constant over all calls.
+RevisionNumbers = Callable[[range], dict[GpuDay, int]]
+"""Revision number of each GPU-day of some days, constant over all calls."""
 
-    With a ledger it is the newest one at the first call for the day; without, the one given.
-    """
 
-    ledger: Ledger | None = None
-    _by_day: dict[int, dict[str, int]] = field(default_factory=dict)
+def newest_revisions(ledger: Ledger) -> RevisionNumbers:
+    """Revisions that are the newest at the first call for their day."""
+    known: dict[int, dict[GpuDay, int]] = {}
 
-    @classmethod
-    def given(cls, numbers: Mapping[GpuDay, int]) -> RevisionNumbers:
-        """Use exactly these revisions."""
-        found = cls()
-        for key, number in numbers.items():
-            found._by_day.setdefault(key.day, {})[key.gpu] = number
-        return found
-
-    def of(self, days: range) -> dict[GpuDay, int]:
-        """Revision numbers of some days."""
-        new = [day for day in days if day not in self._by_day]
-        if new and self.ledger is not None:
-            found = self.ledger.newest(new[0], new[-1] + 1)
-            for day in new:
-                self._by_day[day] = {}
-            for key, number in found.items():
+    def numbers(days: range) -> dict[GpuDay, int]:
+        new: dict[int, dict[GpuDay, int]] = {day: {} for day in days if day not in known}
+        if new:
+            known.update(new)
+            for key, number in ledger.newest(min(new), max(new) + 1).items():
                 if key.day in new:
-                    self._by_day[key.day][key.gpu] = number
-        return {
-            GpuDay(gpu, day): number
-            for day in days
-            for gpu, number in self._by_day.get(day, {}).items()
-        }
+                    known[key.day][key] = number
+        return {key: number for day in days for key, number in known[day].items()}
+
+    return numbers
+
+
+def given_revisions(numbers: Mapping[GpuDay, int]) -> RevisionNumbers:
+    """Exactly these revisions."""
+    return lambda days: {key: number for key, number in numbers.items() if key.day in days}
 
 
 def rate_period(
@@ -134,12 +119,12 @@ def rate_period(
     held: dict[LedgerTimeKey, Units] = defaultdict(int)
     taken: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
     billed = period_days(period)
-    look_back = _has_minimums(book)
+    has_minimums = _has_minimums(book)
     rater = Rater(book, period)
     ended: dict[tuple[str, str], HeldClaim] = {}
-    for gpus in _by_gpus(numbers.of(rating_days(period))):
+    for gpus in _by_gpus(numbers(rating_days(period))):
         found = list(ledger.revisions(gpus))
-        if look_back:
+        if has_minimums:
             found = [*ledger.revisions(_earlier_days(numbers, found, period)), *found]
         sources |= dict(map(_source, found))
         tilings = [revision.tiling for revision in found]
@@ -152,11 +137,11 @@ def rate_period(
             if tiling.day in billed:
                 _add_held(held, tiling)
                 ended |= _ended_without_use(tiling)
-    if look_back:
+    if has_minimums:
         claims = _CountedClaims(rater.counted, ended)
-        for some in _counted_usage(ledger, claims, numbers, sources.keys(), period):
-            sources |= dict(map(_source, some.revisions))
-            rater.rate(some.usages)
+        for found, used in _counted_usage(ledger, claims, numbers, sources.keys(), period):
+            sources |= dict(map(_source, found))
+            rater.rate(used)
     charges += rater.counted.topups()
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
     return RatedPeriod(period, tuple(charges), tuple(reviews), sources, dict(held), dict(taken))
@@ -189,15 +174,8 @@ def _earlier_days(
         if tiling.day == start_day:
             days = [claim.start_ns // DAY_NS for claim in tiling.claims]
             since[tiling.gpu] = min([*days, start_day])
-    earlier = numbers.of(range(min(since.values(), default=start_day), start_day - 1))
+    earlier = numbers(range(min(since.values(), default=start_day), start_day - 1))
     return {key: n for key, n in earlier.items() if key.day >= since.get(key.gpu, start_day)}
-
-
-class _EarlierUsage(NamedTuple):
-    """Revisions of days before the window, and their usages that minimums depend on."""
-
-    revisions: Sequence[Revision]
-    usages: Sequence[Usage]
 
 
 class _CountedClaims(NamedTuple):
@@ -230,8 +208,8 @@ def _counted_usage(
     numbers: RevisionNumbers,
     known: Collection[GpuDay],
     period: Period,
-) -> Iterator[_EarlierUsage]:
-    """Earlier usage of the claims for a number of GPUs that end in the period, on any GPU."""
+) -> Iterator[tuple[list[Revision], list[Usage]]]:
+    """Revisions of earlier days, with usage of counted claims that end in the period, on any GPU."""
     first_ns = rating_days(period).start * DAY_NS
     begun = counted.used.begun_before(first_ns)
     used_since = {(claim.id, claim.node) for claim in begun}
@@ -243,7 +221,7 @@ def _counted_usage(
     starts = [*begun.values(), *(claim.start_ns for claim in ended.values())]
     if not starts:
         return
-    earlier = numbers.of(range(min(starts) // DAY_NS, rating_days(period).start))
+    earlier = numbers(range(min(starts) // DAY_NS, rating_days(period).start))
     wanted = {key: number for key, number in earlier.items() if key not in known}
     ids = {claim for claim, _ in (*used_since, *ended)}
     for gpus in _by_gpus(ledger.with_counted(wanted, ids)):
@@ -255,7 +233,7 @@ def _counted_usage(
             for u in used
             if (u.claim, u.counted_on) in ended
         ]
-        yield _EarlierUsage(found, own)
+        yield found, own
 
 
 def _source(revision: Revision) -> tuple[GpuDay, SourceRevision]:

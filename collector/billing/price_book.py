@@ -92,6 +92,7 @@ class Price:
 
     def __post_init__(self) -> None:
         numbers = [self.nano, self.minimum_ns, self.granularity_ns, self.from_ns, self.to_ns]
+        extras = (self.minimum_ns, self.granularity_ns)
         wrong = ""
         if any(type(number) is not int for number in numbers):
             wrong = "expected integers as prices, minimums and times"
@@ -99,13 +100,7 @@ class Price:
             wrong = "expected prices and minimums of 0 or more, and a granularity of 1 ns or more"
         elif self.from_ns >= self.to_ns:
             wrong = "expected an end after the start"
-        elif self.tariff.group is not PriceGroup.TIME and (
-            self.minimum_ns,
-            self.granularity_ns,
-        ) != (
-            0,
-            1,
-        ):
+        elif self.tariff.group is not PriceGroup.TIME and extras != (0, 1):
             wrong = f"expected a minimum and a granularity only for time, not for {self.tariff}"
         elif (self.tariff is Tariff.ENERGY) != (self.unit is PriceUnit.KILOWATT_HOURS):
             wrong = "expected a price per kilowatt-hour for energy, and only for energy"
@@ -124,8 +119,8 @@ class Price:
 
     def __str__(self) -> str:
         profile = f" {self.mig_profile}" if self.mig_profile else ""
-        whom = f"tenant {self.tenant}" if self.tenant else "list"
-        return f"{self.sku}{profile}, {self.tariff}, {whom}, from {format_timestamp(self.from_ns)}"
+        scope = f"tenant {self.tenant}" if self.tenant else "list"
+        return f"{self.sku}{profile}, {self.tariff}, {scope}, from {format_timestamp(self.from_ns)}"
 
 
 class PriceStretch(NamedTuple):
@@ -265,14 +260,7 @@ def _change_of_past(old: Price | None, new: Price | None, after: PriceBook) -> s
     rest = replace(old, to_ns=new.to_ns) != new
     if old.from_ns >= published:
         wrong = rest and new.version != after.version
-        return (
-            (
-                f"changed in version {after.version}: expected version = {after.version}, not "
-                f"{new.version}"
-            )
-            if wrong
-            else ""
-        )
+        return f"changed in {_expected_version(new, after)}" if wrong else ""
     if rest:
         return f"changed, although it was valid before {format_timestamp(published)}"
     if old.to_ns != new.to_ns and min(old.to_ns, new.to_ns) < published:
@@ -292,11 +280,12 @@ def _change_of_set(old: Price | None, new: Price | None, after: PriceBook) -> st
             f"added with a start before {format_timestamp(published)}, the publication of the book"
         )
     if new is not None and new.version != after.version:
-        return (
-            f"added in version {after.version}: expected version = {after.version}, not "
-            f"{new.version}"
-        )
+        return f"added in {_expected_version(new, after)}"
     return ""
+
+
+def _expected_version(price: Price, book: PriceBook) -> str:
+    return f"version {book.version}: expected version = {book.version}, not {price.version}"
 
 
 _MAX = (1 << 63) - 1

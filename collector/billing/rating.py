@@ -67,13 +67,13 @@ class ClaimMinimums:
         self._period = period
         self._claims: dict[tuple[str, ...], _ClaimBilling] = {}
 
-    def hold(self, usage: Usage) -> None:
-        """Add a usage of a claim, billed or not. To be called before `bill` for this usage."""
+    def add_usage(self, usage: Usage) -> None:
+        """Add a usage of a claim, billed or not. To be called before `add_charge` for this usage."""
         claim = self._claims.setdefault(_claim_key(usage), _ClaimBilling(usage))
         if _end_order(usage) > _end_order(claim.last):
             claim.last = usage
 
-    def bill(self, usage: Usage, charge: Charge, price: price_book.Price) -> None:
+    def add_charge(self, usage: Usage, charge: Charge, price: price_book.Price) -> None:
         """Add the charge for a stretch of a usage."""
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
         self._claims[_claim_key(usage)].billed.append(_BilledStretch(charge, price, size))
@@ -258,6 +258,7 @@ class Rater:
             outcome
             for usage, gap_ns in zip(ordered, gap_lengths(ordered), strict=True)
             for outcome in self._rate(usage, gap_ns)
+            if self._is_inside(outcome)
         ]
         charges = [one for one in found if isinstance(one, Charge)]
         charges.extend(self._placed.topups())
@@ -274,14 +275,14 @@ class Rater:
     def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
         if usage.claim:
-            self._claims_of(usage).hold(usage)
+            self._claims_of(usage).add_usage(usage)
         reason = _unbillable_reason(usage)
         if reason:
             for start_ns, end_ns in self._spans(usage)[-1:]:
-                yield from self._inside(UsageReview(usage, start_ns, end_ns, reason))
+                yield UsageReview(usage, start_ns, end_ns, reason)
         elif usage.state is SlotState.RESERVED:
             for stretch, price in self._stretches(usage, price_book.PriceGroup.RESERVATION):
-                yield from self._inside(_charge(usage, stretch, price))
+                yield _charge(usage, stretch, price)
         elif usage.state in HELD:
             yield from self._time(usage, gap_ns)
             yield from self._energy(usage)
@@ -289,31 +290,24 @@ class Rater:
     def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         reason = _review_reason(usage, gap_ns)
         for stretch, price in self._stretches(usage, price_book.PriceGroup.TIME):
-            if usage.state is SlotState.INFERRED and price.tariff is price_book.Tariff.USED:
-                yield from self._inside(
-                    UsageReview(usage, stretch.start_ns, stretch.end_ns, _NOT_IN_USE)
-                )
-                continue
-            if reason:
-                yield from self._inside(
-                    UsageReview(usage, stretch.start_ns, stretch.end_ns, reason)
-                )
+            unused = usage.state is SlotState.INFERRED and price.tariff is price_book.Tariff.USED
+            if unused or reason:
+                why = _NOT_IN_USE if unused else reason
+                yield UsageReview(usage, stretch.start_ns, stretch.end_ns, why)
                 continue
             charge = _charge(usage, stretch, price)
-            self._claims_of(usage).bill(usage, charge, price)
-            yield from self._inside(charge)
+            self._claims_of(usage).add_charge(usage, charge, price)
+            yield charge
 
     def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:
         energy = usage.energy_millijoules
         for stretch, price in self._stretches(usage, price_book.PriceGroup.ENERGY):
             if isinstance(energy, int):
-                yield from self._inside(_charge(usage, stretch, price))
+                yield _charge(usage, stretch, price)
             elif price.nano:
                 reason = f"its energy is unknown: {energy.label}"
                 span = (stretch.start_ns, stretch.end_ns)
-                yield from self._inside(
-                    UsageReview(usage, *span, reason, price_book.PriceGroup.ENERGY)
-                )
+                yield UsageReview(usage, *span, reason, price_book.PriceGroup.ENERGY)
 
     def _stretches(
         self, usage: Usage, group: price_book.PriceGroup
@@ -347,10 +341,9 @@ class Rater:
         ]
         return [(start, end) for start, end in spans if start < end]
 
-    def _inside(self, outcome: Charge | UsageReview) -> Iterator[Charge | UsageReview]:
+    def _is_inside(self, outcome: Charge | UsageReview) -> bool:
         start = outcome.start_ns if isinstance(outcome, UsageReview) else outcome.service_t0_ns
-        if start >= self.period.start_ns:
-            yield outcome
+        return start >= self.period.start_ns
 
 
 def _split(

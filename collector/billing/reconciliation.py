@@ -15,6 +15,7 @@ R1, R2, R4, R7 and R9 compare the ledger with the evidence it was computed from.
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,9 +41,10 @@ from collector.billing.invoices import (
     draft_invoices,
     manifest_root,
 )
+from collector.evidence.gpu_evidence import AssembledGpu
 from collector.evidence.review_rules import NOT_IN_SERVICE
 from collector.ledger.database import LedgerError
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_metering import MeteringComputation
 from collector.ledger.day_tiling import root_in
 from collector.ledger.ledger_store import Ledger, Revision
 from collector.ledger.row_conversion import GpuDay
@@ -50,6 +52,7 @@ from collector.metering.evidence import Evidence
 from collector.metering.holders import stays
 from collector.metering.measures import CountedQuantity, CounterIncrements
 from collector.metering.tiling import SlotState
+from collector.metering.timeline import TimePiece, prevailing
 from collector.metering.units import Period, Tiling, Units, exact, period_name
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, format_timestamp
@@ -114,7 +117,10 @@ def check_amounts(
     yield ReconciliationCheck(
         "R5", "FOCUS rows = payable", focus_rows.billed_cost(rows), payable, len(rows)
     )
-    again = focus_files.parse_csv(focus_files.write_csv(rows)) if rows else []
+    file = io.BytesIO()
+    focus_files.FocusCsvWriter(file).add(rows)
+    file.seek(0)
+    again = list(focus_files.read_csv(file))
     yield ReconciliationCheck(
         "R5", "CSV, read again = payable", focus_rows.billed_cost(again), payable, len(again)
     )
@@ -152,18 +158,18 @@ class _EvidenceComparison:
         self._counted: dict[CountedQuantity, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
 
-    def compare(
-        self, known: period_completeness.GpuEvidence, written: dict[int, Revision], days: range
-    ) -> None:
+    def compare(self, known: AssembledGpu, written: dict[int, Revision], days: range) -> None:
         """Compare all days of a GPU."""
-        metered = _metered(known)
+        metered = known.metered()
         places = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
         outside = _outside(known.evidence, places)
         counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
         for day in days:
             revision = written.get(day)
             name = _gpu_day_name(GpuDay(known.evidence.gpu, day))
-            present, absent = _within(places, day), _within(outside, day)
+            start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
+            present = _within(places, start_ns, end_ns)
+            absent = _within(outside, start_ns, end_ns)
             for tiling in Tiling:
                 self._capacity.append((
                     f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present,
@@ -219,12 +225,6 @@ class _EvidenceComparison:
         )
 
 
-def _metered(known: period_completeness.GpuEvidence) -> MeteredGpu:
-    return MeteredGpu.of(
-        known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
-    )
-
-
 def _quantity(
     revision: Revision | None, tiling: Tiling, places: Sequence[tuple[int, int]] | None = None
 ) -> Units:
@@ -235,34 +235,25 @@ def _quantity(
     for entry in revision.tiling.entries:
         if entry.tiling is tiling:
             spans = [(entry.t0_ns, entry.t1_ns)] if places is None else places
-            time_ns = sum(
-                max(0, min(end, entry.t1_ns) - max(start, entry.t0_ns)) for start, end in spans
-            )
+            time_ns = _within(spans, entry.t0_ns, entry.t1_ns)
             found += Fraction(entry.slot_hi - entry.slot_lo) * time_ns
     return exact(found)
 
 
 def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Time within these spans in which the GPU is metered only for claims under review."""
-    spans = sorted(
-        (max(start, claim.begins_ns), min(end, claim.ceases_ns))
+    spans = (
+        TimePiece(max(start, claim.begins_ns), min(end, claim.ceases_ns), 0)
         for claim in evidence.claims
         if claim.review in NOT_IN_SERVICE
         for start, end in places
     )
-    found: list[tuple[int, int]] = []
-    for start, end in spans:
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        elif start < end:
-            found.append((start, end))
-    return found
+    return [(one.start_ns, one.end_ns) for one in prevailing(spans)]
 
 
-def _within(places: list[tuple[int, int]], day: int) -> int:
-    """Nanoseconds of a day in which the GPU was in a node."""
-    start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
-    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in places)
+def _within(spans: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    """Nanoseconds of disjoint spans in [start, end)."""
+    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in spans)
 
 
 def _by_day(counted: CounterIncrements, days: range) -> dict[int, int]:
@@ -301,7 +292,7 @@ def recompute_closing(
     if published is None:
         message = f"the ledger lacks version {closing.price_version} of the price book"
         raise LedgerError(message)
-    numbers = period_rating.RevisionNumbers.given(books.store.revisions(closing.number))
+    numbers = period_rating.given_revisions(books.store.revisions(closing.number))
     rated = period_rating.rate_period(books.ledger, published.book, closing.period, numbers)
     sources = dict(rated.sources)
     decided = [line.charge for one in issued for line in one.lines if line.charge.unit is None]
@@ -310,10 +301,12 @@ def recompute_closing(
         found = tuple(_replacement(books, closing, one, charges) for one in issued)
     else:
         for earlier in closing.corrected:
-            again = period_rating.rate_period(books.ledger, published.book, earlier, numbers)
-            standing = books.store.standing(earlier.start_ns, closing)
-            charges += correction_charges(standing, again.charges, earlier, closing.period.start_ns)
-            sources |= again.sources
+            recomputed = period_rating.rate_period(books.ledger, published.book, earlier, numbers)
+            valid = books.store.valid_invoices(earlier.start_ns, closing)
+            charges += correction_charges(
+                valid, recomputed.charges, earlier, closing.period.start_ns
+            )
+            sources |= recomputed.sources
         found = draft_invoices(charges, closing.period, closing.currency)
     root = manifest_root(
         closing.period, closing.price_version, period_rating.ledger_root(sources), found

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from collector.billing.billing_store import AuditPosition
 from collector.billing.charges import (
     NANO,
     Charge,
@@ -19,6 +18,7 @@ from collector.billing.charges import (
 )
 from collector.billing.invoices import Invoice, InvoiceStatus
 from collector.billing.period_rating import UndecidedUse
+from collector.ledger.audit_outbox import LogPosition
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import SlotState
@@ -57,19 +57,6 @@ class ClaimSummary(NamedTuple):
     amount: str
 
 
-class _SummaryKey(NamedTuple):
-    """Grouping key of lines that are summed up."""
-
-    corrects: str
-    kind: str
-    sku: str
-    unit: str
-    price: str
-    state: str
-    profile: str
-    note: str
-
-
 @dataclass(frozen=True, slots=True)
 class TenantStatement:
     """An invoice, the evidence it was computed from, and the use that is not on it.
@@ -83,7 +70,7 @@ class TenantStatement:
     undecided: Sequence[UndecidedUse] = ()
     revisions: Mapping[GpuDay, int] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
-    audit: AuditPosition | None = None
+    audit: LogPosition | None = None
     marks: Sequence[str] = ()
     clock_suspect: Mapping[GpuDay, Sequence[ClockDoubt]] = field(default_factory=dict)
     """GPU-days with evidence that was received while the collector's clock was suspect."""
@@ -181,13 +168,11 @@ class TenantStatement:
 
         The amounts add up to the total, and each is within one minor unit of the exact amount.
         """
-        drawn: dict[_SummaryKey, list[Charge]] = {}
+        grouped: dict[str, list[Charge]] = {}
         for line in self.invoice.lines:
-            drawn.setdefault(_summary_key(line.charge), []).append(line.charge)
-        amounts = self._amounts({"\0".join(matter): own for matter, own in drawn.items()})
-        return [
-            _summary_line(drawn[matter], amounts["\0".join(matter)]) for matter in sorted(drawn)
-        ]
+            grouped.setdefault(_summary_key(line.charge), []).append(line.charge)
+        amounts = self._amounts(grouped)
+        return [_summary_line(grouped[key], amounts[key]) for key in sorted(grouped)]
 
     @property
     def claims(self) -> list[ClaimSummary]:
@@ -261,17 +246,12 @@ def unit_price(price_nano: int) -> str:
     return f"{whole}.{decimals.ljust(2, '0')}"
 
 
-def _summary_key(charge: Charge) -> _SummaryKey:
-    return _SummaryKey(
-        charge.corrects,
-        charge.kind,
-        charge.sku,
-        charge.unit.label if charge.unit else "",
-        f"{charge.price_nano:020d}",
-        charge.state,
-        charge.mig_profile,
-        charge.note,
-    )
+def _summary_key(charge: Charge) -> str:
+    """Key of the lines that are summed up, and of their order."""
+    unit = charge.unit.label if charge.unit else ""
+    price = f"{charge.price_nano:020d}"
+    reason = (charge.state, charge.mig_profile, charge.note)
+    return "\0".join((charge.corrects, charge.kind, charge.sku, unit, price, *reason))
 
 
 def _exact(charges: Iterable[Charge]) -> Fraction:

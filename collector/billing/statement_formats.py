@@ -16,7 +16,7 @@ from html import escape
 
 import msgspec
 
-from collector.billing.charges import exponent_of, format_decimal
+from collector.billing.charges import exponent_of, plain_decimal
 from collector.billing.invoices import InvoiceLine, InvoiceStatus
 from collector.billing.statement import (
     TenantStatement,
@@ -25,6 +25,7 @@ from collector.billing.statement import (
     source_day,
     unit_price,
 )
+from collector.jobs.job_metering import format_table
 from collector.metering.units import period_name
 from railscope.timestamps import format_timestamp
 
@@ -101,11 +102,11 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
         start=format_timestamp(period.start_ns),
         end=format_timestamp(period.end_ns),
         currency=invoice.currency,
-        total=_plain(invoice.payable, places),
+        total=plain_decimal(invoice.payable, places),
         issued=None if invoice.issued_ns is None else format_timestamp(invoice.issued_ns),
         replaces=invoice.replaces or None,
         content_hash=invoice.content_hash,
-        observed=None if seen is None else _plain(seen, _EXACT_PLACES),
+        observed=None if seen is None else plain_decimal(seen, _EXACT_PLACES),
         audit_record=statement.audit.leaf if statement.audit else None,
         audit_checkpoint_size=statement.audit.checkpoint_size if statement.audit else None,
         roots=dict(statement.roots),
@@ -117,7 +118,7 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
                 "claim": one.claim,
                 "start": format_timestamp(one.start_ns),
                 "end": format_timestamp(one.end_ns),
-                "gpu_hours": _plain(one.gpu_hours, _EXACT_PLACES),
+                "gpu_hours": plain_decimal(one.gpu_hours, _EXACT_PLACES),
                 "reason": one.reason,
             }
             for one in statement.undecided
@@ -138,7 +139,7 @@ def as_csv(statement: TenantStatement) -> bytes:
     writer.writeheader()
     for line in whole.lines:
         cells = head | {k: str(v) for k, v in msgspec.structs.asdict(line).items()}
-        cells["unrounded"] = _plain(Fraction(line.exact), _EXACT_PLACES)
+        cells["unrounded"] = plain_decimal(Fraction(line.exact), _EXACT_PLACES)
         writer.writerow({name: _escape_formula(name, cell) for name, cell in cells.items()})
     return text.getvalue().encode()
 
@@ -158,10 +159,10 @@ def _line(line: InvoiceLine, statement: TenantStatement, places: int) -> Stateme
         state=str(charge.state),
         start=format_timestamp(charge.service_t0_ns),
         end=format_timestamp(charge.service_t1_ns),
-        quantity=_plain(charge.quantity / unit.size, _EXACT_PLACES) if unit else "",
+        quantity=plain_decimal(charge.quantity / unit.size, _EXACT_PLACES) if unit else "",
         unit=unit.label if unit else "",
         unit_price=unit_price(charge.price_nano).replace(",", "") if unit else "",
-        amount=_plain(Fraction(line.minor, 10**places), places),
+        amount=plain_decimal(Fraction(line.minor, 10**places), places),
         exact=str(charge.amount),
         ledger_revision=f"{key.gpu}/{key.day}/{revision}" if key and revision else "",
         price_version=charge.price_version,
@@ -176,10 +177,6 @@ def _place(line: InvoiceLine) -> tuple[int, str, str, str, str]:
     return (
         charge.service_t0_ns, charge.resource, charge.claim, charge.kind.value, charge.charge_id,
     )  # fmt: skip
-
-
-def _plain(value: Fraction, places: int) -> str:
-    return format_decimal(value, places).replace(",", "")
 
 
 def _escape_formula(name: str, cell: str) -> str:
@@ -230,7 +227,7 @@ def as_html(statement: TenantStatement) -> str:
         f'<tfoot><tr><th scope="row" colspan="{len(_HTML_SUMMARY) - 1}">{escape(statement.due)}</th>'
         f'<td class="number">{statement.total} {escape(invoice.currency)}</td></tr></tfoot>'
     )
-    caption = "Lines of one kind and price drawn together; amounts in " + invoice.currency
+    caption = "Lines of one kind and price summed up; amounts in " + invoice.currency
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -312,15 +309,3 @@ def as_text(statement: TenantStatement) -> str:
         lines += ["", "NOT BILLED until decided"]
         lines += [f"  {one}" for one in statement.undecided]
     return "\n".join(lines)
-
-
-def format_table(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
-    """Rows in columns as wide as their widest cell; empty columns are left out."""
-    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    used = [at for at in range(len(sizes)) if any(row[at] for row in rows[1:])]
-    return [
-        "  ".join(
-            row[at].rjust(sizes[at]) if at in right else row[at].ljust(sizes[at]) for at in used
-        ).rstrip()
-        for row in rows
-    ]

@@ -8,8 +8,7 @@ charges are converted to rows, and back, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +19,15 @@ from collector.billing.charges import Charge, ChargeKind, PriceUnit
 from collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus, PeriodClosing
 from collector.billing.period_rating import UndecidedUse
 from collector.ledger.row_conversion import GpuDay, RowValues
-from collector.ledger.schema import cover_table, integers, make_append_only, metadata, texts
+from collector.ledger.schema import (
+    cover_table,
+    integers,
+    make_append_only,
+    metadata,
+    row_of,
+    texts,
+    value_of,
+)
 from collector.metering.units import Period
 
 price_books = sa.Table(
@@ -143,26 +150,19 @@ openings = sa.Table(
 )
 """Dates before which nothing is billed; the newest row applies."""
 
-BILLING_TABLES = (
-    price_books,
-    closings,
-    closing_revisions,
-    adjustments,
-    invoices,
-    charges,
-    reviews,
-    voids,
-    openings,
-)
+_COVERED = {
+    "price book": (price_books,),
+    "closing": (closings, closing_revisions, reviews),
+    "adjustment": (adjustments,),
+    "invoice": (invoices, charges),
+    "void": (voids,),
+    "opening": (openings,),
+}
+BILLING_TABLES = tuple(table for some in _COVERED.values() for table in some)
+for _kind, _tables in _COVERED.items():
+    cover_table(_kind, *_tables)
 for _table in BILLING_TABLES:
     make_append_only(_table)
-cover_table("price book", price_books)
-cover_table("closing", closings, closing_revisions, reviews)
-cover_table("adjustment", adjustments)
-cover_table("invoice", invoices, charges)
-cover_table("void", voids)
-cover_table("opening", openings)
-
 
 _UNITS = {unit.label: unit for unit in PriceUnit}
 
@@ -170,118 +170,67 @@ _UNITS = {unit.label: unit for unit in PriceUnit}
 def closing_row(closing: PeriodClosing) -> RowValues:
     """The row of a closing."""
     corrected = [[period.start_ns, period.end_ns] for period in closing.corrected]
-    return {
-        "closing": closing.number,
-        "period_start_ns": closing.period.start_ns,
-        "period_end_ns": closing.period.end_ns,
-        "tenant_id": closing.tenant,
-        "closed_ns": closing.closed_ns,
-        "closed_by": closing.closed_by,
-        "currency": closing.currency,
-        "price_version": closing.price_version,
-        "ledger_root": closing.ledger_root,
-        "manifest_root": closing.manifest_root,
-        "corrected": msgspec.json.encode(corrected).decode(),
-        "missing": msgspec.json.encode(closing.missing).decode(),
-    }
+    return row_of(
+        closings,
+        closing,
+        closing=closing.number,
+        corrected=msgspec.json.encode(corrected).decode(),
+        missing=msgspec.json.encode(closing.missing).decode(),
+    )
 
 
 def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
     """The closing of a row."""
     corrected = msgspec.json.decode(row.corrected, type=list[tuple[int, int]])
-    return PeriodClosing(
+    return value_of(
+        PeriodClosing,
+        row,
         number=row.closing,
         period=Period(row.period_start_ns, row.period_end_ns),
-        tenant=row.tenant_id,
-        closed_ns=row.closed_ns,
-        closed_by=row.closed_by,
-        currency=row.currency,
-        price_version=row.price_version,
-        ledger_root=row.ledger_root,
-        manifest_root=row.manifest_root,
         corrected=tuple(Period(*span) for span in corrected),
         missing=tuple(msgspec.json.decode(row.missing, type=list[GpuDay])),
     )
 
 
-def invoice_row(invoice: Invoice, closing: int) -> RowValues:
-    """The row of an invoice."""
-    return {
-        "invoice_id": invoice.invoice_id,
-        "closing": closing,
-        "tenant_id": invoice.tenant,
-        "period_start_ns": invoice.period.start_ns,
-        "period_end_ns": invoice.period.end_ns,
-        "currency": invoice.currency,
-        "total_minor": invoice.total_minor,
-        "content_hash": invoice.content_hash,
-        "replaces": invoice.replaces,
-        "issued_ns": invoice.issued_ns,
-    }
-
-
 def charge_row(line: InvoiceLine, invoice_id: str) -> RowValues:
     """The row of a line."""
     charge = line.charge
-    return _columns(charge) | {
-        "invoice_id": invoice_id,
-        "charge_id": charge.charge_id,
-        "amount_minor": line.minor,
-        "kind": charge.kind.value,
-        "amount": str(charge.amount),
-        "quantity": str(charge.quantity),
-        "unit": charge.unit.label if charge.unit else None,
-        "state": str(charge.state),
-    }
+    return row_of(
+        charges,
+        charge,
+        invoice_id=invoice_id,
+        amount=str(charge.amount),
+        amount_minor=line.minor,
+        quantity=str(charge.quantity),
+        unit=charge.unit.label if charge.unit else None,
+    )
 
 
 def line_from_row(row: sa.Row[Any]) -> InvoiceLine:
     """The line of a row."""
-    converted = {
-        "kind": ChargeKind(row.kind),
-        "amount": Fraction(row.amount),
-        "quantity": Fraction(row.quantity),
-        "unit": _UNITS[row.unit] if row.unit else None,
-    }
-    return InvoiceLine(Charge(**_values(row, Charge) | converted), row.amount_minor)
+    charge = value_of(
+        Charge,
+        row,
+        kind=ChargeKind(row.kind),
+        amount=Fraction(row.amount),
+        quantity=Fraction(row.quantity),
+        unit=_UNITS[row.unit] if row.unit else None,
+    )
+    return InvoiceLine(charge, row.amount_minor)
 
 
-def invoice_from_row(row: sa.Row[Any], lines: Sequence[InvoiceLine]) -> Invoice:
+def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     """The invoice of a row and its lines. Raises InvoiceError if they differ from what was issued."""
-    return Invoice(
-        tenant=row.tenant_id,
+    return value_of(
+        Invoice,
+        row,
         period=Period(row.period_start_ns, row.period_end_ns),
-        currency=row.currency,
         lines=tuple(lines),
-        content_hash=row.content_hash,
-        replaces=row.replaces,
         status=InvoiceStatus.ISSUED if row.voided_ns is None else InvoiceStatus.VOID,
-        issued_ns=row.issued_ns,
         audit_seq=row.leaf,
     )
 
 
-def review_row(one: UndecidedUse, closing: int, position: int) -> RowValues:
-    """The row of undecided use of a closing."""
-    return _columns(one) | {"closing": closing, "review": position, "state": str(one.state)}
-
-
 def review_from_row(row: sa.Row[Any]) -> UndecidedUse:
     """Undecided use of a closing, from its row."""
-    return UndecidedUse(**_values(row, UndecidedUse))
-
-
-_COLUMN_OF_FIELD = {"tenant": "tenant_id", "claim": "claim_id"}
-"""Columns of another name than their field."""
-
-
-def _columns(record: Charge | UndecidedUse) -> RowValues:
-    """The fields of a record by column."""
-    names = [field.name for field in fields(record)]
-    return {_COLUMN_OF_FIELD.get(name, name): getattr(record, name) for name in names}
-
-
-def _values(row: sa.Row[Any], kind: type[Charge | UndecidedUse]) -> dict[str, Any]:
-    """The columns of a row by field."""
-    names = [field.name for field in fields(kind)]
-    return {name: getattr(row, _COLUMN_OF_FIELD.get(name, name)) for name in names}
+    return value_of(UndecidedUse, row)

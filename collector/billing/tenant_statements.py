@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import msgspec
-from sqlalchemy import select
 
 from collector.billing import (
     BillingError,
@@ -23,7 +22,6 @@ from collector.billing import (
     period_closing,
     period_rating,
     statement_formats,
-    tables,
 )
 from collector.billing.statement import TenantStatement
 from collector.ledger.database import LedgerError
@@ -73,8 +71,8 @@ def read_statement(
     own = [one for one in books.store.heads(period, tenant) if one.period == period]
     if not own:
         return _without_invoice(books, tenant, closings, seller)
-    standing = [one for one in own if not one.void]
-    return read_invoice_statement(books, (standing or own)[-1].invoice_id, seller)
+    valid = [one for one in own if not one.void]
+    return read_invoice_statement(books, (valid or own)[-1].invoice_id, seller)
 
 
 def _without_invoice(
@@ -121,7 +119,7 @@ def read_invoice_statement(
         undecided=reviews,
         revisions=revisions,
         roots=_roots(closing),
-        audit=books.store.audit_place(invoice_id),
+        audit=books.store.audit_position(invoice_id),
         marks=_marks(books, invoice, closing),
         clock_suspect=books.ledger.clock_suspect(revisions),
     )
@@ -132,8 +130,8 @@ def preview_statement(bill: period_closing.Bill, tenant: str, seller: str = "") 
     empty = invoices.draft_invoice((), tenant, bill.period, bill.book.currency)
     found = next((one for one in bill.drafts if one.tenant == tenant), empty)
     marks = ["Not binding: computed from the current ledger"]
-    if bill.lacking.all:
-        marks.append(f"Not complete: {bill.lacking}")
+    if bill.missing_days.all:
+        marks.append(f"Not complete: {bill.missing_days}")
     return TenantStatement(
         invoice=found,
         seller=seller,
@@ -150,11 +148,11 @@ def _marks(
     """Reasons why an invoice is not final."""
     found = []
     if invoice.status is invoices.InvoiceStatus.VOID:
-        others = books.store.heads(invoice.period, invoice.tenant)
-        by = next((one for one in others if one.replaces == invoice.invoice_id), None)
+        heads = books.store.heads(invoice.period, invoice.tenant)
+        own = next(one for one in heads if one.invoice_id == invoice.invoice_id)
+        by = next((one for one in heads if one.replaces == invoice.invoice_id), None)
         instead = f"; replaced by {by.invoice_id}" if by else ""
-        reason = books.store.void_reason(invoice.invoice_id)
-        found.append(f"VOID: {reason}{instead}")
+        found.append(f"VOID: {own.void_reason}{instead}")
     return found + _provisional(closing)
 
 
@@ -225,41 +223,28 @@ class BillingReader:
 
         A tenant for which a closing has only undecided time has a statement with an empty invoice.
         """
-        table, void = tables.invoices, tables.voids
-        joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
-        query = select(*table.c, void.c.voided_ns).select_from(joined)
-        if tenant is not None:
-            query = query.where(table.c.tenant_id == tenant)
-        order = (table.c.period_start_ns, table.c.tenant_id, table.c.issued_ns)
         with _readable(), self.books.store.database.transaction() as connection:
-            rows = connection.execute(query.order_by(*order)).all()
-            closings = self.books.store.closings_in(connection)
-            undecided = self.books.store.undecided_in(connection, tenant)
-        found = [
-            (
-                row.period_start_ns, row.tenant_id,
-                IssuedInvoice(
-                    row.tenant_id, period_name(Period(row.period_start_ns, row.period_end_ns)),
-                    row.invoice_id, row.voided_ns is not None,
-                ),
-            )
-            for row in rows
-        ]  # fmt: skip
-        billed = {(start_ns, name) for start_ns, name, _ in found}
+            heads = self.books.store.heads(tenant=tenant, connection=connection)
+            closings = self.books.store.closings(connection)
+            undecided = self.books.store.undecided_closings(tenant, connection)
+        found = [(one.period, one.tenant, one.invoice_id, one.void) for one in heads]
+        billed = {each[:2] for each in found}
         for closing in closings:
-            start_ns, period = closing.period.start_ns, period_name(closing.period)
             names = undecided.get(closing.number, set()) if not closing.tenant else set()
             found += [
-                (start_ns, name, IssuedInvoice(name, period, "", void=False))
+                (closing.period, name, "", False)
                 for name in names
-                if (start_ns, name) not in billed
+                if (closing.period, name) not in billed
             ]
-        return [one for *_, one in sorted(found, key=lambda each: each[:2])]
+        return [
+            IssuedInvoice(name, period_name(period), invoice_id, void)
+            for period, name, invoice_id, void in sorted(found, key=lambda each: each[:2])
+        ]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
         """A tenant's statement of a closed month; None if there is none. Raises BillingUnavailableError."""
         with _readable():
-            seller = self.seller([tenant]).invoice_issuer
+            seller = self.seller([tenant]).provider
             try:
                 return STATEMENT_FORMATS[form](
                     read_statement(self.books, tenant, parse_period(period), seller)
@@ -271,8 +256,8 @@ class BillingReader:
         """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""
         with _readable():
             span = parse_period(period)
-            found = export.InvoiceSequence(tuple(self.books.store.invoices(span, tenant)))
-            seller = self.seller({invoice.tenant for invoice in found.all})
+            found = self.books.store.invoices(span, tenant)
+            seller = self.seller({invoice.tenant for invoice in found})
             order = export.ExportOrder(seller, self.wall_ns(), period=span, tenant=tenant)
             return export.export_document(
                 found, export_provenance.with_origins(order, self.books), export.ExportFormat(form)

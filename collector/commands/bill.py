@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from collector.billing import (
     billing_demo,
-    billing_demo as simulated,
     export,
     export_provenance,
     focus_files,
@@ -27,15 +24,15 @@ from collector.billing import (
     statement_formats,
     tenant_statements,
 )
-from collector.billing.invoices import InvoiceError
+from collector.billing.invoices import Invoice, InvoiceError
 from collector.commands import bill_decisions, bill_periods
-from collector.commands.command_options import CommandContext, deciding_command
+from collector.commands.audit import note_of
+from collector.commands.command_options import CommandContext, deciding_command, read_period
 from collector.commands.import_jobs import import_jobs
 from collector.ledger.database import LedgerError
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Period, PeriodError, parse_period, period_name
+from collector.metering.units import Period, period_name
 from collector.tables import metadata
-from railscope.audit.signed_note import NoteError, read_note
 
 
 def _forms(
@@ -56,13 +53,6 @@ forms_option = click.option(
 )  # fmt: skip
 
 
-def _period(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
-    try:
-        return None if text is None else parse_period(text)
-    except PeriodError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command("export")
 @click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
@@ -72,7 +62,7 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 @forms_option
 @click.option(
     "--period",
-    callback=_period,
+    callback=read_period,
     help="Only invoices of this period: 2026-10, or 2026-10-01..2026-10-15.",
 )
 @click.option("--tenant", help="Only invoices of this tenant.")
@@ -90,72 +80,37 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 )
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @deciding_command
-def export_command(place: CommandContext, directory: Path, **options: Any) -> None:
+def export_command(  # noqa: PLR0913 - its options
+    place: CommandContext, directory: Path, *, forms: tuple[export.ExportFormat, ...],
+    period: Period | None, tenant: str | None, sellers: Path | None, log: Path | None, force: bool,
+) -> None:  # fmt: skip
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
     The export is recorded in the audit log. Exit status 1: nothing was written.
     """
-    _export(place, directory, _ExportOptions(**options))
-
-
-@dataclass(frozen=True, slots=True)
-class _ExportOptions:
-    """Options of the command."""
-
-    forms: tuple[export.ExportFormat, ...]
-    period: Period | None
-    tenant: str | None
-    sellers: Path | None
-    log: Path | None
-    force: bool
-
-
-def _export(place: CommandContext, directory: Path, options: _ExportOptions) -> None:
-    by = place.by
+    by, log = place.by, log or place.audit_directory
     with place.books() as books:
-        found = export.InvoiceSequence(tuple(books.store.invoices(options.period, options.tenant)))
-        if options.sellers is None:
-            seller = place.seller({invoice.tenant for invoice in found.all})
-        else:
-            seller = focus_rows.read_seller(options.sellers)
+        found = books.store.invoices(period, tenant)
+        tenants = {invoice.tenant for invoice in found}
         order = export.ExportOrder(
-            seller=seller,
+            seller=focus_rows.read_seller(sellers) if sellers else place.seller(tenants),
             exported_ns=by.now_ns,
-            forms=options.forms,
-            period=options.period,
-            tenant=options.tenant,
-            checkpoint=_checkpoint(options.log or place.audit_directory),
+            forms=forms,
+            period=period,
+            tenant=tenant,
+            checkpoint=note_of(log) if log else None,
         )
         write_export(
             found,
-            _with_origins(order, books),
+            export_provenance.with_origins(order, books),
             directory,
-            replace=options.force,
+            replace=force,
             recorder=lambda manifest: export_provenance.record_exported_files(books, manifest, by),
         )
 
 
-def _with_origins(
-    order: export.ExportOrder, books: period_closing.BillingBooks
-) -> export.ExportOrder:
-    try:
-        return export_provenance.with_origins(order, books)
-    except export.ExportError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _checkpoint(log: Path | None) -> str | None:
-    if log is None:
-        return None
-    try:
-        return read_note(log / "checkpoint")
-    except (NoteError, OSError) as error:
-        message = f"{log / 'checkpoint'}: {error}"
-        raise click.ClickException(message) from error
-
-
 def write_export(
-    invoices: export.InvoiceSource,
+    invoices: Iterable[Invoice],
     order: export.ExportOrder,
     directory: Path,
     *,
@@ -231,7 +186,7 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
 
 
 def _run(ledger: Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]) -> bool:
-    found = simulated.run_demo(ledger)
+    found = billing_demo.run_demo(ledger)
     books = period_closing.BillingBooks.of(ledger)
     for closed in (found.closed, found.later):
         click.echo(f"CLOSING {period_name(closed.closing.period)}")
@@ -239,7 +194,7 @@ def _run(ledger: Ledger, directory: Path | None, forms: tuple[export.ExportForma
             click.echo(f"  {line}")
         for invoice in closed.invoices:
             issued = tenant_statements.read_invoice_statement(
-                books, invoice.invoice_id, simulated.SELLER.invoice_issuer
+                books, invoice.invoice_id, billing_demo.SELLER.provider
             )
             click.echo(f"\n{statement_formats.as_text(issued)}")
         for one in books.store.reviews(closed.closing.number):
@@ -250,9 +205,12 @@ def _run(ledger: Ledger, directory: Path | None, forms: tuple[export.ExportForma
     for line in bill_periods.check_lines(found.checks):
         click.echo(line)
     if directory is not None:
-        order = export.ExportOrder(simulated.SELLER, billing_demo.CLOSED_AGAIN_NS, forms)
+        order = export.ExportOrder(billing_demo.SELLER, billing_demo.CLOSED_AGAIN_NS, forms)
         write_export(
-            books.store, export_provenance.with_origins(order, books), directory, replace=True
+            books.store.invoices(),
+            export_provenance.with_origins(order, books),
+            directory,
+            replace=True,
         )
     return found.balances
 

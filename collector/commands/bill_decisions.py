@@ -10,15 +10,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
-from collector.billing import administration, charges, invoices, period_closing, price_book
+from collector.billing import administration, charges, invoices, price_book
 from collector.commands import command_options
 from collector.commands.bill_periods import closed_lines
 from collector.evidence import evidence_store, review_decisions
@@ -83,49 +85,40 @@ def void_command(
             click.echo(f"{found.invoice_id} of {found.tenant} is void")
 
 
+def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., None]:
+    """Add the arguments of a charge by decision to a function that makes it; the charge is recorded."""
+
+    @click.argument("tenant")
+    @command_options.period_argument()
+    @click.argument("amount", callback=_amount)
+    @_DECISION_REASON
+    @_FORCE
+    @command_options.deciding_command
+    @wraps(charge_of)
+    def wrapped(
+        place: command_options.CommandContext, *, force: bool, period: Period, **rest: Any
+    ) -> None:
+        charge = charge_of(period=period, **rest)
+        with place.books() as books:
+            added, currency = administration.record(books, charge, place.by, force=force)
+        shown = charges.format_decimal(charge.amount, charges.exponent_of(currency))
+        done = "recorded, for the next closing" if added else "already recorded"
+        what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
+        click.echo(f"{what}: {done}")
+
+    return wrapped
+
+
 @click.command("adjust", context_settings=_ARBITRARY)
-@click.argument("tenant")
-@command_options.period_argument()
-@click.argument("amount", callback=_amount)
-@_DECISION_REASON
-@_FORCE
-@command_options.deciding_command
-def adjust_command(  # noqa: PLR0913 - each is an option
-    place: command_options.CommandContext,
-    tenant: str,
-    period: Period,
-    amount: Fraction,
-    reason: str,
-    *,
-    force: bool,
-) -> None:
+@_charge_command
+def adjust_command(tenant: str, period: Period, amount: Fraction, reason: str) -> charges.Charge:
     """Bill TENANT an AMOUNT of either sign for PERIOD, by decision, with the next closing."""
-    with place.books() as books:
-        _record(
-            books,
-            invoices.adjustment_charge(tenant, amount, period, reason),
-            period,
-            place,
-            force=force,
-        )
+    return invoices.adjustment_charge(tenant, amount, period, reason)
 
 
 @click.command("credit", context_settings=_ARBITRARY)
-@click.argument("tenant")
-@command_options.period_argument()
-@click.argument("amount", callback=_amount)
-@_DECISION_REASON
-@_FORCE
-@command_options.deciding_command
-def credit_command(  # noqa: PLR0913 - each is an option
-    place: command_options.CommandContext,
-    tenant: str,
-    period: Period,
-    amount: Fraction,
-    reason: str,
-    *,
-    force: bool,
-) -> None:
+@_charge_command
+def credit_command(tenant: str, period: Period, amount: Fraction, reason: str) -> charges.Charge:
     """Credit TENANT an AMOUNT for PERIOD, with the next closing."""
     if amount <= 0:
         message = (
@@ -133,29 +126,7 @@ def credit_command(  # noqa: PLR0913 - each is an option
             " adjust`, which accepts either sign"
         )
         raise click.ClickException(message)
-    with place.books() as books:
-        _record(
-            books,
-            invoices.credit_charge(tenant, amount, period, reason),
-            period,
-            place,
-            force=force,
-        )
-
-
-def _record(
-    books: period_closing.BillingBooks,
-    charge: charges.Charge,
-    period: Period,
-    place: command_options.CommandContext,
-    *,
-    force: bool,
-) -> None:
-    added, currency = administration.record(books, charge, place.by, force=force)
-    shown = charges.format_decimal(charge.amount, charges.exponent_of(currency))
-    done = "recorded, for the next closing" if added else "already recorded"
-    what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
-    click.echo(f"{what}: {done}")
+    return invoices.credit_charge(tenant, amount, period, reason)
 
 
 @click.command("accept-copy")
@@ -175,7 +146,7 @@ def accept_copy_command(place: command_options.CommandContext, reason: str) -> N
     click.echo(f"accepted: the ledger continues as {identity}")
 
 
-def _waiting(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
+def _pending(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
     return review_decisions.find_pending_evidence(
         evidence_store.EvidenceStore(database), database, now_ns
     )
@@ -203,12 +174,12 @@ def _row(one: review_decisions.PendingEvidence) -> dict[str, object]:
 
 
 @click.command("review")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@command_options.format_option
 @command_options.ledger_command
 def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence that waits for a decision: late claims and ends, unexpected GPUs."""
     with place.books() as books:
-        found = _waiting(books.ledger.database, place.by.now_ns)
+        found = _pending(books.ledger.database, place.by.now_ns)
     if form == "json":
         click.echo(json.dumps([_row(one) for one in found], indent=2))
         return
@@ -234,7 +205,7 @@ def _decide(
     by = place.by
     with place.books() as books:
         database = books.ledger.database
-        found = _waiting(database, by.now_ns)
+        found = _pending(database, by.now_ns)
         chosen = [
             one for one in found if one.subject.id in names or (node and one.subject.node == node)
         ]
@@ -258,35 +229,27 @@ def _decide(
     click.echo("the collector writes new revisions of the affected days")
 
 
-_IDS = click.argument("names", metavar="ID...", nargs=-1)
-_NODE = click.option(
-    "--node", default="", help="Select all evidence of this node that is under review."
-)
-_REVIEW_REASON = click.option("--reason", default="", help="Reason; recorded.")
+def _review_options(command: Callable[..., None]) -> Callable[..., None]:
+    ids = click.argument("names", metavar="ID...", nargs=-1)
+    node = click.option(
+        "--node", default="", help="Select all evidence of this node that is under review."
+    )
+    reason = click.option("--reason", default="", help="Reason; recorded.")
+    return ids(node(reason(command_options.deciding_command(command))))
 
 
 @click.command("accept")
-@_IDS
-@_NODE
-@_REVIEW_REASON
-@command_options.deciding_command
-def accept_command(
-    place: command_options.CommandContext, names: tuple[str, ...], node: str, reason: str
-) -> None:
+@_review_options
+def accept_command(place: command_options.CommandContext, **options: Any) -> None:
     """Accept evidence under review, so that it counts as reported."""
-    _decide(place, names, node, reason, accepted=True)
+    _decide(place, accepted=True, **options)
 
 
 @click.command("reject")
-@_IDS
-@_NODE
-@_REVIEW_REASON
-@command_options.deciding_command
-def reject_command(
-    place: command_options.CommandContext, names: tuple[str, ...], node: str, reason: str
-) -> None:
+@_review_options
+def reject_command(place: command_options.CommandContext, **options: Any) -> None:
     """Reject evidence under review: it holds no time."""
-    _decide(place, names, node, reason, accepted=False)
+    _decide(place, accepted=False, **options)
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -314,10 +277,10 @@ def prices() -> None:
 )
 def check(file: Path, before: Path | None) -> None:
     """Check a price book (TOML) and print it. Exit status 1: it is invalid."""
-    book = parse_file(file)
+    book = _parse_file(file)
     if before is not None:
         try:
-            price_book.check_appended(parse_file(before), book)
+            price_book.check_appended(_parse_file(before), book)
         except price_book.PriceBookError as error:
             message = f"{file}: {error}"
             raise click.ClickException(message) from error
@@ -329,7 +292,7 @@ def check(file: Path, before: Path | None) -> None:
 @command_options.deciding_command
 def publish(place: command_options.CommandContext, file: Path) -> None:
     """Publish the price book in FILE, used from now on. Versions are consecutive and never removed."""
-    text = _text(file)
+    text = command_options.parse_file(file, str)
     with place.books() as books:
         book, added = administration.publish(books, text, str(file), place.by)
     click.echo(f"version {book.version} is {'published' if added else 'already published'}")
@@ -358,20 +321,12 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
         click.echo(published.text, nl=not published.text.endswith("\n"))
 
 
-def parse_file(file: Path) -> price_book.PriceBook:
+def _parse_file(file: Path) -> price_book.PriceBook:
     """Parse the price book in a file. Raises ClickException."""
     try:
-        return price_book.parse_price_book(_text(file), str(file))
+        return price_book.parse_price_book(command_options.parse_file(file, str), str(file))
     except price_book.PriceBookError as error:
         raise click.ClickException(str(error)) from error
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{file}: {error}"
-        raise click.ClickException(message) from error
 
 
 def _print(book: price_book.PriceBook) -> None:

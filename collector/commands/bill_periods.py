@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +24,13 @@ from collector.billing import (
     period_completeness,
     period_rating,
     reconciliation,
-    statement_formats,
     tenant_statements,
 )
 from collector.billing.invoices import Invoice
 from collector.billing.statement import TenantStatement
 from collector.commands import command_options
-from collector.jobs import imported_lists
-from collector.jobs.job_metering import format_count
+from collector.jobs import imported_lists, scheduler_records
+from collector.jobs.job_metering import format_count, format_table
 from collector.ledger.database import Database
 from collector.ledger.ledger_queries import within
 from collector.ledger.row_conversion import overlap_of
@@ -46,45 +43,38 @@ from railscope.timestamps import SECOND_NS, format_timestamp
 _MAX_SHOWN = 10
 
 
-@dataclass(frozen=True, slots=True)
-class _StatementOutput:
-    """Format and destination of a statement."""
-
-    form: str
-    file: Path | None
-
-    def write(self, statement: TenantStatement) -> None:
-        """Print the statement, or write it to its file. Raises ClickException."""
-        content = tenant_statements.STATEMENT_FORMATS[self.form](statement)
-        if self.file is None:
-            click.echo(content.decode(), nl=False)
-            return
-        try:
-            self.file.write_bytes(content)
-        except OSError as error:
-            message = f"{self.file}: {error.strerror}"
-            raise click.ClickException(message) from error
-        click.echo(f"written {self.file}: {len(content):,} bytes")
+def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
+    form = click.option(
+        "--format", "form", type=click.Choice(list(tenant_statements.STATEMENT_FORMATS)),
+        default="text", show_default=True,
+    )  # fmt: skip
+    file = click.option(
+        "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
+        help="Write to this file. Default: standard output.",
+    )  # fmt: skip
+    return form(file(command))
 
 
-def _output(command: Callable[..., None]) -> Callable[..., None]:
-    @click.option("--format", "form", type=click.Choice(list(tenant_statements.STATEMENT_FORMATS)), default="text",
-                  show_default=True)  # fmt: skip
-    @click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-                  help="Write to this file. Default: standard output.")  # fmt: skip
-    @wraps(command)
-    def wrapped(form: str, file: Path | None, **rest: Any) -> None:
-        command(output=_StatementOutput(form, file), **rest)
-
-    return wrapped
+def _write_statement(statement: TenantStatement, form: str, file: Path | None) -> None:
+    """Print a statement, or write it to a file. Raises ClickException."""
+    content = tenant_statements.STATEMENT_FORMATS[form](statement)
+    if file is None:
+        click.echo(content.decode(), nl=False)
+        return
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        message = f"{file}: {error.strerror}"
+        raise click.ClickException(message) from error
+    click.echo(f"written {file}: {len(content):,} bytes")
 
 
 @click.command("preview")
 @click.argument("periods", nargs=-1, required=True, metavar="[TENANT] PERIOD")
-@_output
+@_statement_options
 @command_options.ledger_command
 def preview_command(
-    place: command_options.CommandContext, periods: tuple[str, ...], output: _StatementOutput
+    place: command_options.CommandContext, periods: tuple[str, ...], form: str, file: Path | None
 ) -> None:
     """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
     *tenants, last = periods
@@ -96,14 +86,15 @@ def preview_command(
         bill = books.bill(period)
         incomplete = _incomplete(books, period)
         earlier = period_completeness.find_unclosed_days(
-            books.ledger.database, period, books.store.closings(), books.opening
+            books.store, period, books.store.closings()
         )
     if tenant is not None:
-        output.write(tenant_statements.preview_statement(bill, tenant, place.seller_name))
+        found = tenant_statements.preview_statement(bill, tenant, place.seller_name)
+        _write_statement(found, form, file)
         return
     click.echo(f"PREVIEW of {period_name(period)}, not binding")
-    if bill.lacking.all:
-        click.echo(f"not complete: {bill.lacking}")
+    if bill.missing_days.all:
+        click.echo(f"not complete: {bill.missing_days}")
     for line in incomplete:
         click.echo(line)
     if earlier:
@@ -134,23 +125,20 @@ def close_command(
 @click.command("statement")
 @click.argument("tenant")
 @command_options.period_argument()
-@_output
+@_statement_options
 @click.option("--invoice", help="Print this invoice, even if it is void.")
 @command_options.ledger_command
-def statement_command(
-    place: command_options.CommandContext,
-    tenant: str,
-    period: Period,
-    output: _StatementOutput,
-    invoice: str | None,
-) -> None:
+def statement_command(  # noqa: PLR0913, PLR0917 - its options
+    place: command_options.CommandContext, tenant: str, period: Period, form: str,
+    file: Path | None, invoice: str | None,
+) -> None:  # fmt: skip
     """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
     with place.books() as books:
         if invoice is None:
             found = tenant_statements.read_statement(books, tenant, period, place.seller_name)
         else:
             found = tenant_statements.read_invoice_statement(books, invoice, place.seller_name)
-    output.write(found)
+    _write_statement(found, form, file)
 
 
 @click.command("reconcile")
@@ -160,7 +148,7 @@ def statement_command(
 def reconcile_command(
     place: command_options.CommandContext,
     period: Period | None,
-    given: command_options.SchedulerBooksOptions | None,
+    compare: command_options.LedgerComparison | None,
 ) -> None:
     """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
 
@@ -182,18 +170,16 @@ def reconcile_command(
             if books.evidence is None:
                 click.echo("R1, R2, R4 not compared: this ledger has no evidence")
             passed = passed and all(check.passes for check in checks)
-            if given is not None:
-                agrees, report = given.compare(books.ledger, one)
-                for line in report:
+            if compare is not None:
+                compared = compare(books.ledger, one)
+                for line in scheduler_records.comparison_text(compared):
                     click.echo(line)
-                passed = passed and agrees
+                passed = passed and compared.agrees
     sys.exit(0 if passed else 1)
 
 
 @click.command("list")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+@command_options.format_option
 @command_options.ledger_command
 def list_command(place: command_options.CommandContext, form: str) -> None:
     """List closed periods, invoices, credits, pending corrections and undecided use."""
@@ -228,7 +214,7 @@ def check_lines(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[st
         (check.rule, check.what, f"{check.parts:,}", _difference(check), _remark(check))
         for check in checks
     ]
-    return statement_formats.format_table(rows, {2, 3})
+    return format_table(rows, {2, 3})
 
 
 def _difference(check: reconciliation.ReconciliationCheck) -> str:
@@ -261,7 +247,7 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
         )
         for one in invoices
     ]  # fmt: skip
-    return statement_formats.format_table(rows, {3, 4})
+    return format_table(rows, {3, 4})
 
 
 def _incomplete(books: period_closing.BillingBooks, period: Period) -> list[str]:
@@ -312,10 +298,7 @@ def read_overlaps(database: Database, period: Period) -> Iterator[GpuOverlap]:
 
 @click.command("overlaps")
 @command_options.period_argument()
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="Output format.",
-)  # fmt: skip
+@command_options.format_option
 @command_options.ledger_command
 def overlaps_command(place: command_options.CommandContext, period: Period, form: str) -> None:
     """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
@@ -328,7 +311,7 @@ def overlaps_command(place: command_options.CommandContext, period: Period, form
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
     rows += (_row(one) for one in found)
-    for line in statement_formats.format_table(rows, {6}) if found else ():
+    for line in format_table(rows, {6}) if found else ():
         click.echo(line)
     total = sum((one.gpu_seconds for one in found), Fraction(0))
     click.echo(

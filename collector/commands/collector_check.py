@@ -12,10 +12,11 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 from collector.access import credentials
 from collector.access.credentials import Role
@@ -160,24 +161,29 @@ def _inventory(
             )
 
 
-def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
-    """The nodes that have reported a GPU, from the ledger's database."""
-    url = make_url(ledger_url(settings.ledger, directory))
+@contextmanager
+def _database(url: URL) -> Iterator[Database | None]:
+    """Context manager of an existing database; None for a file that does not exist."""
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
-        return set()
+        yield None
+        return
     database = Database(url.render_as_string(hide_password=False), metadata, make=False)
     try:
-        return set(EvidenceStore(database).contacts())
+        yield database
     finally:
         database.close()
+
+
+def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
+    """The nodes that have reported a GPU, from the ledger's database."""
+    with _database(make_url(ledger_url(settings.ledger, directory))) as database:
+        return set(EvidenceStore(database).contacts()) if database else set()
 
 
 def _seller(path: str) -> str:
     if not path:
         return "not set: each tenant is billed on its own account"
-    return (
-        f"{path} is valid: bills are issued by {focus_rows.read_seller(Path(path)).invoice_issuer}"
-    )
+    return f"{path} is valid: bills are issued by {focus_rows.read_seller(Path(path)).provider}"
 
 
 def _pattern(text: str) -> str:
@@ -189,14 +195,11 @@ def _ledger(settings: CollectorSettings, directory: Path) -> str:
     url = make_url(ledger_url(settings.ledger, directory))
     if settings.ledger.url or settings.ledger.url_file:  # else created at the start
         check_file(url)
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
-        return f"{url.render_as_string()} will be created at the first start"
-    database = Database(url.render_as_string(hide_password=False), metadata, make=False)
-    try:
+    with _database(url) as database:
+        if database is None:
+            return f"{url.render_as_string()} will be created at the first start"
         probe.commit_probe(database)
         return f"{database.name} is writable"
-    finally:
-        database.close()
 
 
 def _audit_key(settings: CollectorSettings, directory: Path) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
+from unicodedata import normalize
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
@@ -16,7 +18,7 @@ import click
 from collector import clock
 from collector.audit import ledger_watch
 from collector.billing import (
-    billing_audit_records,
+    export,
     focus_rows,
     invoices,
     period_closing,
@@ -30,18 +32,21 @@ from collector.files import tenancy_files
 from collector.files.tenancy_files import TenantMappings
 from collector.files.watched_file import FileError
 from collector.jobs import JobsError, scheduler_records
+from collector.jobs.job_reconciliation import JobComparison
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.database import Database, LedgerError, ledger_url
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period, PeriodError, parse_period
 from collector.tables import metadata
 from railscope import service, settings
+from railscope.audit.record import RecordActor
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 
 ContentT = TypeVar("ContentT")
-
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
 _FAILURES = (
+    export.ExportError,
     invoices.ClosingError,
     invoices.InvoiceError,
     LedgerError,
@@ -53,6 +58,12 @@ _FAILURES = (
 )
 
 
+def operator_now(name: str) -> TimedActor:
+    """The actor of a command, now: the given name or, without one, the operating system user."""
+    actor = RecordActor("operator", normalize("NFC", name or getpass.getuser()), "command line")
+    return TimedActor(actor, time.time_ns())
+
+
 @dataclass(frozen=True, slots=True)
 class CommandContext:
     """Context of a command: the ledger, settings file and actor of its options."""
@@ -62,25 +73,21 @@ class CommandContext:
     name: str | None = None
 
     @property
-    def by(self) -> period_closing.BillingActor:
+    def by(self) -> TimedActor:
         """The actor of the command and the current time."""
-        return period_closing.BillingActor(
-            billing_audit_records.operator_actor(self.name or ""), time.time_ns()
-        )
+        return operator_now(self.name or "")
 
     @contextmanager
-    def books(
-        self, *, make: bool = False, any_copy: bool = False
-    ) -> Iterator[period_closing.BillingBooks]:
+    def books(self, *, any_copy: bool = False) -> Iterator[period_closing.BillingBooks]:
         """The billing tables of the selected ledger. Raises LedgerError, SettingsError.
 
         Writing transactions fail on an older copy of the database, unless `any_copy`.
         """
-        ledger = Ledger.open(self._url(), metadata, make=make)
+        url = self.ledger or ledger_url(self._settings.ledger, self._state_directory())
+        ledger = Ledger.open(url, metadata, make=False)
         try:
             if not any_copy:
-                # The state directory belongs to the ledger of the settings only.
-                directory = self._state_directory() if self.ledger is None else None
+                directory = None if self.ledger else self._state_directory()
                 ledger_watch.compare_writes(ledger.database, directory)
             yield period_closing.BillingBooks.of(ledger, evidence_in(ledger.database))
         finally:
@@ -91,21 +98,12 @@ class CommandContext:
 
         Raises SettingsError, SellerFileError.
         """
-        file = self._settings.billing.seller_file
-        if not file:
-            accounts = {name: focus_rows.PayerAccount(name) for name in tenants}
-            return focus_rows.Seller("GPU cluster", "GPU cluster", accounts)
-        try:
-            text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"cannot read billing.seller_file {file}: {error}"
-            raise SettingsError(message) from error
-        return focus_rows.parse_seller(text, file)
+        return focus_rows.seller_of(self._settings.billing.seller_file, tenants)
 
     @property
     def seller_name(self) -> str:
         """Name of the invoice issuer for statements; empty without a seller file."""
-        return self.seller(()).invoice_issuer if self._settings.billing.seller_file else ""
+        return self.seller(()).provider if self._settings.billing.seller_file else ""
 
     @property
     def audit_directory(self) -> Path | None:
@@ -120,11 +118,6 @@ class CommandContext:
     def _settings(self) -> CollectorSettings:
         installed = None if self.ledger else settings.default_file("collector")
         return settings.load(CollectorSettings, file=self.config or installed, prefix=PREFIX)
-
-    def _url(self) -> str:
-        if self.ledger:
-            return self.ledger
-        return ledger_url(self._settings.ledger, self._state_directory())
 
     def refuse_suspect_clock(self) -> None:
         """Raise ClosingError while the clock of this node's collector is suspect."""
@@ -187,17 +180,25 @@ def deciding_command(command: Callable[..., None]) -> Callable[..., None]:
     return option(ledger_command(command))
 
 
-def period_argument(name: str = "period", *, required: bool = True) -> Callable[..., Any]:
-    """Argument PERIOD: a month or a range of days."""
-    return click.argument(name, callback=read_period, required=required)
-
-
-def read_period(_: click.Context, __: click.Parameter, text: str | None) -> Period | None:
-    """Parse the text of a period. Raises BadParameter."""
+def read_period(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> Period | None:
+    """Parse the period of an option or argument. Raises BadParameter."""
     try:
         return None if text is None else parse_period(text)
     except PeriodError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def period_argument(*, required: bool = True) -> Callable[[Any], Callable[..., None]]:
+    """Argument PERIOD: a month or a range of days."""
+    return click.argument("period", callback=read_period, required=required)
+
+
+format_option = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="Output format.",
+)  # fmt: skip
 
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -213,21 +214,11 @@ timezone_option = click.option(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerBooksOptions:
-    """The scheduler records that a command was given, if any, and the tolerance of their times."""
-
-    books: scheduler_records.SchedulerRecords
-    tolerance_ns: int
-
-    def compare(self, ledger: Ledger, period: Period) -> tuple[bool, Iterator[str]]:
-        """Compare with the ledger: true if a period agrees, and the report. Raises LedgerError."""
-        found = self.books.against(ledger, period, self.tolerance_ns)
-        return found.agrees, scheduler_records.comparison_text(found)
+LedgerComparison = Callable[[Ledger, Period], JobComparison]
 
 
 def books_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add options for files of scheduler records; `given` is a GivenBooks or None."""
+    """Add options for files of scheduler records; `compare` is a `LedgerComparison`, None without files."""
 
     @click.option(
         "--slurm",
@@ -252,17 +243,17 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
         slurm: tuple[Path, ...], kubernetes: tuple[Path, ...], tolerance: float,
         timezone: str | None, tenants_path: Path | None, **rest: Any,
     ) -> None:  # fmt: skip
-        given = None
+        compare: LedgerComparison | None = None
         if slurm or kubernetes:
             files = {"slurm": slurm, "kubernetes": kubernetes}
             try:
-                books = scheduler_records.SchedulerRecords.read(
+                records = scheduler_records.SchedulerRecords.read(
                     files, zone_of(timezone), tenants_in(tenants_path)
                 )
             except scheduler_records.SchedulerRecordsError as error:
                 raise click.ClickException(str(error)) from error
-            given = SchedulerBooksOptions(books, round(tolerance * SECOND_NS))
-        command(given=given, **rest)
+            compare = partial(records.compare_with, tolerance_ns=round(tolerance * SECOND_NS))
+        command(compare=compare, **rest)
 
     return wrapped
 
@@ -282,7 +273,7 @@ def tenants_in(path: Path | None) -> TenantMappings:
 
 
 def parse_file(path: Path, parse: Callable[[str], ContentT]) -> ContentT:
-    """Return the content of a text file. Raises ClickException."""
+    """The parsed text of a file. Raises ClickException that names the file."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (FileError, JobsError, OSError, UnicodeDecodeError) as error:

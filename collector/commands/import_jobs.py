@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
@@ -12,12 +11,12 @@ import click
 import msgspec
 
 from collector.audit.ledger_watch import compare_writes
-from collector.billing.billing_audit_records import operator_actor
 from collector.commands import command_options
 from collector.jobs import job_list, job_list_import
-from collector.jobs.imported_lists import ImportActor, JobLedgerError, NewList
+from collector.jobs.imported_lists import JobLedgerError, NewList
 from collector.jobs.job_list_reader import FORMATS, format_of, read_jobs
 from collector.jobs.job_metering import format_count, meter_jobs, report_document, report_text
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.database import LedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period
@@ -128,24 +127,27 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     are in no total. A bad line is reported and skipped. Exit status 1: the file is not a valid
     list, or the ledger cannot accept it.
     """
-    now_ns = time.time_ns()
+    by = command_options.operator_now(name or "")
     if as_of_ns is not None:
-        as_of_ns = min(as_of_ns, now_ns)
-    models = _models(inventory_path, sku)
+        as_of_ns = min(as_of_ns, by.now_ns)
+    models = job_list.GpuModels(default=sku)
+    if inventory_path is not None:
+        models = command_options.parse_file(
+            inventory_path, lambda text: job_list.parse_models(text, sku)
+        )
     order = _ImportOptions(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
-    zone, shards = command_options.zone_of(timezone), shards_per_gpu or 0
+    zone = command_options.zone_of(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
         found = form or format_of(text)
         return found, read_jobs(
-            text, found, zone, strict=strict, shards_per_gpu=shards, now_ns=now_ns
+            text, found, zone, strict=strict, shards_per_gpu=shards_per_gpu or 0, now_ns=by.now_ns
         )
 
     form, jobs = command_options.parse_file(file, read)
-    if tenants_path is not None:
-        tenants = command_options.tenants_in(tenants_path)
-        jobs = job_list.listed_with_tenants(jobs, job_list.TENANT_SOURCES[form], tenants)
-    by = ImportActor(operator_actor(name or ""), now_ns)
+    jobs = job_list.listed_with_tenants(
+        jobs, job_list.TENANT_SOURCES[form], command_options.tenants_in(tenants_path)
+    )
     try:
         shown, imported = _import(jobs, form, order, by)
     except (JobLedgerError, LedgerError) as error:
@@ -171,10 +173,11 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 
 
 def _import(
-    jobs: job_list.JobList, form: str, order: _ImportOptions, by: ImportActor
+    jobs: job_list.JobList, form: str, order: _ImportOptions, by: TimedActor
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
     """The jobs to print, and the result of the import. Raises JobLedgerError, LedgerError."""
-    period, source = order.period, order.source or _source(form, jobs)
+    cluster = f":{jobs.cluster}" if jobs.cluster else ""
+    period, source = order.period, order.source or f"{job_list.TENANT_SOURCES[form]}{cluster}"
     if period is None and order.url is not None:
         period = _days_of(jobs, order.as_of_ns)
     as_of_ns = order.as_of_ns or by.now_ns
@@ -221,15 +224,3 @@ def _days_of(jobs: job_list.JobList, as_of_ns: int | None) -> Period | None:
     last_ns = max([*ends, as_of_ns or 0])
     start_day = min(job.start_ns for job in every) // DAY_NS
     return Period(start_day * DAY_NS, max(-(-last_ns // DAY_NS), start_day + 1) * DAY_NS)
-
-
-def _source(form: str, jobs: job_list.JobList) -> str:
-    source = job_list.TENANT_SOURCES[form]
-    return f"{source}:{jobs.cluster}" if jobs.cluster else source
-
-
-def _models(path: Path | None, sku: str) -> job_list.GpuModels:
-    """Models of GPUs from a file. Raises ClickException."""
-    if path is None:
-        return job_list.GpuModels(default=sku)
-    return command_options.parse_file(path, lambda text: job_list.parse_models(text, sku))

@@ -28,6 +28,7 @@ from collector.evidence.review_rules import ExpectedGpus, ReviewDecisions
 from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
 from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
+from collector.ledger.day_metering import MeteredGpu
 from collector.metering import evidence as usage_evidence, measures, placement, timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.frame import NO_RAIL
@@ -63,6 +64,12 @@ class AssembledGpu(msgspec.Struct, frozen=True):
     places: gpu_places.GpuPlaces = gpu_places.GpuPlaces((), ())
     doubts: tuple[timeline.TimePiece[usage_evidence.ClockDoubt], ...] = ()
     """Evidence that was received while the collector's clock was suspect."""
+
+    def metered(self) -> MeteredGpu:
+        """Return the GPU over all time, for metering of its days."""
+        return MeteredGpu.of(
+            self.evidence, self.counted, self.sku, self.profiles, doubts=self.doubts
+        )
 
 
 def facts_of(

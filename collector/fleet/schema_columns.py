@@ -63,10 +63,12 @@ class JobColumns:
     """Indices of counters in `columns`; `rates` has their positions among all counters."""
     rates: Positions
 
-    def slots(self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], none: int) -> Positions:
-        """Return for each column the seat of its owner."""
+    def positions(
+        self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], default: int
+    ) -> Positions:
+        """Return for each column the position of its owner."""
         found = [
-            by_gpu.get(owner.gpu, none) if owner.gpu else by_rail.get(owner.rail, none)
+            by_gpu.get(owner.gpu, default) if owner.gpu else by_rail.get(owner.rail, default)
             for owner in self.owners
         ]
         return np.array(found, np.intp)[self.owner_of]

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
@@ -111,9 +110,6 @@ def _document(content: bytes, form: str, more: dict[str, str] | None = None) -> 
     return web.Response(body=content, headers=headers | (more or {}))
 
 
-_DEFAULT_SELLER = "GPU cluster"
-
-
 @dataclass(frozen=True, slots=True)
 class LedgerBooks:
     """Statements and exports of the ledger in a database."""
@@ -133,7 +129,4 @@ class LedgerBooks:
             raise tenant_statements.BillingUnavailableError(str(error)) from error
 
     def _seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
-        if not self.sellers:
-            accounts = {name: focus_rows.PayerAccount(name) for name in tenants}
-            return focus_rows.Seller(_DEFAULT_SELLER, _DEFAULT_SELLER, accounts)
-        return focus_rows.read_seller(Path(self.sellers))
+        return focus_rows.seller_of(self.sellers, tenants)

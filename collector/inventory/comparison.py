@@ -1,13 +1,9 @@
-"""The inventory compared with the devices that nodes show, and the result as cells and JSON.
+"""The inventory compared with the devices that nodes show, at each refresh of the views.
 
 Present, missing and unknown devices of a node add up to the number in the inventory; further ones
 are unexpected. A stale node's devices are unknown: stale data does not show that they are gone. A
-node that never reported is missing, with all of its expected devices.
-
-The inventory compared with the fleet at each refresh of the views, and GPUs that are gone or
-retired.
-
-Result of the comparison, as cells of /metrics and as JSON.
+node that never reported is missing, with all of its expected devices. The result, with GPUs that
+are gone or retired, is reported as cells of /metrics and as JSON.
 """
 
 from __future__ import annotations
@@ -138,10 +134,10 @@ class GoneGpu:
 
 @dataclass(frozen=True, slots=True)
 class InventoryComparison:
-    """The result as of one timestamp; no standings without an inventory."""
+    """The result as of one timestamp; no node comparisons without an inventory."""
 
     instant_ns: int = 0
-    standings: tuple[NodeComparison, ...] | None = None
+    comparisons: tuple[NodeComparison, ...] | None = None
     gone: tuple[GoneGpu, ...] = ()
     retired: tuple[Retirement, ...] = ()
     reporting: Mapping[str, str] = field(default_factory=dict)
@@ -159,7 +155,9 @@ class InventoryWatch:
     """None without an inventory, or if it was never valid."""
     retired: Callable[[], RetiredGpus]
 
-    async def look(self, now_ns: int, fresh_from_ns: int, offer: YieldTurn) -> InventoryComparison:
+    async def compare(
+        self, now_ns: int, fresh_from_ns: int, offer: YieldTurn
+    ) -> InventoryComparison:
         """Return the current comparison, awaiting `offer` between nodes to yield to other tasks."""
         inventory, retired = self.inventory(), self.retired()
         fresh = _FreshDevices(self.core, fresh_from_ns, now_ns)
@@ -169,11 +167,11 @@ class InventoryWatch:
             reported[name] = fresh.reported(node)
             _add_shown(shown, name, reported[name])
             await offer()
-        standings: list[NodeComparison] | None = None
+        comparisons: list[NodeComparison] | None = None
         if inventory is not None:
-            standings = []
+            comparisons = []
             for one in compare_nodes(inventory.at(now_ns), reported):
-                standings.append(one)
+                comparisons.append(one)
                 await offer()
         gone: list[GoneGpu] = []
         for gpu in list(self.core.evidence.gpus):
@@ -186,8 +184,8 @@ class InventoryWatch:
             if retirement.gpu in reporting:
                 self._report_retired_gpu(retirement, reporting[retirement.gpu])
         last = {one.gpu: seen[1] for one in in_force if (seen := self._seen(one.gpu))}
-        against = None if standings is None else tuple(standings)
-        return InventoryComparison(now_ns, against, tuple(gone), tuple(in_force), reporting, last)
+        compared = None if comparisons is None else tuple(comparisons)
+        return InventoryComparison(now_ns, compared, tuple(gone), tuple(in_force), reporting, last)
 
     def removed(self, node: str, now_ns: int) -> bool:
         """True if administrators have removed a node."""
@@ -290,17 +288,17 @@ _NAMES = {schema_columns.GPU: "gpus", schema_columns.RDMA_PORT: "rdma_ports"}
 
 def inventory_cells(found: InventoryComparison) -> Iterator[ViewCell]:
     """Yield all cells; without an inventory, only those that do not depend on it."""
-    if found.standings is not None:
-        nodes = Counter(standing.state for standing in found.standings)
+    if found.comparisons is not None:
+        nodes = Counter(comparison.state for comparison in found.comparisons)
         for state in NodeInventoryState:
             yield ViewCell(catalog.INVENTORY_NODES, (state.value,), nodes[state])
-        for standing in found.standings:
+        for comparison in found.comparisons:
             for state in NodeInventoryState:
-                labels = (standing.node, state.value)
-                yield ViewCell(catalog.INVENTORY_NODE_STATE, labels, standing.state is state)
-            for kind, counts in standing.counts.items():
+                labels = (comparison.node, state.value)
+                yield ViewCell(catalog.INVENTORY_NODE_STATE, labels, comparison.state is state)
+            for kind, counts in comparison.counts.items():
                 for count_name, number in counts._asdict().items():
-                    yield ViewCell(_DEVICES[kind], (standing.node, count_name), number)
+                    yield ViewCell(_DEVICES[kind], (comparison.node, count_name), number)
     for gone in found.gone:
         age_seconds = (found.instant_ns - gone.seen_ns) / SECOND_NS
         yield ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
@@ -317,13 +315,13 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
         known = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
         return {name: known.get(name, "") for name in ("index", "pci_address")}
 
-    standings = found.standings
+    comparisons = found.comparisons
     return {
         "view": "inventory",
         "instant_ns": found.instant_ns,
         "nodes": None
-        if standings is None
-        else [_node(standing, names_of) for standing in standings],
+        if comparisons is None
+        else [_node(comparison, names_of) for comparison in comparisons],
         "gone_gpus": [
             {
                 "node": one.node,
@@ -347,22 +345,22 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
     }
 
 
-def _node(standing: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
-    reported = standing.reported
+def _node(comparison: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
+    reported = comparison.reported
     answer: dict[str, Any] = {
-        "node": standing.node,
-        "state": standing.state.value,
+        "node": comparison.node,
+        "state": comparison.state.value,
         "heard_ns": reported.instant_ns or None if reported else None,
     }
     for kind, name in _NAMES.items():
         shown = reported.devices.get(kind) if reported else None
-        counts = standing.counts.get(kind)
+        counts = comparison.counts.get(kind)
         answer[name] = {
             "expected": counts.expected if counts else None,
             **(counts._asdict() if counts else {}),
-            "reason": standing.reasons.get(kind),
+            "reason": comparison.reasons.get(kind),
             "names": _names(shown),
-            "devices": _devices(standing.node, kind, shown, names_of),
+            "devices": _devices(comparison.node, kind, shown, names_of),
         }
     return answer
 

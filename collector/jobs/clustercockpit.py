@@ -31,25 +31,24 @@ _DATABASE = {
 
 
 class _JobObject:
-    """One object, with its line number for error messages."""
+    """One object; its methods raise ShapeError with the name that the object has for a field."""
 
-    def __init__(self, number: int, values: object, what: str) -> None:
-        self.number, self._what = number, what
+    def __init__(self, values: object) -> None:
         if not isinstance(values, dict):
-            raise job_list.JobListError(
-                number, "", f"{_display_value(values)}: expected a JSON object", what
-            )
+            reason = f"{_display_value(values)}: expected a JSON object"
+            job_list.reject("", reason)
         self._values: dict[str, Any] = values
         self._is_database = "jobId" not in values
 
     def __contains__(self, field: str) -> bool:
-        return self._values.get(self._named(field)) is not None
+        return self._values.get(self.name_of(field)) is not None
 
-    def refuse(self, field: str, reason: str) -> NoReturn:
-        """Raise JobListError about a field."""
-        raise job_list.JobListError(self.number, self._named(field), reason, self._what)
+    def reject(self, field: str, reason: str) -> NoReturn:
+        """Raise ShapeError about a field."""
+        job_list.reject(self.name_of(field), reason)
 
-    def _named(self, field: str) -> str:
+    def name_of(self, field: str) -> str:
+        """The name of a field in this object."""
         return _DATABASE.get(field, field) if self._is_database else field
 
     def text(self, field: str) -> str:
@@ -59,14 +58,14 @@ class _JobObject:
     def checked_text(self, field: str, value: object) -> str:
         """The value, checked to be printable text and not empty."""
         if not isinstance(value, str) or not value or not value.isprintable():
-            self.refuse(field, f"{_display_value(value)}: expected a printable name")
+            self.reject(field, f"{_display_value(value)}: expected a printable name")
         return value
 
     def integer(self, field: str, low: int) -> int:
         """A field that must be a whole number, at least `low`."""
         value = self._present(field)
         if type(value) is not int or not low <= value < job_list.LATEST_SECONDS:
-            self.refuse(
+            self.reject(
                 field, f"{_display_value(value)}: expected a whole number of at least {low}"
             )
         return value
@@ -75,43 +74,30 @@ class _JobObject:
         """A field that must be a list."""
         value = self._present(field)
         if not isinstance(value, list):
-            self.refuse(field, f"{_display_value(value)}: expected a list")
+            self.reject(field, f"{_display_value(value)}: expected a list")
         return value
 
     def _present(self, field: str) -> object:
-        if self._named(field) not in self._values:
-            self.refuse(field, "missing field")
-        return self._values[self._named(field)]
+        if self.name_of(field) not in self._values:
+            self.reject(field, "missing field")
+        return self._values[self.name_of(field)]
 
 
 def read_clustercockpit(
     lines: Iterable[str], bad: job_list.BadLines = job_list.RAISE_BAD_LINES
 ) -> job_list.JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
-    listed: list[tuple[int, job_list.ListedJob]] = []
+    found = job_list.JobListBuilder(bad)
     clusters: set[str] = set()
-    without_gpus = never_started = 0
-    what = "line"
-    for number, what, value in _objects("\n".join(lines), bad):
-        try:
-            line = _JobObject(number, value, what)
+    for number, found.what, value in _objects("\n".join(lines), bad):
+        with found.line(number):
+            line = _JobObject(value)
             state = line.text("jobState") if "jobState" in line else ""
-            job = _job(line, state, bad.now_ns)
-            clusters.add(line.text("cluster") if "cluster" in line else "")
-        except job_list.JobListError as error:
-            bad.add(error)
-            continue
-        if not job.gpus and not job.unplaced:
-            without_gpus += 1
-        elif state in _WAITING:
-            never_started += 1
-        else:
-            listed.append((number, job))
-    found = job_list.build_job_list(
-        job_list.without_repetitions(listed, what, bad), without_gpus, never_started
-    )
-    cluster = clusters.pop() if len(clusters) == 1 else ""
-    return msgspec.structs.replace(found, rejected=tuple(bad.found), cluster=cluster)
+            job = _job(line, state, bad)
+            cluster = line.text("cluster") if "cluster" in line else ""
+            found.add(job, started=state not in _WAITING)
+            clusters.add(cluster)
+    return found.build(clusters.pop() if len(clusters) == 1 else "")
 
 
 def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, object]]:
@@ -145,16 +131,17 @@ def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, obje
                 )
 
 
-def _job(line: _JobObject, state: str, now_ns: int) -> job_list.ListedJob:
+def _job(line: _JobObject, state: str, bad: job_list.BadLines) -> job_list.ListedJob:
+    has_begun = state not in _WAITING
     start_ns = line.integer("startTime", 0) * SECOND_NS
-    if state not in _WAITING and (reason := job_list.future_reason(start_ns, now_ns)):
-        line.refuse("startTime", reason)
+    if has_begun:
+        bad.check_past(line.name_of("startTime"), start_ns)
     gpus, unplaced = _accelerators(line)
     end_ns = FOREVER_NS
-    if state not in _RUNNING and (state not in _WAITING or "duration" in line):
+    if state not in _RUNNING and (has_begun or "duration" in line):
         end_ns = start_ns + line.integer("duration", 0) * SECOND_NS
-        if state not in _WAITING and (reason := job_list.future_reason(end_ns, now_ns)):
-            line.refuse("duration", f"end: {reason}")
+        if has_begun:
+            bad.check_past(line.name_of("duration"), end_ns, "end: ")
     number = str(line.integer("jobId", 1))
     project, user = line.text("project"), line.text("user")
     return job_list.ListedJob(start_ns, number, project, user, end_ns, gpus, unplaced)
@@ -170,26 +157,25 @@ def _accelerators(
     for index, resource in enumerate(line.items("resources")):
         field = f"resources[{index}]"
         if not isinstance(resource, dict):
-            line.refuse(field, f"{_display_value(resource)}: expected an object")
+            line.reject(field, f"{_display_value(resource)}: expected an object")
         node = line.checked_text(f"{field}.hostname", resource.get("hostname"))
         hosts.add(node)
         named = resource.get("accelerators") or []
         if not isinstance(named, list):
-            line.refuse(f"{field}.accelerators", f"{_display_value(named)}: expected a list")
+            line.reject(f"{field}.accelerators", f"{_display_value(named)}: expected a list")
         for name in named:
             if not isinstance(name, str):
-                line.refuse(f"{field}.accelerators", f"{_display_value(name)}: expected a string")
+                line.reject(f"{field}.accelerators", f"{_display_value(name)}: expected a string")
             address = job_list.pci_address(name)
             if address is None:
                 unplaced.append(
                     job_list.UnnamedGpus(node, 1, f"{_display_value(name)}: expected a PCI address")
                 )
             elif (gpu := job_list.ListedGpu(node, address)) in gpus:
-                line.refuse(f"{field}.accelerators", f"duplicate {address}: expected it once")
+                line.reject(f"{field}.accelerators", f"duplicate {address}: expected it once")
             else:
                 gpus.add(gpu)
-    if reason := job_list.excess_reason(len(gpus) + len(unplaced), len(hosts)):
-        line.refuse("resources", reason)
+    job_list.check_gpu_count(line.name_of("resources"), len(gpus) + len(unplaced), len(hosts))
     unplaced += _unnamed_gpus(line, len(gpus) + len(unplaced), sorted(hosts))
     return tuple(sorted(gpus)), tuple(sorted(unplaced))
 
@@ -203,9 +189,8 @@ def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[jo
         return []
     counted = line.integer("numAcc", 0)
     if counted < named:
-        line.refuse("numAcc", f"{counted}: expected {named}, the number of named accelerators")
-    if reason := job_list.excess_reason(counted, len(hosts)):
-        line.refuse("numAcc", reason)
+        line.reject("numAcc", f"{counted}: expected {named}, the number of named accelerators")
+    job_list.check_gpu_count(line.name_of("numAcc"), counted, len(hosts))
     where = hosts[0] if len(hosts) == 1 else ""
     return [job_list.UnnamedGpus(where, counted - named, "is not named")] if counted > named else []
 

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 
 from collector.jobs import JobsError
 from collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
-from collector.ledger import audit_outbox, head_chain, ledger_queries, schema
+from collector.ledger import head_chain, ledger_queries, schema
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
-from railscope.audit.record import RecordActor, RecordData
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 
 job_lists = sa.Table(
@@ -55,18 +55,11 @@ schema.cover_table("job list", job_lists, listed_jobs)
 
 MAX_REJECTED = 1000
 """Rejected lines of a list that are stored as text; all are counted."""
-_LOCK = 0x7261_696C_6A6F_6273
+IMPORT_LOCK = 0x7261_696C_6A6F_6273
 
 
 class JobLedgerError(JobsError):
     """A list cannot be imported; the message contains the reason."""
-
-
-class ImportActor(NamedTuple):
-    """Actor and time of an import."""
-
-    actor: RecordActor
-    now_ns: int
 
 
 class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -131,12 +124,6 @@ class NewList(NamedTuple):
         return sha256(msgspec.json.encode(content)).hexdigest()
 
 
-def lock_imports(connection: sa.Connection) -> None:
-    """Wait until no other list is imported. Not needed in SQLite, which has a single writer."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-
-
 def newest_lists(database: Database) -> list[ImportedList]:
     """The newest list of each source and period, by source and time."""
     with database.transaction() as connection:
@@ -151,7 +138,7 @@ def newest_lists_in(connection: sa.Connection) -> list[ImportedList]:
     return [found[key] for key in sorted(found)]
 
 
-def add_list(connection: sa.Connection, one: NewList, actor: RecordActor, now_ns: int) -> bool:
+def add_list(connection: sa.Connection, one: NewList, by: TimedActor) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
     Raises JobLedgerError for a period that overlaps another one of the source.
@@ -172,25 +159,39 @@ def add_list(connection: sa.Connection, one: NewList, actor: RecordActor, now_ns
     table = job_lists
     number = 1 + (connection.execute(sa.select(sa.func.max(table.c.list))).scalar_one() or 0)
     kept = {"count": len(one.rejected), "lines": list(one.rejected[:MAX_REJECTED])}
-    row = {
-        "list": number,
-        "source": one.source,
-        "period_start_ns": one.period.start_ns,
-        "period_end_ns": one.period.end_ns,
-        "as_of_ns": one.as_of_ns,
-        "as_observed": int(one.as_observed),
-        "imported_ns": now_ns,
-        "imported_by": actor.id,
-        "content_hash": one.content_hash,
-        "rejected": msgspec.json.encode(kept).decode(),
-    }
+    row = schema.row_of(
+        table,
+        one,
+        list=number,
+        as_observed=int(one.as_observed),
+        imported_ns=by.now_ns,
+        imported_by=by.actor.id,
+        rejected=msgspec.json.encode(kept).decode(),
+    )
     connection.execute(table.insert(), [row])
-    rows = [_job_row(number, at, job) for at, job in enumerate(sorted(one.jobs))]
+    rows = [
+        schema.row_of(listed_jobs, job, list=number, position=at, unfinished=int(job.unfinished))
+        for at, job in enumerate(sorted(one.jobs))
+    ]
     for some in ledger_queries.chunks(rows):
         connection.execute(listed_jobs.insert(), some)
-    stored = head_chain.read_back(connection, "job list", number)
-    _record_import(connection, stored, one, actor, now_ns)
-    head_chain.append(connection, [stored], now_ns)
+    draft = by.draft(
+        "billing.import",
+        {
+            "event": "jobs.import.v1",
+            "list": number,
+            "source": one.source,
+            "start": format_timestamp(one.period.start_ns),
+            "end": format_timestamp(one.period.end_ns),
+            "as_of": format_timestamp(one.as_of_ns),
+            "jobs": len({job.claim for job in one.jobs}),
+            "gpus": len({job.gpu for job in one.jobs}),
+            "rejected_lines": len(one.rejected),
+            "content_hash": one.content_hash,
+        },
+    )
+    stored = head_chain.record_row(connection, "job list", number, draft)
+    head_chain.append(connection, [stored], by.now_ns)
     return True
 
 
@@ -250,53 +251,5 @@ def _imported_list(row: sa.Row[Any]) -> ImportedList:
     )
 
 
-def _job_row(number: int, position: int, job: PlacedJob) -> dict[str, object]:
-    return {
-        "list": number,
-        "position": position,
-        "gpu_uuid": job.gpu,
-        "node": job.node,
-        "model": job.model,
-        "start_ns": job.start_ns,
-        "end_ns": job.end_ns,
-        "job_id": job.job_id,
-        "tenant_id": job.tenant,
-        "share": job.share,
-        "unfinished": int(job.unfinished),
-    }
-
-
 def _placed_job(row: sa.Row[Any]) -> PlacedJob:
-    return PlacedJob(
-        row.gpu_uuid, row.start_ns, row.job_id, row.tenant_id, row.end_ns, row.node, row.model,
-        row.share, bool(row.unfinished),
-    )  # fmt: skip
-
-
-def _record_import(
-    connection: sa.Connection,
-    row: head_chain.HashedRow,
-    one: NewList,
-    actor: RecordActor,
-    now_ns: int,
-) -> None:
-    """Record an import in the audit log."""
-    data: RecordData = {
-        audit_outbox.ROW: row.name,
-        audit_outbox.ROW_HASH: row.hash,
-        "event": "jobs.import.v1",
-        "list": int(row.key),
-        "source": one.source,
-        "start": format_timestamp(one.period.start_ns),
-        "end": format_timestamp(one.period.end_ns),
-        "as_of": format_timestamp(one.as_of_ns),
-        "jobs": len({job.claim for job in one.jobs}),
-        "gpus": len({job.gpu for job in one.jobs}),
-        "rejected_lines": len(one.rejected),
-        "content_hash": one.content_hash,
-    }
-    audit_outbox.put_record(
-        connection,
-        f"billing.import/{row.key}",
-        audit_outbox.RecordDraft("billing.import", actor, now_ns, "done", data=data),
-    )
+    return schema.value_of(PlacedJob, row, unfinished=bool(row.unfinished))

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -24,6 +25,7 @@ from collector.files.tenancy_files import TenantMappings, unmapped
 from collector.files.watched_file import FileError, read_rows
 from collector.jobs import JobsError
 from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp
+from railscope.untrusted_text import ShapeError
 
 LATEST_SECONDS = 1 << 32
 """Limit of start and duration of a job (the year 2106): its end fits into 63 bits of ns."""
@@ -50,6 +52,11 @@ class JobListError(JobsError, ValueError):
         super().__init__(f"{where}: {field}: {reason}" if field else f"{where}: {reason}")
 
 
+def reject(field: str, reason: str) -> NoReturn:
+    """Raise ShapeError: the line is not a valid job; `field` is empty for the line as a whole."""
+    raise ShapeError(field, reason)
+
+
 class BadLines:
     """Invalid lines of a list: raised at once, or collected while the rest is read.
 
@@ -67,29 +74,29 @@ class BadLines:
             raise error
         self.found.append(error)
 
+    def check_past(self, field: str, instant_ns: int, what: str = "") -> None:
+        """Check that an instant of a job is not later than now. Raises ShapeError."""
+        if instant_ns > self.now_ns:
+            reason = (
+                f"{what}{format_timestamp(instant_ns)}: expected a time not after now, "
+                f"{format_timestamp(self.now_ns)}"
+            )
+            reject(field, reason)
+
 
 RAISE_BAD_LINES = BadLines()
 """Raises on every bad line."""
 
 
-def future_reason(instant_ns: int, now_ns: int) -> str:
-    """Reason to reject an instant of a job after `now_ns`; empty if it is not later."""
-    if instant_ns <= now_ns:
-        return ""
-    return (
-        f"{format_timestamp(instant_ns)}: expected a time not after now, {format_timestamp(now_ns)}"
-    )
-
-
-def excess_reason(gpus: int, nodes: int) -> str:
-    """Reason to reject a number of GPUs that exceeds the limit of so many nodes; else empty.
+def check_gpu_count(field: str, gpus: int, nodes: int) -> None:
+    """Check a number of GPUs against the limit of so many nodes. Raises ShapeError.
 
     A job without named nodes is treated as one on a single node.
     """
-    most = min(max(nodes, 1) * MAX_GPUS_OF_NODE, MAX_GPUS)
-    if gpus <= most:
-        return ""
-    return f"{gpus} GPUs, nodes {max(nodes, 1)}: expected at most {most} GPUs"
+    limit = min(max(nodes, 1) * MAX_GPUS_OF_NODE, MAX_GPUS)
+    if gpus > limit:
+        reason = f"{gpus} GPUs, nodes {max(nodes, 1)}: expected at most {limit} GPUs"
+        reject(field, reason)
 
 
 class ListedGpu(NamedTuple):
@@ -224,23 +231,49 @@ def clip_jobs(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
     return msgspec.structs.replace(jobs, jobs=tuple(sorted(found)))
 
 
-def without_repetitions(
-    listed: Iterable[tuple[int, ListedJob]], what: str = "line", bad: BadLines = RAISE_BAD_LINES
-) -> tuple[ListedJob, ...]:
-    """The jobs in order, without duplicates; an ended job replaces its unended version.
+@dataclass(slots=True)
+class JobListBuilder:
+    """A list while its lines are read; `what` is the unit that is counted."""
 
-    A line that contradicts an earlier one is bad.
-    """
-    found: dict[str, tuple[int, ListedJob]] = {}
-    for line, job in listed:
-        first, other = found.setdefault(job.claim, (line, job))
+    bad: BadLines
+    what: str = "line"
+    without_gpus: int = 0
+    never_started: int = 0
+    _number: int = 0
+    _jobs: dict[str, tuple[int, ListedJob]] = field(default_factory=dict)
+
+    @contextmanager
+    def line(self, number: int) -> Iterator[None]:
+        """Context manager of the reading of one line, which is bad if it raises ShapeError."""
+        self._number = number
+        try:
+            yield
+        except ShapeError as error:
+            self.bad.add(JobListError(number, error.field, error.reason, self.what))
+
+    def add(self, job: ListedJob, *, started: bool = True) -> None:
+        """Add the job of the current line; an ended job replaces its unended version.
+
+        Raises ShapeError if it contradicts an earlier line.
+        """
+        if not job.gpus and not job.unplaced:
+            self.without_gpus += 1
+            return
+        if not started:
+            self.never_started += 1
+            return
+        first, other = self._jobs.get(job.claim, (self._number, job))
         ended, ran = sorted((job, other), key=lambda one: one.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
-            reason = f"job {job.id} differs from {what} {first}"
-            bad.add(JobListError(line, "", reason, what))
-            continue
-        found[job.claim] = (line if ended is job else first), ended
-    return tuple(sorted(job for _, job in found.values()))
+            reason = f"job {job.id} differs from {self.what} {first}"
+            reject("", reason)
+        self._jobs[job.claim] = (self._number if ended is job else first), ended
+
+    def build(self, cluster: str = "") -> JobList:
+        """The list: each job once, in order."""
+        jobs = sorted(job for _, job in self._jobs.values())
+        found = build_job_list(jobs, self.without_gpus, self.never_started)
+        return msgspec.structs.replace(found, rejected=tuple(self.bad.found), cluster=cluster)
 
 
 def pci_address(text: str) -> str | None:
@@ -334,12 +367,12 @@ def with_tenants(
     """
     found: list[ListedJob] = []
     for job in jobs:
-        no_one = unmapped(source, job.tenant)
+        default = unmapped(source, job.tenant)
         pieces = tenants.pieces(source, job.tenant, job.start_ns, job.end_ns)
         if not pieces:
             found.append(job)  # it has no duration
         for start_ns, end_ns, tenant in pieces:
-            name = job.tenant if tenant == no_one else tenant
+            name = job.tenant if tenant == default else tenant
             part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
             found.append(part)
     return sorted(found)

@@ -28,13 +28,15 @@ import msgspec
 from sqlalchemy import Connection
 
 from collector.jobs import imported_lists, job_list
-from collector.jobs.job_metering import job_evidence, slots_of
+from collector.jobs.job_metering import claims_evidence, slots_of
+from collector.ledger import schema
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.day_tiling import DayTiling, evidence_root
 from collector.ledger.ledger_queries import newest_numbers
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
-from collector.metering import evidence, units
+from collector.metering import evidence, timeline, units
 from railscope import __version__
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
@@ -51,20 +53,6 @@ class ImportCounts(NamedTuple):
 
     added: int
     unchanged: int
-
-
-class ImportTerms(NamedTuple):
-    """Parameters of writing a list: GPU model, time, and if the scheduler counts as an observer."""
-
-    sku: str
-    instant_ns: int
-    as_observed: bool = False
-
-    @property
-    def computed(self) -> MeteringComputation:
-        """Engine version and time of the computation."""
-        basis = "used as observed" if self.as_observed else "as reported by the scheduler"
-        return MeteringComputation(f"{__version__} job list, {basis}", self.instant_ns)
 
 
 class StandInGpus(NamedTuple):
@@ -105,11 +93,6 @@ def number_stand_ins(
             )
         )
     return found
-
-
-def with_stand_ins(jobs: Iterable[job_list.ListedJob]) -> list[job_list.ListedJob]:
-    """Jobs with stand-ins, without source and models."""
-    return number_stand_ins(jobs, "", job_list.GpuModels()).jobs
 
 
 def is_stand_in(gpu: str) -> bool:
@@ -181,26 +164,10 @@ def _node(where: str) -> str:
     return where if where and not set(where) & set("[,") else STAND_IN
 
 
-def job_days(jobs: Iterable[job_list.ListedJob], terms: ImportTerms) -> Iterator[DayTiling]:
-    """The days of every GPU that the jobs name, by GPU and day."""
-    for known in job_evidence(jobs).values():
-        (stay,) = known.stays
-        within = range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS))
-        one = _as_observed(known) if terms.as_observed else known
-        metered = MeteredGpu.of(one, {}, terms.sku)
-        for day in within:
-            yield metered.day(day, terms.computed)
-
-
-def write_days(ledger: Ledger, tilings: Iterable[DayTiling]) -> ImportCounts:
-    """Write days, many per transaction; unchanged days are not rewritten. Raises LedgerError."""
-    added = unchanged = 0
-    rest = iter(tilings)
-    while chunk := list(islice(rest, _AT_ONCE)):
-        for written in ledger.write_days(chunk):
-            added += written.added
-            unchanged += not written.added
-    return ImportCounts(added, unchanged)
+def list_computation(now_ns: int, *, as_observed: bool = False) -> MeteringComputation:
+    """Engine version and time of the days of a list."""
+    basis = "used as observed" if as_observed else "as reported by the scheduler"
+    return MeteringComputation(f"{__version__} job list, {basis}", now_ns)
 
 
 # Lists by source and period ----------------------------------------------------------------------
@@ -256,9 +223,7 @@ def check_same_list(ledger: Ledger, one: imported_lists.NewList) -> None:
             raise imported_lists.JobLedgerError(message)
 
 
-def import_list(
-    ledger: Ledger, one: imported_lists.NewList, by: imported_lists.ImportActor
-) -> ImportCounts:
+def import_list(ledger: Ledger, one: imported_lists.NewList, by: TimedActor) -> ImportCounts:
     """Record a list and write the days that it changes, all or nothing.
 
     Every GPU that a list of this source and period has ever named is computed again, from the
@@ -266,8 +231,8 @@ def import_list(
     """
     added = unchanged = 0
     with ledger.database.transaction(writes=True) as connection:
-        imported_lists.lock_imports(connection)
-        imported_lists.add_list(connection, one, by.actor, by.now_ns)
+        schema.lock(connection, imported_lists.IMPORT_LOCK)
+        imported_lists.add_list(connection, one, by)
         gpus = imported_lists.gpus_of(connection, one.source, one.period)
         rest = _NewestLists.of(connection, one.period, by.now_ns).days(connection, sorted(gpus))
         while chunk := list(islice(rest, _AT_ONCE)):
@@ -327,7 +292,7 @@ class _NewestLists:
         root = evidence_root(evidence.Evidence(gpu, stays=()))
         for day in part:
             if GpuDay(gpu, day) in present:
-                yield DayTiling(gpu, day, (), root, *ImportTerms("", self.now_ns).computed)
+                yield DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
 
     def _stated(
         self, gpu: str, part: range, own: Mapping[int, Sequence[imported_lists.PlacedJob]]
@@ -338,7 +303,7 @@ class _NewestLists:
             named = [str(self.heads[number]) for number in own]
             raise imported_lists.JobLedgerError(_conflicting_models(gpu, known, named))
         as_observed = all(self.heads[number].as_observed for number in own)
-        terms = ImportTerms(known.pop() if known else "", self.now_ns, as_observed)
+        computed = list_computation(self.now_ns, as_observed=as_observed)
         by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
         found = _evidence(gpu, part, by_source)
         unfinished = {
@@ -347,10 +312,12 @@ class _NewestLists:
             for job in jobs
             if job.unfinished
         }
-        known_evidence = _as_observed(found) if as_observed else found
-        metered = MeteredGpu.of(known_evidence, {}, terms.sku, open_claims=unfinished)
+        if as_observed:
+            found = as_observed_evidence(found)
+        sku = known.pop() if known else ""
+        metered = MeteredGpu.of(found, {}, sku, open_claims=unfinished)
         for day in part:
-            yield metered.day(day, terms.computed)
+            yield metered.day(day, computed)
 
 
 def _evidence(
@@ -368,35 +335,16 @@ def _evidence(
         for job in jobs
         if job.start_ns < end_ns and start_ns < job.end_ns
     ]
-    return evidence.Evidence(
-        gpu,
-        stays=(evidence.NodeStay(start_ns, min(nodes)),),
-        claims=tuple(
-            evidence.MeteredClaim(
-                ClaimAuthority.SCHEDULER_LIST,
-                job.start_ns,
-                claim,
-                job.tenant,
-                job.end_ns,
-                job.job_id,
-                job.node,
-                slots,
-                slots,
-                assumed=is_stand_in(gpu),
-                counted=is_stand_in(gpu),
-            )
-            for claim, job in found
-            for slots in (slots_of(job.part),)
-        ),
-        sightings=tuple(
-            sorted(
-                {
-                    evidence.NodeSighting(evidence.NodeWitness.SCHEDULER, job.start_ns, job.end_ns)
-                    for _, job in found
-                }
-            )
-        ),
-    )
+    counted = is_stand_in(gpu)
+    claims = [
+        evidence.MeteredClaim(
+            ClaimAuthority.SCHEDULER_LIST, job.start_ns, claim, job.tenant, job.end_ns, job.job_id,
+            job.node, slots, slots, assumed=counted, counted=counted,
+        )
+        for claim, job in found
+        for slots in (slots_of(job.part),)
+    ]  # fmt: skip
+    return claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
 
 
 def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:
@@ -406,15 +354,12 @@ def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) ->
     )
 
 
-def _as_observed(known: evidence.Evidence) -> evidence.Evidence:
+def as_observed_evidence(known: evidence.Evidence) -> evidence.Evidence:
     """Evidence with the scheduler's sightings as samples."""
-    merged: list[tuple[int, int]] = []
-    for one in sorted(known.sightings, key=lambda sighting: sighting.start_ns):
-        if merged and one.start_ns <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], one.end_ns)
-        else:
-            merged.append((one.start_ns, one.end_ns))
+    seen = timeline.prevailing(
+        timeline.TimePiece(one.start_ns, one.end_ns, 0) for one in known.sightings
+    )
     stretches = tuple(
-        evidence.SampleStretch(f"jobs from {start}", start, end) for start, end in merged
+        evidence.SampleStretch(f"jobs from {start}", start, end) for start, end, _ in seen
     )
     return msgspec.structs.replace(known, stretches=stretches)

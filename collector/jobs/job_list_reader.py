@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from fractions import Fraction
-from typing import Any
-
-import msgspec
 
 from collector.jobs import job_list
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.kubernetes import read_kubernetes
+from railscope.slurm.notation import SlurmJob
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_whole
@@ -57,70 +54,58 @@ def read_sacct(
     GPU if `shards_per_gpu`, the number of shards per GPU, is set. Raises JobListError.
     """
     is_json = text.lstrip().startswith("{")
-    what = "job" if is_json else "line"
+    found = job_list.JobListBuilder(bad, "job" if is_json else "line")
 
-    def rejected(error: AccountingError) -> None:
-        bad.add(job_list.JobListError(error.place, error.field, error.reason, what))
+    def rejected(error: AccountingError) -> job_list.JobListError:
+        return job_list.JobListError(error.place, error.field, error.reason, found.what)
+
+    def add_rejected(error: AccountingError) -> None:
+        bad.add(rejected(error))
 
     try:
         if is_json:
-            records = parse_sacct_json(text, rejected)
+            records = parse_sacct_json(text, add_rejected)
         else:
-            records = parse_sacct(text, zone, rejected=rejected)
+            records = parse_sacct(text, zone, rejected=add_rejected)
     except AccountingError as error:
-        raise job_list.JobListError(error.place, error.field, error.reason, what) from error
-    listed: list[tuple[int, job_list.ListedJob]] = []
-    without_gpus = never_started = 0
+        raise rejected(error) from error
     for record in records:
-        try:
+        with found.line(record.place):
             unplaced = _unnamed_gpus(record, shards_per_gpu)
             if record.job.start_seconds is None:
-                never_started += 1
+                found.never_started += 1
             elif not unplaced:
-                without_gpus += 1
+                found.without_gpus += 1
             else:
-                listed.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
-        except AccountingError as error:
-            rejected(error)
-    found = job_list.build_job_list(
-        job_list.without_repetitions(listed, what, bad), without_gpus, never_started
-    )
-    return msgspec.structs.replace(found, rejected=tuple(bad.found))
+                found.add(_sacct_job(record.job, unplaced, bad))
+    return found.build()
 
 
 def _sacct_job(
-    record: AccountedJob, unplaced: tuple[job_list.UnnamedGpus, ...], now_ns: int
+    job: SlurmJob, unplaced: tuple[job_list.UnnamedGpus, ...], bad: job_list.BadLines
 ) -> job_list.ListedJob:
-    place, job = record.place, record.job
-    start_ns = _instant_ns(place, "Start", job.start_seconds, now_ns)
+    start_ns = _instant_ns("Start", job.start_seconds, bad)
     end_ns = FOREVER_NS
     if job.end_seconds is None and job.state not in _UNFINISHED:
-        raise AccountingError(place, "End", f"unknown: expected a time, as State is {job.state}")
+        job_list.reject("End", f"unknown: expected a time, as State is {job.state}")
     if job.end_seconds is not None:
-        end_ns = _instant_ns(place, "End", job.end_seconds, now_ns)
+        end_ns = _instant_ns("End", job.end_seconds, bad)
     if end_ns < start_ns:
-        raise AccountingError(
-            place, "End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}"
-        )
+        job_list.reject("End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}")
     for field, value in (("Account", job.account), ("User", job.user)):
         if not value or not value.isprintable():
-            raise AccountingError(
-                place,
-                field,
-                f"{value!r}: expected printable characters" if value else "expected a value",
-            )
+            reason = f"{value!r}: expected printable characters" if value else "expected a value"
+            job_list.reject(field, reason)
     return job_list.ListedJob(
         start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced
     )
 
 
-def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int:
+def _instant_ns(field: str, seconds: int | None, bad: job_list.BadLines) -> int:
     if seconds is None or not 0 <= seconds < job_list.LATEST_SECONDS:
-        raise AccountingError(place, field, f"{seconds}: expected a time from 1970 to 2105")
-    instant_ns = seconds * SECOND_NS
-    if reason := job_list.future_reason(instant_ns, now_ns):
-        raise AccountingError(place, field, reason)
-    return instant_ns
+        job_list.reject(field, f"{seconds}: expected a time from 1970 to 2105")
+    bad.check_past(field, seconds * SECOND_NS)
+    return seconds * SECOND_NS
 
 
 def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.UnnamedGpus, ...]:
@@ -130,8 +115,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
     instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
-        reason = f"more MIG instances than gres/{_GPU}={tres[_GPU]}"
-        raise AccountingError(record.place, "AllocTRES", reason)
+        job_list.reject("AllocTRES", f"more MIG instances than gres/{_GPU}={tres[_GPU]}")
     shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
     models = {
         name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
@@ -142,8 +126,8 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
             found.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
     if shards_per_gpu:
         found += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
-    if reason := job_list.excess_reason(sum(one.gpus for one in found), len(record.job.nodes)):
-        raise AccountingError(record.place, "AllocTRES", reason)
+    count = sum(one.gpus for one in found)
+    job_list.check_gpu_count("AllocTRES", count, len(record.job.nodes))
     found += [
         job_list.UnnamedGpus(
             record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size"
@@ -172,63 +156,41 @@ _FINAL = frozenset({"Succeeded", "Failed"})
 def read_alibaba(text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES) -> job_list.JobList:
     """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    listed: list[tuple[int, job_list.ListedJob]] = []
-    without_gpus = never_started = 0
+    found = job_list.JobListBuilder(bad)
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
         if missing:
             raise job_list.JobListError(1, missing[0], "missing in the header")
         for row in reader:
-            number = reader.line_num
-            try:
-                job = _alibaba_job(number, row, bad.now_ns)
-            except job_list.JobListError as error:
-                bad.add(error)
-                continue
-            if not job.unplaced:
-                without_gpus += 1
-            elif not row["scheduled_time"]:
-                never_started += 1
-            else:
-                listed.append((number, job))
+            with found.line(reader.line_num):
+                found.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))
     except csv.Error as error:
         raise job_list.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
-    found = job_list.build_job_list(
-        job_list.without_repetitions(listed, bad=bad), without_gpus, never_started
-    )
-    return msgspec.structs.replace(found, rejected=tuple(bad.found))
+    return found.build()
 
 
-def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> job_list.ListedJob:
+def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_list.ListedJob:
     name = row["name"] or ""
     if not name or not name.isprintable():
-        raise job_list.JobListError(number, "name", f"{name!r}: expected a printable name")
-    gpus = _whole(number, row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
-    milli = _whole(number, row, "gpu_milli", _MILLI + 1) if gpus else 0
+        job_list.reject("name", f"{name!r}: expected a printable name")
+    gpus = _whole(row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
+    milli = _whole(row, "gpu_milli", _MILLI + 1) if gpus else 0
     if gpus and not milli:
-        raise job_list.JobListError(
-            number, "gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}"
-        )
-    start = (
-        _whole(number, row, "scheduled_time", job_list.LATEST_SECONDS)
-        if row["scheduled_time"]
-        else 0
-    )
-    if reason := job_list.future_reason(start * SECOND_NS, now_ns):
-        raise job_list.JobListError(number, "scheduled_time", reason)
+        job_list.reject("gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
+    start = 0
+    if row["scheduled_time"]:
+        start = _whole(row, "scheduled_time", job_list.LATEST_SECONDS)
+    bad.check_past("scheduled_time", start * SECOND_NS)
     end_ns = FOREVER_NS
     if row["deletion_time"]:
-        end = _whole(number, row, "deletion_time", job_list.LATEST_SECONDS)
+        end = _whole(row, "deletion_time", job_list.LATEST_SECONDS)
         if end < start:
-            reason = f"{end}: expected at least scheduled_time, {start}"
-            raise job_list.JobListError(number, "deletion_time", reason)
+            job_list.reject("deletion_time", f"{end}: expected at least scheduled_time, {start}")
         end_ns = end * SECOND_NS
-        if reason := job_list.future_reason(end_ns, now_ns):
-            raise job_list.JobListError(number, "deletion_time", reason)
+        bad.check_past("deletion_time", end_ns)
     elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
-        raise job_list.JobListError(
-            number, "deletion_time", f"expected a time, as pod_phase is {row['pod_phase']}"
-        )
+        reason = f"expected a time, as pod_phase is {row['pod_phase']}"
+        job_list.reject("deletion_time", reason)
     model = row.get("gpu_spec") or ""
     part = job_list.UnnamedGpus(
         "",
@@ -243,13 +205,13 @@ def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> job
     )  # fmt: skip
 
 
-def _whole(number: int, row: Mapping[str, str | None], field: str, limit: int) -> int:
-    """Parse a whole number, also such as `3.0`. Raises JobListError."""
+def _whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
+    """Parse a whole number, also such as `3.0`. Raises ShapeError."""
     text = (row[field] or "").removesuffix(".0")
     try:
         return parse_whole(text, limit)
     except NumberError as error:
-        raise job_list.JobListError(number, field, str(error)) from error
+        job_list.reject(field, str(error))
 
 
 FORMATS: Mapping[str, Callable[[str, tzinfo | None, job_list.BadLines, int], job_list.JobList]] = {
@@ -270,7 +232,10 @@ def format_of(text: str) -> str:
     start = text.lstrip()
     if not start.startswith(("{", "[")):
         return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
-    first = _first_document(start)
+    bad = job_list.BadLines(collect=True)
+    _, first = next(job_list.json_documents(start, bad), (0, None))
+    if first is None and bad.found:
+        raise job_list.JobListError(1, "", bad.found[0].reason)
     members = frozenset(first) if isinstance(first, dict) else frozenset()
     jobs = first.get("jobs") if isinstance(first, dict) else first
     listed = jobs[0] if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else {}
@@ -287,20 +252,6 @@ def format_of(text: str) -> str:
         "",
         f"unknown format: expected one of {', '.join(FORMATS)}; fix: specify it with --format",
     )
-
-
-def _first_document(text: str) -> Any:
-    """The first JSON value of a text; a bad line before it is skipped. Raises JobListError."""
-    try:
-        return json.JSONDecoder().raw_decode(text)[0]
-    except (ValueError, RecursionError) as error:
-        following = text.find("\n{")
-        if following < 0:
-            raise job_list.JobListError(1, "", f"invalid JSON: {error}") from error
-        try:
-            return json.JSONDecoder().raw_decode(text, following + 1)[0]
-        except (ValueError, RecursionError):
-            raise job_list.JobListError(1, "", f"invalid JSON: {error}") from error
 
 
 def read_jobs(  # noqa: PLR0913 - each is an option of the import

@@ -9,8 +9,7 @@ computed with integers only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from collector.metering.overlaps import Overlap, OverlapKind, overlaps
 from collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
 from collector.metering.units import CapacityRange, Period, Tiling, exact
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import SECOND_NS, format_timestamp
 
 
 class JobOverlap(NamedTuple):
@@ -75,21 +74,26 @@ def _evidence(gpu: ListedGpu, jobs: Sequence[ListedJob], period: Period | None) 
     first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
     if period is not None:
         first_ns, last_ns = period.start_ns, period.end_ns
-    return Evidence(
+    stay = NodeStay(first_ns, gpu.node, last_ns)
+    slots = [slots_of(job.part_of(gpu)) for job in jobs]
+    return claims_evidence(
         str(gpu),
-        stays=(NodeStay(first_ns, gpu.node, last_ns),),
-        claims=tuple(
+        stay,
+        [
             MeteredClaim(
-                ClaimAuthority.SCHEDULER_LIST, job.start_ns, job.claim, job.tenant, job.end_ns, job.id,
-                gpu.node, slots, slots,
+                ClaimAuthority.SCHEDULER_LIST, job.start_ns, job.claim, job.tenant, job.end_ns,
+                job.id, gpu.node, held, held,
             )
-            for job in jobs
-            for slots in (slots_of(job.part_of(gpu)),)
-        ),
-        sightings=tuple(
-            sorted({NodeSighting(NodeWitness.SCHEDULER, job.start_ns, job.end_ns) for job in jobs})
-        ),
+            for job, held in zip(jobs, slots, strict=True)
+        ],
     )  # fmt: skip
+
+
+def claims_evidence(gpu: str, stay: NodeStay, claims: Sequence[MeteredClaim]) -> Evidence:
+    """Evidence of a GPU from claims of job lists, with the scheduler as the witness of each."""
+    witness = NodeWitness.SCHEDULER
+    sightings = {NodeSighting(witness, one.start_ns, one.end_ns) for one in claims}
+    return Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
 
 
 def slots_of(part: ListedGpuPart) -> CapacityRange:
@@ -204,22 +208,17 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
 
 def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     """The report as lines of text."""
-    rows = [("TENANT", "GPU-HOURS", "GPU-NANOSECONDS")]
-    rows += [(tenant, format_hours(held), str(held)) for tenant, held in metered.tenants.items()]
-    rows += [
-        (name, format_hours(total), str(total))
-        for name, total in (
-            ("held by tenants", metered.held_ns),
-            ("free", metered.free_ns),
-            ("capacity x time", metered.capacity_ns),
-        )
-    ]
-    yield from _table(rows)
+    totals = {
+        "held by tenants": metered.held_ns,
+        "free": metered.free_ns,
+        "capacity x time": Fraction(metered.capacity_ns),
+    }
+    yield from _time_table("TENANT", [*metered.tenants.items(), *totals.items()])
     what = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
     yield f"{what}; held and free add up to capacity x time"
     yield f"conflicts: {len(metered.clashes)}"
     for gpu, conflict in metered.clashes:
-        between = f"{_instant(conflict.start_ns)} to {_instant(conflict.end_ns)}"
+        between = f"{format_timestamp(conflict.start_ns)} to {format_timestamp(conflict.end_ns)}"
         moved = format_hours(Fraction(conflict.quantity) / GPU_CAPACITY)
         yield f"  {gpu}: {between}: {moved} GPU-hours moved {conflict.claim} -> {conflict.other}"
     parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
@@ -231,11 +230,7 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         what = f"{of}{format_count(part.gpus, 'GPU')}, {held}: {part.reason}"
         yield f"  job {job.id} of {job.tenant} on {place}: {what}"
     if metered.unplaced_ns:
-        rows = [("TENANT, NOT PLACED", "GPU-HOURS", "GPU-NANOSECONDS")]
-        rows += [
-            (name, format_hours(held), str(held)) for name, held in metered.unplaced_ns.items()
-        ]
-        yield from _table(rows)
+        yield from _time_table("TENANT, NOT PLACED", metered.unplaced_ns.items())
     yield f"jobs without GPUs: {jobs.without_gpus}; that never started: {jobs.never_started}"
     yield f"jobs that had not ended: {len(jobs.running)} {' '.join(jobs.running)}".rstrip()
     if jobs.rejected:
@@ -243,18 +238,23 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         yield from (f"  {one}" for one in jobs.rejected)
 
 
-def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
-    wide = [max(len(row[column]) for row in rows) for column in range(3)]
-    for name, time, count in rows:
-        yield f"{name:<{wide[0]}}  {time:>{wide[1]}}  {count:>{wide[2]}}"
+def _time_table(title: str, times: Iterable[tuple[str, Fraction]]) -> list[str]:
+    rows = [(name, format_hours(time), str(time)) for name, time in times]
+    return format_table([(title, "GPU-HOURS", "GPU-NANOSECONDS"), *rows], (1, 2))
+
+
+def format_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+    """Rows in columns as wide as their widest cell; empty columns are left out."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    used = [at for at in range(len(sizes)) if any(row[at] for row in rows[1:])]
+    return [
+        "  ".join(
+            row[at].rjust(sizes[at]) if at in right else row[at].ljust(sizes[at]) for at in used
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def format_count(count: int, noun: str) -> str:
     """A count with its noun, in plural unless it is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _instant(instant_ns: int) -> str:
-    seconds, rest_ns = divmod(instant_ns, SECOND_NS)
-    shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{shown}.{rest_ns:09}Z" if rest_ns else f"{shown}Z"

@@ -86,14 +86,19 @@ class JobRun:
         return named + sum((part.capacity for part in job.unplaced), Fraction(0))
 
     @property
-    def books(self) -> Fraction:
+    def recorded_time(self) -> Fraction:
         """Capacity times time in the scheduler records."""
         return GPU_CAPACITY * self.capacity * (self.end_ns - self.start_ns)
 
     @property
-    def ledger(self) -> Units:
+    def ledger_time(self) -> Fraction:
         """Capacity times time in the ledger."""
-        return exact(sum((Fraction(held.quantity) for held in self.held), Fraction(0)))
+        return sum((Fraction(held.quantity) for held in self.held), Fraction(0))
+
+    @property
+    def ledger_gpus(self) -> set[str]:
+        """GPUs in the ledger."""
+        return {held.gpu for held in self.held}
 
 
 def pair_runs(
@@ -144,20 +149,20 @@ def _pair_claims(
     """The runs of a job, each with the claims that overlap it most."""
     spans = [_clipped(window, job.start_ns, job.end_ns) for job in jobs]
     own: dict[int, list[ClaimTime]] = defaultdict(list)
-    strangers: list[ClaimTime] = []
+    unmatched: list[ClaimTime] = []
     for one in held:
         common = [min(one.end_ns, end) - max(one.start_ns, start) for start, end in spans]
         best = max(range(len(spans)), key=common.__getitem__, default=None)
         if best is None or (common[best] <= 0 and len(spans) > 1):
-            strangers.append(one)
+            unmatched.append(one)
         else:
             own[best].append(one)
     for at, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
         if start < end or own[at]:
             yield JobRun(name, job, start, max(start, end), tuple(own[at]))
-    if strangers:
-        start, end = min(s.start_ns for s in strangers), max(s.end_ns for s in strangers)
-        yield JobRun(name, None, start, end, tuple(strangers))
+    if unmatched:
+        start, end = min(s.start_ns for s in unmatched), max(s.end_ns for s in unmatched)
+        yield JobRun(name, None, start, end, tuple(unmatched))
 
 
 def _clipped(window: Period, start_ns: int, end_ns: int) -> tuple[int, int]:
@@ -165,14 +170,11 @@ def _clipped(window: Period, start_ns: int, end_ns: int) -> tuple[int, int]:
     return max(start_ns, window.start_ns), min(end_ns, window.end_ns)
 
 
-RULE = "R3"
-
-
 class DifferenceKind(StrEnum):
     """Kind of a difference between ledger and scheduler records of a job."""
 
     NOT_IN_LEDGER = "in the scheduler's records and not in the ledger"
-    NOT_IN_BOOKS = "in the ledger and not in the scheduler's records"
+    NOT_IN_RECORDS = "in the ledger and not in the scheduler's records"
     TENANT = "another tenant"
     GPUS = "other GPUs"
     TIMES = "another start or end"
@@ -181,29 +183,26 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobDifference:
-    """A job with a difference. GPU time is in GPU-nanoseconds.
+    """A run of a job with a difference.
 
-    `start_ns` and `end_ns` are those of the scheduler records, else of the ledger. `start_off_ns`
-    and `end_off_ns` are the ledger's times minus these, on the GPU with the largest difference.
+    `start_off_ns` and `end_off_ns` are the ledger's times minus those of the scheduler records, on
+    the GPU with the largest difference.
     """
 
-    job: str
-    start_ns: int
-    end_ns: int
+    run: JobRun
     kinds: tuple[DifferenceKind, ...]
-    tenant: str
-    ledger_tenants: tuple[str, ...]
-    ledger: Fraction
-    books: Fraction
-    ledger_gpus: tuple[str, ...] = ()
-    books_gpus: int = 0
     start_off_ns: int = 0
     end_off_ns: int = 0
 
     @property
+    def job(self) -> str:
+        """Id of the job."""
+        return self.run.id
+
+    @property
     def difference(self) -> Fraction:
-        """Excess of GPU time in the ledger."""
-        return self.ledger - self.books
+        """Excess of GPU time in the ledger, in GPU-nanoseconds."""
+        return (self.run.ledger_time - self.run.recorded_time) / GPU_CAPACITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +214,6 @@ class TenantCheck:
     expected: Fraction
     parts: int
     allowed: int
-    rule: str = RULE
-
-    @property
-    def what(self) -> str:
-        """Description of the comparison."""
-        return f"ledger = scheduler's records, {self.tenant or 'no tenant'}, in GPU-ns"
 
     @property
     def difference(self) -> Fraction:
@@ -266,10 +259,12 @@ def compare_jobs(
     times only.
     """
     paired = pair_runs(entries, records, window, set(unended))
-    found = [_difference(run, tolerance_ns) for run in paired]
+    found = [(run, *_kinds(run, tolerance_ns)) for run in paired]
     return JobComparison(
         tenants=_tenants([run for run in paired if not run.in_parts], tolerance_ns),
-        differences=tuple(difference for difference in found if difference),
+        differences=tuple(
+            JobDifference(run, tuple(kinds), *off) for run, kinds, off in found if kinds
+        ),
         jobs=sum(run.job is not None for run in paired),
         in_parts=tuple(sorted({run.id for run in paired if run.in_parts})),
         unended=tuple(sorted(set(unended))),
@@ -277,26 +272,6 @@ def compare_jobs(
 
 
 # Comparing -----------------------------------------------------------------------------------------
-
-
-def _difference(run: JobRun, tolerance_ns: int) -> JobDifference | None:
-    kinds, off = _kinds(run, tolerance_ns)
-    if not kinds:
-        return None
-    return JobDifference(
-        job=run.id,
-        start_ns=run.start_ns,
-        end_ns=run.end_ns,
-        kinds=tuple(kinds),
-        tenant=run.job.tenant if run.job else "",
-        ledger_tenants=tuple(sorted({held.tenant for held in run.held})),
-        ledger=Fraction(run.ledger) / GPU_CAPACITY,
-        books=run.books / GPU_CAPACITY,
-        ledger_gpus=tuple(sorted({held.gpu for held in run.held})),
-        books_gpus=run.gpus,
-        start_off_ns=off[0],
-        end_off_ns=off[1],
-    )
 
 
 def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[int, int]]:
@@ -307,7 +282,7 @@ def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[
         return ([DifferenceKind.NOT_IN_LEDGER] if missed else []), (0, 0)
     if run.job is None:
         longest = max(held.end_ns - held.start_ns for held in run.held)
-        return ([DifferenceKind.NOT_IN_BOOKS] if longest > 2 * tolerance_ns else []), (0, 0)
+        return ([DifferenceKind.NOT_IN_RECORDS] if longest > 2 * tolerance_ns else []), (0, 0)
     kinds: list[DifferenceKind] = []
     spans = _spans(run.held)
     if {held.tenant for held in run.held} != {run.job.tenant}:
@@ -339,7 +314,7 @@ def _may_move(run: JobRun, spans: _Spans, tolerance_ns: int) -> bool:
 def _excess(run: JobRun, spans: _Spans) -> Fraction:
     """GPU time in the ledger minus that of the records over the ledger's first start to last end."""
     length = max(end for _, end, _ in spans.values()) - min(start for start, _, _ in spans.values())
-    return Fraction(run.ledger) / GPU_CAPACITY - run.capacity * length
+    return run.ledger_time / GPU_CAPACITY - run.capacity * length
 
 
 def _is_held_otherwise(run: JobRun, spans: _Spans, tolerance_ns: int, *, may_move: bool) -> bool:
@@ -385,25 +360,25 @@ def _same_gpus(run: JobRun, gpus: set[str], *, may_move: bool) -> bool:
 
 def _tenants(paired: Iterable[JobRun], tolerance_ns: int) -> tuple[TenantCheck, ...]:
     ledger: dict[str, Fraction] = defaultdict(Fraction)
-    books: dict[str, Fraction] = defaultdict(Fraction)
+    recorded: dict[str, Fraction] = defaultdict(Fraction)
     claims: Counter[str] = Counter()
     for run in paired:
         if run.job:
-            books[run.job.tenant] += run.books
-        mine: Counter[str] = Counter()
+            recorded[run.job.tenant] += run.recorded_time
+        own: Counter[str] = Counter()
         for held in run.held:
             ledger[held.tenant] += held.quantity
-            mine[held.tenant] += 1
+            own[held.tenant] += 1
         if run.job:
-            mine[run.job.tenant] = max(mine[run.job.tenant], run.gpus)
-        claims += mine
+            own[run.job.tenant] = max(own[run.job.tenant], run.gpus)
+        claims += own
     return tuple(
         TenantCheck(
             tenant,
             ledger[tenant] / GPU_CAPACITY,
-            books[tenant] / GPU_CAPACITY,
+            recorded[tenant] / GPU_CAPACITY,
             claims[tenant],
             2 * tolerance_ns * claims[tenant],
         )
-        for tenant in sorted(ledger.keys() | books.keys())
+        for tenant in sorted(ledger.keys() | recorded.keys())
     )

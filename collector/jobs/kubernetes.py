@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -41,8 +41,8 @@ _MAX_LABEL_NUMBER = 1 << 40
 _SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError)
 
 
-class _JobPodTerminatedState(msgspec.Struct):
-    finishedAt: str | None = None  # noqa: N815 - as in Kubernetes
+class _JobPodTerminatedState(msgspec.Struct, rename="camel"):
+    finished_at: str | None = None
 
 
 class _JobPodContainerState(msgspec.Struct):
@@ -53,32 +53,39 @@ class _JobPodContainerStatus(msgspec.Struct):
     state: _JobPodContainerState | None = None
 
 
-class _JobPodStatus(msgspec.Struct):
+class _JobPodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = None
-    startTime: str | None = None  # noqa: N815 - as in Kubernetes
-    initContainerStatuses: list[_JobPodContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
-    containerStatuses: list[_JobPodContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
+    start_time: str | None = None
+    init_container_statuses: list[_JobPodContainerStatus] | None = None
+    container_statuses: list[_JobPodContainerStatus] | None = None
 
 
 class _JobPodResources(msgspec.Struct):
     limits: dict[str, str | int | float] | None = None
 
 
-class _JobPodContainer(msgspec.Struct):
+class _JobPodContainer(msgspec.Struct, rename="camel"):
+    name: Any = ""
     resources: _JobPodResources | None = None
+    restart_policy: Any = None
+
+    @property
+    def limits(self) -> Mapping[str, str | int | float]:
+        """Limits by resource."""
+        return (self.resources and self.resources.limits) or {}
 
 
-class _JobPodSpec(msgspec.Struct):
+class _JobPodSpec(msgspec.Struct, rename="camel"):
     containers: list[_JobPodContainer]
-    initContainers: list[_JobPodContainer] | None = None  # noqa: N815 - as in Kubernetes
-    nodeName: str | None = None  # noqa: N815 - as in Kubernetes
+    init_containers: list[_JobPodContainer] | None = None
+    node_name: str | None = None
 
 
-class _JobPodMetadata(msgspec.Struct):
+class _JobPodMetadata(msgspec.Struct, rename="camel"):
     name: str
     namespace: str
     annotations: dict[str, str] | None = None
-    deletionTimestamp: str | None = None  # noqa: N815 - as in Kubernetes
+    deletion_timestamp: str | None = None
 
 
 class _JobPod(msgspec.Struct):
@@ -105,51 +112,22 @@ def read_kubernetes(
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _SHAPE_ERRORS:
             bad.add(job_list.JobListError(place, "metadata.uid", "missing field", "pod"))
-    listed: list[tuple[int, job_list.ListedJob]] = []
-    without_gpus = never_started = 0
-    for place, pod, is_gone in pods.values():
-        try:
-            untrusted_text.convert_json(pod, _JobPod)
+    found = job_list.JobListBuilder(bad, "pod")
+    for place, listed, is_gone in pods.values():
+        with found.line(place):
+            pod = untrusted_text.convert_json(listed, _JobPod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
-            problem = _problem(unplaced, span, bad.now_ns)
-            tenant = _name(pod, "namespace")
-            name = f"{tenant}/{_name(pod, 'name')}"
-        except untrusted_text.ShapeError as error:
-            bad.add(job_list.JobListError(place, error.field, error.reason, "pod"))
-            continue
-        except _SHAPE_ERRORS as error:
-            bad.add(job_list.JobListError(place, "", f"invalid pod: {error}", "pod"))
-            continue
-        if problem:
-            bad.add(job_list.JobListError(place, *problem, "pod"))
-        elif not unplaced:
-            without_gpus += 1
-        elif span is None:
-            never_started += 1
-        else:
-            start_ns, end_ns = span
-            listed.append(
-                (place, job_list.ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced))
+            job_list.check_gpu_count("spec.containers", sum(one.gpus for one in unplaced), 1)
+            start_ns, end_ns = span or (0, FOREVER_NS)
+            bad.check_past("status.startTime", start_ns)
+            if end_ns < FOREVER_NS:
+                bad.check_past("status", end_ns, "end: ")
+            tenant, name = _printable(pod, "namespace"), _printable(pod, "name")
+            job = job_list.ListedJob(
+                start_ns, f"{tenant}/{name}", tenant, "", end_ns, unplaced=unplaced
             )
-    found = job_list.build_job_list(
-        job_list.without_repetitions(listed, "pod", bad), without_gpus, never_started
-    )
-    return msgspec.structs.replace(found, rejected=tuple(bad.found))
-
-
-def _problem(
-    unplaced: Sequence[job_list.UnnamedGpus], span: tuple[int, int] | None, now_ns: int
-) -> tuple[str, str] | None:
-    """Field with a value that is invalid for a pod, and the reason."""
-    if reason := job_list.excess_reason(sum(one.gpus for one in unplaced), 1):
-        return "spec.containers", reason
-    if span is None:
-        return None
-    if reason := job_list.future_reason(span[0], now_ns):
-        return "status.startTime", reason
-    if span[1] < FOREVER_NS and (reason := job_list.future_reason(span[1], now_ns)):
-        return "status", f"end: {reason}"
-    return None
+            found.add(job, started=span is not None)
+    return found.build()
 
 
 def _pods(text: str, bad: job_list.BadLines) -> Iterator[tuple[Any, bool]]:
@@ -168,48 +146,40 @@ def _pods(text: str, bad: job_list.BadLines) -> Iterator[tuple[Any, bool]]:
             yield document, False
 
 
-def _name(pod: Any, field: str) -> str:
-    value = pod["metadata"][field]
-    if not isinstance(value, str) or not value or not value.isprintable():
-        where = f"metadata.{field}"
-        raise untrusted_text.ShapeError(
-            where, f"{untrusted_text.format_json_value(value)}: expected a printable {field}"
-        )
+def _printable(pod: _JobPod, field: str) -> str:
+    value: str = getattr(pod.metadata, field)
+    if not value or not value.isprintable():
+        shown = untrusted_text.format_json_value(value)
+        job_list.reject(f"metadata.{field}", f"{shown}: expected a printable {field}")
     return value
 
 
 # Time ----------------------------------------------------------------------------------------------
 
 
-def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
+def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
     """Time in which a pod had its devices; without end while it runs, None if it never had any."""
-    status = pod.get("status") or {}
-    statuses = [
-        *(status.get("initContainerStatuses") or ()),
-        *(status.get("containerStatuses") or ()),
-    ]
-    has_ended = status.get("phase") in ("Succeeded", "Failed")
-    if not status.get("startTime") or (has_ended and not statuses):
+    status = pod.status or _JobPodStatus()
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    has_ended = status.phase in ("Succeeded", "Failed")
+    if not status.start_time or (has_ended and not statuses):
         return None  # it is pending, or the kubelet rejected it
-    start_ns = _instant_ns("status.startTime", status["startTime"])
+    start_ns = _instant_ns("status.startTime", status.start_time)
     if not has_ended and not is_gone:
         return start_ns, FOREVER_NS
+    field = "status.containerStatuses.state.terminated.finishedAt"
     ends = [
-        _instant_ns(
-            "status.containerStatuses.state.terminated.finishedAt",
-            state["terminated"]["finishedAt"],
-        )
+        _instant_ns(field, one.state.terminated.finished_at)
         for one in statuses
-        if (state := one.get("state") or {}).get("terminated")
-        and state["terminated"].get("finishedAt")
+        if one.state and one.state.terminated and one.state.terminated.finished_at
     ]
-    if is_gone and len(ends) < len(statuses) and pod["metadata"].get("deletionTimestamp"):
+    deleted = pod.metadata.deletion_timestamp
+    if is_gone and len(ends) < len(statuses) and deleted:
         # Deleted by force: until then its containers may have run.
-        ends.append(_instant_ns("metadata.deletionTimestamp", pod["metadata"]["deletionTimestamp"]))
+        ends.append(_instant_ns("metadata.deletionTimestamp", deleted))
     if not ends:
-        state = "deleted" if is_gone else status["phase"]
-        field, reason = "status", f"{state}: expected a time at which its containers ended"
-        raise untrusted_text.ShapeError(field, reason)
+        state = "deleted" if is_gone else status.phase
+        job_list.reject("status", f"{state}: expected a time at which its containers ended")
     return start_ns, max(start_ns, *ends)
 
 
@@ -219,7 +189,7 @@ def _instant_ns(field: str, text: str) -> int:
     except TimestampError:
         seconds = -1
     if not 0 <= seconds < job_list.LATEST_SECONDS:
-        raise untrusted_text.ShapeError(
+        job_list.reject(
             field,
             f"{untrusted_text.format_json_value(text)}: expected a time from 1970 to 2105 with its zone",
         )
@@ -229,9 +199,11 @@ def _instant_ns(field: str, text: str) -> int:
 # Devices -------------------------------------------------------------------------------------------
 
 
-def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[job_list.UnnamedGpus, ...]:
+def _unnamed_gpus(
+    pod: _JobPod, nodes: Mapping[str, NodeGpuLabels]
+) -> tuple[job_list.UnnamedGpus, ...]:
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
-    where = pod["spec"].get("nodeName") or ""
+    where = pod.spec.node_name or ""
     node = nodes.get(where, NodeGpuLabels())
     shared = requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
@@ -246,7 +218,7 @@ def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[job_lis
             for part in shared.parts
         ]
         return (*found, *(job_list.UnnamedGpus(where, 0, problem) for problem in shared.problems))
-    requested = _requested_devices(pod["spec"])
+    requested = _requested_devices(pod.spec)
     if node.replicas:
         share = Fraction(1, node.replicas)
         replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
@@ -265,19 +237,14 @@ def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[job_lis
     return tuple(found)
 
 
-def _pod_requests(pod: Any) -> PodEntry:
+def _pod_requests(pod: _JobPod) -> PodEntry:
     """GPU requests of a pod."""
-    meta, spec = pod["metadata"], pod["spec"]
+    meta = pod.metadata
     containers = [
-        (str(one.get("name", "")), {
-            name: str(amount)
-            for name, amount in ((one.get("resources") or {}).get("limits") or {}).items()
-        })
-        for one in spec["containers"]
-    ]  # fmt: skip
-    return pod_entry(
-        (meta["namespace"], meta["name"]), "", meta.get("annotations") or {}, containers
-    )
+        (str(one.name), {name: str(amount) for name, amount in one.limits.items()})
+        for one in pod.spec.containers
+    ]
+    return pod_entry((meta.namespace, meta.name), "", meta.annotations or {}, containers)
 
 
 class NodeGpuLabels(NamedTuple):
@@ -309,31 +276,29 @@ def _label_number(text: str) -> int | None:
         return None
 
 
-def _requested_devices(spec: Mapping[str, Any]) -> Counter[str]:
+def _requested_devices(spec: _JobPodSpec) -> Counter[str]:
     """The devices that a pod gets, by resource."""
     together: Counter[str] = Counter()
     largest: Counter[str] = Counter()
-    for container in spec.get("initContainers") or ():
+    for container in spec.init_containers or ():
         one = _devices(container)
-        if container.get("restartPolicy") == "Always":
+        if container.restart_policy == "Always":
             together += one
             largest |= together
         else:
             largest |= together + one
-    for container in spec["containers"]:
+    for container in spec.containers:
         together += _devices(container)
     return largest | together
 
 
-def _devices(container: Mapping[str, Any]) -> Counter[str]:
-    limits = (container.get("resources") or {}).get("limits") or {}
+def _devices(container: _JobPodContainer) -> Counter[str]:
     found: Counter[str] = Counter()
-    for name, count in limits.items():
+    for name, count in container.limits.items():
         if name.startswith(_VENDOR):
             if not _COUNT.fullmatch(str(count)):
+                shown = untrusted_text.format_json_value(count)
                 field = f"spec.containers.resources.limits.{name}"
-                raise untrusted_text.ShapeError(
-                    field, f"{untrusted_text.format_json_value(count)}: expected a count of devices"
-                )
+                job_list.reject(field, f"{shown}: expected a count of devices")
             found[name] = int(count)
     return found

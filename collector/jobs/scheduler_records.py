@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from fractions import Fraction
@@ -49,7 +49,7 @@ class SchedulerRecords:
         zone: tzinfo | None = None,
         tenants: TenantMappings | None = None,
     ) -> SchedulerRecords:
-        """Read files by scheduler, `slurm` or `kubernetes`. Raises BooksError."""
+        """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError."""
         jobs: list[ListedJob] = []
         unended: set[str] = set()
         for scheduler, paths in files.items():
@@ -65,16 +65,15 @@ class SchedulerRecords:
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
         return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
 
-    def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> JobComparison:
+    def compare_with(self, ledger: Ledger, period: Period, tolerance_ns: int) -> JobComparison:
         """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
-        entries = self._own(_by_gpu(ledger, period))
+        entries = (
+            # With tenants as named in the scheduler records.
+            msgspec.structs.replace(entry, tenant=account_name(entry.tenant))
+            for entry in _by_gpu(ledger, period)
+            if _is_of(entry, self.schedulers)
+        )
         return compare_jobs(entries, self.jobs, tolerance_ns, period, self.unended)
-
-    def _own(self, entries: Iterable[TilingEntry]) -> Iterator[TilingEntry]:
-        """The entries of these schedulers' claims, with tenants as named in the scheduler records."""
-        for entry in entries:
-            if _is_of(entry, self.schedulers):
-                yield msgspec.structs.replace(entry, tenant=account_name(entry.tenant))
 
 
 def _by_gpu(ledger: Ledger, period: Period) -> Iterator[TilingEntry]:
@@ -117,21 +116,23 @@ def comparison_text(found: JobComparison) -> Iterator[str]:
 
 
 def _format_difference(one: JobDifference) -> str:
-    what = "; ".join(one.kinds)
-    ledger = ", ".join(one.ledger_tenants) or "no tenant"
-    owner = (
-        f"{one.tenant}" if one.tenant in one.ledger_tenants else f"{one.tenant or '-'} / {ledger}"
-    )
+    run, what = one.run, "; ".join(one.kinds)
+    tenant = run.job.tenant if run.job else ""
+    tenants = sorted({held.tenant for held in run.held})
+    owner = tenant
+    if tenant not in tenants:
+        owner = f"{tenant or '-'} / {', '.join(tenants) or 'no tenant'}"
     gpus = (
-        f"{format_count(len(one.ledger_gpus), 'GPU')} in the ledger, {one.books_gpus} in"
+        f"{format_count(len(run.ledger_gpus), 'GPU')} in the ledger, {run.gpus} in"
         " the scheduler's records"
     )
     off = ""
     if one.start_off_ns or one.end_off_ns:
         shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
         off = f", start and end in the ledger {' and '.join(shown)}"
+    span = (format_timestamp(ns, "seconds") for ns in (run.start_ns, run.end_ns))
     return (
-        f"job {one.job} of {owner}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"
+        f"job {one.job} of {owner}, {' to '.join(span)}: {what};"
         f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
     )
 

@@ -48,6 +48,17 @@ class RecordDraft:
     """Commitments to personal data that is stored elsewhere, by field."""
 
 
+class TimedActor(NamedTuple):
+    """Actor and time of an administrative operation."""
+
+    actor: record.RecordActor
+    now_ns: int
+
+    def draft(self, type_: str, data: record.RecordData) -> RecordDraft:
+        """Draft of the record that the operation was done."""
+        return RecordDraft(type_, self.actor, self.now_ns, "done", data=data)
+
+
 def record_of(draft: RecordDraft, source: RecordSource, sequence: int) -> record.AuditRecord:
     """Return the record of a draft at its position in the log."""
     return record.AuditRecord(
@@ -236,6 +247,12 @@ def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
         if any(there._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
             message = f"{id_!r}: the outbox already has a different record of this ID"
             raise OutboxError(message)
+
+
+def recorded_position(connection: sa.Connection, id_: str) -> LogPosition | None:
+    """Return the position of a record in the audit log; None if it is not recorded yet."""
+    found = connection.execute(sa.select(placed_rows).where(placed_rows.c.id == id_)).first()
+    return LogPosition(found.id, found.leaf, found.checkpoint_size) if found else None
 
 
 def count_unrecorded(connection: sa.Connection) -> int:

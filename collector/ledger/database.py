@@ -147,8 +147,7 @@ class Database:
 
     def _prepare(self, connection: sa.Connection) -> None:
         """Create the tables, or check that they are those of this version."""
-        if self._url.get_backend_name() == "postgresql":
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+        schema.lock(connection, _SCHEMA_LOCK)
         present = set(sa.inspect(connection).get_table_names())
         if schema.schema_version.name not in present:
             if strangers := sorted(present & set(self._tables.tables)):

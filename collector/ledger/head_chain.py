@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from sqlalchemy import BigInteger, Column, Connection, Row, Table, Text, func, select, tuple_
 
@@ -109,8 +111,7 @@ def append(
     """
     if not items:
         return None
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+    schema.lock(connection, _LOCK)
     database = database_id(connection)
     check_not_older_copy(connection, database)
     before = newest(connection)
@@ -212,6 +213,25 @@ def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
     for column, value in zip(keys, key, strict=True):
         query = query.where(column == value)
     return next(_items(connection, kind, connection.execute(query).all()))
+
+
+def record_row(
+    connection: Connection, kind: str, key: object, draft: audit_outbox.RecordDraft, id_: str = ""
+) -> HashedRow:
+    """Record in the audit log a row that this transaction has written; pass the result to `append`.
+
+    The id of the record in the outbox is its type with `id_`, by default with the key of the row.
+    """
+    row = read_back(connection, kind, key)
+    data: RecordData = {audit_outbox.ROW: row.name, audit_outbox.ROW_HASH: row.hash, **draft.data}
+    normalized = {
+        name: normalize("NFC", value) if isinstance(value, str) else value
+        for name, value in data.items()
+    }
+    audit_outbox.put_record(
+        connection, f"{draft.type}/{id_ or row.key}", replace(draft, data=normalized)
+    )
+    return row
 
 
 def read_rows(connection: Connection, kind: str, days: range | None = None) -> Iterator[HashedRow]:

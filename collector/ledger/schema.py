@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, cast
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
@@ -33,23 +34,32 @@ _COLUMNS = {
     "layout": "layout_id", "other": "other_claim_id", "other_tenant": "other_tenant_id",
 }  # fmt: skip
 """Columns with another name than the attribute that they store."""
-_ATTRIBUTES = {column: name for name, column in _COLUMNS.items()}
-StructT = TypeVar("StructT", bound=msgspec.Struct)
+_ATTRIBUTES = {column: name for name, column in _COLUMNS.items()} | {
+    "period_start_ns": "period.start_ns", "period_end_ns": "period.end_ns",
+}  # fmt: skip
+RecordT = TypeVar("RecordT")
 
 metadata = sa.MetaData()
 
 
+@cache
+def _getters(table: sa.Table) -> dict[str, attrgetter[Any]]:
+    """Return the attribute of each column."""
+    return {name: attrgetter(_ATTRIBUTES.get(name, name)) for name in table.columns.keys()}  # noqa: SIM118 - its iteration yields columns
+
+
 def row_of(table: sa.Table, value: object, /, **columns: object) -> dict[str, Any]:
     """Return the row of a value: the given columns, and its attributes in all others."""
-    for name in table.columns.keys() - columns.keys():
-        attribute = getattr(value, _ATTRIBUTES.get(name, name))
-        columns[name] = attribute.value if isinstance(attribute, Enum) else attribute
+    for name, attribute_of in _getters(table).items():
+        if name not in columns:
+            attribute = attribute_of(value)
+            columns[name] = attribute.value if isinstance(attribute, Enum) else attribute
     return columns
 
 
-def value_of(kind: type[StructT], row: sa.Row[Any], /, **attributes: object) -> StructT:
+def value_of(kind: type[RecordT], row: sa.Row[Any], /, **attributes: object) -> RecordT:
     """Return the value of a row: the given attributes, and its columns in all others."""
-    for name in kind.__struct_fields__:
+    for name in cast("Any", kind).__match_args__:  # the fields of dataclasses and structs
         if name not in attributes:
             attributes[name] = getattr(row, _COLUMNS.get(name, name))
     return kind(**attributes)
@@ -208,6 +218,15 @@ $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$
 def _run(target: sa.Table | sa.MetaData, when: str, statement: str, dialect: str) -> None:
     ddl: Any = sa.DDL  # the types of DDL are not declared
     sa.event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
+
+
+def lock(connection: sa.Connection, key: int) -> None:
+    """Wait for other transactions that take this lock, and hold it until this one ends.
+
+    Not needed in SQLite, which has a single writer.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
 def make_append_only(table: sa.Table) -> None:

@@ -12,11 +12,12 @@ included, in UTC.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import from_datetime, to_datetime
@@ -25,6 +26,7 @@ COMPUTE_SLICE = GPU_CAPACITY // 7
 MEMORY_SLICE = GPU_CAPACITY // 8
 GPU_HOUR = GPU_CAPACITY * 3600 * 1_000_000_000
 
+Name = TypeVar("Name", bound=str)
 Units: TypeAlias = int | Fraction
 """Capacity, or capacity times time: an integer if it is whole."""
 
@@ -32,6 +34,20 @@ Units: TypeAlias = int | Fraction
 def exact(value: Units) -> Units:
     """Return the same number, as an integer if it is whole."""
     return value if isinstance(value, int) or value.denominator != 1 else value.numerator
+
+
+def round_parts(parts: Mapping[Name, Fraction], total: int) -> dict[Name, int]:
+    """Return whole numbers, each within one of its part, that add up to the rounded total.
+
+    Largest remainder: every part is rounded down, and the missing units of the total are added, one
+    each, to the parts with the largest remainders; of equal remainders, to the smaller name.
+    """
+    found = {name: part.numerator // part.denominator for name, part in parts.items()}
+    missing = total - sum(found.values())
+    by_loss = sorted(parts, key=lambda name: (found[name] - parts[name], name))
+    for name in by_loss[:missing]:
+        found[name] += 1
+    return found
 
 
 class Tiling(StrEnum):

@@ -87,13 +87,13 @@ class DayFinalizer:
     _late: set[EvidenceChange] = field(default_factory=set)
     _counted: dict[GpuDay, int] = field(default_factory=dict)
     """The revisions included in the finalized sums, of the days that may still change."""
-    _taken_up: set[str] = field(default_factory=set)
+    _accounted: set[str] = field(default_factory=set)
     """GPUs with their finalized days in the account."""
     _requested: set[str] = field(default_factory=set)
     """GPUs with their claims read from the database."""
 
     def __post_init__(self) -> None:
-        """Subscribe to troubles of the evidence."""
+        """Subscribe to problems of the evidence."""
         self.book.problems.listeners.append(self._problems.append)
         self._open_days = ledger_days.OpenDayCounter(self.book, self.live)
 
@@ -140,7 +140,7 @@ class DayFinalizer:
         stores = await self._opened()
         await self._notify_auditors(stores)
         now_ns = self.wall_ns()
-        await self._take_up(stores, now_ns)
+        await self._load_sums(stores, now_ns)
         texts = self.texts()
         for kind, text in (texts or {}).items():
             if self._written.get(kind) != text:
@@ -148,7 +148,7 @@ class DayFinalizer:
                 self._written[kind] = text
         if self.hold():
             return  # facts in memory may still be placed differently
-        await self._meet(stores)
+        await self._exchange_contacts(stores)
         if self.hold():
             return
         await self._store(stores, now_ns, everything=everything)
@@ -157,12 +157,12 @@ class DayFinalizer:
         files = await asyncio.to_thread(stores.store.files)
         self.decided(files.decisions)
         homes = await asyncio.to_thread(stores.store.homes)
-        homes = {gpu: homes[gpu] for gpu in self._taken_up & homes.keys()}
-        await self._settle(stores, homes, now_ns)
+        homes = {gpu: homes[gpu] for gpu in self._accounted & homes.keys()}
+        await self._finalize(stores, homes, now_ns)
         await self._open_days.count_on(stores, files, homes)
 
     async def _notify_auditors(self, stores: ledger_days.MeteringStores) -> None:
-        """Record new troubles in the audit log, each once."""
+        """Record new problems in the audit log, each once."""
         problems, self._problems[:] = list(self._problems), []
         try:
             await asyncio.to_thread(stores.store.record_problems, problems)
@@ -175,32 +175,31 @@ class DayFinalizer:
             self._stores = await asyncio.to_thread(self.open)
         return self._stores
 
-    async def _take_up(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
+    async def _load_sums(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
         """Load the ledger's sums of GPUs that are new here, and late facts about them.
 
         The previous collector of these GPUs may have stopped before it processed those facts.
         """
-        new = self.book.gpus.keys() - self._taken_up
+        new = self.book.gpus.keys() - self._accounted
         if not new and self.live.ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
         found = await asyncio.to_thread(ledger_days.read_finalized, stores.ledger, new, oldest_day)
-        if self._taken_up or await asyncio.to_thread(self._seen_ns) is None:
+        if self._accounted or await asyncio.to_thread(self._seen_ns) is None:
             homes = await asyncio.to_thread(stores.store.homes)
             known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
             which = LateCondition(oldest_day * DAY_NS, self._delay_ns)
             self._late |= set(await asyncio.to_thread(stores.store.late, known, which))
         async with self.live.lock:
-            self.live.settled.take_up(found.sums, found.days)
-            self.live.settled.mark(found.clock_suspect)
-            self.live.amounts.take_up(found.amounts)
+            self.live.finalized.add_gpus(found.sums, found.days, found.clock_suspect)
+            self.live.amounts.add_gpus(found.amounts)
             for gpu in found.days:
                 self.book.changed.add(gpu)
-                self.book.forget(gpu, self.live.settled.open_ns(gpu))
+                self.book.forget(gpu, self.live.finalized.open_ns(gpu))
             self.live.ready = True
         self._counted |= found.numbers
         self._open_days.stale |= new
-        self._taken_up |= new
+        self._accounted |= new
 
     @property
     def _delay_ns(self) -> int:
@@ -212,13 +211,12 @@ class DayFinalizer:
 
     def _apply(self, day: ledger_days.WrittenDay) -> None:
         self._counted[GpuDay(day.gpu, day.day)] = day.revision
-        self.live.settled.settle(day.gpu, day.day, day.new, day.old)
-        self.live.settled.mark(day.new_suspect, day.old_suspect)
-        self.live.amounts.settle(day.gpu, day.day, day.new_amounts, day.old_amounts)
+        self.live.finalized.finalize(day.gpu, day.day, day.new, day.old)
+        self.live.amounts.finalize(day.gpu, day.day, day.new.amounts, day.old.amounts)
         self.book.changed.add(day.gpu)
         if day.gpu in self.book.gpus:
             nodes = self.book.nodes_of(day.gpu)
-            self.book.forget(day.gpu, self.live.settled.open_ns(day.gpu))
+            self.book.forget(day.gpu, self.live.finalized.open_ns(day.gpu))
             for key in map(unplaced_in, nodes):
                 if key in self.book.gpus:
                     self.book.forget(key, self._open_ns(key))
@@ -239,7 +237,7 @@ class DayFinalizer:
             await self._write(stores, some, claims)
             claims = []
 
-    async def _meet(self, stores: ledger_days.MeteringStores) -> None:
+    async def _exchange_contacts(self, stores: ledger_days.MeteringStores) -> None:
         """Exchange first receipts with the database, before any evidence that depends on them."""
         known = await asyncio.to_thread(stores.store.contacts)
         self.book.meet(known)
@@ -277,7 +275,7 @@ class DayFinalizer:
 
     # Finalizing --------------------------------------------------------------------------------
 
-    async def _settle(
+    async def _finalize(
         self, stores: ledger_days.MeteringStores, homes: ledger_days.GpuNodes, now_ns: int
     ) -> None:
         end_day = self._end_day(now_ns)
@@ -292,12 +290,12 @@ class DayFinalizer:
         for change in new:
             if change.gpu and not is_gpu(change.gpu):
                 self.book.late.update(self.book.gpus_in(node_of(change.gpu)))
-        await self._learn(stores, new)
+        await self._read_claims(stores, new)
         oldest_day = end_day - self.settings.max_revision_age_days
         window = range(oldest_day, end_day)
-        settled_days = dict(self.live.settled.days)
+        finalized_days = dict(self.live.finalized.days)
         new = await asyncio.to_thread(stores.store.spread, new, homes)
-        due = await asyncio.to_thread(ledger_days.due_days, homes, settled_days, window, new)
+        due = await asyncio.to_thread(ledger_days.due_days, homes, finalized_days, window, new)
         for some in ledger_days.group_due_days(due, homes):
             days = await asyncio.to_thread(
                 ledger_days.write_days, stores, homes, some, self._counted, now_ns
@@ -306,7 +304,9 @@ class DayFinalizer:
                 for day in days:
                     self._apply(day)
             self.counts.days += len(days)
-            self.counts.revisions += sum(day.revision > 1 and day.old != day.new for day in days)
+            self.counts.revisions += sum(
+                day.revision > 1 and day.old.times != day.new.times for day in days
+            )
         self._handled = changes
         self._late = set()
         if due:
@@ -314,14 +314,14 @@ class DayFinalizer:
                 del self._counted[gpu_day]
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
 
-    async def _learn(
+    async def _read_claims(
         self, stores: ledger_days.MeteringStores, changes: Iterable[EvidenceChange]
     ) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
         wanted = {change.gpu for change in changes if change.gpu}
-        fresh = self._taken_up - self._requested
+        fresh = self._accounted - self._requested
         wanted |= fresh | {unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)}
-        affected = set(self._taken_up)
+        affected = set(self._accounted)
         by_start: dict[int, list[str]] = {}
         for gpu in sorted(wanted):
             if gpu in self.book.gpus or not is_gpu(gpu):
@@ -333,9 +333,9 @@ class DayFinalizer:
     def _open_ns(self, gpu: str) -> int:
         """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""
         if is_gpu(gpu):
-            return self.live.settled.open_ns(gpu)
+            return self.live.finalized.open_ns(gpu)
         gpus = self.book.gpus_in(node_of(gpu))
-        return min((self.live.settled.open_ns(one) for one in gpus), default=-FOREVER_NS)
+        return min((self.live.finalized.open_ns(one) for one in gpus), default=-FOREVER_NS)
 
     def _seen_ns(self) -> int | None:
         try:

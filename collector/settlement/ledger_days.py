@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import structlog
+from sqlalchemy import Connection
 
 from collector.account import account_sums
 from collector.account.live_account import LiveAccount
@@ -66,12 +67,8 @@ class WrittenDay(NamedTuple):
     gpu: str
     day: int
     revision: int
-    new: account_sums.TimeSums
-    old: account_sums.TimeSums
-    new_amounts: account_sums.AmountTotals
-    old_amounts: account_sums.AmountTotals
-    new_suspect: tuple[ClockDoubt, ...] = ()
-    old_suspect: tuple[ClockDoubt, ...] = ()
+    new: account_sums.DaySums
+    old: account_sums.DaySums
 
 
 class CountRequest(NamedTuple):
@@ -123,10 +120,7 @@ def write_days(
     computed = day_metering.MeteringComputation(ENGINE_VERSION, now_ns)
     tilings: list[day_tiling.DayTiling] = []
     for job in jobs:
-        known = loaded.known(job.gpu, files)
-        metered = day_metering.MeteredGpu.of(
-            known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
-        )
+        metered = loaded.known(job.gpu, files).metered()
         tilings += [metered.day(day, computed) for day in job.days]
     known_days = {
         row_conversion.GpuDay(tiling.gpu, tiling.day) for tiling in tilings
@@ -138,15 +132,10 @@ def write_days(
             tiling.gpu,
             tiling.day,
             written.revision,
-            account_sums.sum_entries(tiling.entries),
-            account_sums.sum_entries(old.entries) if old else {},
-            account_sums.totals_of_shares(tiling.shares),
-            account_sums.totals_of_shares(old.shares) if old else {},
-            tiling.clock_suspect,
-            old.clock_suspect if old else (),
+            account_sums.DaySums.of(tiling),
+            account_sums.DaySums.of(before.get((tiling.gpu, tiling.day))),
         )
         for tiling, written in _write_each(ledger, tilings)
-        for old in [before.get((tiling.gpu, tiling.day))]
     ]
 
 
@@ -196,11 +185,11 @@ _DAYS_AT_ONCE = 2
 
 
 def due_days(
-    homes: GpuNodes, settled: Mapping[str, int], window: range, changes: Iterable[EvidenceChange]
+    homes: GpuNodes, finalized: Mapping[str, int], window: range, changes: Iterable[EvidenceChange]
 ) -> list[DueDays]:
     """Return the days of each GPU that are to be written, new or revised.
 
-    `settled` has the last day of each GPU that is in the ledger. The window ends with the first day
+    `finalized` has the last day of each GPU that is in the ledger. The window ends with the first day
     that is not over; changes of days before its start are too late.
     """
     about: dict[tuple[str, str], list[EvidenceChange]] = {}
@@ -209,7 +198,7 @@ def due_days(
     found = []
     for gpu in sorted(homes):
         since_day = min(homes[gpu].values()) // DAY_NS
-        next_day = settled.get(gpu, since_day - 1) + 1
+        next_day = finalized.get(gpu, since_day - 1) + 1
         days = set(range(max(next_day, since_day), window.stop))
         keys = [("", gpu), ("", "")]
         for node in homes[gpu]:
@@ -267,7 +256,7 @@ class OpenDayCounter:
                 self.book.late |= late
                 raise
             for counted in found:
-                last_day = self.live.settled.days.get(counted.gpu, -1)
+                last_day = self.live.finalized.days.get(counted.gpu, -1)
                 days = {day: found for day, found in counted.days.items() if day > last_day}
                 self.live.amounts.count(
                     counted.gpu, counted.upto_ns, days, restart=counted.gpu in restarted
@@ -285,7 +274,7 @@ class OpenDayCounter:
         """Return the timestamp from which the counters of a GPU are not added up yet."""
         if gpu not in restarted:
             return self.live.amounts.open[gpu].upto_ns
-        return max(self.live.settled.open_ns(gpu), min(homes[gpu].values()) - 1)
+        return max(self.live.finalized.open_ns(gpu), min(homes[gpu].values()) - 1)
 
 
 _SUMMED_GPUS_AT_ONCE = 64
@@ -310,29 +299,28 @@ def read_finalized(
     """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
     found = FinalizedGpus({}, {}, {}, {}, [])
     for some in ledger_queries.chunks(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
-        _add_finalized(found, ledger, some, since_day)
+        with ledger.database.transaction() as connection:
+            _add_finalized(found, connection, some, since_day)
     return found
 
 
 def _add_finalized(
-    found: FinalizedGpus, ledger: ledger_store.Ledger, gpus: Collection[str], since_day: int
+    found: FinalizedGpus, connection: Connection, gpus: Collection[str], since_day: int
 ) -> None:
     sums, amounts, days, numbers, clock_suspect = found
-    with ledger.database.transaction() as connection:
-        for (day, state, tenant), quantity in ledger_queries.finalized_time(
-            connection, gpus
-        ).items():
-            key = account_sums.TimeKey(account_sums.month_of(day), SlotState(state), tenant)
-            sums[key] = exact(sums.get(key, 0) + quantity)
-        for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
-            amount_key = account_sums.AmountKey(
-                CountedQuantity(share.measure), AmountAttribution(share.use), share.tenant_id
-            )
-            amount = ledger_queries.HALF * int(share.high) + int(share.low)
-            amounts[amount_key] = amounts.get(amount_key, 0) + amount
-        for gpu in connection.execute(ledger_queries.last_days(gpus)):
-            days[gpu.gpu_uuid] = gpu.day
-        for text in connection.execute(ledger_queries.finalized_marks(gpus)).scalars():
-            clock_suspect += row_conversion.clock_suspect_of(text)
-        last_day = max(days.values(), default=since_day)
-        numbers |= ledger_queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)
+    times = ledger_queries.finalized_time(connection, gpus)
+    for (day, state, tenant), quantity in times.items():
+        key = account_sums.TimeKey(account_sums.month_of(day), SlotState(state), tenant)
+        sums[key] = exact(sums.get(key, 0) + quantity)
+    for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
+        amount_key = account_sums.AmountKey(
+            CountedQuantity(share.measure), AmountAttribution(share.use), share.tenant_id
+        )
+        amount = ledger_queries.HALF * int(share.high) + int(share.low)
+        amounts[amount_key] = amounts.get(amount_key, 0) + amount
+    for gpu in connection.execute(ledger_queries.last_days(gpus)):
+        days[gpu.gpu_uuid] = gpu.day
+    for text in connection.execute(ledger_queries.finalized_marks(gpus)).scalars():
+        clock_suspect += row_conversion.clock_suspect_of(text)
+    last_day = max(days.values(), default=since_day)
+    numbers |= ledger_queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)

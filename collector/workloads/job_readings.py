@@ -1,16 +1,9 @@
-"""Readings of the GPUs of jobs: seats, current values, recent means.
+"""Readings of the GPUs of jobs, and of the ports on their rails: current values and recent means.
 
-The GPU and the job of each column of the fleet.
-
-One table per block of the fleet, with the seats of the roster. Only the rows of nodes with
-changed jobs or schemas are computed again.
-
-Readings of the GPUs of jobs and of the ports on their rails, as arrays.
-
-Gathered block by block while frames are received; added up later on request, possibly in another
-thread.
-
-Recent means of the measures by which the GPUs of a job are compared.
+A table for each block of the fleet contains the position of the GPU of each column, as the roster
+assigns it; only the rows of nodes with changed jobs or schemas are computed again. Readings are
+gathered as arrays, block by block, while frames are received, and added up on request, possibly in
+another thread.
 
 Steps of a job last for seconds, and nodes are not sampled at the same time: at any time some GPUs
 compute while others exchange. So GPUs are compared by means over about a minute, in which older
@@ -33,7 +26,7 @@ from collector.fleet.schema_columns import ColumnKey, JobColumns, Positions
 from collector.fleet.schemas import GPU_STREAM, SchemaGpu
 from collector.fleet.sheets import BLOCK_ROWS, SheetBlock
 from collector.state.collector_state import CollectorState
-from collector.workloads.job_roster import NO_JOB, NO_SEAT, JobRoster, Numbers
+from collector.workloads.job_roster import NO_JOB, NO_POSITION, JobRoster, Numbers
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.declare import Rollup
 from railscope.frame import NO_RAIL
@@ -42,28 +35,28 @@ from railscope.timestamps import SECOND_NS
 
 
 @dataclass(slots=True)
-class SeatTable:
-    """The columns of a block that are used for jobs, and their seats, row by row."""
+class PositionTable:
+    """The columns of a block that are used for jobs, and their positions, row by row."""
 
     block: SheetBlock
     columns: JobColumns
-    seats: Numbers
+    positions: Numbers
 
 
 @dataclass(slots=True)
-class FleetSeats:
-    """The seats of all blocks."""
+class FleetPositions:
+    """The positions of all blocks."""
 
     core: CollectorState
     roster: JobRoster
-    _tables: dict[int, SeatTable] = field(default_factory=dict)
+    _tables: dict[int, PositionTable] = field(default_factory=dict)
 
-    def of(self, block: SheetBlock) -> SeatTable | None:
-        """Return the seats of a block; None if its stream has no columns for jobs."""
+    def of(self, block: SheetBlock) -> PositionTable | None:
+        """Return the positions of a block; None if its stream has no columns for jobs."""
         table = self._tables.get(id(block))
         return table if table and table.block is block else None
 
-    def settled(self, block: SheetBlock, rows: Positions) -> Positions:
+    def unchanged(self, block: SheetBlock, rows: Positions) -> Positions:
         """Return the rows with the nodes and schemas of the last refresh."""
         touched = self.core.fleet.touched
         if not touched:
@@ -81,11 +74,11 @@ class FleetSeats:
         for name in touched:
             node = fleet.nodes.get(name)
             if node:
-                self._seat(node)
+                self._update_node(node)
             await offer()
 
-    def _seat(self, node: FleetNode) -> None:
-        by_gpu = self.roster.seats.get(node.name, {})
+    def _update_node(self, node: FleetNode) -> None:
+        by_gpu = self.roster.positions.get(node.name, {})
         by_rail = self._of_rails(node, by_gpu)
         for row in node.rows.values():
             known = self.core.schemas.get(row.schema)
@@ -93,22 +86,22 @@ class FleetSeats:
                 continue
             table = self._tables.get(id(row.block))
             if table is None:
-                nobody = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_SEAT, np.int32)
-                table = self._tables[id(row.block)] = SeatTable(row.block, known.jobs, nobody)
-            table.seats[row.index] = known.jobs.slots(by_gpu, by_rail, NO_SEAT)
+                free = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_POSITION, np.int32)
+                table = self._tables[id(row.block)] = PositionTable(row.block, known.jobs, free)
+            table.positions[row.index] = known.jobs.positions(by_gpu, by_rail, NO_POSITION)
 
     def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
-        """Return for each rail a seat of the only job with GPUs on it; rails with two jobs are omitted."""
+        """Return for each rail a position of the only job with GPUs on it; rails with two jobs are omitted."""
         found: dict[int, int] = {}
-        jobs = self.roster.job_of_seat
+        jobs = self.roster.job_of_position
         for gpu in self.gpus(node):
-            seat = by_gpu.get(gpu.uuid, NO_SEAT)
-            if gpu.rail == NO_RAIL or seat == NO_SEAT:
+            position = by_gpu.get(gpu.uuid, NO_POSITION)
+            if gpu.rail == NO_RAIL or position == NO_POSITION:
                 continue
-            before = found.setdefault(gpu.rail, seat)
-            if before != NO_SEAT and jobs[before] != jobs[seat]:
-                found[gpu.rail] = NO_SEAT
-        return {rail: s for rail, s in found.items() if s != NO_SEAT and jobs[s] != NO_JOB}
+            before = found.setdefault(gpu.rail, position)
+            if before != NO_POSITION and jobs[before] != jobs[position]:
+                found[gpu.rail] = NO_POSITION
+        return {rail: s for rail, s in found.items() if s != NO_POSITION and jobs[s] != NO_JOB}
 
     def gpus(self, node: FleetNode) -> tuple[SchemaGpu, ...]:
         """Return the GPUs of a node by the schema of its latest frame."""
@@ -123,10 +116,10 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
 
 
-class SeatReadings(NamedTuple):
-    """Readings and reasons, each with its seat and the number of its key."""
+class GpuReadings(NamedTuple):
+    """Readings and reasons, each with its position and the number of its key."""
 
-    seats: Numbers
+    positions: Numbers
     keys: Numbers
     values: Floats
     reasons: Codes
@@ -137,14 +130,14 @@ class GatheredReadings:
     """All readings of one refresh."""
 
     keys: dict[ColumnKey, int] = field(default_factory=dict)
-    _parts: list[SeatReadings] = field(default_factory=list)
+    _parts: list[GpuReadings] = field(default_factory=list)
 
-    def add(self, table: SeatTable, rows: npt.NDArray[np.intp]) -> None:
+    def add(self, table: PositionTable, rows: npt.NDArray[np.intp]) -> None:
         """Add the fresh rows of a block."""
         if not len(rows):
             return
         block, columns = table.block, table.columns
-        seats = table.seats[rows]
+        positions = table.positions[rows]
         at = np.ix_(rows, columns.columns)
         values = block.values[at].astype(np.float64)
         reasons = block.reasons[at]
@@ -156,23 +149,23 @@ class GatheredReadings:
                 unknown, Absent.NOT_DUE.value, reasons[:, columns.counters]
             )
         numbers = np.array([self.keys.setdefault(key, len(self.keys)) for key in columns.keys])
-        held = seats >= 0
-        keys = np.broadcast_to(numbers.astype(np.int32), seats.shape)
-        self.take(SeatReadings(seats[held], keys[held], values[held], reasons[held]))
+        held = positions >= 0
+        keys = np.broadcast_to(numbers.astype(np.int32), positions.shape)
+        self.take(GpuReadings(positions[held], keys[held], values[held], reasons[held]))
 
-    def take(self, readings: SeatReadings) -> None:
+    def take(self, readings: GpuReadings) -> None:
         """Add readings; the numbers of their keys are those of `keys`."""
         self._parts.append(readings)
 
-    def whole(self) -> SeatReadings:
+    def whole(self) -> GpuReadings:
         """Return all readings."""
         if not self._parts:
-            return SeatReadings(
+            return GpuReadings(
                 np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0), np.empty(0, np.uint8)
             )
         if len(self._parts) > 1:
             parts = zip(*self._parts, strict=True)
-            self._parts = [SeatReadings(*(np.concatenate(part) for part in parts))]
+            self._parts = [GpuReadings(*(np.concatenate(part) for part in parts))]
         return self._parts[0]
 
 
@@ -196,10 +189,10 @@ class JobTotals(NamedTuple):
 
 
 def job_totals(
-    readings: SeatReadings, keys: Mapping[ColumnKey, int], job_of_seat: Numbers, jobs: int
+    readings: GpuReadings, keys: Mapping[ColumnKey, int], job_of_position: Numbers, jobs: int
 ) -> dict[ColumnKey, JobTotals]:
     """Return roll-ups over the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
-    job = job_of_seat[readings.seats]
+    job = job_of_position[readings.positions]
     is_present = (job != NO_JOB) & (readings.reasons == PRESENT)
     group = readings.keys[is_present].astype(np.intp) * jobs + job[is_present]
     values, size = readings.values[is_present], len(keys) * jobs
@@ -217,32 +210,32 @@ def job_totals(
 
 
 @dataclass(slots=True)
-class SeatValues:
-    """One key by seat: the reading, or the reason for its absence."""
+class GpuValues:
+    """One key by position: the reading, or the reason for its absence."""
 
     values: Floats
     """NaN for none; several ports of a rail are added up."""
     reasons: Codes
 
-    def why(self, seat: int) -> str:
-        """Return the absence reason of a seat: `stale` if no fresh frame contains it."""
-        code = int(self.reasons[seat])
+    def why(self, position: int) -> str:
+        """Return the absence reason of a position: `stale` if no fresh frame contains it."""
+        code = int(self.reasons[position])
         if code == PRESENT:
             return ""
         return "stale" if code == _STALE else REASONS.get(code, Absent.ERROR).label
 
 
-def seat_values(readings: SeatReadings, number: int | None, seats: int) -> SeatValues:
-    """Return one key by seat; `number` is that of the key, None if no node reports it."""
+def gpu_values(readings: GpuReadings, number: int | None, positions: int) -> GpuValues:
+    """Return one key by position; `number` is that of the key, None if no node reports it."""
     chosen = np.flatnonzero(readings.keys == (-1 if number is None else number))
-    reasons = np.full(seats, _STALE, np.uint8)
-    reasons[readings.seats[chosen]] = readings.reasons[chosen]
+    reasons = np.full(positions, _STALE, np.uint8)
+    reasons[readings.positions[chosen]] = readings.reasons[chosen]
     present = chosen[readings.reasons[chosen] == PRESENT]
-    at = readings.seats[present]
-    values = np.bincount(at, readings.values[present], seats)
-    has_value = np.bincount(at, minlength=seats) > 0
+    at = readings.positions[present]
+    values = np.bincount(at, readings.values[present], positions)
+    has_value = np.bincount(at, minlength=positions) > 0
     reasons[has_value] = PRESENT
-    return SeatValues(np.where(has_value, values, np.nan), reasons)
+    return GpuValues(np.where(has_value, values, np.nan), reasons)
 
 
 OVER_SECONDS = 60.0
@@ -251,15 +244,15 @@ OVER_SECONDS = 60.0
 
 @dataclass(slots=True)
 class MeasureAverage:
-    """One measure by seat: weighted sums of readings, and the weights."""
+    """One measure by position: weighted sums of readings, and the weights."""
 
     sums: Floats = field(default_factory=lambda: np.zeros(0))
     weights: Floats = field(default_factory=lambda: np.zeros(0))
 
     def follow(
-        self, now: SeatValues, same: Numbers, seconds: float, over_seconds: float
-    ) -> SeatValues:
-        """Return the means including `now`; `same` are the seats of the same job as before."""
+        self, now: GpuValues, same: Numbers, seconds: float, over_seconds: float
+    ) -> GpuValues:
+        """Return the means including `now`; `same` are the positions of the same job as before."""
         kept = np.zeros((2, len(now.values)))
         kept[:, same] = self.sums[same], self.weights[same]
         kept *= math.exp(-seconds / over_seconds)
@@ -268,7 +261,7 @@ class MeasureAverage:
         self.weights = np.where(has_value, kept[1] + seconds, 0.0)
         means = np.full(len(has_value), np.nan)
         np.divide(self.sums, self.weights, out=means, where=has_value)
-        return SeatValues(means, now.reasons)
+        return GpuValues(means, now.reasons)
 
 
 @dataclass(slots=True)
@@ -283,18 +276,18 @@ class MeasureAverages:
     _at_ns: int = 0
 
     def follow(
-        self, gathered: GatheredReadings, job_of_seat: Numbers, now_ns: int
-    ) -> dict[str, SeatValues]:
+        self, gathered: GatheredReadings, job_of_position: Numbers, now_ns: int
+    ) -> dict[str, GpuValues]:
         """Return the means by measure, including the current readings."""
         seconds = max((now_ns - self._at_ns) / SECOND_NS, 1e-3) if self._at_ns else 1.0
         before = self._jobs
-        present = job_of_seat[: len(before)]
+        present = job_of_position[: len(before)]
         same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)
-        self._jobs, self._at_ns = job_of_seat, now_ns
+        self._jobs, self._at_ns = job_of_position, now_ns
         read = gathered.whole()
         found = {}
         for name, measure in STRAGGLER_MEASURES.items():
             number = gathered.keys.get((measure.metric, measure.part))
-            now = seat_values(read, number, len(job_of_seat))
+            now = gpu_values(read, number, len(job_of_position))
             found[name] = self._of[name].follow(now, same, seconds, self.over_seconds)
         return found

@@ -1,16 +1,12 @@
-"""Running jobs and the GPUs that they hold.
-
-Holders of the parts of a GPU at a time, as jobs.
+"""Running jobs and the GPUs that they hold, updated GPU by GPU.
 
 The tenant follows from metering: the claim with the highest authority counts. If that claim names
 no job (an administrator assigned a node to a tenant), the job is the one that a scheduler reports
 there; without such a report it is named after the assigned resource: the node, or the UUID of the
 GPU.
 
-The jobs of all GPUs, updated GPU by GPU.
-
-Each GPU that is held has a seat: a number, which is its index in the arrays of readings. Returned
-jobs are not changed afterwards.
+Each GPU that is held has a position, which is its index in the arrays of readings. Returned jobs
+are not changed afterwards.
 """
 
 from __future__ import annotations
@@ -142,16 +138,16 @@ def pattern_of(setting: str) -> re.Pattern[str]:
 
 
 NO_JOB = -1
-NO_SEAT = -1
-_FIRST_SEATS = 64
+NO_POSITION = -1
+_FIRST_POSITIONS = 64
 Numbers: TypeAlias = npt.NDArray[np.int32]
 
 
-class SeatedGpu(NamedTuple):
-    """A GPU of a job: its seat, and the job's holding of it."""
+class JobGpu(NamedTuple):
+    """A GPU of a job: its position, and the job's holding of it."""
 
     gpu: str
-    seat: int
+    position: int
     holding: JobHolding
     alone: bool
     """True if no other job holds a part of the GPU."""
@@ -162,7 +158,7 @@ class RunningJob(NamedTuple):
 
     key: JobKey
     number: int
-    places: tuple[SeatedGpu, ...]
+    places: tuple[JobGpu, ...]
 
     @property
     def start_ns(self) -> int:
@@ -195,23 +191,25 @@ class _OpenJob:
     """A job with a changing set of GPUs."""
 
     number: int
-    places: dict[str, SeatedGpu] = field(default_factory=dict)
+    places: dict[str, JobGpu] = field(default_factory=dict)
     running: RunningJob | None = None
 
 
 @dataclass(slots=True)
 class JobRoster:
-    """Jobs; seats by node and GPU; for each seat the number of the job that holds the GPU exclusively."""
+    """Jobs; positions by node and GPU; for each position the number of the job that holds the GPU exclusively."""
 
-    seats: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    positions: dict[str, Mapping[str, int]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     """Nodes with GPUs that changed holders since a reader last emptied this set."""
-    job_of_seat: Numbers = field(default_factory=lambda: np.full(_FIRST_SEATS, NO_JOB, np.int32))
+    job_of_position: Numbers = field(
+        default_factory=lambda: np.full(_FIRST_POSITIONS, NO_JOB, np.int32)
+    )
     numbers: int = 0
     """Exceeds every number of a job."""
     _jobs: dict[JobKey, _OpenJob] = field(default_factory=dict)
     _held: dict[str, tuple[int, tuple[JobHolding, ...]]] = field(default_factory=dict)
-    _free_seats: list[int] = field(default_factory=lambda: list(range(_FIRST_SEATS)))
+    _free_positions: list[int] = field(default_factory=lambda: list(range(_FIRST_POSITIONS)))
     _free_numbers: list[int] = field(default_factory=list)
 
     def jobs(self) -> list[RunningJob]:
@@ -223,26 +221,26 @@ class JobRoster:
 
     def put(self, gpu: str, holdings: Sequence[JobHolding]) -> None:
         """Set the current holdings of a GPU: each job once."""
-        seat, before = self._held.get(gpu, (NO_SEAT, ()))
+        position, before = self._held.get(gpu, (NO_POSITION, ()))
         now = tuple(holdings)
         if now == before:
             return
-        seat = self._take_seat() if seat == NO_SEAT else seat
+        position = self._take_position() if position == NO_POSITION else position
         alone = len(now) == 1
         for holding in now:
-            self._enter(SeatedGpu(gpu, seat, holding, alone))
+            self._enter(JobGpu(gpu, position, holding, alone))
         for job in {one.job for one in before} - {one.job for one in now}:
             self._leave(gpu, job)
         nodes = before[0].node if before else "", now[0].node if now else ""
-        self._sit(gpu, seat, *nodes)
+        self._move(gpu, position, *nodes)
         self.touched |= {*nodes} - {""}
-        self._held[gpu] = seat, now
-        self.job_of_seat[seat] = self._jobs[now[0].job].number if alone else NO_JOB
+        self._held[gpu] = position, now
+        self.job_of_position[position] = self._jobs[now[0].job].number if alone else NO_JOB
         if not now:
             del self._held[gpu]
-            self._free_seats.append(seat)
+            self._free_positions.append(position)
 
-    def _enter(self, place: SeatedGpu) -> None:
+    def _enter(self, place: JobGpu) -> None:
         key = place.holding.job
         if key not in self._jobs:
             self._jobs[key] = _OpenJob(self._take_number())
@@ -257,17 +255,17 @@ class JobRoster:
             del self._jobs[key]
             self._free_numbers.append(job.number)
 
-    def _sit(self, gpu: str, seat: int, before: str, now: str) -> None:
-        """Move a seat between nodes; empty for none."""
+    def _move(self, gpu: str, position: int, before: str, now: str) -> None:
+        """Move a position between nodes; empty for none."""
         if before == now:
             return
         if before:
-            left = {name: taken for name, taken in self.seats[before].items() if name != gpu}
-            self.seats[before] = left
+            left = {name: taken for name, taken in self.positions[before].items() if name != gpu}
+            self.positions[before] = left
             if not left:
-                del self.seats[before]
+                del self.positions[before]
         if now:
-            self.seats[now] = {**self.seats.get(now, {}), gpu: seat}
+            self.positions[now] = {**self.positions.get(now, {}), gpu: position}
 
     def _take_number(self) -> int:
         if self._free_numbers:
@@ -275,9 +273,11 @@ class JobRoster:
         self.numbers += 1
         return self.numbers - 1
 
-    def _take_seat(self) -> int:
-        if not self._free_seats:
-            size = len(self.job_of_seat)
-            self.job_of_seat = np.concatenate([self.job_of_seat, np.full(size, NO_JOB, np.int32)])
-            self._free_seats.extend(range(size, 2 * size))
-        return self._free_seats.pop()
+    def _take_position(self) -> int:
+        if not self._free_positions:
+            size = len(self.job_of_position)
+            self.job_of_position = np.concatenate(
+                [self.job_of_position, np.full(size, NO_JOB, np.int32)]
+            )
+            self._free_positions.extend(range(size, 2 * size))
+        return self._free_positions.pop()

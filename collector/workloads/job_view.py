@@ -1,8 +1,7 @@
-"""View of the running jobs, with the straggler of each.
+"""View of the running jobs at one timestamp, as metrics and as JSON, with the straggler of each.
 
-Jobs as of one timestamp: added up on request, in the thread of the caller.
-
-The GPU of each job that is furthest below the median of the job.
+The straggler is the GPU of a job that is furthest below the median of the job. Readings are added
+up on request, in the thread of the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collector.fleet.fleet import NamesOfGpu
 from collector.fleet.schema_columns import ColumnKey
 from collector.fleet.view_cells import ViewCell
 from collector.workloads import job_readings
-from collector.workloads.job_roster import NO_JOB, Numbers, RunningJob, SeatedGpu
+from collector.workloads.job_roster import NO_JOB, JobGpu, Numbers, RunningJob
 from railscope.catalog import account as catalog, declare, rollups
 from railscope.catalog.rollup import derived_name
 from railscope.claim_terms import GPU_CAPACITY
@@ -30,9 +29,9 @@ ONE_GPU, SHARED, IDLE = "one GPU", "shared", "idle"
 
 
 class Straggler(NamedTuple):
-    """A GPU by its seat; values in stored steps."""
+    """A GPU by its position; values in stored steps."""
 
-    seat: int
+    position: int
     value: float
     median: float
 
@@ -46,9 +45,9 @@ class Straggler(NamedTuple):
 class MeasureComparison:
     """One measure, by the numbers of jobs: the lowest, the median, and the number of values."""
 
-    told: job_readings.SeatValues
+    means: job_readings.GpuValues
     lowest: Numbers
-    """The seat; meaningless without values."""
+    """The position; meaningless without values."""
     medians: job_readings.Floats
     counts: Numbers
 
@@ -62,22 +61,22 @@ class MeasureComparison:
         median = float(self.medians[number])
         if median <= 0:
             return IDLE
-        seat = int(self.lowest[number])
-        return Straggler(seat, float(self.told.values[seat]), median)
+        position = int(self.lowest[number])
+        return Straggler(position, float(self.means.values[position]), median)
 
     def _why(self, job: RunningJob) -> str:
         """Return the most frequent reason of the GPUs without a value."""
-        reasons = [SHARED if not p.alone else self.told.why(p.seat) for p in job.places]
+        reasons = [SHARED if not p.alone else self.means.why(p.position) for p in job.places]
         known = [reason for reason in reasons if reason]
         return max(sorted(set(known)), key=known.count)
 
 
 def compare_gpus(
-    told: job_readings.SeatValues, job_of_seat: Numbers, jobs: int
+    means: job_readings.GpuValues, job_of_position: Numbers, jobs: int
 ) -> MeasureComparison:
     """Compare the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
-    at = np.flatnonzero((job_of_seat != NO_JOB) & ~np.isnan(told.values))
-    values, job = told.values[at], job_of_seat[at]
+    at = np.flatnonzero((job_of_position != NO_JOB) & ~np.isnan(means.values))
+    values, job = means.values[at], job_of_position[at]
     order = np.lexsort((values, job))
     at, values, job = at[order], values[order], job[order]
     numbers = np.arange(jobs)
@@ -88,7 +87,7 @@ def compare_gpus(
     lowest[here] = at[starts[here]]
     middle = (starts + (counts - 1) // 2)[here], (starts + counts // 2)[here]
     medians[here] = (values[middle[0]] + values[middle[1]]) / 2
-    return MeasureComparison(told, lowest, medians, counts.astype(np.int32))
+    return MeasureComparison(means, lowest, medians, counts.astype(np.int32))
 
 
 def _no_reading() -> Numbers:
@@ -104,26 +103,26 @@ class RunningJobs:
     left_out: int = 0
     """Number of further jobs."""
     gathered: job_readings.GatheredReadings = field(default_factory=job_readings.GatheredReadings)
-    job_of_seat: Numbers = field(default_factory=_no_reading)
+    job_of_position: Numbers = field(default_factory=_no_reading)
     numbers: int = 0
     """Exceeds every number of a job."""
     fresh: frozenset[str] = frozenset()
     """The nodes with fresh frames."""
-    told: Mapping[str, job_readings.SeatValues] = field(default_factory=dict)
+    means: Mapping[str, job_readings.GpuValues] = field(default_factory=dict)
     """Measures that GPUs are compared by: means over the last minute."""
 
     @cached_property
     def _totals(self) -> Mapping[ColumnKey, job_readings.JobTotals]:
         read = self.gathered.whole()
-        return job_readings.job_totals(read, self.gathered.keys, self.job_of_seat, self.numbers)
+        return job_readings.job_totals(read, self.gathered.keys, self.job_of_position, self.numbers)
 
     @cached_property
     def _compared(self) -> dict[str, MeasureComparison]:
-        stale = job_readings.seat_values(
-            job_readings.GatheredReadings().whole(), None, len(self.job_of_seat)
+        stale = job_readings.gpu_values(
+            job_readings.GatheredReadings().whole(), None, len(self.job_of_position)
         )
         return {
-            name: compare_gpus(self.told.get(name, stale), self.job_of_seat, self.numbers)
+            name: compare_gpus(self.means.get(name, stale), self.job_of_position, self.numbers)
             for name in catalog.STRAGGLER_MEASURES
         }
 
@@ -169,7 +168,7 @@ class RunningJobs:
         for name, compared in self._compared.items():
             found = compared.of(job)
             if isinstance(found, Straggler):
-                place = next(place for place in job.places if place.seat == found.seat)
+                place = next(place for place in job.places if place.position == found.position)
                 where = name, place.holding.node, place.gpu
                 yield ViewCell(catalog.STRAGGLER_DEVIATION, (*job.key, *where), found.deviation)
 
@@ -205,7 +204,7 @@ class RunningJobs:
         found = compared.of(job)
         if isinstance(found, str):
             return {"unknown": found}
-        place = next(place for place in job.places if place.seat == found.seat)
+        place = next(place for place in job.places if place.position == found.position)
         metric = catalog.STRAGGLER_MEASURES[name].metric
         return {
             **_where(place, names_of),
@@ -230,7 +229,7 @@ class RunningJobs:
         ]
 
 
-def _where(place: SeatedGpu, names_of: NamesOfGpu) -> dict[str, str]:
+def _where(place: JobGpu, names_of: NamesOfGpu) -> dict[str, str]:
     node, uuid = place.holding.node, place.gpu
     names = names_of(node, uuid)
     return {
@@ -242,13 +241,16 @@ def _where(place: SeatedGpu, names_of: NamesOfGpu) -> dict[str, str]:
 
 
 def _reading(
-    job: RunningJob, place: SeatedGpu, name: str, compared: MeasureComparison
+    job: RunningJob, place: JobGpu, name: str, compared: MeasureComparison
 ) -> dict[str, Any]:
     if not place.alone:
         return {"absent": SHARED}
-    if why := compared.told.why(place.seat):
+    if why := compared.means.why(place.position):
         return {"absent": why}
-    value, median = float(compared.told.values[place.seat]), float(compared.medians[job.number])
+    value, median = (
+        float(compared.means.values[place.position]),
+        float(compared.medians[job.number]),
+    )
     found = {"value": scaled(catalog.STRAGGLER_MEASURES[name].metric, value)}
     return found | ({"deviation_ratio": value / median - 1} if median > 0 else {})
 

@@ -10,13 +10,14 @@ import numpy as np
 from sqlalchemy import select
 
 from collector.billing import administration
-from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
+from collector.billing.billing_demo import SimulatedEvidence
 from collector.billing.charges import PriceUnit
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.billing.price_book import Price, PriceBook
-from collector.ledger.audit_outbox import HEAD, outbox_rows
+from collector.evidence.gpu_evidence import AssembledGpu
+from collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows
 from collector.ledger.database import Database
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
@@ -47,7 +48,7 @@ TWO = Period(ONE.end_ns, ONE.end_ns + 3 * DAY_NS)
 THREE = Period(TWO.end_ns, TWO.end_ns + 3 * DAY_NS)
 SKU = "h100"
 BOSS = RecordActor("operator", "boss", "test")
-SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
+SELLER = Seller("Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 PRICES = """
 version = 1
 published = 2024-01-01T00:00:00Z
@@ -76,9 +77,9 @@ version = 1
 """
 
 
-def after(period: Period) -> BillingActor:
+def after(period: Period) -> TimedActor:
     """The manager, at a time when a period can be closed."""
-    return BillingActor(BOSS, period.end_ns + CLOSE_AFTER_NS)
+    return TimedActor(BOSS, period.end_ns + CLOSE_AFTER_NS)
 
 
 def hours(number: float) -> int:
@@ -95,7 +96,7 @@ def claim(tenant: str, start: float, end: float | None = None, **more: object) -
 
 def gpu(
     name: str, *claims: MeteredClaim, releases: Iterable[ClaimRelease] = (), **more: object
-) -> SimulatedGpuEvidence:
+) -> AssembledGpu:
     """Return a GPU that is always observed and draws 500 W."""
     instants = np.arange(START - DAY_NS, THREE.end_ns + DAY_NS, 30 * SECOND_NS, dtype=np.int64)
     counted = increments([CounterReadings("boot", instants, (instants - instants[0]) // 2_000)])
@@ -105,23 +106,23 @@ def gpu(
         "sightings": (NodeSighting(NodeWitness.SCHEDULER, START, FOREVER_NS),),
     }
     evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]
-    return SimulatedGpuEvidence(evidence, {CountedQuantity.ENERGY: counted}, SKU)
+    return AssembledGpu(evidence, {CountedQuantity.ENERGY: counted}, SKU)
 
 
-def without_counter(known: SimulatedGpuEvidence) -> SimulatedGpuEvidence:
+def without_counter(known: AssembledGpu) -> AssembledGpu:
     """Return the same GPU without an energy counter."""
     nothing: dict[CountedQuantity, CounterIncrements] = {}
-    return SimulatedGpuEvidence(known.evidence, nothing, known.sku)
+    return AssembledGpu(known.evidence, nothing, known.sku)
 
 
-def released(known: SimulatedGpuEvidence, claim_id: str, at: float) -> SimulatedGpuEvidence:
+def released(known: AssembledGpu, claim_id: str, at: float) -> AssembledGpu:
     """Return the same GPU, with the end of a claim reported."""
     releases = (*known.evidence.releases, ClaimRelease(claim_id, hours(at)))
     evidence = msgspec.structs.replace(known.evidence, releases=releases)
-    return SimulatedGpuEvidence(evidence, known.counted, known.sku)
+    return AssembledGpu(evidence, known.counted, known.sku)
 
 
-def world(*gpus: SimulatedGpuEvidence) -> SimulatedEvidence:
+def world(*gpus: AssembledGpu) -> SimulatedEvidence:
     """Return the evidence of these GPUs."""
     return SimulatedEvidence({one.evidence.gpu: one for one in gpus})
 
@@ -142,7 +143,7 @@ def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Bi
     """Return books with a ledger of all days of this evidence, and prices."""
     meter(ledger, known)
     books = BillingBooks.of(ledger, known)
-    administration.publish(books, prices, "prices.toml", BillingActor(BOSS, START))
+    administration.publish(books, prices, "prices.toml", TimedActor(BOSS, START))
     return books
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -9,7 +11,7 @@ from support.billing import MONTH, book, price, usage
 
 from collector.billing import billing_demo
 from collector.billing.charges import Charge, ChargeKind, PriceUnit
-from collector.billing.export import InvoiceSequence
+from collector.billing.focus_files import FocusCsvWriter, FocusRow, read_csv
 from collector.billing.focus_rows import GpuRegion, PayerAccount, Seller
 from collector.billing.invoices import Invoice, credit_charge, draft_invoice, issue_invoice
 from collector.billing.period_closing import BillingBooks
@@ -23,7 +25,6 @@ EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns
 SELLER = Seller(
     provider="Machine Hall",
-    invoice_issuer="Machine Hall",
     accounts={
         **billing_demo.SELLER.accounts,
         "team-a": PayerAccount(
@@ -69,7 +70,19 @@ def all_kinds() -> Invoice:
     return issue_invoice(draft_invoice(charges, "team-a", MONTH, "EUR"), DUE_NS)
 
 
-def closed_months(ledger: Ledger) -> InvoiceSequence:
+def write_csv(rows: Iterable[FocusRow]) -> str:
+    """Return the rows as CSV with a header."""
+    file = io.BytesIO()
+    FocusCsvWriter(file).add(rows)
+    return file.getvalue().decode()
+
+
+def parse_csv(text: str) -> list[FocusRow]:
+    """Return the rows of a CSV."""
+    return list(read_csv(io.BytesIO(text.encode())))
+
+
+def closed_months(ledger: Ledger) -> tuple[Invoice, ...]:
     """The demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
     billing_demo.run_demo(ledger)
-    return InvoiceSequence((*BillingBooks.of(ledger).store.invoices(), all_kinds()))
+    return (*BillingBooks.of(ledger).store.invoices(), all_kinds())

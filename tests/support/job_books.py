@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import msgspec
 from hypothesis import strategies as st
 
-from collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
+from collector.jobs.job_list import GpuModels, ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
+from collector.jobs.job_list_import import (
+    ImportCounts,
+    as_observed_evidence,
+    list_computation,
+    number_stand_ins,
+)
 from collector.jobs.job_metering import job_evidence, timeline_entries as timeline
 from collector.jobs.job_reconciliation import DifferenceKind
+from collector.ledger.day_metering import MeteredGpu
+from collector.ledger.day_tiling import DayTiling
+from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import TilingEntry
 from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS
 
 S = 1_000_000_000
 GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]
 START = 1_767_225_600
+
+
+def with_stand_ins(jobs: Iterable[ListedJob]) -> list[ListedJob]:
+    """Return jobs with numbered GPUs in place of those that are only counted."""
+    return number_stand_ins(jobs, "", GpuModels()).jobs
+
+
+def job_days(
+    jobs: Iterable[ListedJob], sku: str = "", *, as_observed: bool = False
+) -> Iterator[DayTiling]:
+    """Yield the days of every GPU that the jobs name, by GPU and day."""
+    for known in job_evidence(jobs).values():
+        (stay,) = known.stays
+        metered = MeteredGpu.of(as_observed_evidence(known) if as_observed else known, {}, sku)
+        for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
+            yield metered.day(day, list_computation(7, as_observed=as_observed))
+
+
+def write_jobs(
+    ledger: Ledger, jobs: Iterable[ListedJob], *, as_observed: bool = False
+) -> ImportCounts:
+    """Write the days of jobs to a ledger."""
+    written = ledger.write_days(list(job_days(jobs, as_observed=as_observed)))
+    added = sum(one.added for one in written)
+    return ImportCounts(added, len(written) - added)
 
 
 def ledger(jobs: Sequence[ListedJob]) -> list[TilingEntry]:
@@ -127,7 +162,7 @@ def another(job: ListedJob) -> tuple[ListedGpu, ...]:
 
 SEEDS = {
     "not in the ledger": (without_entries, DifferenceKind.NOT_IN_LEDGER),
-    "not in the books": (without_record, DifferenceKind.NOT_IN_BOOKS),
+    "not in the books": (without_record, DifferenceKind.NOT_IN_RECORDS),
     "another tenant": (changed(tenant="x"), DifferenceKind.TENANT),
     "a GPU more": (changed(unplaced=(UnnamedGpus("", 1, "more"),)), DifferenceKind.GPUS),
     "a GPU less": (changed(gpus=lambda job: job.gpus[1:]), DifferenceKind.GPUS),

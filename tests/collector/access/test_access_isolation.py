@@ -170,7 +170,7 @@ class Cluster:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
         account = GpuTimeAccount(NOON_NS, 1, sum(self.sums.values()), self.sums)
         jobs = RunningJobs(
-            NOON_NS, tuple(self.roster.jobs()), job_of_seat=self.roster.job_of_seat,
+            NOON_NS, tuple(self.roster.jobs()), job_of_position=self.roster.job_of_position,
             numbers=self.roster.numbers,
         )  # fmt: skip
         return CollectorViews(NOON_NS, **made, account=account, jobs=jobs)

@@ -39,12 +39,12 @@ from collector.audit.verification import verify_log
 from collector.billing import administration, tables
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import adjustment_charge, credit_charge
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import check_records as recorded_rows, reconcile_period
 from collector.jobs import imported_lists
 from collector.jobs.job_list_import import import_list
 from collector.ledger import head_chain, schema
-from collector.ledger.audit_outbox import HEAD, outbox_rows, placed_rows, taken_rows
+from collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows, placed_rows, taken_rows
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.schema import covered_tables
@@ -63,7 +63,7 @@ EVERYTHING = world(
 )
 """Two GPUs: an overlap of two claims, and processes without a claim."""
 JOB = imported_lists.PlacedJob("node-2/00000000:01:00.0", hours(1), "7", "red", hours(2), "node-2")
-SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green")})
+SELLER = Seller("Hall", {name: PayerAccount(name) for name in ("red", "green")})
 
 
 def billed(ledger: Ledger) -> BillingBooks:
@@ -148,7 +148,7 @@ async def test_any_change_of_a_row_is_found(
 ) -> None:
     books = billed(ledger)
     listed = imported_lists.NewList("sacct", ONE, ONE.end_ns, as_observed=True, jobs=[JOB])
-    import_list(ledger, listed, imported_lists.ImportActor(BOSS, after(ONE).now_ns))
+    import_list(ledger, listed, TimedActor(BOSS, after(ONE).now_ns))
     assert _rows(ledger.database, name)
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
@@ -370,10 +370,10 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     with pytest.raises(OlderCopyError):
         watch.check()
     administration.accept_copy(
-        BillingBooks.of(copy, ALL), "the disk is gone", BillingActor(BOSS, START)
+        BillingBooks.of(copy, ALL), "the disk is gone", TimedActor(BOSS, START)
     )
     watch.check()
-    BillingBooks.of(copy, ALL).close(ONE, BillingActor(BOSS, after(THREE).now_ns))
+    BillingBooks.of(copy, ALL).close(ONE, TimedActor(BOSS, after(THREE).now_ns))
     await log_of(tmp_path / "log", copy.database)
     status, output = checked(tmp_path / "log", url)
     copy.close()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.exports import parse_csv
 from support.statement_readers import from_csv, from_json, total_amount
 
-from collector.billing import billing_demo, focus_files, statement_formats
+from collector.billing import billing_demo, statement_formats
 from collector.billing.billing_demo import GPUS, MONTH, NEXT_MONTH, PRICES
 from collector.billing.focus_files import read_parquet
 from collector.billing.focus_rows import billed_cost
@@ -213,7 +214,7 @@ def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
     result = run("demo", "--focus", str(tmp_path))
     assert result.exit_code == 0
     assert "GPU-7, claim pid-4711, 2026-09-08T14:00:00Z to 2026-09-08T16:00:00Z" in result.output
-    rows = focus_files.parse_csv((tmp_path / "focus-1.2.csv").read_text())
+    rows = parse_csv((tmp_path / "focus-1.2.csv").read_text())
     assert billed_cost(rows) == Fraction(643_741 + 273_168 + 16_382 - 15_016, 100)
     with (tmp_path / "focus-1.2.parquet").open("rb") as file:
         assert list(read_parquet(file)) == rows

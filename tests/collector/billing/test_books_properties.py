@@ -24,20 +24,23 @@ from support.books import (
     world,
 )
 from support.examples import fewer
+from support.exports import parse_csv, write_csv
 from support.metered import replica
 from support.statement_readers import from_csv, from_json, total_amount
 
-from collector.billing import administration, focus_files, focus_rows, statement_formats
-from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
+from collector.billing import administration, focus_rows, statement_formats
+from collector.billing.billing_demo import SimulatedEvidence
 from collector.billing.billing_listing import read_listing
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, exponent_of
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import InvoiceStatus
-from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
-from collector.billing.period_rating import RevisionNumbers, merge_reviews, rate_period
+from collector.billing.period_closing import BillingBooks, ClosedPeriod
+from collector.billing.period_rating import merge_reviews, newest_revisions, rate_period
 from collector.billing.price_book import Price, PriceBook, Tariff, parse_price_book as parse_book
 from collector.billing.reconciliation import recompute_closing, reconcile_period
 from collector.billing.tenant_statements import read_statement
+from collector.evidence.gpu_evidence import AssembledGpu
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import ClaimRelease, GpuOutage, MeteredClaim, SlotReservation
 from collector.metering.units import (
@@ -52,7 +55,7 @@ from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
 
-SELLER = Seller("Hall", "Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})
+SELLER = Seller("Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})
 few = settings(
     fewer(25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -86,7 +89,7 @@ def claims(draw: st.DrawFn, number: int) -> MeteredClaim:
 
 
 @st.composite
-def gpus(draw: st.DrawFn, name: str) -> SimulatedGpuEvidence:
+def gpus(draw: st.DrawFn, name: str) -> AssembledGpu:
     held = tuple(draw(claims(number)) for number in range(draw(st.integers(0, 4))))
     span = sorted(draw(st.tuples(instants, instants)))
     more: dict[str, object] = {}
@@ -118,7 +121,7 @@ def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
             evidence = msgspec.structs.replace(
                 evidence, claims=(*evidence.claims[1:], draw(claims(9)))
             )
-        found.append(SimulatedGpuEvidence(evidence, one.counted, one.sku))
+        found.append(AssembledGpu(evidence, one.counted, one.sku))
     return world(*found)
 
 
@@ -151,7 +154,7 @@ def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[BillingBooks]:
     ledger = Ledger.open("sqlite://", metadata)
     meter(ledger, known)
     books = BillingBooks.of(ledger, known)
-    administration.publish(books, as_toml(book, START), "drawn", BillingActor(BOSS, START))
+    administration.publish(books, as_toml(book, START), "drawn", TimedActor(BOSS, START))
     yield books
     ledger.close()
 
@@ -192,7 +195,9 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
         assert published is not None
         known_now: dict[str, Fraction] = {}
         for period in (ONE, TWO):
-            rated = rate_period(books.ledger, published.book, period, RevisionNumbers(books.ledger))
+            rated = rate_period(
+                books.ledger, published.book, period, newest_revisions(books.ledger)
+            )
             for charge in rated.charges:
                 before = known_now.get(charge.tenant, Fraction(0))
                 known_now[charge.tenant] = before + charge.amount
@@ -222,9 +227,7 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
             made = read_statement(books, invoice.tenant, ONE)
             rows = from_csv(statement_formats.as_csv(made))
             document = from_json(statement_formats.as_json(made))
-            found = focus_files.parse_csv(
-                focus_files.write_csv(focus_rows.invoice_rows(invoice, SELLER))
-            )
+            found = parse_csv(write_csv(focus_rows.invoice_rows(invoice, SELLER)))
             assert (
                 total_amount(rows)
                 == Fraction(document.total)
@@ -243,7 +246,7 @@ def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -
         published = books.store.book()
         assert published is not None
         assert (published.text, published.book) == (text, parse_book(text, "drawn"))
-        again = administration.publish(books, published.text, "printed", BillingActor(BOSS, START))
+        again = administration.publish(books, published.text, "printed", TimedActor(BOSS, START))
         assert again == (published.book, False)
 
 
@@ -274,7 +277,7 @@ def test_p27_any_cut_into_periods_bills_the_same(
 def _amounts(books: BillingBooks, book: PriceBook, period: Period) -> dict[str, Fraction]:
     """What a period comes to by tenant, with what is on none of its days."""
     found: dict[str, Fraction] = {}
-    for charge in rate_period(books.ledger, book, period, RevisionNumbers(books.ledger)).charges:
+    for charge in rate_period(books.ledger, book, period, newest_revisions(books.ledger)).charges:
         found[charge.tenant] = found.get(charge.tenant, Fraction(0)) + charge.amount
     return found
 
@@ -294,7 +297,7 @@ def _time_known(books: BillingBooks, book: PriceBook) -> dict[str, Fraction]:
     """The same as the ledger has it now."""
     found: dict[str, Fraction] = {}
     for period in (ONE, TWO):
-        rated = rate_period(books.ledger, book, period, RevisionNumbers(books.ledger))
+        rated = rate_period(books.ledger, book, period, newest_revisions(books.ledger))
         for charge in rated.charges:
             _add_time(found, charge)
         for one in merge_reviews(rated.reviews):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
+from msgspec.structs import replace
 from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, told, world
 from support.metered import revision_of
 from support.statement_readers import from_csv, from_json

@@ -35,9 +35,10 @@ from support.books import (
 from collector.billing import administration, tables
 from collector.billing.billing_store import BillingStore
 from collector.billing.invoices import ClosingError, InvoiceStatus, PeriodClosing
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import recompute_closing
 from collector.billing.tenant_statements import read_statement
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.database import LedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import NodeStay
@@ -100,7 +101,7 @@ def test_computing_again_gives_the_same_whatever_came_since(ledger):
 def test_a_period_that_is_not_over_is_refused(ledger):
     books = opened(ledger, ALL)
     with pytest.raises(ClosingError, match="yet: expected 2024-10-10T00:00:00Z or later"):
-        books.close(ONE, BillingActor(BOSS, after(ONE).now_ns - 1))
+        books.close(ONE, TimedActor(BOSS, after(ONE).now_ns - 1))
     assert books.store.closings() == []
 
 

@@ -11,7 +11,7 @@ from support.billing import book, price
 from support.examples import fewer
 
 from collector.billing.charges import Charge, ChargeKind
-from collector.billing.period_rating import RevisionNumbers, rate_period
+from collector.billing.period_rating import newest_revisions, rate_period
 from collector.billing.rating import target_ns
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
@@ -65,7 +65,9 @@ def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
     return [
         [
             charge
-            for charge in rate_period(ledger, book(prices), period, RevisionNumbers(ledger)).charges
+            for charge in rate_period(
+                ledger, book(prices), period, newest_revisions(ledger)
+            ).charges
             if charge.tenant == "red"
         ]
         for period in periods
@@ -114,7 +116,9 @@ def test_a_count_keeps_the_price_of_its_start_on_every_gpu():
         price(5 * RATE, hours(0.5), FOREVER_NS),
     )
     ledger = metered([[other("s", 1, 1.5)], [other("t", 2, 2.5)]], [job(1, 0, 4)])
-    charges = rate_period(ledger, book(*prices), Period(0, DAY_NS), RevisionNumbers(ledger)).charges
+    charges = rate_period(
+        ledger, book(*prices), Period(0, DAY_NS), newest_revisions(ledger)
+    ).charges
     assert total(charge for charge in charges if charge.tenant == "red") == 8
 
 
@@ -145,7 +149,7 @@ def test_earlier_gpus_of_a_count_are_found_in_a_later_period():
     assert minimum_hours(first) == 0
     assert minimum_hours(second) == Fraction(7, 60), "76 h 3 min, up to whole 10 min"
     period = Period(3 * DAY_NS, 5 * DAY_NS)
-    rests_on = rate_period(ledger, book(HOURLY), period, RevisionNumbers(ledger)).sources
+    rests_on = rate_period(ledger, book(HOURLY), period, newest_revisions(ledger)).sources
     assert {key.day for key in rests_on if key.gpu == "GPU-0"} >= {0, 1}
 
 
@@ -170,7 +174,7 @@ def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where
     assert one.amount == topup.amount
     assert billed(ledger, 3, 4, 5)[0] == [], "not where it does not end"
     rests_on = rate_period(
-        ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), RevisionNumbers(ledger)
+        ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), newest_revisions(ledger)
     )
     assert {key.day for key in rests_on.sources} >= {0}
 

@@ -22,16 +22,15 @@ from support.billing import MONTH, NEXT_MONTH, books, timelines
 from support.examples import fewer
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
+from collector.billing.charges import format_amount
 from collector.billing.export import (
     WRITERS,
     ExportError,
     ExportFormat,
     ExportOrder,
-    InvoiceSequence,
     StagingError,
     export_document,
     export_invoices,
-    format_amount,
     stage_files,
 )
 from collector.billing.focus_files import (
@@ -63,7 +62,7 @@ ORDER = ExportOrder(SELLER, DUE_NS)
 
 
 @pytest.fixture(scope="module")
-def months(tmp_path_factory: pytest.TempPathFactory) -> InvoiceSequence:
+def months(tmp_path_factory: pytest.TempPathFactory) -> tuple[Invoice, ...]:
     ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     found = closed_months(ledger)
     ledger.close()
@@ -102,7 +101,7 @@ def test_invoices_and_their_corrections_read_back_to_identical_rows(usages, late
     later = [
         issue_invoice(one, due_ns) for one in draft_invoices(found, NEXT_MONTH, prices.currency)
     ]
-    groups = [invoice_rows(one, SELLER) for one in (*closed, *later)]
+    groups = [list(invoice_rows(one, SELLER)) for one in (*closed, *later)]
     flat = [row for group in groups for row in group]
     for raw, read in ((parquet(*groups), read_parquet), (csv_text(*groups), read_csv)):
         again = list(read(io.BytesIO(raw)))
@@ -122,7 +121,7 @@ def test_any_number_and_any_text_read_back_from_parquet(counted, text):
 
 
 def test_parquet_has_exact_types_and_groups():
-    found = invoice_rows(all_kinds(), SELLER)
+    found = list(invoice_rows(all_kinds(), SELLER))
     raw = parquet(found[:3], found[3:], rows_in_a_group=4)
     file = pyarrow.parquet.ParquetFile(io.BytesIO(raw))
     types = {field.name: str(field.type) for field in file.schema_arrow}
@@ -155,10 +154,10 @@ WITHOUT_PYARROW = """
 import sys
 from pathlib import Path
 from support.exports import DUE_NS, SELLER, all_kinds
-from collector.billing.export import ExportFormat, ExportOrder, InvoiceSequence, export_invoices
+from collector.billing.export import ExportFormat, ExportOrder, export_invoices
 from collector.billing.focus_files import NoParquetError
 
-directory, all_ = Path(sys.argv[1]), InvoiceSequence((all_kinds(),))
+directory, all_ = Path(sys.argv[1]), (all_kinds(),)
 try:
     export_invoices(all_, ExportOrder(SELLER, DUE_NS), directory)
 except NoParquetError as error:
@@ -188,7 +187,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
 # The whole export --------------------------------------------------------------------------------
 
 
-def test_the_manifest_says_what_the_files_hold(months: InvoiceSequence, tmp_path: Path):
+def test_the_manifest_says_what_the_files_hold(months: tuple[Invoice, ...], tmp_path: Path):
     manifest = export_invoices(
         months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "directory"
     )
@@ -206,7 +205,7 @@ def test_the_manifest_says_what_the_files_hold(months: InvoiceSequence, tmp_path
         found = list(read_parquet(file))
     assert [file["rows"] for file in document["files"]] == [len(found)] * 2
     assert {one["invoice"]: one["billed"] for one in document["invoices"]} == {
-        one.invoice_id: format_amount(one.payable, one.currency) for one in months.all
+        one.invoice_id: format_amount(one.payable, one.currency) for one in months
     }
     assert Fraction(document["billed"]["EUR"]) == billed_cost(found)
     assert document["audit_checkpoint"] == "note"
@@ -214,7 +213,7 @@ def test_the_manifest_says_what_the_files_hold(months: InvoiceSequence, tmp_path
     assert manifest.encoded == (directory / names[2]).read_bytes()
 
 
-def test_a_document_is_the_file_without_a_directory(months: InvoiceSequence, tmp_path: Path):
+def test_a_document_is_the_file_without_a_directory(months: tuple[Invoice, ...], tmp_path: Path):
     order = replace(ORDER, tenant="vision")
     export_invoices(months, order, tmp_path)
     for form in ExportFormat:
@@ -222,35 +221,30 @@ def test_a_document_is_the_file_without_a_directory(months: InvoiceSequence, tmp
             export_document(months, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
         )
     assert (
-        export_document(
-            InvoiceSequence((draft_invoice([], "vision", MONTH, "EUR"),)), order, ExportFormat.CSV
-        )
+        export_document((draft_invoice([], "vision", MONTH, "EUR"),), order, ExportFormat.CSV)
         is None
     )
 
 
 def test_the_same_invoices_make_the_same_files(tmp_path: Path):
-    made = [
-        export_invoices(InvoiceSequence((all_kinds(),)), ORDER, tmp_path / name)
-        for name in ("a", "b")
-    ]
+    made = [export_invoices((all_kinds(),), ORDER, tmp_path / name) for name in ("a", "b")]
     assert made[0].files == made[1].files
 
 
-def test_only_what_is_issued_and_asked_for_is_exported(months: InvoiceSequence, tmp_path: Path):
-    gone = replace(months.all[0], status=InvoiceStatus.VOID)
+def test_only_what_is_issued_and_asked_for_is_exported(months: tuple[Invoice, ...], tmp_path: Path):
+    gone = replace(months[0], status=InvoiceStatus.VOID)
     drafted = draft_invoice([], "team-b", MONTH, "EUR")
-    order = replace(ORDER, tenant="vision", period=months.all[1].period, forms=(ExportFormat.CSV,))
-    manifest = export_invoices(InvoiceSequence((gone, *months.all[1:], drafted)), order, tmp_path)
+    order = replace(ORDER, tenant="vision", period=months[1].period, forms=(ExportFormat.CSV,))
+    manifest = export_invoices((gone, *months[1:], drafted), order, tmp_path)
     assert [one.tenant for one in manifest.invoices] == ["vision"]
     assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
     nobody = replace(ORDER, tenant="a/../b", forms=(ExportFormat.CSV,))
-    assert export_invoices(InvoiceSequence((gone, drafted)), nobody, tmp_path).invoices == ()
+    assert export_invoices((gone, drafted), nobody, tmp_path).invoices == ()
     assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
-def test_nothing_is_overwritten_unless_asked(months: InvoiceSequence, tmp_path: Path):
-    export_invoices(InvoiceSequence((all_kinds(),)), ORDER, tmp_path)
+def test_nothing_is_overwritten_unless_asked(months: tuple[Invoice, ...], tmp_path: Path):
+    export_invoices((all_kinds(),), ORDER, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
     told: list[object] = []
@@ -274,7 +268,7 @@ def test_no_export_is_without_its_record(tmp_path: Path):
         raise OSError(message)
 
     with pytest.raises(OSError, match="is away"):
-        export_invoices(InvoiceSequence((all_kinds(),)), ORDER, tmp_path, record=refuse)
+        export_invoices((all_kinds(),), ORDER, tmp_path, record=refuse)
     assert [suffixes for _, suffixes in told] == [[".partial"] * 3]
     assert list(tmp_path.iterdir()) == []
 
@@ -301,7 +295,7 @@ def test_files_that_do_not_add_up_are_refused(
 
     order = replace(ORDER, writers={**WRITERS, ExportFormat.CSV: Wrong})
     with pytest.raises(ExportError, match=r"focus-1\.2\.csv"):
-        export_invoices(InvoiceSequence((all_kinds(),)), order, tmp_path)
+        export_invoices((all_kinds(),), order, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -342,6 +336,6 @@ def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages
         for one in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
     directory = tmp_path_factory.mktemp("export")
-    manifest = export_invoices(InvoiceSequence(tuple(invoices)), ORDER, directory)
+    manifest = export_invoices(invoices, ORDER, directory)
     total = sum((one.payable for one in invoices), Fraction(0))
     assert sum((Fraction(text) for text in manifest.billed.values()), Fraction(0)) == total

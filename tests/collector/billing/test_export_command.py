@@ -12,13 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import select
 from support import postgresql
+from support.exports import parse_csv
 from support.metered import revision_of
 
 from collector.billing import billing_demo
 from collector.billing.billing_demo import MONTH, NEXT_MONTH
 from collector.billing.charges import content_digest
 from collector.billing.export_provenance import provenance_of_lines
-from collector.billing.focus_files import FocusRow, parse_csv
+from collector.billing.focus_files import FocusRow
 from collector.billing.period_closing import BillingBooks
 from collector.commands.bill import bill
 from collector.ledger.audit_outbox import outbox_rows

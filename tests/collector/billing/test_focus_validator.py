@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.exports import DUE_NS, SELLER, closed_months
+from support.exports import DUE_NS, SELLER, closed_months, parse_csv
 from support.focus_validator import ARTEFACT, readable_rules, validate
 
 from collector.billing.charges import ChargeKind
 from collector.billing.export import ExportFormat, ExportManifest, ExportOrder, export_invoices
 from collector.billing.export_provenance import with_origins
-from collector.billing.focus_files import COLUMNS, parse_csv
+from collector.billing.focus_files import COLUMNS
 from collector.billing.period_closing import BillingBooks
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata

@@ -23,12 +23,13 @@ from support.story import (
 
 from collector.billing import administration
 from collector.billing.invoices import CLOSE_AFTER_NS
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.commands.bill import bill
 from collector.commands.command_options import evidence_in
 from collector.evidence.node_chunks import TOLERANCE_NS
 from collector.evidence.review_rules import MAX_GPUS_AT_ONCE
 from collector.fleet.schema_columns import sku_of
+from collector.ledger.audit_outbox import TimedActor
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period, Tiling
 
@@ -94,10 +95,10 @@ async def test_invented_usage_of_a_new_node_is_not_billed(site: Site, url: str) 
 
     books = BillingBooks.of(site.door.ledger, evidence_in(site.door.ledger.database))
     administration.publish(
-        books, PRICES.replace('"h100"', f'"{sku_of(MODEL)}"'), "p", BillingActor(BOSS, at(0))
+        books, PRICES.replace('"h100"', f'"{sku_of(MODEL)}"'), "p", TimedActor(BOSS, at(0))
     )
     undecided = sum((one.gpu_hours for one in books.bill(PERIOD).undecided), Fraction(0))
     assert hours - 1 <= undecided <= claimed_hours, "the part under review is on the bill"
-    closed = books.close(PERIOD, BillingActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
+    closed = books.close(PERIOD, TimedActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
     billed = sum((line.charge.amount for one in closed.invoices for line in one.lines), Fraction(0))
     assert billed <= MAX_GPUS_AT_ONCE * PRICE * Fraction(bound, 3600)

@@ -73,7 +73,7 @@ def test_closing_twice_gives_the_same(usages, prices, random):
     again = rate(random.sample(usages, len(usages)), prices, MONTH).charges
     second = draft_invoices(random.sample(again, len(again)), MONTH, prices.currency)
     assert first == second
-    assert [one.text for one in first] == [one.text for one in second]
+    assert [one.content_hash for one in first] == [one.content_hash for one in second]
     assert sum((one.exact for one in first), Fraction(0)) == sum(c.amount for c in charges)
     for one in first:
         assert abs(one.rounding.amount) * 10 ** exponent_of(prices.currency) <= Fraction(1, 2)
@@ -105,8 +105,8 @@ def test_an_issued_invoice_has_no_field_to_write_to():
 
 def test_only_a_draft_is_issued():
     invoice = three_thirds()
-    issued = issue_invoice(invoice, DUE_NS, audit_seq=7)
-    assert (issued.status, issued.issued_ns, issued.audit_seq) == (InvoiceStatus.ISSUED, DUE_NS, 7)
+    issued = issue_invoice(invoice, DUE_NS)
+    assert (issued.status, issued.issued_ns) == (InvoiceStatus.ISSUED, DUE_NS)
     assert issued.content_hash == invoice.content_hash
     for one in (issued, replace(issued, status=InvoiceStatus.VOID)):
         with pytest.raises(InvoiceError, match=r"cannot (issue|void)"):

@@ -19,7 +19,7 @@ from support.story import DAY, DAY_SECONDS, Reporter, accept, at, core_in, ended
 from collector.billing import administration
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import reconcile_period
 from collector.commands.bill import bill
 from collector.commands.command_options import evidence_in
@@ -27,6 +27,7 @@ from collector.evidence import evidence_tables
 from collector.evidence.evidence_store import EvidenceStore, compress_chunk
 from collector.evidence.node_chunks import decode_chunk, encode_chunk
 from collector.fleet.schema_columns import sku_of
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period, period_name
@@ -40,7 +41,7 @@ else:
 
 MODEL = "NVIDIA H100 80GB HBM3"
 PERIOD = Period(at(0), at(2 * DAY_SECONDS))
-SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red"), "ns/green": PayerAccount("green")})
+SELLER = Seller("Hall", {"red": PayerAccount("red"), "ns/green": PayerAccount("green")})
 
 
 def kept(url: str, directory: Path) -> Ledger:
@@ -80,8 +81,8 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
     assert evidence.gpus(at(0), at(1)) == ["GPU-0", "GPU-1"]
     books = BillingBooks.of(ledger, evidence)
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-    administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
-    closed = books.close(PERIOD, BillingActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
+    administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
+    closed = books.close(PERIOD, TimedActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
     (invoice,) = closed.invoices
     time = sum(
         (line.charge.amount for line in invoice.lines if line.charge.kind == "usage"), Fraction(0)
@@ -151,7 +152,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
     with closing(kept(url, tmp_path)) as ledger:
         books = BillingBooks.of(ledger, evidence_in(ledger.database))
         prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-        administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
+        administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
         checks = reconcile_period(books, PERIOD, SELLER)
         assert {check.rule for check in checks if not check.passes} == set()
         with ledger.database.transaction(writes=True) as connection:

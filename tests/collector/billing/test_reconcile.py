@@ -30,9 +30,9 @@ from support.books import (
 )
 
 from collector.billing import administration
-from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
+from collector.billing.billing_demo import SimulatedEvidence
 from collector.billing.period_closing import BillingBooks
-from collector.billing.period_rating import RevisionNumbers, rate_period
+from collector.billing.period_rating import newest_revisions, rate_period
 from collector.billing.reconciliation import (
     ReconciliationCheck,
     check_amounts,
@@ -40,6 +40,7 @@ from collector.billing.reconciliation import (
     check_charged_amount,
     reconcile_period,
 )
+from collector.evidence.gpu_evidence import AssembledGpu
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
@@ -157,7 +158,7 @@ def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledg
     invoices = books.store.invoices()
     published = books.store.book()
     assert published is not None
-    rated = rate_period(ledger, published.book, ONE, RevisionNumbers(ledger))
+    rated = rate_period(ledger, published.book, ONE, newest_revisions(ledger))
     assert check_billable_time(rated).passes
     taken = {of: quantity for of, quantity in rated.taken.items() if of.tenant == "red"}
     check = check_billable_time(replace(rated, taken=taken))
@@ -217,7 +218,7 @@ def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
     part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
     small = claim("blue", 2, 12, compute=part.compute, memory=part.memory)
     whole = gpu("GPU-0", small, layouts=(PartitionLayout(START, "l1", (part,)),))
-    known = world(SimulatedGpuEvidence(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
+    known = world(AssembledGpu(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
     books = opened(ledger, known, MIG_PRICES)
     (invoice,) = books.close(ONE, after(ONE)).invoices
     time = [line.charge for line in invoice.lines if line.charge.kind == "usage"]
@@ -239,7 +240,7 @@ def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> Non
     profiles = {one.id: "3g.40gb" for one in shared}
     books = opened(
         ledger,
-        world(SimulatedGpuEvidence(whole.evidence, whole.counted, SKU, profiles)),
+        world(AssembledGpu(whole.evidence, whole.counted, SKU, profiles)),
         MIG_PRICES,
     )
     invoices = books.close(ONE, after(ONE)).invoices

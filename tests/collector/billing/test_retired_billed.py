@@ -12,15 +12,16 @@ from collector.billing import administration
 from collector.billing.charges import PriceUnit
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS
-from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
+from collector.billing.period_closing import BillingBooks, ClosedPeriod
 from collector.billing.reconciliation import reconcile_period
 from collector.commands.command_options import evidence_in
 from collector.fleet.schema_columns import sku_of
+from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"
 ONE, TWO = (Period(at(n * DAY_SECONDS), at((n + 1) * DAY_SECONDS)) for n in (0, 1))
-SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red")})
+SELLER = Seller("Hall", {"red": PayerAccount("red")})
 HOURS = 3600
 PER_HOUR = Fraction("2.49")
 LATER = 2 * DAY_SECONDS + 2 * HOURS
@@ -50,12 +51,12 @@ async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site
     ledger = site.door.ledger
     books = BillingBooks.of(ledger, evidence_in(ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-    administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
-    first = books.close(ONE, BillingActor(BOSS, ONE.end_ns + CLOSE_AFTER_NS))
+    administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
+    first = books.close(ONE, TimedActor(BOSS, ONE.end_ns + CLOSE_AFTER_NS))
     assert amounts(first) == {"": 24 * PER_HOUR}
     site.texts["retired"] = "gpu,from,to,why\nGPU-0,2026-09-04T12:00:00Z,,sent back\n"
     await site.round(LATER + 600, everything=True)
-    second = books.close(TWO, BillingActor(BOSS, TWO.end_ns + CLOSE_AFTER_NS))
+    second = books.close(TWO, TimedActor(BOSS, TWO.end_ns + CLOSE_AFTER_NS))
     assert sum(amounts(second).values()) == -12 * PER_HOUR, "and nothing for the second day"
     (corrected,) = amounts(second)
     assert corrected == first.invoices[0].invoice_id

@@ -11,7 +11,7 @@ from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
 
 from collector.billing import administration
 from collector.billing.focus_rows import PayerAccount, Seller
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
 from collector.commands.command_options import evidence_in
 from collector.evidence.review_decisions import (
@@ -20,6 +20,7 @@ from collector.evidence.review_decisions import (
     record_decision,
 )
 from collector.fleet.schema_columns import sku_of
+from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period
 from railscope.audit.record import RecordActor
 from railscope.claim_terms import GPU_CAPACITY
@@ -28,7 +29,7 @@ from railscope.timestamps import DAY_NS
 MODEL = "NVIDIA H100 80GB HBM3"
 HOUR = 3600
 PERIOD = Period(at(0), at(DAY_SECONDS))
-SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red")})
+SELLER = Seller("Hall", {"red": PayerAccount("red")})
 TILINGS = 2
 NAMES = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
 LATER = DAY_SECONDS + 2 * HOUR
@@ -38,7 +39,7 @@ def checked(site: Site) -> dict[str, ReconciliationCheck]:
     """The checks of the day; each must pass."""
     books = BillingBooks.of(site.door.ledger, evidence_in(site.door.ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-    administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
+    administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     checks = reconcile_period(books, PERIOD, SELLER)
     assert [check for check in checks if not check.passes] == []
     return {check.rule: check for check in checks}

@@ -24,7 +24,6 @@ def test_the_example_in_the_documentation_is_one():
     example = "\n".join(line for line in lines if line.startswith("    "))
     assert parse_seller(inspect.cleandoc(example), "example") == Seller(
         provider="Machine Hall",
-        invoice_issuer="Machine Hall",
         accounts={
             "language": PayerAccount(
                 "research", "Research", "Account", "Language models", {"CostCenter": "4711"}
@@ -36,7 +35,7 @@ def test_the_example_in_the_documentation_is_one():
 
 def test_little_is_enough():
     text = 'provider = "P"\npublisher = "Q"\n[tenant."a b"]\naccount = "x"\ntype = "Namespace"\n'
-    expected = Seller("P", "P", {"a b": PayerAccount("x", tenant_type="Namespace")}, publisher="Q")
+    expected = Seller("P", {"a b": PayerAccount("x", tenant_type="Namespace")}, publisher="Q")
     assert parse_seller(text, "f") == expected
 
 
@@ -61,7 +60,7 @@ def test_what_is_wrong_is_named_with_the_file(text, said):
 
 def test_the_sample_can_be_read(tmp_path: Path):
     sample = Path(__file__).parents[3] / "deploy" / "seller.toml"
-    assert read_seller(sample) == Seller("GPU cluster", "GPU cluster", {})
+    assert read_seller(sample) == Seller("GPU cluster")
     text = re.sub(r"^# (?=\[|\w+ = )", "", sample.read_text(), flags=re.MULTILINE)
     found = parse_seller(text, "sample")
     assert found.region == GpuRegion("hall-1", "Machine hall 1")

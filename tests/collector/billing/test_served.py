@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from collector.billing import billing_demo
 from collector.billing.export import ExportFormat, ExportOrder, export_invoices
@@ -37,7 +38,7 @@ def served(books: BillingBooks) -> BillingReader:
 @pytest.mark.parametrize("tenant", [None, "vision"])
 def test_an_export_is_the_file_that_the_command_writes(served, books, tmp_path: Path, tenant):
     order = ExportOrder(billing_demo.SELLER, 0, period=parse_period("2026-09"), tenant=tenant)
-    export_invoices(books.store, with_origins(order, books), tmp_path)
+    export_invoices(books.store.invoices(), with_origins(order, books), tmp_path)
     assert served.export_forms == list(ExportFormat)
     for form in served.export_forms:
         written = (tmp_path / f"{order.stem}.{form}").read_bytes()
@@ -62,7 +63,9 @@ def test_statements_come_in_their_forms(served):
 
 
 def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
-    nobody_pays = replace(served, seller=lambda _tenants: replace(billing_demo.SELLER, accounts={}))
+    nobody_pays = replace(
+        served, seller=lambda _tenants: structs.replace(billing_demo.SELLER, accounts={})
+    )
     with pytest.raises(BillingUnavailableError, match="unknown billing account"):
         nobody_pays.export("vision", "2026-09", "csv")
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)

@@ -34,11 +34,10 @@ from support.books import (
 )
 
 from collector.billing import administration
-from collector.billing.billing_demo import SimulatedGpuEvidence
 from collector.billing.billing_listing import listing_document, read_listing
 from collector.billing.charges import ChargeKind
 from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
-from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import reconcile_period
 from collector.billing.statement_formats import as_text
 from collector.billing.tenant_statements import (
@@ -48,6 +47,8 @@ from collector.billing.tenant_statements import (
     read_statement,
     statement_periods,
 )
+from collector.evidence.gpu_evidence import AssembledGpu
+from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import GpuOutage, SampleStretch
@@ -94,7 +95,7 @@ def test_undecided_time_keeps_a_later_period_open(ledger):
 def test_an_opening_date_excludes_earlier_time_and_is_recorded(ledger):
     books = opened(ledger, ALL)
     administration.set_opening(books, TWO.start_ns, "the contract begins", after(TWO))
-    assert books.opening.reason == "the contract begins"
+    assert books.store.opening().reason == "the contract begins"
     assert "billing.opening/1" in in_outbox(ledger.database)
     with pytest.raises(ClosingError, match="it begins before the opening date"):
         books.close(ONE, after(TWO))
@@ -203,7 +204,7 @@ GRANULAR = PRICES.replace(
 )
 
 
-def _metered(ledger: Ledger, days: range, *known: SimulatedGpuEvidence) -> None:
+def _metered(ledger: Ledger, days: range, *known: AssembledGpu) -> None:
     computed = MeteringComputation("1", (days.stop + 1) * DAY_NS)
     gpus = [MeteredGpu.of(one.evidence, {}, one.sku) for one in known]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
@@ -214,7 +215,7 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
     running = gpu("GPU-0", claim("red", 71.5, 73))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + days_known), running)
     books = BillingBooks.of(ledger)
-    administration.publish(books, GRANULAR, "p", BillingActor(BOSS, START))
+    administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
     first = books.close(ONE, after(ONE))
     assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), running)
@@ -229,7 +230,7 @@ def test_a_claim_that_lost_its_gpu_has_its_minimum_where_it_ends(ledger, red):
     lost = gpu("GPU-0", claim("red", 11, 100, **red), claim("blue", 48, 110))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), lost)
     books = BillingBooks.of(ledger)
-    administration.publish(books, GRANULAR, "p", BillingActor(BOSS, START))
+    administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
     found = []
     for period in (ONE, TWO):
         lines = [line for one in books.close(period, after(period)).invoices for line in one.lines]
@@ -346,5 +347,5 @@ def test_minimums_of_seconds_are_not_lost_where_a_claim_ends_at_the_cut(ledger):
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 4), ended)
     books = BillingBooks.of(ledger)
     prices = GRANULAR.replace("minimum_seconds = 86400", "minimum_seconds = 7200")
-    administration.publish(books, prices, "p", BillingActor(BOSS, START))
+    administration.publish(books, prices, "p", TimedActor(BOSS, START))
     assert exact(books.close(ONE, after(ONE)).invoices) == {"red": 2 * Fraction("2.49")}

@@ -32,7 +32,7 @@ async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: st
     await one.round(now - HOURS, everything=True)
     accept(two.core, node.told(gpus_of("GPU-0"), range(now - 600, now, 30)))
     await two.round(now)
-    assert two.live.settled == one.live.settled
+    assert two.live.finalized == one.live.finalized
     assert set(one.door.ledger.newest(DAY, DAY + days - 1).values()) == {1}
     assert two.settler.counts.days < days, "only what was recorded lately is looked at again"
     await two.round(now, everything=True)

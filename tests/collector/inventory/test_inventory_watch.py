@@ -69,11 +69,11 @@ async def look(
     rows = [ExpectedDevices(0, FOREVER_NS, node, *both) for node, both in (expected or {}).items()]
     inventory = DeviceInventory.of(rows) if expected is not None else None
     watch = InventoryWatch(core, lambda: inventory, lambda: RetiredGpus.of(retired))
-    return await watch.look(at(second), at(second - STALE), no_turns)
+    return await watch.compare(at(second), at(second - STALE), no_turns)
 
 
 def of(found: InventoryComparison, node: str):
-    (one,) = (one for one in found.standings or () if one.node == node)
+    (one,) = (one for one in found.comparisons or () if one.node == node)
     return one
 
 
@@ -155,7 +155,7 @@ async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missin
     assert [(one.node, one.gpu, one.seen_ns) for one in found.gone] == [("n1", "GPU-old", at(9))]
     retirement = Retirement(at(15), FOREVER_NS, "GPU-old", "sent back")
     found = await look(core, 20, retired=[retirement])
-    assert (found.standings, found.gone, found.reporting) == (None, (), {})
+    assert (found.comparisons, found.gone, found.reporting) == (None, (), {})
     assert found.last_nodes == {"GPU-old": "n1"}
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from support.job_books import job_days, with_stand_ins, write_jobs
 
 from bench import tenants
 from bench.tenants import units_of_share
-from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins, write_days
 from collector.jobs.job_metering import timeline_entries
 from collector.jobs.job_reconciliation import compare_jobs
 from collector.ledger.ledger_store import Ledger
@@ -26,7 +26,6 @@ from railscope.timestamps import FOREVER_NS
 from tests.support.shared import captured
 
 NS = 1e9
-TERMS = ImportTerms("dlrm", 0)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
     found: Counter[str] = Counter()
     listed = with_stand_ins(tenants.jobs_of_trace(tenants.read_trace(trace)))
     tiled: Counter[Tiling] = Counter()
-    for day in job_days(listed, TERMS):
+    for day in job_days(listed):
         for entry in day.entries:
             tiled[entry.tiling] += entry.quantity
             if entry.tenant and entry.tiling is Tiling.COMPUTE:
@@ -68,7 +67,7 @@ def test_the_ledger_of_some_of_its_gpus_is_what_the_list_says(trace, tmp_path):
     gpus = {gpu for job in listed for gpu in job.gpus if int(gpu.address) % 40 == 1}
     some = [job for job in listed if gpus.issuperset(job.gpus)]
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
-    assert write_days(ledger, job_days(some, TERMS)).added > 1000
+    assert write_jobs(ledger, some).added > 1000
     found = compare_jobs(ledger.entries(0, FOREVER_NS), some, 0)
     ledger.close()
     assert found.agrees

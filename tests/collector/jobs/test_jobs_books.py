@@ -73,11 +73,11 @@ def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger
         told("docker/n1/abc/GPU-0", "abc", 500, 600, "docker:anna"),
         told("kubernetes/n1/lab/p/GPU-0", "lab/p", 700, 800, "kubernetes:lab"),
     )
-    found = books(tmp_path).against(ledger, DAY, 0)
+    found = books(tmp_path).compare_with(ledger, DAY, 0)
     assert found.agrees
     assert (found.jobs, found.unended) == (1, ("8",))
     assert [(check.tenant, check.found) for check in found.tenants] == [("physics", 100 * S)]
-    pods = books(tmp_path, '{"items": []}', "kubernetes").against(ledger, DAY, 0)
+    pods = books(tmp_path, '{"items": []}', "kubernetes").compare_with(ledger, DAY, 0)
     assert [one.job for one in pods.differences] == ["lab/p"]
 
 
@@ -87,7 +87,7 @@ def test_a_claim_of_a_file_may_be_one_of_slurm(ledger, tmp_path):
         told("file/n1/slurm:7/GPU-0", "slurm:7", 100, 200),
         told("file/n1/night/GPU-0", "night", 500, 600),
     )
-    assert books(tmp_path).against(ledger, DAY, 0).agrees
+    assert books(tmp_path).compare_with(ledger, DAY, 0).agrees
 
 
 def test_a_difference_in_words(ledger, tmp_path):
@@ -96,7 +96,7 @@ def test_a_difference_in_words(ledger, tmp_path):
         told("slurm/n1/7/GPU-0", "7", 100, 260),
         told("slurm/n1/9/GPU-0", "9", 300, 400, "staff"),
     )
-    found = books(tmp_path).against(ledger, DAY, 15 * S)
+    found = books(tmp_path).compare_with(ledger, DAY, 15 * S)
     assert list(comparison_text(found)) == [
         "R3: 1 job of the scheduler's records, 2 tenants",
         (

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from support.job_books import job_days, with_stand_ins, write_jobs
 from support.metered import revision_of
 
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job_list import ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import (
-    ImportCounts,
-    ImportTerms,
-    job_days,
-    with_stand_ins,
-    write_days,
-)
+from collector.jobs.job_list_import import ImportCounts
 from collector.jobs.job_metering import meter_jobs
 from collector.jobs.job_reconciliation import DifferenceKind, compare_jobs
 from collector.ledger.day_tiling import check_tiling
@@ -31,7 +26,6 @@ from railscope.timestamps import FOREVER_NS
 from tests.support.shared import captured
 
 S = 1_000_000_000
-TERMS = ImportTerms("h100-sxm", 7)
 
 
 @pytest.fixture
@@ -98,13 +92,13 @@ def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
     assert len({gpu for job in lasting for gpu in job.gpus}) <= max_at_once(jobs) + max(
         (sum(p.gpus for p in job.unplaced) for job in jobs if not job.duration_ns), default=0
     )
-    assert compare_jobs([e for day in job_days(placed, TERMS) for e in day.entries], jobs, 0).agrees
+    assert compare_jobs([e for day in job_days(placed) for e in day.entries], jobs, 0).agrees
 
 
 @given(counted_jobs())
 def test_every_day_is_a_complete_tiling_of_whole_days(jobs):
     for as_observed in (False, True):
-        for day in job_days(with_stand_ins(jobs), ImportTerms("", 0, as_observed)):
+        for day in job_days(with_stand_ins(jobs), as_observed=as_observed):
             check_tiling(day)
             states = {entry.state for entry in day.entries if entry.tenant}
             assert states <= {SlotState.OBSERVED if as_observed else SlotState.INFERRED}
@@ -114,20 +108,20 @@ def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
     lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
     jobs = read_clustercockpit(lines).jobs
     expected = {tenant: time for tenant, time in meter_jobs(jobs).tenants.items() if time}
-    first = write_days(ledger, job_days(jobs, TERMS))
+    first = write_jobs(ledger, jobs)
     assert first.unchanged == 0
     assert held(ledger, SlotState.INFERRED) == expected
-    assert write_days(ledger, job_days(jobs, TERMS)) == ImportCounts(0, first.added)
+    assert write_jobs(ledger, jobs) == ImportCounts(0, first.added)
     lacking = compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).differences
     assert [one.job for one in lacking] == [job.id for job in jobs if job.unplaced]
     assert {one.kinds for one in lacking} == {(DifferenceKind.NOT_IN_LEDGER,)}
-    write_days(ledger, job_days(with_stand_ins(jobs), TERMS))
+    write_jobs(ledger, with_stand_ins(jobs))
     assert compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
 
 
 def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
     job = ListedJob(0, "7", "a", "u", 100 * S, unplaced=(UnnamedGpus("n1", 2, "counted"),))
-    write_days(ledger, job_days(with_stand_ins([job]), ImportTerms("", 0, as_observed=True)))
+    write_jobs(ledger, with_stand_ins([job]), as_observed=True)
     assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}
     revision = revision_of(ledger, "n1/000002", 0)
     assert revision

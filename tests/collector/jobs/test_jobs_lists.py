@@ -13,17 +13,17 @@ from support.examples import fewer
 from support.job_lists import GPU_1, GPU_2, HOUR, held
 
 from collector.jobs import imported_lists
-from collector.jobs.imported_lists import ImportActor, JobLedgerError, NewList, PlacedJob
+from collector.jobs.imported_lists import JobLedgerError, NewList, PlacedJob
 from collector.jobs.job_list import GpuModels, JobList, ListedGpu, ListedJob, UnnamedGpus
 from collector.jobs.job_list_import import ImportCounts, import_list, number_stand_ins, place_jobs
-from collector.ledger.audit_outbox import outbox_rows
+from collector.ledger.audit_outbox import TimedActor, outbox_rows
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period
 from collector.tables import metadata
 from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS
 
-BY = ImportActor(RecordActor("operator", "op", "test"), 100 * DAY_NS)
+BY = TimedActor(RecordActor("operator", "op", "test"), 100 * DAY_NS)
 FIRST, SECOND = Period(0, 3 * DAY_NS), Period(3 * DAY_NS, 6 * DAY_NS)
 
 

@@ -17,6 +17,7 @@ from collector.jobs.job_list_reader import read_sacct
 from collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period, Tiling
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.slurm.sacct import COLUMNS
 from railscope.slurm.scontrol import parse_text
 from tests.support.job_books import (
@@ -106,9 +107,10 @@ def test_how_much_and_in_which_direction():
     (difference,) = compare_jobs(ledger([job]), [later], S).differences
     assert difference.kinds == (DifferenceKind.TIMES,)
     assert (difference.start_off_ns, difference.end_off_ns) == (-10 * S, 30 * S)
-    assert (difference.ledger, difference.books) == (200 * S, 120 * S)
+    assert difference.run.ledger_time == 200 * S * GPU_CAPACITY
+    assert difference.run.recorded_time == 120 * S * GPU_CAPACITY
     assert difference.difference == 80 * S
-    assert (difference.ledger_gpus, difference.books_gpus) == (tuple(map(str, GPUS[:2])), 2)
+    assert (difference.run.ledger_gpus, difference.run.gpus) == (set(map(str, GPUS[:2])), 2)
     (check,) = compare_jobs(ledger([job]), [later], S).tenants
     assert (check.found, check.expected, check.parts) == (200 * S, 120 * S, 2)
     assert check.allowed == 4 * S

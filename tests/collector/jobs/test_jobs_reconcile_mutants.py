@@ -32,7 +32,7 @@ def jobs_only(
 ) -> JobComparison:
     """Jobs that only one of the two knows are passed over."""
     found = compare_jobs(entries, records, tolerance)
-    alone = {DifferenceKind.NOT_IN_LEDGER, DifferenceKind.NOT_IN_BOOKS}
+    alone = {DifferenceKind.NOT_IN_LEDGER, DifferenceKind.NOT_IN_RECORDS}
     kept = tuple(one for one in found.differences if not alone.intersection(one.kinds))
     return replace(found, differences=kept, tenants=())
 

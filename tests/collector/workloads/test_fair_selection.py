@@ -6,19 +6,17 @@ from hypothesis import given, strategies as st
 
 from collector.workloads.job_roster import (
     MAX_JOBS_OF_A_NODE,
+    JobGpu,
     JobHolding,
     JobKey,
     RunningJob,
-    SeatedGpu,
     fair_selection,
 )
 
 
 def job(number: int, *nodes: str) -> RunningJob:
     key = JobKey("tenant", "slurm", str(number))
-    places = (
-        SeatedGpu(f"GPU-{number}-{n}", 0, JobHolding(key, n, 840, 0), alone=True) for n in nodes
-    )
+    places = (JobGpu(f"GPU-{number}-{n}", 0, JobHolding(key, n, 840, 0), alone=True) for n in nodes)
     return RunningJob(key, number, tuple(places))
 
 

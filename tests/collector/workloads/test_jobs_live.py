@@ -200,13 +200,13 @@ async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_
     site.report("n1", 10, (90, 80), *claims("1", "n1-0", "n1-1"))
     await site.jobs(11)
     row = site.core.fleet.nodes["n1"].rows["gpu_activity"]
-    table = site.refresher.seating.of(row.block)
+    table = site.refresher.positions.of(row.block)
     assert table
     rows = np.array([row.index])
-    assert list(site.refresher.seating.settled(row.block, rows)) == [row.index]
+    assert list(site.refresher.positions.unchanged(row.block, rows)) == [row.index]
     row.block.nodes[row.index] = "n2"
     site.core.fleet.touched.add("n2")
-    assert list(site.refresher.seating.settled(row.block, rows)) == []
+    assert list(site.refresher.positions.unchanged(row.block, rows)) == []
 
 
 @pytest.mark.parametrize(

@@ -22,19 +22,19 @@ from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import (
     OVER_SECONDS,
-    FleetSeats,
+    FleetPositions,
     GatheredReadings,
+    GpuReadings,
+    GpuValues,
     MeasureAverages,
-    SeatReadings,
-    SeatValues,
 )
 from collector.workloads.job_roster import (
     NO_JOB,
+    JobGpu,
     JobHolding,
     JobKey,
     JobRoster,
     RunningJob,
-    SeatedGpu,
     holdings,
 )
 from collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
@@ -100,14 +100,14 @@ def test_the_roster_is_what_was_put_last(puts):
         numbers = [job.number for job in jobs]
         assert len(set(numbers)) == len(numbers)
         assert all(number < roster.numbers for number in numbers)
-        seats = {p.gpu: p.seat for job in jobs for p in job.places}
-        assert len(set(seats.values())) == len(seats)
-        for gpu_name, seat in seats.items():
+        positions = {p.gpu: p.position for job in jobs for p in job.places}
+        assert len(set(positions.values())) == len(positions)
+        for gpu_name, position in positions.items():
             (first, *others) = model[gpu_name]
             number = next(job.number for job in jobs if job.key == first.job)
-            assert roster.job_of_seat[seat] == (NO_JOB if others else number)
-            assert roster.seats[first.node][gpu_name] == seat
-        assert sum(map(len, roster.seats.values())) == len(seats)
+            assert roster.job_of_position[position] == (NO_JOB if others else number)
+            assert roster.positions[first.node][gpu_name] == position
+        assert sum(map(len, roster.positions.values())) == len(positions)
 
 
 def test_many_gpus_have_seats_and_leave_them_again():
@@ -119,12 +119,12 @@ def test_many_gpus_have_seats_and_leave_them_again():
             )
         (job,) = roster.jobs()
         assert len(job.places) == 1000
-        assert set(roster.job_of_seat[[p.seat for p in job.places]]) == {job.number}
+        assert set(roster.job_of_position[[p.position for p in job.places]]) == {job.number}
     for number in range(1000):
         roster.put(f"GPU-{number}", ())
     assert roster.jobs() == []
-    assert roster.seats == {}
-    assert set(roster.job_of_seat) == {NO_JOB}
+    assert roster.positions == {}
+    assert set(roster.job_of_position) == {NO_JOB}
 
 
 # Roll-ups ----------------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ def view_of(streams, held) -> RunningJobs:
         core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, instant_ns))
     for (node, name), jobs in held.items():
         roster.put(name, [JobHolding(job, node, 840 // len(jobs), 1) for job in jobs])
-    seating, gathered = FleetSeats(core, roster), GatheredReadings()
-    asyncio.run(seating.refresh(lambda: asyncio.sleep(0)))
+    positions, gathered = FleetPositions(core, roster), GatheredReadings()
+    asyncio.run(positions.refresh(lambda: asyncio.sleep(0)))
     for block in core.fleet.blocks():
-        rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), seating.of(block)
+        rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), positions.of(block)
         if table:
-            gathered.add(table, seating.settled(block, rows))
+            gathered.add(table, positions.unchanged(block, rows))
     return RunningJobs(
-        NOW, tuple(roster.jobs()), 0, gathered, roster.job_of_seat, roster.numbers, frozenset()
+        NOW, tuple(roster.jobs()), 0, gathered, roster.job_of_position, roster.numbers, frozenset()
     )
 
 
@@ -253,15 +253,15 @@ def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.none() | st.integers(0, 9)), max_size=20))
-def test_the_straggler_is_the_one_furthest_below_the_median(seats):
-    jobs = np.array([job for job, _ in seats], np.int32)
-    values = np.array([math.nan if v is None else float(v) for _, v in seats])
-    compared = compare_gpus(SeatValues(values, np.isnan(values).astype(np.uint8)), jobs, 4)
+def test_the_straggler_is_the_one_furthest_below_the_median(positions):
+    jobs = np.array([job for job, _ in positions], np.int32)
+    values = np.array([math.nan if v is None else float(v) for _, v in positions])
+    compared = compare_gpus(GpuValues(values, np.isnan(values).astype(np.uint8)), jobs, 4)
     for number in range(4):
-        told = [v for job, v in seats if job == number and v is not None]
+        told = [v for job, v in positions if job == number and v is not None]
         places = tuple(
-            SeatedGpu(str(seat), seat, JobHolding(KEY, "n", 840, 1), alone=True)
-            for seat, (job, _) in enumerate(seats)
+            JobGpu(str(position), position, JobHolding(KEY, "n", 840, 1), alone=True)
+            for position, (job, _) in enumerate(positions)
             if job == number
         )
         found = compared.of(RunningJob(KEY, number, places))
@@ -270,7 +270,7 @@ def test_the_straggler_is_the_one_furthest_below_the_median(seats):
             assert found
         else:
             assert isinstance(found, Straggler)
-            assert seats[found.seat] == (number, min(told))
+            assert positions[found.position] == (number, min(told))
             assert found.median == statistics.median(told)
             assert math.isclose(found.deviation, min(told) / found.median - 1)
 
@@ -289,36 +289,40 @@ refreshes = st.lists(
 
 @given(refreshes)
 def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
-    """Three seats, each with the job that has it, and what was read."""
+    """Three positions, each with the job that has it, and what was read."""
     averages = MeasureAverages()
     history: list[list[tuple[float, float]]] = [[] for _ in range(3)]
     before, now_ns = [-1, -1, -1], SECOND
     key = (gpu.GPU_SM_ACTIVITY, ())
-    for turn, (pause, seats) in enumerate(steps):
+    for turn, (pause, positions) in enumerate(steps):
         seconds = pause if turn else 1
         now_ns += seconds * SECOND
-        read = [(seat, value) for seat, (_, value) in enumerate(seats) if value is not None]
+        read = [
+            (position, value) for position, (_, value) in enumerate(positions) if value is not None
+        ]
         gathered = GatheredReadings({key: 0})
         gathered.take(
-            SeatReadings(
-                np.array([seat for seat, _ in read], np.int32),
+            GpuReadings(
+                np.array([position for position, _ in read], np.int32),
                 np.zeros(len(read), np.int32),
                 np.array([value for _, value in read], np.float64),
                 np.zeros(len(read), np.uint8),
             )
         )
-        jobs = np.array([job for job, _ in seats], np.int32)
+        jobs = np.array([job for job, _ in positions], np.int32)
         told = averages.follow(gathered, jobs, now_ns)["sm_activity"]
-        for seat, (job, value) in enumerate(seats):
-            if job != before[seat] or job == -1 or value is None:
-                history[seat] = []
+        for position, (job, value) in enumerate(positions):
+            if job != before[position] or job == -1 or value is None:
+                history[position] = []
             if value is None:
-                assert math.isnan(told.values[seat])
-                assert told.why(seat) == "stale"
+                assert math.isnan(told.values[position])
+                assert told.why(position) == "stale"
                 continue
             faded = math.exp(-seconds / OVER_SECONDS)
-            history[seat] = [(v, w * faded) for v, w in history[seat]] + [(float(value), seconds)]
-            weights = sum(weight for _, weight in history[seat])
-            mean = sum(v * weight for v, weight in history[seat]) / weights
-            assert math.isclose(told.values[seat], mean, abs_tol=1e-9)
-        before = [job for job, _ in seats]
+            history[position] = [(v, w * faded) for v, w in history[position]] + [
+                (float(value), seconds)
+            ]
+            weights = sum(weight for _, weight in history[position])
+            mean = sum(v * weight for v, weight in history[position]) / weights
+            assert math.isclose(told.values[position], mean, abs_tol=1e-9)
+        before = [job for job, _ in positions]
