@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import settings
-from support.disk import small_file_system
+from support import examples
+from support.disk import memory_directory, small_file_system
+
+# Unless the caller has chosen a directory for temporary files: in memory, also for child processes.
+if "TMPDIR" not in os.environ and (_memory := memory_directory()):
+    os.environ["TMPDIR"] = tempfile.tempdir = _memory
 
 # Commands must not read settings of programs that are installed on this machine.
 os.environ["RAILSCOPE_CONFIGURATION"] = "/nonexistent"
 
 # A shared machine may be slow for a moment; that is no failure of the code.
-settings.register_profile("railscope", deadline=None)
-# `make thorough` looks much longer.
+settings.register_profile("railscope", deadline=None, max_examples=examples.DEFAULT)
+# `make thorough` tries many more.
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("railscope")
 

@@ -11,6 +11,7 @@ from makers import Sender
 from running_collector import Running, running, settings_in, some
 from support.disk import enlarge, small_file_system
 
+from collector.audit.ledger_watch import KNOWN_HEAD_FILE
 from collector.http.web_server import unwritable
 
 PATIENCE_SECONDS = 60
@@ -19,6 +20,7 @@ FULL = "cannot write the state directory: No space left on device"
 LIMITED = """
 import resource, sys
 from pathlib import Path
+from collector.audit.ledger_watch import KNOWN_HEAD_FILE
 from collector.http.web_server import unwritable
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -56,13 +58,17 @@ async def until(condition, what: str) -> None:
 async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself(
     tmp_path: Path,
 ) -> None:
-
     sender = Sender("n1")
+    state = tmp_path / "state"
+
+    async def is_head_kept() -> bool:
+        return (state / KNOWN_HEAD_FILE).exists()
+
     async with running(settings_in(tmp_path)) as one:
         status, _ = await one.post(sender.body(some(sender), schemas=True))
         assert status == 200
+        await until(is_head_kept, "the thread that checks the ledger has written its file")
     full = [True]
-    state = tmp_path / "state"
     before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
 
     def prepare(one: Running) -> None:

@@ -1,13 +1,28 @@
-"""A file system small enough to be full."""
+"""File systems for tests: in memory, and small enough to be full."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+_FREE_BYTES = 8 << 30
+
+
+def memory_directory() -> str | None:
+    """Return a directory in memory, or None if there is none with enough space that permits programs.
+
+    Durable writes are a large part of the time of tests on a disk, and cost nothing in memory.
+    """
+    memory = Path("/dev/shm")  # noqa: S108 - files are created in directories with unique names
+    if not memory.is_dir() or os.statvfs(memory).f_flag & os.ST_NOEXEC:
+        return None
+    return str(memory) if shutil.disk_usage(memory).free > _FREE_BYTES else None
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-_DEFAULT_EXAMPLES = 100
-"""Examples that hypothesis tries unless a profile sets more."""
+DEFAULT = 50
+"""Examples of a property in a full run; the profile `thorough` sets more."""
 _THOROUGH_FACTOR = 25
+_THOROUGH_FACTOR_OF_FEWER = 10
 
 
 def few_examples(count: int) -> settings:
@@ -14,7 +15,7 @@ def few_examples(count: int) -> settings:
 
     For properties that run a whole simulated node.
     """
-    is_thorough = settings().max_examples > _DEFAULT_EXAMPLES
+    is_thorough = _is_thorough()
     return settings(
         deadline=None,
         max_examples=count * (_THOROUGH_FACTOR if is_thorough else 1),
@@ -23,6 +24,10 @@ def few_examples(count: int) -> settings:
     )
 
 
-def fewer(most: int) -> settings:
+def fewer(count: int) -> settings:
     """This number in a full run, and ten times as many in the thorough one: each example is slow."""
-    return settings(max_examples=most * settings().max_examples // _DEFAULT_EXAMPLES)
+    return settings(max_examples=count * (_THOROUGH_FACTOR_OF_FEWER if _is_thorough() else 1))
+
+
+def _is_thorough() -> bool:
+    return settings().max_examples > DEFAULT

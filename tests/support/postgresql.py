@@ -18,9 +18,10 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from tests.support.disk import memory_directory
+
 START_SECONDS = 60
 USER = "railscope"
-_ROOM_BYTES = 8 << 30
 
 
 class PostgreSQL:
@@ -53,7 +54,7 @@ def running() -> Iterator[PostgreSQL]:
     initdb, postgres = _program("initdb"), _program("postgres")
     identity = _identity()
     # pytest's directories are closed to other users, and a socket path must be short.
-    with tempfile.TemporaryDirectory(prefix="postgresql-", dir=_place()) as name:
+    with tempfile.TemporaryDirectory(prefix="postgresql-", dir=memory_directory()) as name:
         directory = Path(name)
         if identity:
             os.chown(directory, identity["user"], identity["group"])
@@ -89,13 +90,6 @@ def _program(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed: apt-get install postgresql")
     return found
-
-
-def _place() -> str | None:
-    """Return a directory in memory if large enough: each database is some megabytes in many files."""
-    memory = Path("/dev/shm")  # noqa: S108 - the directory in it has a unique name
-    roomy = memory.is_dir() and shutil.disk_usage(memory).free > _ROOM_BYTES
-    return str(memory) if roomy else None
 
 
 def _identity() -> dict[str, int]:
