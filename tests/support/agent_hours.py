@@ -98,11 +98,13 @@ class SteppedCallTime(CallTime):
             await asyncio.sleep(REPLAY_POLL_SECONDS)
 
 
-async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
-    """Yield the agent's metrics at every scrape."""
-    seconds = minutes * 60
+async def pages(spec: NodeSpec, minutes: int, first: int = 0) -> AsyncIterator[str]:
+    """Yield the agent's metrics at every scrape; the agent starts at the minute `first`."""
+    seconds, skipped = minutes * 60, first * 60
     capture = simulate(spec, seconds, SCRAPE_SECONDS)
-    clock = ManualClock(NodeTimestamp(spec.started_wall_ns, spec.started_boot_ns))
+    clock = ManualClock(
+        NodeTimestamp(spec.started_wall_ns + skipped * NS, spec.started_boot_ns + skipped * NS)
+    )
     over = asyncio.Event()
     call_time = SteppedCallTime()
 
@@ -114,7 +116,7 @@ async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
     agent = Agent(_settings(), host, spec.node, call_time=call_time)
     task = asyncio.create_task(agent.sampler.run())
     try:
-        for scrape in range(seconds // SCRAPE_SECONDS + 1):
+        for scrape in range((seconds - skipped) // SCRAPE_SECONDS + 1):
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
             await call_time.settled(agent, clock)
@@ -125,19 +127,28 @@ async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
         await asyncio.wait({task})
 
 
-async def watched(spec: NodeSpec, minutes: int, metrics: Collection[str]) -> dict[str, Samples]:
-    """Return Prometheus' series of a node after some minutes: one sample per scrape."""
+async def watched(
+    spec: NodeSpec, minutes: int, metrics: Collection[str], first: int = 0
+) -> dict[str, Samples]:
+    """Return Prometheus' series of a node after some minutes: one sample per scrape.
+
+    There are no samples before the minute `first`, in which the agent starts.
+    """
     scrapes = minutes * 60 // SCRAPE_SECONDS + 1
+    scrape = first * 60 // SCRAPE_SECONDS
     target = f'node="{spec.node}",job="railscope-agent",instance="{spec.node}:9469"'
-    series: dict[str, Samples] = {f"up{{{target}}}": ["1"] * scrapes}
-    scrape = 0
-    async for page in pages(spec, minutes):
+    up: Samples = [None] * scrape + ["1"] * (scrapes - scrape)
+    series = {f"up{{{target}}}": up}
+    async for page in pages(spec, minutes, first):
         for line in page.splitlines():
+            name = line.partition(" ")[0].partition("{")[0]
+            if name not in metrics:
+                continue
             sample = _SAMPLE.fullmatch(line)
-            if sample and sample["name"] in metrics:
-                labels = f"{sample['labels']},{target}" if sample["labels"] else target
-                samples = series.setdefault(f"{sample['name']}{{{labels}}}", [None] * scrapes)
-                samples[scrape] = sample["value"]
+            assert sample, line
+            labels = f"{sample['labels']},{target}" if sample["labels"] else target
+            samples = series.setdefault(f"{name}{{{labels}}}", [None] * scrapes)
+            samples[scrape] = sample["value"]
         scrape += 1
     assert scrape == scrapes
     return series
