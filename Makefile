@@ -15,7 +15,8 @@
 PYTHON ?= python3
 SECONDS ?= 0
 PICTURE_SECONDS ?= 600
-WORKERS ?= 2
+# More than cores: tests of real programs mostly wait.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PREFIX ?= /opt/railscope
 CONFIGURATION ?= /etc/railscope
 UNITS ?= /etc/systemd/system
@@ -36,7 +37,7 @@ demo: $(VENV)/.ready-to-run
 	$(PY) -m simulator.demo --seconds $(SECONDS) --directory .demo --end-with-parent
 
 test: check servers validator
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 thorough: $(VENV)/.ready-to-test
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=thorough --timeout 1200 \
