@@ -25,7 +25,7 @@ RECEIVED_BYTES = _COLLECTOR.counter("railscope_collector_received_bytes_total", 
 REJECTED = _COLLECTOR.counter("railscope_collector_rejected_envelopes_total", "Envelopes rejected, by reason.", "collector", about=entities.REJECTION)
 NODE_TWINS = _NODE.gauge("railscope_node_identity_conflict", "1 if two senders used the name and token of this node within the last hour.", "collector, boots and runs that go on beside each other")
 UNPLACED_GPUS = _NODE.gauge("railscope_node_unplaced_gpus", "GPUs that claims without devices request now and that the node does not have left; claims that wait for a person are not counted.", "collector, placement of claims")
-QUARANTINED = _COLLECTOR.gauge("railscope_collector_quarantined_records", "Records of the frame log that a restart left out and kept aside in `quarantine`.", "collector")
+QUARANTINED = _COLLECTOR.gauge("railscope_collector_quarantined_records", "Records of the frame log that a restart skipped and stored in `quarantine`.", "collector")
 SCHEMAS = _COLLECTOR.gauge("railscope_collector_schemas", "Schemas of frames that are known; those that nothing refers to are released.", "collector")
 CONNECTIONS = _COLLECTOR.gauge("railscope_collector_connections", "Open connections of clients.", "collector")
 CONNECTIONS_CLOSED = _COLLECTOR.counter("railscope_collector_closed_connections_total", "Connections that the collector ended or did not accept: no request arrived in time (timeout), others took precedence (evicted), all were busy (busy), no file descriptor was left (descriptors).", "collector", about=entities.REJECTION)
