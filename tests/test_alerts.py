@@ -75,9 +75,13 @@ def promtool(*arguments: str) -> None:
 def receivers(**labels: str) -> list[str]:
     """Who hears of an alert by the example for Alertmanager."""
     told = run(
-        "amtool", "config", "routes", "test", f"--config.file={ALERTMANAGER}",
+        "amtool",
+        "config",
+        "routes",
+        "test",
+        f"--config.file={ALERTMANAGER}",
         *(f"{name}={value}" for name, value in labels.items()),
-    )  # fmt: skip
+    )
     return told.strip().split(",")
 
 
@@ -215,8 +219,12 @@ def test_recorded_series_are_made_of_what_the_catalog_declares():
 def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
     """Prometheus works it out whether anyone looks or not."""
     told = [rule["expr"] for path in RULES for rule in rules_of(path)]
-    shown = [t["expr"] for dashboard in DASHBOARDS.values() for p in dashboard["panels"]
-             for t in p.get("targets", ())]  # fmt: skip
+    shown = [
+        t["expr"]
+        for dashboard in DASHBOARDS.values()
+        for p in dashboard["panels"]
+        for t in p.get("targets", ())
+    ]
     used = frozenset[str]().union(*map(recorded_in, [*told, *shown]))
     assert recorded().keys() == used
 

@@ -14,8 +14,12 @@ ROOT = Path(__file__).parents[1]
 def run(module):
     done = subprocess.run(
         [sys.executable, "-m", module, "--quick"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

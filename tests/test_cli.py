@@ -45,8 +45,12 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     }
     return subprocess.run(
         [sys.executable, "-m", "railscope", *words],
-        env=kept | environment, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def refusal(outcome: subprocess.CompletedProcess[str]) -> str:
@@ -162,10 +166,17 @@ def test_the_environment_goes_before_the_file_and_flags_before_the_environment(t
     assert node(RAILSCOPE_AGENT_NODE="from-the-environment") == "from-the-environment"
     line = refusal(
         run(
-            "agent", "run", "--config", str(file), "--root", str(tmp_path), "--listen", "flag",
+            "agent",
+            "run",
+            "--config",
+            str(file),
+            "--root",
+            str(tmp_path),
+            "--listen",
+            "flag",
             RAILSCOPE_AGENT_LISTEN="environment",
         )
-    )  # fmt: skip
+    )
     assert "'flag'" in line
 
 
@@ -182,8 +193,12 @@ def test_one_reading_of_an_empty_tree(tmp_path: Path):
     assert (outcome.returncode, outcome.stderr) == (0, "")
     assert 'railscope_source_state{source="host",state="unsupported"} 1' in outcome.stdout
     samples = [line for line in outcome.stdout.splitlines() if not line.startswith("#")]
-    assert all(line.startswith(("railscope_source_", "railscope_agent_", "railscope_spool_", "railscope_governor_"))
-               for line in samples)  # fmt: skip
+    assert all(
+        line.startswith(
+            ("railscope_source_", "railscope_agent_", "railscope_spool_", "railscope_governor_")
+        )
+        for line in samples
+    )
 
 
 def test_one_reading_in_other_formats(tmp_path: Path):

@@ -128,8 +128,12 @@ def test_a_variable_takes_its_values_from_what_is_declared(dashboard: dict[str, 
         assert asked["label"] in labels_in(asked["selector"])
         assert used_in(asked["selector"]) <= before, "variables follow from those before them"
         before.add(variable["name"])
-    used = {name for panel in dashboard["panels"] for t in panel.get("targets", ())
-            for name in used_in(t["expr"])}  # fmt: skip
+    used = {
+        name
+        for panel in dashboard["panels"]
+        for t in panel.get("targets", ())
+        for name in used_in(t["expr"])
+    }
     assert used <= before
     unused = (
         before
@@ -167,8 +171,10 @@ def test_dashboards_lead_to_each_other_and_keep_time_and_variables():
 
 
 def test_a_cell_leads_to_a_dashboard_that_has_the_variable():
-    variables = {dashboard["uid"]: {v["name"] for v in dashboard["templating"]["list"]}
-                 for dashboard in DASHBOARDS.values()}  # fmt: skip
+    variables = {
+        dashboard["uid"]: {v["name"] for v in dashboard["templating"]["list"]}
+        for dashboard in DASHBOARDS.values()
+    }
     urls = re.findall(r'"url": "(/d/[^"]+)"', json.dumps(list(DASHBOARDS.values())))
     assert urls
     for url in urls:

@@ -206,13 +206,25 @@ def test_both_programs_work_under_their_units(tmp_path: Path):
         f'node = "gpu-1"\n[collector]\npush_seconds = 0.5\ntoken_file = "{tmp_path / "token"}"\n'
     )
     seen = 'railscope_node_reporting{node="gpu-1"} 1'
-    with running(
-        "collector", "--state-directory", str(tmp_path / "collector"), "--allow-anonymous-read",
-        "--tokens-file", str(tmp_path / "tokens.toml"),
-    ) as address, running(
-        "agent", "--state-directory", str(tmp_path / "agent"),
-        "--config", str(tmp_path / "agent.toml"), "--collector", f"http://{address}",
-    ) as own:  # fmt: skip
+    with (
+        running(
+            "collector",
+            "--state-directory",
+            str(tmp_path / "collector"),
+            "--allow-anonymous-read",
+            "--tokens-file",
+            str(tmp_path / "tokens.toml"),
+        ) as address,
+        running(
+            "agent",
+            "--state-directory",
+            str(tmp_path / "agent"),
+            "--config",
+            str(tmp_path / "agent.toml"),
+            "--collector",
+            f"http://{address}",
+        ) as own,
+    ):
         assert seen in until(seen, address)
         assert 'railscope_source_state{source="host",state="ok"} 1' in page(own)
 
@@ -239,8 +251,10 @@ host.close()
 """
     outcome = subprocess.run(
         sandboxed(with_drop_ins(UNITS["agent"], tmp_path, "network.conf"), "-c", program),
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert outcome.stdout.splitlines()[0] == "True"
     assert outcome.stdout.splitlines()[1].startswith("{")
 
@@ -298,8 +312,9 @@ def test_sample_claims_can_be_read():
     assert text.splitlines()[2] == ",".join(tenancy_files.CLAIMS_HEADER)
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
     assert set(tenancy_files.parse_claims(bare).by_target) == {
-        "gpu-001", "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
-    }  # fmt: skip
+        "gpu-001",
+        "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
+    }
 
 
 def test_the_sample_price_book_can_be_published(tmp_path: Path):
@@ -370,15 +385,21 @@ def test_every_target_of_the_makefile_has_its_tools():
     ],
 )  # fmt: skip
 def test_the_run_of_all_checks_accepts_no_skipped_test(
-    output: str, status: int, accepted: bool, tmp_path: Path  # noqa: FBT001 - a case
-):  # fmt: skip
+    output: str,
+    status: int,
+    accepted: bool,  # noqa: FBT001 - a case
+    tmp_path: Path,
+):
     make = tmp_path / "make"
     make.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {status}\n")
     make.chmod(0o755)
     outcome = subprocess.run(
-        [str(ROOT / ".ci/run")], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [str(ROOT / ".ci/run")],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (outcome.returncode == 0) is accepted
     assert output in outcome.stdout
     assert ("SKIPPED" in outcome.stderr) is ("SKIPPED" in output)

@@ -318,9 +318,13 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def within(tree: Path, *words: str) -> str:
     outcome = subprocess.run(
-        [sys.executable, *words], cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *words],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     return outcome.stdout
 
@@ -340,16 +344,24 @@ def test_the_source_that_the_page_adds_knows_a_server_without_the_file(
     (tmp_path / "proc").mkdir()
     once = [sys.executable, "-m", "railscope", "agent", "once", "--root", str(tmp_path)]
     outcome = subprocess.run(
-        once, cwd=followed, env=os.environ | {"PYTHONPATH": str(followed)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        once,
+        cwd=followed,
+        env=os.environ | {"PYTHONPATH": str(followed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (outcome.returncode, outcome.stderr) == (0, "")
     assert "\nrailscope_open_files " not in outcome.stdout
     assert 'source="open_files",state="unsupported"} 1' in outcome.stdout
     checked = subprocess.run(
-        [*once[:4], "check", *once[5:]], cwd=followed,
-        env=os.environ | {"PYTHONPATH": str(followed)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [*once[:4], "check", *once[5:]],
+        cwd=followed,
+        env=os.environ | {"PYTHONPATH": str(followed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "absent  open files" in checked.stdout
     assert "Traceback" not in checked.stderr
 

@@ -78,10 +78,11 @@ def test_a_rail_whose_settings_differ_is_named(tmp_path: Path) -> None:
     settings = [
         {
             "series": f'railscope_nic_settings_info{{node="{node}", interface="ens4f0np0", '
-            + facts.format(pfc=pfc) + "}",
+            + facts.format(pfc=pfc)
+            + "}",
             "values": "1x40",
         }
         for node, pfc in (("n1", "3"), ("n2", ""))
-    ]  # fmt: skip
+    ]
     other = {"series": NODE_INFO.replace("n1", "n2"), "values": "1x40"}
     answer(tmp_path, NETWORK[2], [*settings, INFO, other], 2, '{rail="3"}')

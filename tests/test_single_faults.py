@@ -147,9 +147,11 @@ def test_an_alert_is_not_sent_while_another_explains_it() -> None:
 
 def test_nothing_critical_is_silenced_by_what_is_less_urgent() -> None:
     urgent = {
-        rule["alert"] for path in RULES for rule in rules_of(path)
+        rule["alert"]
+        for path in RULES
+        for rule in rules_of(path)
         if rule.get("labels", {}).get("severity") == "critical"
-    }  # fmt: skip
+    }
     for rule in inhibitions():
         for name in urgent:
             target = {"alertname": name, "severity": "critical"}

@@ -138,8 +138,11 @@ def git(tmp_path: Path) -> Git:
     def run(*arguments: str) -> str:
         return subprocess.run(
             ["git", "-C", str(tmp_path), *arguments],
-            env=os.environ | person | alone, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
+            env=os.environ | person | alone,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
 
     run("init", "--initial-branch", "main")
     run("commit", "--allow-empty", "-m", "Anything goes before the first checked commit")

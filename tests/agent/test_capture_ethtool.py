@@ -166,8 +166,9 @@ def with_card(driver: str, statistics: dict[str, int]) -> FakeHost:
     told = {"driver": driver, "version": "", "firmware": "", "bus": "0000:3b:00.0"}
     host.calls[f"ethtool.driver({CARD})"] = told
     host.calls[f"ethtool.statistics({CARD})"] = {
-        "names": list(statistics), "values": list(statistics.values()),
-    }  # fmt: skip
+        "names": list(statistics),
+        "values": list(statistics.values()),
+    }
     return host
 
 
@@ -253,7 +254,12 @@ def test_what_one_side_sends_the_other_receives(trial: int) -> None:
 
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
-LINK_COUNTERS = {"port_rcv_errors", "local_link_integrity_errors", "link_error_recovery", "link_downed"}  # fmt: skip
+LINK_COUNTERS = {
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "link_error_recovery",
+    "link_downed",
+}
 
 
 def rdma_host(counters: dict[str, str]) -> FakeHost:

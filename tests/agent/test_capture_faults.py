@@ -20,7 +20,12 @@ from railscope.catalog.declare import Metric
 from railscope.catalog.rdma import meaning
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
-OF_THE_LINK = {"port_rcv_errors", "local_link_integrity_errors", "link_error_recovery", "link_downed"}  # fmt: skip
+OF_THE_LINK = {
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "link_error_recovery",
+    "link_downed",
+}
 Row = dict[str, str]
 
 
@@ -60,8 +65,9 @@ def nic_host(rows: list[Row], moment: str) -> FakeHost:
         "driver": "mlx5_core", "version": "", "firmware": "", "bus": "",
     }  # fmt: skip
     host.calls["ethtool.statistics(eth0)"] = {
-        "names": [row["counter"] for row in rows], "values": [int(row[moment]) for row in rows],
-    }  # fmt: skip
+        "names": [row["counter"] for row in rows],
+        "values": [int(row[moment]) for row in rows],
+    }
     return host
 
 

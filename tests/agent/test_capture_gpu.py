@@ -21,7 +21,9 @@ from support.exporter_pairs import (
 from agent.topology.pci import pci_address
 from railscope.reading import Absent
 
-EACH_CASE = pytest.mark.parametrize(("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])  # fmt: skip
+EACH_CASE = pytest.mark.parametrize(
+    ("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES]
+)
 MEBIBYTE = 1 << 20
 
 

@@ -55,10 +55,14 @@ def test_every_number_of_every_mig_device_agrees(h200: Case) -> None:
 @EACH_MOMENT
 def test_profiles_are_those_of_the_listing(h200: Case) -> None:
     found = {
-        facts["mig_index"]: (facts["profile"], h200.told.number("mig_gpu_instance_slices", *key),
-                             h200.told.number("mig_compute_instance_slices", *key))
-        for (kind, key), facts in h200.told.facts.items() if kind == "mig"
-    }  # fmt: skip
+        facts["mig_index"]: (
+            facts["profile"],
+            h200.told.number("mig_gpu_instance_slices", *key),
+            h200.told.number("mig_compute_instance_slices", *key),
+        )
+        for (kind, key), facts in h200.told.facts.items()
+        if kind == "mig"
+    }
     assert found == {
         "0": ("1c.3g.71gb", 3, 1), "1": ("2c.3g.71gb", 3, 2), "2": ("2g.35gb", 2, 2),
         "3": ("1g.18gb", 1, 1), "4": ("1g.18gb", 1, 1),

@@ -99,7 +99,12 @@ WORDS: dict[str, tuple[str, Part]] = {
     "ecc_errors_channel_repair_pending": ("repair_pending", ("memory_channel",)),
     "ecc_errors_tpc_repair_pending": ("repair_pending", ("tpc",)),
 }
-FACTS = {"driver_version": "driver", "cuda_version": "cuda", "vbios_version": "vbios", "serial": "serial"}  # fmt: skip
+FACTS = {
+    "driver_version": "driver",
+    "cuda_version": "cuda",
+    "vbios_version": "vbios",
+    "serial": "serial",
+}
 TAGS = {"index": "index", "name": "model", "arch": "architecture"}
 THEIRS_ALONE = {
     "display_active": "of screens, which servers have none of",

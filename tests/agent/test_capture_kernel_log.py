@@ -84,8 +84,9 @@ def test_quoted_lines_are_counted_as_a_stream() -> None:
     assert found["railscope_kernel_xids_total", ()] == wanted["Xid"]
     assert found["railscope_kernel_sxids_total", ()] == wanted["SXid"]
     assert Counter(event.event_class.name for event in events) == {
-        "xid": wanted["Xid"], "sxid": wanted["SXid"],
-    }  # fmt: skip
+        "xid": wanted["Xid"],
+        "sxid": wanted["SXid"],
+    }
     by_gpu = [v for (name, _), v in found.items() if name == "railscope_gpu_xid_errors_total"]
     assert sum(by_gpu) == wanted["Xid"]
 

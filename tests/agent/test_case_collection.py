@@ -55,9 +55,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{copy / 'tests'}"}
     return subprocess.run(
-        [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True,
+        [sys.executable, *words],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def test_every_directory_is_collected_and_run(copy: Path) -> None:
@@ -68,8 +72,11 @@ def test_every_directory_is_collected_and_run(copy: Path) -> None:
     rows = re.findall(rf"^(\w+) {RUNNER}::(\w+)\[([\w-]+)\]", output, re.MULTILINE)
     results = {(case, test): result for result, test, case in rows}
     assert {case for case, _ in results} == {
-        "complete", "other-output", "unknown-key", "without-expectation",
-    }  # fmt: skip
+        "complete",
+        "other-output",
+        "unknown-key",
+        "without-expectation",
+    }
     failed = {(case, test) for (case, test), result in results.items() if result == "FAILED"}
     directory, same = "test_the_directory_is_complete_and_valid", "test_the_output_is_as_expected"
     assert results["complete", directory] == results["complete", same] == "PASSED"

@@ -98,7 +98,10 @@ def test_promtool_accepts_the_output(case: str) -> None:
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
     outcome = subprocess.run(
-        ["promtool", "check", "metrics"], input=once(case), capture_output=True, text=True,
+        ["promtool", "check", "metrics"],
+        input=once(case),
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert (outcome.returncode, outcome.stdout + outcome.stderr) == (0, "")

@@ -88,7 +88,12 @@ def test_tables_in_one_file() -> None:
 
 
 def test_tables_in_a_directory() -> None:
-    files = {"metrics/file": FILES, "metrics/latency": LATENCY, "metrics/size": SIZE, "metrics/caps": CAPS}  # fmt: skip
+    files = {
+        "metrics/file": FILES,
+        "metrics/latency": LATENCY,
+        "metrics/size": SIZE,
+        "metrics/caps": CAPS,
+    }
     assert numbers(read_once(CephSource(), host_with(**files)).frame) == EXPECTED
 
 

@@ -41,8 +41,10 @@ async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
         await run.step()
         assert status.reads == 3
         assert [f.instant.boot_ns - START.boot_ns for f in run.frames] == [
-            0, HOUR * NS, (HOUR + 1) * NS,
-        ]  # fmt: skip
+            0,
+            HOUR * NS,
+            (HOUR + 1) * NS,
+        ]
 
 
 async def test_ticks_lie_on_a_grid_that_all_nodes_share() -> None:

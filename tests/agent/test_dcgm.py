@@ -275,9 +275,12 @@ def test_promtool_finds_nothing_but_names_that_are_not_ours_to_choose():
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
     outcome = subprocess.run(
-        ["promtool", "check", "metrics"], input=page(h100()), capture_output=True, text=True,
+        ["promtool", "check", "metrics"],
+        input=page(h100()),
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     about_names = ("counter metrics should have", "should not include type", "not 'camelCase'")
     found = (outcome.stdout + outcome.stderr).splitlines()
     assert found
@@ -312,9 +315,10 @@ async def test_the_page_is_served_in_both_forms_behind_the_token_while_it_is_fre
     assert of_gpu(text)["DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"] == LINKS
     host.clock.advance(6)  # too long ago for what is read every second, not for what is every ten
     assert set(of_gpu((await scraped(page_, token=token))[2])) == {
-        "DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+        "DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        "DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
         "DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
-    }  # fmt: skip
+    }
 
 
 def test_each_name_comes_with_its_help_and_type():

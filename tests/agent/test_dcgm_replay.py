@@ -55,9 +55,11 @@ async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
     started_ns = clock.now().boot_ns
     host = RecordedHost(read_capture(directory), clock, lambda: clock.now().boot_ns - started_ns)
     one = Agent(
-        AgentSettings(listen="127.0.0.1:0"), host, "node-1",
+        AgentSettings(listen="127.0.0.1:0"),
+        host,
+        "node-1",
         on_listening=lambda _, port: listening.set_result(port),
-    )  # fmt: skip
+    )
     task = asyncio.create_task(one.run())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

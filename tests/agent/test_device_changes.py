@@ -76,7 +76,9 @@ async def test_new_firmware_is_a_new_schema() -> None:
         await run.step(60)
         before, after = (frame.schema for frame in run.frames)
         assert before != after
-        assert {entity.facts["firmware"] for entity in after.entities if entity.facts} == {"28.41.1000"}  # fmt: skip
+        assert {entity.facts["firmware"] for entity in after.entities if entity.facts} == {
+            "28.41.1000"
+        }
 
 
 async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
@@ -99,7 +101,10 @@ async def test_a_card_in_reset_comes_back_without_a_new_schema() -> None:
         await run.step(5)
         host.files[counter] = "0"
         await run.step()
-        seen = [readings(f)["railscope_rdma_transmit_packets_total", ("mlx5_0", "1")] for f in run.frames]  # fmt: skip
+        seen = [
+            readings(f)["railscope_rdma_transmit_packets_total", ("mlx5_0", "1")]
+            for f in run.frames
+        ]
         assert seen == [100, Absent.GONE, Absent.GONE, 0]
         assert len({id(frame.schema) for frame in run.frames}) == 1
 

@@ -65,8 +65,10 @@ def test_a_module_says_which_it_is() -> None:
     assert frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in frame.readings()}
     assert facts["mc0", "dimm0"] == {
-        "slot": "CPU0_DIMM_A1", "location": "channel 0 slot 0", "memory_type": "Registered-DDR5",
-    }  # fmt: skip
+        "slot": "CPU0_DIMM_A1",
+        "location": "channel 0 slot 0",
+        "memory_type": "Registered-DDR5",
+    }
     assert facts["mc0",] == {"model": "Skylake Socket#0 IMC#0"}
 
 

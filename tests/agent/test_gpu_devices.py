@@ -39,9 +39,12 @@ def test_each_gpu_is_told_by_who_has_it() -> None:
     host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 1)
     for address, driver in (
-        ("0000:01:00.0", "nvidia"), ("0000:02:00.0", "vfio-pci"), ("0000:03:00.0", ""),
-        ("0000:04:00.0", "nouveau"), ("0000:05:00.0", "nvidia"),
-    ):  # fmt: skip
+        ("0000:01:00.0", "nvidia"),
+        ("0000:02:00.0", "vfio-pci"),
+        ("0000:03:00.0", ""),
+        ("0000:04:00.0", "nouveau"),
+        ("0000:05:00.0", "nvidia"),
+    ):
         plug(host, address, driver)
     gpus.scan(host)
     assert states(host, gpus) == {
@@ -94,5 +97,6 @@ async def test_a_gpu_that_changes_hands_is_seen_at_the_next_read() -> None:
         await run.step()
         told = readings(run.of("gpu_device")[-1])
         assert [GPU_DEVICE_STATE.states[int(r)] for r in told.values() if isinstance(r, int)] == [
-            "virtual_machine", "unbound",
-        ]  # fmt: skip
+            "virtual_machine",
+            "unbound",
+        ]

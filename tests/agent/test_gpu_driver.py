@@ -102,11 +102,14 @@ async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
         await run.step(60)
         assert set(last(run, "gpu", POWER)) == {"GPU-0", "GPU-1", "GPU-new"}
         assert set(last(run, "gpu_activity", "railscope_gpu_sm_activity_ratio")) == {
-            "GPU-0", "GPU-1", "GPU-new",
-        }  # fmt: skip
+            "GPU-0",
+            "GPU-1",
+            "GPU-new",
+        }
         assert [(f["change"], f["gpu"]) for f in changes(run)] == [
-            ("removed", "GPU-2"), ("added", "GPU-new"),
-        ]  # fmt: skip
+            ("removed", "GPU-2"),
+            ("added", "GPU-new"),
+        ]
 
 
 async def test_a_gpu_that_runs_into_timeouts_is_still_there() -> None:

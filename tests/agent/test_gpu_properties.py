@@ -196,9 +196,12 @@ def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
 
 
 @given(
-    st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 255),
+    st.integers(0, 31),
+    st.integers(0, 7),
     st.sampled_from(["{:08X}", "{:04X}", "{:04x}", "{:x}"]),
-)  # fmt: skip
+)
 def test_however_a_bus_address_is_written_it_is_the_same(
     domain: int, bus: int, device: int, function: int, width: str
 ) -> None:
@@ -240,7 +243,9 @@ def test_processes_add_up(
     assert len(told) == min(most, len(there))
     assert untold == len(there) - len(told)
     for pid, reading in told.items():
-        lists = [[p["usedGpuMemory"] for p in one if p["pid"] == int(pid)] for one in (compute, graphics)]  # fmt: skip
+        lists = [
+            [p["usedGpuMemory"] for p in one if p["pid"] == int(pid)] for one in (compute, graphics)
+        ]
         used = next(parts for parts in lists if parts)  # every list tells the same process whole
         assert reading == (Absent.UNSUPPORTED if None in used else sum(used))
 

@@ -155,8 +155,10 @@ def test_modules_for_rdma_are_a_fact_and_none_is_no_fault() -> None:
     host.files["/sys/kernel/mm/memory_peers/nv_mem/version"] = "1.3\n"
     found = read_once(GpuDirectSource(), host)
     assert numbers(found.frame) == {
-        (name, ("nvidia_peermem",)): 1, (name, ("nv_peer_mem",)): 1, (name, ("nvidia_fs",)): 0,
-    }  # fmt: skip
+        (name, ("nvidia_peermem",)): 1,
+        (name, ("nv_peer_mem",)): 1,
+        (name, ("nvidia_fs",)): 0,
+    }
     assert found.frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in found.frame.readings()}
     assert facts["nvidia_peermem",] == {"version": "570.86.15"}

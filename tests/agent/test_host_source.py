@@ -47,7 +47,11 @@ def test_this_machine(machine: LiveHost) -> None:
     assert btime is not None
     assert found["railscope_boot_time_seconds", NODE] == pytest.approx(int(btime[1]), abs=1)
     assert found["railscope_cpu_seconds_total", ("idle",)] > 0
-    assert 0 < found["railscope_memory_available_bytes", NODE] <= found["railscope_memory_size_bytes", NODE]  # fmt: skip
+    assert (
+        0
+        < found["railscope_memory_available_bytes", NODE]
+        <= found["railscope_memory_size_bytes", NODE]
+    )
 
 
 def test_counters_of_this_machine_lie_between_two_looks(machine: LiveHost) -> None:
@@ -76,7 +80,9 @@ def test_a_copied_proc_is_read_to_the_last_digit(copied: Path) -> None:
         ("railscope_swap_used_bytes", NODE): memory["SwapTotal"] - memory["SwapFree"],
         ("railscope_boot_time_seconds", NODE): 1418183276,
     }
-    for window, load in zip(("1m", "5m", "15m"), (proc / "loadavg").read_text().split(), strict=False):  # fmt: skip
+    for window, load in zip(
+        ("1m", "5m", "15m"), (proc / "loadavg").read_text().split(), strict=False
+    ):
         expected["railscope_load_average", (window,)] = float(load)
     ticks = (proc / "stat").read_text().splitlines()[0].split()[1:]
     for mode, count in zip(("user", "nice", "system", "idle", "iowait"), ticks, strict=False):

@@ -100,9 +100,7 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
             for _ in range(30):
                 await run.step()
                 latest = readings(run.of("gpu")[-1])
-                assert {latest[label] for label in columns} <= {
-                    Absent.TIMEOUT, Absent.UNSUPPORTED,
-                }  # fmt: skip
+                assert {latest[label] for label in columns} <= {Absent.TIMEOUT, Absent.UNSUPPORTED}
                 assert power_of(run, "GPU-0") is Absent.TIMEOUT
                 assert power_of(run, "GPU-1") == 500_001
             assert (gpu.state, gpu.overdue, gpu.missed_ticks) == (PARTIAL, False, missed)
@@ -121,8 +119,11 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
             assert sequences == list(range(1, len(sequences) + 1))
     told = [(entry["event"], entry.get("source", entry.get("device"))) for entry in logs]
     assert {event for event, _ in told} >= {
-        "call_hung", "hung_call_returned", "source_partial", "source_recovered",
-    }  # fmt: skip
+        "call_hung",
+        "hung_call_returned",
+        "source_partial",
+        "source_recovered",
+    }
     assert ("call_hung", "nvml/0") in told
 
 
@@ -210,9 +211,11 @@ async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -
         for _ in range(2):
             await run.step()
         own = SelfMetricsSource(
-            lambda: run.sampler.statuses, ShippingStats(), run.sampler.take_events,
+            lambda: run.sampler.statuses,
+            ShippingStats(),
+            run.sampler.take_events,
             hung=lambda: run.sampler.hung.by_device,
-        )  # fmt: skip
+        )
         frame = SourceReader(own, host, ORIGIN).run().frame
         assert frame is not None
         found = readings(frame)

@@ -39,19 +39,37 @@ def add_chip(
 def test_what_a_server_measures_in_base_units() -> None:
     host = FakeHost()
     add_chip(
-        host, 0, "coretemp", "/sys/devices/platform/coretemp.0",
-        temp1_label="Package id 0\n", temp1_input="47000\n", temp1_max="84000\n",
-        temp1_crit="94000\n", temp1_crit_alarm="0\n",
-    )  # fmt: skip
+        host,
+        0,
+        "coretemp",
+        "/sys/devices/platform/coretemp.0",
+        temp1_label="Package id 0\n",
+        temp1_input="47000\n",
+        temp1_max="84000\n",
+        temp1_crit="94000\n",
+        temp1_crit_alarm="0\n",
+    )
     add_chip(
-        host, 1, "nct6798", "/sys/devices/platform/nct6775.656",
-        fan2_input="8400\n", fan2_min="600\n", fan2_alarm="1\n", in0_input="1025\n",
-        in0_max="1744\n", temp7_fault="1\n",
-    )  # fmt: skip
+        host,
+        1,
+        "nct6798",
+        "/sys/devices/platform/nct6775.656",
+        fan2_input="8400\n",
+        fan2_min="600\n",
+        fan2_alarm="1\n",
+        in0_input="1025\n",
+        in0_max="1744\n",
+        temp7_fault="1\n",
+    )
     add_chip(
-        host, 2, "power_meter", "/sys/devices/LNXSYSTM:00/ACPI000D:00",
-        power1_average="412000000\n", power1_cap="900000000\n", power1_average_interval="1000\n",
-    )  # fmt: skip
+        host,
+        2,
+        "power_meter",
+        "/sys/devices/LNXSYSTM:00/ACPI000D:00",
+        power1_average="412000000\n",
+        power1_cap="900000000\n",
+        power1_average_interval="1000\n",
+    )
     add_chip(
         host,
         3,
@@ -98,9 +116,15 @@ def test_grace_says_its_power_by_the_label_of_each_meter() -> None:
         }
         host.links[f"{HWMON_ROOT}/hwmon{number}/device"] = directory
     assert set(numbers(read_once(HwmonSource(), host).frame)) == {
-        ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:00", "Module Power Socket 0")),
-        ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:01", "Grace Power Socket 0")),
-    }  # fmt: skip
+        (
+            "railscope_sensor_average_power_watts",
+            ("power_meter", "ACPI000D:00", "Module Power Socket 0"),
+        ),
+        (
+            "railscope_sensor_average_power_watts",
+            ("power_meter", "ACPI000D:01", "Grace Power Socket 0"),
+        ),
+    }
 
 
 def test_the_number_of_a_chip_does_not_matter() -> None:

@@ -209,10 +209,11 @@ def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> Non
     assert [(event.event_class.name, event.entity.key, event.facts) for event in frame.events] == [
         ("gpu_lost", ("0000:3b:00.0",), {"message": "GPU has fallen off the bus."}),
         (
-            "gpu_init_failed", ("0000:5e:00.0",),
+            "gpu_init_failed",
+            ("0000:5e:00.0",),
             {"message": "RmInitAdapter failed! (0x62:0x40:2477)"},
         ),
-    ]  # fmt: skip
+    ]
     assert counted(frame, "railscope_kernel_gpu_failures_total") == 2
 
 

@@ -23,8 +23,10 @@ SENT = ("railscope_nic_transmit_global_pause_frames_total", ("eth0",))
 RECEIVED_OF_ANY_KIND = ("railscope_nic_receive_pause_frames_total", ("eth0",))
 SENT_OF_ANY_KIND = ("railscope_nic_transmit_pause_frames_total", ("eth0",))
 COUNTED_FEC = {
-    "corrected_blocks": [70], "uncorrectable_blocks": [2, 1, 1, 0, 0], "corrected_bits": [900],
-}  # fmt: skip
+    "corrected_blocks": [70],
+    "uncorrectable_blocks": [2, 1, 1, 0, 0],
+    "corrected_bits": [900],
+}
 
 
 def card(driver: str, *statistics: str) -> FakeHost:
@@ -32,8 +34,9 @@ def card(driver: str, *statistics: str) -> FakeHost:
     host = FakeHost()
     add_nic(host, driver=driver)
     host.calls["ethtool.statistics(eth0)"] = {
-        "names": list(statistics), "values": list(range(len(statistics))),
-    }  # fmt: skip
+        "names": list(statistics),
+        "values": list(range(len(statistics))),
+    }
     count(host)
     return host
 
@@ -88,8 +91,11 @@ def test_where_the_statistics_cannot_be_read_netlink_stands_in(
     host.links["/sys/class/net/eth0/device/driver"] = f"/sys/bus/pci/drivers/{driver}"
     host.calls[f"ethtool.{denied}(eth0)"] = DENIED
     assert set(readings(read_once(LinkErrorSource(), host).frame)) == {
-        CORRECTED, UNCORRECTABLE, BITS, *pauses,
-    }  # fmt: skip
+        CORRECTED,
+        UNCORRECTABLE,
+        BITS,
+        *pauses,
+    }
 
 
 def test_counters_of_standard_groups_that_the_driver_does_not_name() -> None:

@@ -132,9 +132,14 @@ def test_a_state_nobody_knows_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("said", "reading"),
-    [("healthy\n", 1), ("NOT HEALTHY\n", 0), ("LBUG\n", 0), ("hm\n", Absent.ERROR),
-     ("device scratch-OST0000 reported unhealthy\nNOT HEALTHY\n", 0)],
-)  # fmt: skip
+    [
+        ("healthy\n", 1),
+        ("NOT HEALTHY\n", 0),
+        ("LBUG\n", 0),
+        ("hm\n", Absent.ERROR),
+        ("device scratch-OST0000 reported unhealthy\nNOT HEALTHY\n", 0),
+    ],
+)
 def test_health(said: str, reading: object) -> None:
     assert parse_health(said.encode()) == {"healthy": reading}
 

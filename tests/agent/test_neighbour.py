@@ -54,8 +54,9 @@ def test_the_neighbour_of_every_card() -> None:
     assert readings(outcome.frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 1}
     (finding,) = outcome.findings
     assert (finding.verdict, finding.detail) == (
-        ProbeVerdict.SUPPORTED, "neighbours of 2 of 2 interfaces with a carrier",
-    )  # fmt: skip
+        ProbeVerdict.SUPPORTED,
+        "neighbours of 2 of 2 interfaces with a carrier",
+    )
 
 
 def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:

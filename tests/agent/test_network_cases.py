@@ -262,7 +262,9 @@ def test_the_node_whose_settings_drifted_loses_packets_without_pause() -> None:
     assert grown(bad, PFC_SENT_SECONDS, interface=unnotified) > 0.3
     assert grown(bad, NOTIFIED, device="mlx5_3") < grown(good, NOTIFIED, device="mlx5_3") + 10**4
     names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_receive_packets_total")
-    sizes = [grown(case, names[0], device=STRUCK_DEVICE) / grown(case, names[1], device=STRUCK_DEVICE)
-             for case in (good, bad)]  # fmt: skip
+    sizes = [
+        grown(case, names[0], device=STRUCK_DEVICE) / grown(case, names[1], device=STRUCK_DEVICE)
+        for case in (good, bad)
+    ]
     assert sizes[0] == 4156
     assert 1084 < sizes[1] < 2000

@@ -215,8 +215,11 @@ def test_a_gb200_tray() -> None:
     for domain, numa_node in (("0008", "0"), ("0009", "0"), ("0018", "1"), ("0019", "1")):
         add_gpu(host, f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0", numa_node)
     for domain, name, numa_node in (
-        ("0000", "mlx5_0", "0"), ("0002", "mlx5_1", "0"), ("0010", "mlx5_4", "1"), ("0012", "mlx5_5", "1"),
-    ):  # fmt: skip
+        ("0000", "mlx5_0", "0"),
+        ("0002", "mlx5_1", "0"),
+        ("0010", "mlx5_4", "1"),
+        ("0012", "mlx5_5", "1"),
+    ):
         path = f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0/{domain}:02:00.0/{domain}:03:00.0"
         add_nic(host, path, name, numa_node=numa_node)
     for domain, numbers, numa_node in (("0006", (2, 3), "0"), ("0016", (6, 7), "1")):
@@ -310,8 +313,9 @@ def test_the_only_card_of_a_gpu_is_its_rail_even_with_the_default_route() -> Non
 
 
 @pytest.mark.parametrize(
-    ("speed", "role"), [("100000", "storage"), ("40000", "storage"), ("1000", "management"), ("-1", "management")]
-)  # fmt: skip
+    ("speed", "role"),
+    [("100000", "storage"), ("40000", "storage"), ("1000", "management"), ("-1", "management")],
+)
 def test_cards_without_rdma_by_their_speed(speed: str, role: str) -> None:
     host = FakeHost()
     rail(host, 0, "mlx5_0")

@@ -37,9 +37,12 @@ SILLY = 18_446_743_919_241_604_546
 
 
 def mount(
-    export: str = "filer:/data", place: str = "/data", xprt: tuple[str, ...] = (TCP,),
-    operations: str = "\t        READ: 10 12 1 2080 40960 5 60 70 2\n", proto: str = "tcp",
-) -> str:  # fmt: skip
+    export: str = "filer:/data",
+    place: str = "/data",
+    xprt: tuple[str, ...] = (TCP,),
+    operations: str = "\t        READ: 10 12 1 2080 40960 5 60 70 2\n",
+    proto: str = "tcp",
+) -> str:
     events = " ".join(str(number) for number in range(27))
     transports = "".join(f"\txprt:\t{line}\n" for line in xprt)
     return (
@@ -163,8 +166,9 @@ def test_mounts_stacked_on_one_mount_point_are_told_apart() -> None:
     found = numbers(outcome.frame)
     operations = "railscope_nfs_operations_total"
     assert {label[1]: n for label, n in found.items() if label[0] == operations} == {
-        ("filer:/old", "/data", "tcp", "READ"): 1, ("filer:/new", "/data", "tcp", "READ"): 2,
-    }  # fmt: skip
+        ("filer:/old", "/data", "tcp", "READ"): 1,
+        ("filer:/new", "/data", "tcp", "READ"): 2,
+    }
     assert (found["railscope_nfs_mounts", ()], found["railscope_nfs_unread_mounts", ()]) == (2, 0)
 
 

@@ -28,8 +28,9 @@ def tell(host: FakeHost, statistics: Mapping[str, int], card: str = "eth0") -> N
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",
     }  # fmt: skip
     host.calls[f"ethtool.statistics({card})"] = {
-        "names": list(statistics), "values": list(statistics.values()),
-    }  # fmt: skip
+        "names": list(statistics),
+        "values": list(statistics.values()),
+    }
 
 
 def told(frame: Frame) -> dict[tuple[str, tuple[str, ...]], Reading]:
@@ -44,8 +45,10 @@ async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
         tell(host, {"rx_discards_phy": 10, "rx_bytes_phy": 30})
         await run.step()
         assert told(run.frames[-1]) == {
-            (DISCARDS, ("eth0",)): 10, (BYTES, ("eth0",)): 30, (PFC, ("eth0", "3")): Absent.GONE,
-        }  # fmt: skip
+            (DISCARDS, ("eth0",)): 10,
+            (BYTES, ("eth0",)): 30,
+            (PFC, ("eth0", "3")): Absent.GONE,
+        }
         assert run.sampler.statuses["nic"].state == PARTIAL
         await run.step(5)
         assert told(run.frames[-1])[PFC, ("eth0", "3")] is Absent.ERROR

@@ -228,14 +228,19 @@ def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None
         host.files[f"/sys/class/infiniband/mlx4_0/ports/{port + 1}/state"] = "4: ACTIVE"
     found = facts(read_once(NicSettingsSource(), host))
     assert {name: told["rdma_cm_tos"] for name, told in found.items()} == {
-        "eth0": "100", "eth1": "101",
-    }  # fmt: skip
+        "eth0": "100",
+        "eth1": "101",
+    }
 
 
 @pytest.mark.parametrize(
     ("question", "metric", "columns"),
-    [("dcb", PFC, 8), ("rings", "railscope_nic_setting_ring_entries", 2), ("fec", "railscope_nic_fec_active", 1)],
-)  # fmt: skip
+    [
+        ("dcb", PFC, 8),
+        ("rings", "railscope_nic_setting_ring_entries", 2),
+        ("fec", "railscope_nic_fec_active", 1),
+    ],
+)
 def test_what_may_not_be_read_says_so(question: str, metric: str, columns: int) -> None:
     host = mainline()
     add_netlink(host, **{question: DENIED})

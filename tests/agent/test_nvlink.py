@@ -53,8 +53,10 @@ def test_hopper_tells_errors_by_link() -> None:
     assert frame is not None
     facts = {e.key: dict(e.facts) for e in frame.schema.entities if e.kind.name == "nvlink"}
     assert facts["GPU-0", "2"] == {
-        "version": "4.0", "remote_type": "switch", "remote_pci_address": "0000:07:00.0",
-    }  # fmt: skip
+        "version": "4.0",
+        "remote_type": "switch",
+        "remote_pci_address": "0000:07:00.0",
+    }
 
 
 def test_ampere_tells_them_by_fields_of_their_own() -> None:

@@ -111,9 +111,13 @@ def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost
 
 @pytest.mark.parametrize(
     ("word", "reading"),
-    [*((name, number) for number, name in NVME_STATES.items() if number != 5),
-     ("deleting (no IO)", 5), ("reconnecting", 3), ("asleep", Absent.ERROR)],
-)  # fmt: skip
+    [
+        *((name, number) for number, name in NVME_STATES.items() if number != 5),
+        ("deleting (no IO)", 5),
+        ("reconnecting", 3),
+        ("asleep", Absent.ERROR),
+    ],
+)
 def test_states_as_kernels_say_them(server: FakeHost, word: str, reading: object) -> None:
     server.files[f"{ROOT}/nvme0/state"] = f"{word}\n"
     assert readings(read_once(NvmeSource(), server).frame)[STATE] == reading
@@ -174,9 +178,11 @@ BYTE, COUNT = st.integers(0, 255), st.integers(0, (1 << 128) - 1)
 
 
 @given(
-    st.lists(BYTE, min_size=6, max_size=6), st.lists(COUNT, min_size=10, max_size=10),
-    st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=2), st.binary(max_size=8),
-)  # fmt: skip
+    st.lists(BYTE, min_size=6, max_size=6),
+    st.lists(COUNT, min_size=10, max_size=10),
+    st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=2),
+    st.binary(max_size=8),
+)
 def test_every_field_lies_where_the_specification_says(
     head: list[int], counts: list[int], minutes: list[int], rest: bytes
 ) -> None:
@@ -188,9 +194,7 @@ def test_every_field_lies_where_the_specification_says(
     log[192:196] = minutes[0].to_bytes(4, "little")
     log[196:200] = minutes[1].to_bytes(4, "little")
     found = decode_health_log(bytes(log))
-    assert list(found.values()) == [
-        head[0], head[1] + 256 * head[2], *head[3:], *counts, *minutes,
-    ]  # fmt: skip
+    assert list(found.values()) == [head[0], head[1] + 256 * head[2], *head[3:], *counts, *minutes]
     assert found.keys() == LOG.keys()
     assert json.loads(json.dumps(found)) == found
 

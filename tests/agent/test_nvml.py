@@ -142,7 +142,9 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
     assert code_of(host.nvml, "nvmlDeviceGetTemperatureV", 0, 0) == 13
     found = readings(read_once(GpuSource.load(), host).frame)
     assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 61
-    active = {key[1] for (name, key), reading in found.items() if "throttle_active" in name and reading}  # fmt: skip
+    active = {
+        key[1] for (name, key), reading in found.items() if "throttle_active" in name and reading
+    }
     assert active == {"software_power_cap"}
 
 
@@ -155,7 +157,10 @@ def test_a_driver_that_does_not_tell_what_is_reserved_has_memory_all_the_same(
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(2):
         found = readings(reader.run().frame)
-    told = {name: found[f"railscope_gpu_memory_{name}_bytes", ("GPU-0",)] for name in ("size", "free", "used", "reserved")}  # fmt: skip
+    told = {
+        name: found[f"railscope_gpu_memory_{name}_bytes", ("GPU-0",)]
+        for name in ("size", "free", "used", "reserved")
+    }
     memory = full_gpus(1)["nvml.nvmlDeviceGetMemoryInfo(0)"]
     assert (told["size"], told["free"]) == (memory["total"], memory["free"])
     assert told["used"] is told["reserved"] is Absent.UNSUPPORTED
@@ -174,7 +179,9 @@ def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) ->
     found = readings(frame)
     assert found["railscope_gpu_fabric_state", ("GPU-0",)] == older["state"]
     assert found["railscope_gpu_fabric_health", ("GPU-0",)] is Absent.UNSUPPORTED
-    conditions = [r for (name, _), r in found.items() if name == "railscope_gpu_fabric_condition_active"]  # fmt: skip
+    conditions = [
+        r for (name, _), r in found.items() if name == "railscope_gpu_fabric_condition_active"
+    ]
     assert set(conditions) == {Absent.UNSUPPORTED}
     assert frame is not None
     facts = next(e.facts for e in frame.schema.entities if e.kind.name == "gpu")

@@ -112,9 +112,12 @@ MODES: dict[str, tuple[str, Part]] = {
 }
 _WORDS = {"enabled": 1, "disabled": 0, "default": 0, "P0": 0}
 FACTS = {
-    "index", "minor_number", "compute_capability.major", "compute_capability.minor",
+    "index",
+    "minor_number",
+    "compute_capability.major",
+    "compute_capability.minor",
     "fabric.clique_id",
-}  # fmt: skip
+}
 THEIRS_ALONE = {
     "num_gpu_cores": "a fact of the model",
     "memory.memory_bus_width": "a fact of the model",

@@ -110,9 +110,7 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
     host.clock.advance(60)
     add_netlink(host, module=MODULE | {"serial": "SN9"})
     outcome = reader.run()
-    assert told(outcome) == [
-        ("Example Optics EX-100G-SR4 SN1", "Example Optics EX-100G-SR4 SN9")
-    ]  # fmt: skip
+    assert told(outcome) == [("Example Optics EX-100G-SR4 SN1", "Example Optics EX-100G-SR4 SN9")]
     assert numbers(outcome.frame)[TEMPERATURE] == 41.25
 
 

@@ -48,8 +48,15 @@ def asleep(_address: str) -> bool:
 
 @pytest.mark.parametrize(
     ("megatransfers", "gigabytes"),
-    [(2500, "0.25"), (5000, "0.5"), (8000, "0.985"), (16000, "1.969"), (32000, "3.938"), (64000, "7.5625")],
-)  # fmt: skip
+    [
+        (2500, "0.25"),
+        (5000, "0.5"),
+        (8000, "0.985"),
+        (16000, "1.969"),
+        (32000, "3.938"),
+        (64000, "7.5625"),
+    ],
+)
 def test_payload_of_a_lane_by_generation(megatransfers: int, gigabytes: str) -> None:
     exact = Fraction(link_bandwidth(megatransfers, 1), PATH_STEPS * 10**9)
     assert abs(exact - Fraction(gigabytes)) < Fraction(1, 1000)
@@ -58,10 +65,12 @@ def test_payload_of_a_lane_by_generation(megatransfers: int, gigabytes: str) -> 
 @given(SPEEDS, WIDTHS)
 def test_bandwidth_is_exact(megatransfers: int, lanes: int) -> None:
     coding = (
-        Fraction(8, 10) if megatransfers < 8000
-        else Fraction(128, 130) if megatransfers < 64000
+        Fraction(8, 10)
+        if megatransfers < 8000
+        else Fraction(128, 130)
+        if megatransfers < 64000
         else Fraction(242, 256)
-    )  # fmt: skip
+    )
     expected = megatransfers * 10**6 * lanes * coding / 8
     assert Fraction(link_bandwidth(megatransfers, lanes), PATH_STEPS) == expected
 
@@ -92,8 +101,11 @@ STATES = st.builds(
     lambda speed, limit, width, lanes: PcieLinkState(
         min(speed, limit), limit, min(width, lanes), lanes
     ),
-    SPEEDS, SPEEDS, WIDTHS, WIDTHS,
-)  # fmt: skip
+    SPEEDS,
+    SPEEDS,
+    WIDTHS,
+    WIDTHS,
+)
 
 
 @st.composite
@@ -139,10 +151,13 @@ def test_sleep_excuses_speed_and_never_lanes(drawn) -> None:
     at_speed = {
         end: PcieLinkState(
             min(states[link.upper].speed_limit, states[link.lower].speed_limit),
-            states[end].speed_limit, states[end].width, states[end].width_limit,
+            states[end].speed_limit,
+            states[end].width,
+            states[end].width_limit,
         )
-        for link in path for end in (link.upper, link.lower)
-    }  # fmt: skip
+        for link in path
+        for end in (link.upper, link.lower)
+    }
     expected = path_state(path, at_speed, awake)
     found = path_state(path, states, asleep)
     assert (found == DEGRADED) is (expected == DEGRADED)
@@ -218,10 +233,13 @@ def test_a_slow_link_that_is_not_the_bottleneck_harms_nothing() -> None:
 @pytest.mark.parametrize(
     ("power_state", "expected"),
     [
-        ("D0", "degraded"), ("D3hot", "power_saving"), ("unknown", "unsupported"),
-        (None, "unsupported"), (DENIED, "denied"),
+        ("D0", "degraded"),
+        ("D3hot", "power_saving"),
+        ("unknown", "unsupported"),
+        (None, "unsupported"),
+        (DENIED, "denied"),
     ],
-)  # fmt: skip
+)
 def test_a_drive_may_sleep_but_not_in_d0(power_state: str | None, expected: str) -> None:
     host = FakeHost()
     drive = add_device(host, "pci0000:22/0000:22:01.0/0000:23:00.0", NVME)

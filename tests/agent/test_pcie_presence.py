@@ -118,8 +118,12 @@ def test_a_switch_takes_all_below_it_along() -> None:
         remove_device(run.host, address)
     events = run.read().events
     assert {told(event)[1] for event in events} == {
-        NIC, run.gpu, "0000:17:00.0", "0000:17:02.0", "0000:16:00.0",
-    }  # fmt: skip
+        NIC,
+        run.gpu,
+        "0000:17:00.0",
+        "0000:17:02.0",
+        "0000:16:00.0",
+    }
     assert {told(event)[2]["role"] for event in events} == {"nic", "gpu", "bridge"}
 
 

@@ -115,8 +115,10 @@ def test_who_asks_waits_until_the_recording_has_the_answer(
     slow.released.set()
     assert asking.answer() == 600
     assert [(m.offset_ns // NS, m.calls) for m in recording.moments] == [
-        (0, {POWER: 500}), (10, {POWER: PENDING}), (40, {POWER: 600}),
-    ]  # fmt: skip
+        (0, {POWER: 500}),
+        (10, {POWER: PENDING}),
+        (40, {POWER: 600}),
+    ]
 
     replay, now = replayed([CaptureMoment.from_line(m.to_line()) for m in recording.moments])
     assert power(replay) == 500
@@ -140,8 +142,9 @@ def test_a_recording_that_ends_before_the_answer_leaves_it_open(
     slow.released.set()
     assert asking.answer() == 500
     assert [(m.offset_ns // NS, m.calls) for m in moments] == [
-        (0, {POWER: 500}), (20, {POWER: PENDING}),
-    ]  # fmt: skip
+        (0, {POWER: 500}),
+        (20, {POWER: PENDING}),
+    ]
     assert recording.moments[-1].calls == {POWER: 500}, "the same answer is news after all"
 
     replay, now = replayed(moments)
@@ -187,8 +190,9 @@ def test_a_batch_waits_as_one(machine: FakeHost) -> None:
     assert asking.answer() == [[7, 8], [0, 0]]
     told = [(m.offset_ns // NS, m.calls) for m in recording.moments]
     assert told == [
-        (0, dict.fromkeys(keys, PENDING)), (5, dict(zip(keys, [[0, 7], [0, 8]], strict=True))),
-    ]  # fmt: skip
+        (0, dict.fromkeys(keys, PENDING)),
+        (5, dict(zip(keys, [[0, 7], [0, 8]], strict=True))),
+    ]
 
 
 @pytest.fixture

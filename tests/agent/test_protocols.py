@@ -50,7 +50,11 @@ def test_every_count_of_the_copied_machine(tmp_path_factory: pytest.TempPathFact
     expected |= {(c.NETSTAT[key].name, ()): netstat[key] for key in c.NETSTAT}
     expected |= {(c.ECN.name, (code,)): netstat["IpExt", name] for name, code in ECN.items()}
     rows = [line.split() for line in (root / SOFTNET[1:]).read_text().splitlines()]
-    for column, metric in ((1, c.SOFTNET_DROPPED), (2, c.SOFTNET_SQUEEZED), (10, c.SOFTNET_FLOW_LIMITED)):  # fmt: skip
+    for column, metric in (
+        (1, c.SOFTNET_DROPPED),
+        (2, c.SOFTNET_SQUEEZED),
+        (10, c.SOFTNET_FLOW_LIMITED),
+    ):
         words = [row[column] for row in rows if len(row) > column]
         expected[metric.name, ()] = sum(int(word, 16) for word in words)
     assert expected[c.SOFTNET_DROPPED.name, ()] == 0x6283 + 0x446 + 0x20E76 + 1
@@ -143,15 +147,17 @@ def test_nothing_to_read() -> None:
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Z][a-z]{1,5}", fullmatch=True),
-        st.dictionaries(st.from_regex(r"[A-Z][A-Za-z0-9]{1,8}", fullmatch=True),
-                        st.integers(-1, (1 << 63) - 1), min_size=1, max_size=8),
+        st.dictionaries(
+            st.from_regex(r"[A-Z][A-Za-z0-9]{1,8}", fullmatch=True),
+            st.integers(-1, (1 << 63) - 1),
+            min_size=1,
+            max_size=8,
+        ),
         max_size=5,
     ),
     st.floats(0, 1),
-)  # fmt: skip
-def test_pairs_of_lines_whole_or_cut_short(
-    said: dict[str, dict[str, int]], share: float
-) -> None:  # fmt: skip
+)
+def test_pairs_of_lines_whole_or_cut_short(said: dict[str, dict[str, int]], share: float) -> None:
     whole = "".join(
         f"{protocol}: {' '.join(named)}\n{protocol}: {' '.join(map(str, named.values()))}\n"
         for protocol, named in said.items()

@@ -52,9 +52,7 @@ def server() -> FakeHost:
 
 def test_domains_are_called_by_what_they_are_part_of(server: FakeHost) -> None:
     reader = SourceReader(RaplSource(), server, ORIGIN)
-    assert set(readings(reader.run().frame).values()) == {
-        Absent.NOT_DUE, 350_000_000, 420_000_000,
-    }  # fmt: skip
+    assert set(readings(reader.run().frame).values()) == {Absent.NOT_DUE, 350_000_000, 420_000_000}
     server.clock.advance(5)
     server.files[f"{POWERCAP_ROOT}/intel-rapl:0/energy_uj"] = "1001000"
     found = numbers(reader.run().frame)

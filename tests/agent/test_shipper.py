@@ -364,7 +364,11 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
     wanted = {"unknown_schemas": [schema_identity(SCHEMA).hex()]}
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
-            forgetful = web.json_response(wanted, status=409), take, web.json_response(wanted, status=409)  # fmt: skip
+            forgetful = (
+                web.json_response(wanted, status=409),
+                take,
+                web.json_response(wanted, status=409),
+            )
             collector.script.extend(forgetful)
             async with shipping(tmp_path, link_to(collector)) as run:
                 await run.flush()

@@ -37,9 +37,10 @@ def _as_double(reading: Reading) -> Reading:
 # What C cannot say as the capture does: the metric, what is left of it there, and why.
 EXPLAINED: dict[str, tuple[Callable[[Reading], Reading], str]] = {
     "railscope_gpu_sm_cycles_total": (
-        _as_double, "nvmlGpmMetric_t has a double; a simulated counter has all its bits"
-    ),
-}  # fmt: skip
+        _as_double,
+        "nvmlGpmMetric_t has a double; a simulated counter has all its bits",
+    )
+}
 
 
 class _BoundHost(RecordedHost):

@@ -58,8 +58,9 @@ def test_the_table_is_that_of_nvidia_smi(card: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "count"), [("azure-good_nvlink_status.txt", 1), ("gpud/nvidia-smi.nvlink.status.a100", 8)]
-)  # fmt: skip
+    ("file", "count"),
+    [("azure-good_nvlink_status.txt", 1), ("gpud/nvidia-smi.nvlink.status.a100", 8)],
+)
 def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
     """What `nvidia-smi nvlink --status` printed of A100s, whose links all lead to switches."""
     printed = links.status(captured(f"nvidia-smi/{file}").read_text())
@@ -157,8 +158,9 @@ def test_tables_are_symmetric_and_every_rail_has_its_card(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near", "bond"), [("h100", "PIX", "NV18"), ("gb200", "P2C", "NV18"), ("a100", "PIX", "NV12")]
-)  # fmt: skip
+    ("name", "near", "bond"),
+    [("h100", "PIX", "NV18"), ("gb200", "P2C", "NV18"), ("a100", "PIX", "NV12")],
+)
 def test_cards_of_simulated_servers(name: str, near: str, bond: str) -> None:
     node = simulated(name)
     for gpu in node.gpus:

@@ -134,8 +134,11 @@ def test_two_that_fall_together_are_a_reset_and_one_of_many_is_a_wrap() -> None:
     high = RANGE - 10
     assert rows(unwrap(), [high, high, 0, 0, 0], [20, 20, 0, 0, 0])[-1] == [20, 20, 0, 0]
     assert rows(unwrap(), [high, high, 5, 5, 0], [20, high, 5, 5, 0])[-1] == [
-        RANGE + 20, high, 5, 5,
-    ]  # fmt: skip
+        RANGE + 20,
+        high,
+        5,
+        5,
+    ]
 
 
 def test_half_a_range_is_the_farthest_a_wrap_goes() -> None:

@@ -32,8 +32,9 @@ def sole(rule: HealthRule) -> set[Metric]:
     return {
         metric
         for metric in rule.metrics
-        if places_of(metric) and rule.answer(with_faults([without(metric, Absent.ERROR)])) is not False
-    }  # fmt: skip
+        if places_of(metric)
+        and rule.answer(with_faults([without(metric, Absent.ERROR)])) is not False
+    }
 
 
 def needed_metrics() -> list[Metric]:

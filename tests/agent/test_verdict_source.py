@@ -282,9 +282,7 @@ def test_an_event_says_what_keeps_a_gpu_from_being_known() -> None:
     run.host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
     run.steps(20)
     (event,) = run.events
-    assert event.facts == {
-        "before": "healthy", "after": "unknown", "reasons": "pcie_width (error)",
-    }  # fmt: skip
+    assert event.facts == {"before": "healthy", "after": "unknown", "reasons": "pcie_width (error)"}
 
 
 def test_gpus_that_come_and_go_fill_no_memory() -> None:

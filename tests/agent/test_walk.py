@@ -24,9 +24,7 @@ def capture(*offsets_ns: int, duration_ns: int) -> Capture:
     return Capture(about, tuple(CaptureMoment(offset_ns) for offset_ns in offsets_ns))
 
 
-@given(
-    st.lists(st.integers(0, 100 * NS), max_size=60).map(sorted), st.integers(0, 100 * NS)
-)  # fmt: skip
+@given(st.lists(st.integers(0, 100 * NS), max_size=60).map(sorted), st.integers(0, 100 * NS))
 def test_looks_are_few_in_order_and_end_with_the_capture(
     offsets_ns: list[int], duration_ns: int
 ) -> None:

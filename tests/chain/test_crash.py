@@ -59,8 +59,10 @@ async def test_kill_both_sides_again_and_again(site: Site):
         collector = await site.collector()
     for agent in agents.values():
         await agent.stop()
-    last = {node: agent.find(r"agent_stopped shipped_frames=(\d+) dropped_frames=0 waiting_envelopes=0")
-            for node, agent in agents.items()}  # fmt: skip
+    last = {
+        node: agent.find(r"agent_stopped shipped_frames=(\d+) dropped_frames=0 waiting_envelopes=0")
+        for node, agent in agents.items()
+    }
     assert all(last.values()), [agent.log_tail() for agent in agents.values()]
     found = identities(site)
     assert all(count == 1 for count in found.values()), "a frame was stored twice"

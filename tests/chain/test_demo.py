@@ -68,9 +68,14 @@ async def read_until(process: Process, text: str) -> str:
 async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
     """Run a demo, or a program that runs it; remaining processes are killed by their pid at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(command or DEMO), "--directory", str(directory), stdout=PIPE, stderr=STDOUT,
-        env={**os.environ, "TMPDIR": str(directory.parent)}, start_new_session=True,
-    )  # fmt: skip
+        *(command or DEMO),
+        "--directory",
+        str(directory),
+        stdout=PIPE,
+        stderr=STDOUT,
+        env={**os.environ, "TMPDIR": str(directory.parent)},
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -133,9 +138,17 @@ async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
     controller, terminal = pty.openpty()
     start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", start, *DEMO, "--directory", str(directory),
-        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        start,
+        *DEMO,
+        "--directory",
+        str(directory),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
     os.close(terminal)
     os.set_blocking(controller, False)
 

@@ -57,15 +57,21 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> No
 
     whole = await site.get(f"/api/v1/jobs/slurm:research/slurm/{job['workload']}")
     assert sorted((p["node"], p["index"]) for p in whole["places"]) == [
-        ("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1"),
-    ]  # fmt: skip
+        ("n1", "0"),
+        ("n1", "1"),
+        ("n2", "0"),
+        ("n2", "1"),
+    ]
     (hot,) = [place for place in whole["places"] if place["gpu"] == behind["gpu"]]
     assert hot["index"] == str(SPECS[0].struck)
 
     async def told() -> bool:
         text = await page(site)
-        found = [labels for labels, value in series(text, "railscope_job_straggler_deviation_ratio")
-                 if labels["measure"] == "sm_clock" and value < SLOW]  # fmt: skip
+        found = [
+            labels
+            for labels, value in series(text, "railscope_job_straggler_deviation_ratio")
+            if labels["measure"] == "sm_clock" and value < SLOW
+        ]
         return any((one["node"], one["gpu"]) == (HOT, behind["gpu"]) for one in found)
 
     await until(told, "the metric names the hot GPU")

@@ -238,10 +238,13 @@ async def check_pictures(running: Running, directory: Path) -> None:
     Tables show one timestamp: data missing at the present are searched at earlier timestamps.
     """
     missing = {
-        name: {panel["id"] for panel in dashboard["panels"] if "targets" in panel
-               and (dashboard["title"], panel["title"]) not in QUIET}
+        name: {
+            panel["id"]
+            for panel in dashboard["panels"]
+            if "targets" in panel and (dashboard["title"], panel["title"]) not in QUIET
+        }
         for name, dashboard in DASHBOARDS.items()
-    }  # fmt: skip
+    }
 
     async def drawn(name: str, wanted: Values, end: float) -> None:
         window = QueryWindow(running.started, end, 1.0)

@@ -53,9 +53,11 @@ async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     command = [
-        "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
+        "prometheus",
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=tsdb",
         f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
+    ]
     async with server("prometheus", *command, directory=tmp_path):
 
         async def scraped() -> bool:
@@ -87,9 +89,12 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp
     await site.agent("n1")
     await collector.find_logged("influx_connection_failed")
     command = [
-        "victoria-metrics", f"-httpListenAddr=127.0.0.1:{port}", "-storageDataPath=vm",
-        "-influxSkipSingleField", "-search.latencyOffset=0s",
-    ]  # fmt: skip
+        "victoria-metrics",
+        f"-httpListenAddr=127.0.0.1:{port}",
+        "-storageDataPath=vm",
+        "-influxSkipSingleField",
+        "-search.latencyOffset=0s",
+    ]
     async with server("victoria-metrics", *command, directory=tmp_path):
         await collector.find_logged("influx_connected")
 

@@ -209,9 +209,17 @@ async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
 async def test_the_demo_ends_well(tmp_path: Path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator.demo", "--seconds", "8", "--directory", str(tmp_path / "w"),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "simulator.demo",
+        "--seconds",
+        "8",
+        "--directory",
+        str(tmp_path / "w"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment,
+    )
     output, _ = await process.communicate()
     text = output.decode()
     assert process.returncode == 0, text

@@ -120,11 +120,18 @@ async def test_the_demo_stops_in_order_where_it_cannot_say_where_its_programs_ar
     site.mkdir()
     (left / "prometheus/targets/collectors.yml.new").mkdir(parents=True)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator.demo", "--any-ports", "--seconds", "1", "--directory",
+        sys.executable,
+        "-m",
+        "simulator.demo",
+        "--any-ports",
+        "--seconds",
+        "1",
+        "--directory",
         str(left),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(site)},
-    )  # fmt: skip
+    )
     # Agents and collector write to the same pipe: it ends when the last of them has.
     text = (await process.communicate())[0].decode()
     assert process.returncode == 1, text

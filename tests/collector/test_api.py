@@ -76,14 +76,16 @@ async def test_views_over_the_api(tmp_path: Path):
         assert cluster["railscope_cluster_sum_gpu_power_watts"] == 3.0
         assert cluster["railscope_cluster_sum_rdma_transmit_bytes_per_second"] == 3000.0
         rails = [
-            (r["labels"]["rail"], r["value"]) for r in (await one.json("/api/v1/rails"))["rows"]
+            (r["labels"]["rail"], r["value"])
+            for r in (await one.json("/api/v1/rails"))["rows"]
             if r["metric"] == "railscope_rail_sum_rdma_transmit_bytes_per_second"
-        ]  # fmt: skip
+        ]
         assert rails == [("0", 1000.0), ("1", 2000.0)]
         tenants = {
-            r["metric"]: r["value"] for r in (await one.json("/api/v1/tenants"))["rows"]
+            r["metric"]: r["value"]
+            for r in (await one.json("/api/v1/tenants"))["rows"]
             if r["labels"]["tenant"] == "vision"
-        }  # fmt: skip
+        }
         assert tenants["railscope_tenant_sum_gpu_power_watts"] == 1.0
         assert tenants["railscope_tenant_sum_rdma_transmit_bytes_per_second"] == 1000.0, "its rail"
         node = await one.json("/api/v1/nodes/n1")
@@ -232,10 +234,17 @@ async def fetch(api: ViewApi, path: str) -> tuple[int, str]:
 def api_of(one: Running, views: Callable[[], CollectorViews], **more: Any) -> ViewApi:
     collector = one.collector
     own = CollectorMetrics(
-        collector.core, collector.log, collector.files, collector.settler, collector.sink,
-        collector.trail, collector.tokens, collector.connections,
-        collector.twins, collector.restart.quarantine,
-    )  # fmt: skip
+        collector.core,
+        collector.log,
+        collector.files,
+        collector.settler,
+        collector.sink,
+        collector.trail,
+        collector.tokens,
+        collector.connections,
+        collector.twins,
+        collector.restart.quarantine,
+    )
     return ViewApi(collector.core, own, views, **more)
 
 

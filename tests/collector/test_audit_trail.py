@@ -53,8 +53,11 @@ async def test_two_behind_one_address_are_both_named(tmp_path: Path) -> None:
     one, other = (DeniedRequest("10.0.0.2", "/v1/frames", "node", name) for name in ("n1", "n2"))
     found = await denied(tmp_path, [one, other, other, one, one])
     assert [(r.actor.id, r.data["count"]) for r in found] == [
-        ("n1", 1), ("n2", 1), ("n1", 2), ("n2", 1),
-    ]  # fmt: skip
+        ("n1", 1),
+        ("n2", 1),
+        ("n1", 2),
+        ("n2", 1),
+    ]
 
 
 async def test_nobody_becomes_nameless_by_trying_many_paths(tmp_path: Path) -> None:

@@ -36,9 +36,13 @@ class Machine:
 
     def started(self, newest_ns: int = 0, lost: str = "") -> CollectorClock:
         one = CollectorClock(
-            self.directory, lambda: self.offsets, self._changed,
-            lambda: self.right_ns + self.error_ns, lambda: self.boot_ns, self.boot,
-        )  # fmt: skip
+            self.directory,
+            lambda: self.offsets,
+            self._changed,
+            lambda: self.right_ns + self.error_ns,
+            lambda: self.boot_ns,
+            self.boot,
+        )
         one.lost = lost
         one.open(newest_ns)
         return one

@@ -37,8 +37,7 @@ OF_GPU = Schema(
 NIC_ENTITY = Entity(
     NIC, ("ens1np0",), {"rdma_device": "mlx5_0", "rail": "2", "pci_address": "0000:18:00.0"}
 )
-OF_NIC = Schema("nic", ((nic.PFC_RECEIVED, NIC_ENTITY.part(NIC_PRIORITY, "3")),
-                        ), (NIC_ENTITY,))  # fmt: skip
+OF_NIC = Schema("nic", ((nic.PFC_RECEIVED, NIC_ENTITY.part(NIC_PRIORITY, "3")),), (NIC_ENTITY,))
 PORT_ENTITY = Entity(RDMA_PORT, ("mlx5_0", "1"), {"interface": "ens1np0", "rail": "2"})
 OF_PORT = Schema("rdma", ((rdma.RDMA_UP, PORT_ENTITY),))
 

@@ -51,18 +51,30 @@ node = st.tuples(row, row, codes, tenants_of_rails, st.booleans())
 
 
 def update(  # noqa: PLR0913 - what a case tells apart
-    name: str, layout: SchemaLayout, first: list[int], last: list[int], *, run: str = "r",
-    boot_id: str = "b", first_boot_ns: int = SECOND, last_boot_ns: int = 3 * SECOND,
-    first_reasons: Sequence[int] = (), reasons: Sequence[int] = (), instant_ns: int = 100 * SECOND,
-) -> NodeUpdate:  # fmt: skip
+    name: str,
+    layout: SchemaLayout,
+    first: list[int],
+    last: list[int],
+    *,
+    run: str = "r",
+    boot_id: str = "b",
+    first_boot_ns: int = SECOND,
+    last_boot_ns: int = 3 * SECOND,
+    first_reasons: Sequence[int] = (),
+    reasons: Sequence[int] = (),
+    instant_ns: int = 100 * SECOND,
+) -> NodeUpdate:
     """A batch of two rows; of one, where both are of one instant."""
     whole = [0] * len(last)
     codes = [list(first_reasons) or whole, list(reasons) or whole]
     at = 1 if first_boot_ns == last_boot_ns else 0
     batch = batch_of(
-        [first, last][at:], boot_ns=[first_boot_ns, last_boot_ns][at:], stream=layout.stream,
-        schema=schema_hash(WIRE), reasons=codes[at:] if any(map(any, codes)) else (),
-    )  # fmt: skip
+        [first, last][at:],
+        boot_ns=[first_boot_ns, last_boot_ns][at:],
+        stream=layout.stream,
+        schema=schema_hash(WIRE),
+        reasons=codes[at:] if any(map(any, codes)) else (),
+    )
     return NodeUpdate(name, run, boot_id, layout, batch, instant_ns)
 
 
@@ -96,11 +108,11 @@ def expected_cells(
         Rollup.MEAN: lambda v: sum(v) / len(v),
     }
     return {
-        (derived_name(metric, scope, rollup), (who, *part) if who else part):
-            how[rollup](numbers) * float(metric.scale)
+        (derived_name(metric, scope, rollup), (who, *part) if who else part): how[rollup](numbers)
+        * float(metric.scale)
         for (scope, who, metric, part), numbers in gathered.items()
         for rollup in metric.rollups
-    }  # fmt: skip
+    }
 
 
 @settings(deadline=None)
@@ -112,10 +124,16 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
     for number, (first, last, reasons, holders, fresh) in enumerate(nodes):
         name = f"n{number}"
         by_name[name] = [tenants.index(one) if one else NO_TENANT for one in holders]
-        fleet.apply(update(
-            name, LAYOUT, first, last, reasons=reasons,
-            instant_ns=(100 if fresh else 1) * SECOND,
-        ))  # fmt: skip
+        fleet.apply(
+            update(
+                name,
+                LAYOUT,
+                first,
+                last,
+                reasons=reasons,
+                instant_ns=(100 if fresh else 1) * SECOND,
+            )
+        )
     total = Rollups(lambda name, _: by_name[name], tenants)
     for block in fleet.blocks():
         reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
@@ -216,10 +234,16 @@ def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: 
         at, numbers = second * SECOND, [0, number]
         fleet.apply(
             update(
-                "n", layout, numbers, numbers, run=name, first_boot_ns=at, last_boot_ns=at,
+                "n",
+                layout,
+                numbers,
+                numbers,
+                run=name,
+                first_boot_ns=at,
+                last_boot_ns=at,
                 instant_ns=at,
             )
-        )  # fmt: skip
+        )
     assert narrow_rate(fleet, layout) == rate
 
 
@@ -242,18 +266,44 @@ def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
     fleet = Fleet()
     fleet.apply(update("n", LAYOUT, make_row(1, 100), make_row(1, 300)))
     assert energy_rate(fleet) == 100.0
-    fleet.apply(update("n", LAYOUT, make_row(1, 400), make_row(1, 800),
-                       first_boot_ns=4 * SECOND, last_boot_ns=8 * SECOND, instant_ns=105 * SECOND))  # fmt: skip
+    fleet.apply(
+        update(
+            "n",
+            LAYOUT,
+            make_row(1, 400),
+            make_row(1, 800),
+            first_boot_ns=4 * SECOND,
+            last_boot_ns=8 * SECOND,
+            instant_ns=105 * SECOND,
+        )
+    )
     assert energy_rate(fleet) == 100.0
-    fleet.apply(update("n", LAYOUT, make_row(1, 5), make_row(1, 5), boot_id="b2",
-                       first_boot_ns=SECOND, last_boot_ns=SECOND, instant_ns=200 * SECOND))  # fmt: skip
+    fleet.apply(
+        update(
+            "n",
+            LAYOUT,
+            make_row(1, 5),
+            make_row(1, 5),
+            boot_id="b2",
+            first_boot_ns=SECOND,
+            last_boot_ns=SECOND,
+            instant_ns=200 * SECOND,
+        )
+    )
     assert math.isnan(energy_rate(fleet)), "one sample of a new boot tells no rate"
 
 
 news = st.tuples(
-    st.sampled_from("abc"), st.integers(1, 9), row, row, codes, codes,
-    st.sampled_from(["r", "r2"]), st.sampled_from(["b", "b", "b2"]), st.booleans(),
-)  # fmt: skip
+    st.sampled_from("abc"),
+    st.integers(1, 9),
+    row,
+    row,
+    codes,
+    codes,
+    st.sampled_from(["r", "r2"]),
+    st.sampled_from(["b", "b", "b2"]),
+    st.booleans(),
+)
 """Of a node, some seconds later: two rows and their reasons, the run, the boot, and who looks."""
 
 
@@ -278,10 +328,18 @@ def test_it_is_all_one_when_what_came_is_read(told):
     for name, later, first, last, before, after, run, boot_id, looks in told:
         second += later
         one = update(
-            name, LAYOUT, first, last, run=run, boot_id=boot_id, first_reasons=before,
-            reasons=after, first_boot_ns=second * SECOND, last_boot_ns=(second + 1) * SECOND,
+            name,
+            LAYOUT,
+            first,
+            last,
+            run=run,
+            boot_id=boot_id,
+            first_reasons=before,
+            reasons=after,
+            first_boot_ns=second * SECOND,
+            last_boot_ns=(second + 1) * SECOND,
             instant_ns=second * SECOND,
-        )  # fmt: skip
+        )
         second += 1
         assert read_at_once.apply(one)
         rows_of(read_at_once)
@@ -297,8 +355,14 @@ def test_an_older_frame_does_not_replace_a_newer_one():
     fleet = Fleet()
     fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1)))
     assert not fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1))), "it is there"
-    late = update("n", LAYOUT, make_row(1, 1), make_row(3, 1), last_boot_ns=2 * SECOND,
-                  instant_ns=200 * SECOND)  # fmt: skip
+    late = update(
+        "n",
+        LAYOUT,
+        make_row(1, 1),
+        make_row(3, 1),
+        last_boot_ns=2 * SECOND,
+        instant_ns=200 * SECOND,
+    )
     assert not fleet.apply(late), "the boot clock knows better than the time of arrival"
     other = make_layout(to_wire_schema(Schema("test", SCHEMA.columns[:3])))
     assert not fleet.apply(update("n", other, [1] * 3, [1] * 3, last_boot_ns=2 * SECOND))
@@ -344,8 +408,18 @@ def test_what_was_not_there_and_comes_back_has_a_rate_from_its_second_reading_on
     rates = []
     for number, (energy, reasons) in enumerate(readings, 1):
         at = number * SECOND
-        fleet.apply(update("n", LAYOUT, make_row(1, energy), make_row(1, energy), reasons=reasons,
-                           first_boot_ns=at, last_boot_ns=at, instant_ns=at))  # fmt: skip
+        fleet.apply(
+            update(
+                "n",
+                LAYOUT,
+                make_row(1, energy),
+                make_row(1, energy),
+                reasons=reasons,
+                first_boot_ns=at,
+                last_boot_ns=at,
+                instant_ns=at,
+            )
+        )
         rates.append(energy_rate(fleet))
         place = fleet.nodes["n"].rows["test"]
         assert place.block.reasons[place.index].tolist() == list(reasons or [0] * WIDTH)
@@ -366,8 +440,17 @@ def fresh_streams(fleet, now):
 
 def reported(fleet: Fleet, layout: SchemaLayout, *seconds: int, run: str = "run") -> None:
     for second in seconds:
-        fleet.apply(update("n1", layout, [0] * layout.columns, [0] * layout.columns,
-                           instant_ns=second * SECOND, last_boot_ns=second * SECOND, run=run))  # fmt: skip
+        fleet.apply(
+            update(
+                "n1",
+                layout,
+                [0] * layout.columns,
+                [0] * layout.columns,
+                instant_ns=second * SECOND,
+                last_boot_ns=second * SECOND,
+                run=run,
+            )
+        )
 
 
 def test_a_slow_stream_counts_between_its_frames_while_its_node_reports():

@@ -25,9 +25,10 @@ from = {start}
 to = {end}
 """
 GOOD = {
-    "published": "2026-01-01T00:00:00Z", "start": "2026-01-01T00:00:00Z",
+    "published": "2026-01-01T00:00:00Z",
+    "start": "2026-01-01T00:00:00Z",
     "end": "9999-12-31T00:00:00Z",
-}  # fmt: skip
+}
 EDGES = ("9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00")
 WRONG = [
     ("ledger", 'url = "postgresql://u@127.0.0.1:xyz/d"', "ledger.url"),

@@ -221,8 +221,9 @@ async def test_streams_of_a_run_are_bounded(tmp_path: Path):
         one.collector.core.received.add("n1", sender.run, "one more", 1, 1, 1)
         status, answer = await one.post(sender.body(some(sender, at=6)))
         assert (status, answer["error"]) == (
-            422, f"{MAX_STREAMS + 1} streams of a run: expected at most {MAX_STREAMS}"
-        )  # fmt: skip
+            422,
+            f"{MAX_STREAMS + 1} streams of a run: expected at most {MAX_STREAMS}",
+        )
 
 
 async def test_a_node_with_missing_frames_is_named(tmp_path: Path):

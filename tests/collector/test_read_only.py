@@ -36,8 +36,9 @@ def test_a_write_that_the_system_refuses_is_seen_and_leaves_nothing(tmp_path: Pa
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
-        "cannot write the state directory: File too large", "writable",
-    ]  # fmt: skip
+        "cannot write the state directory: File too large",
+        "writable",
+    ]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,10 +20,14 @@ LANES = 2
 
 def entities(kind: EntityKind) -> list[Entity]:
     """One of a kind on each rail."""
-    return [
-        Entity(kind, (f"{rail}",) * len(kind.whole.labels) + ("x",) * _parts(kind))
-        for rail in range(LANES)
-    ] if kind.labels else [Entity(kind)]  # fmt: skip
+    return (
+        [
+            Entity(kind, (f"{rail}",) * len(kind.whole.labels) + ("x",) * _parts(kind))
+            for rail in range(LANES)
+        ]
+        if kind.labels
+        else [Entity(kind)]
+    )
 
 
 def _parts(kind: EntityKind) -> int:

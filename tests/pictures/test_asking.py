@@ -111,8 +111,10 @@ async def test_the_first_value_in_natural_order_is_chosen_and_later_ones_follow_
     server.answers["label/rail/values"] = good(["0", "3"])
     async with Prometheus(server.url) as prometheus:
         assert await prometheus.chosen([SOURCE, NODES, RAILS], {}) == {
-            "datasource": "", "node": "gpu-2", "rail": "0",
-        }  # fmt: skip
+            "datasource": "",
+            "node": "gpu-2",
+            "rail": "0",
+        }
         assert server.asked[-1][1]["match[]"] == 'railscope_nic_info{node="gpu-2"}'
         wanted = await prometheus.chosen([SOURCE, NODES, RAILS], {"rail": "3"})
         assert wanted["rail"] == "3"

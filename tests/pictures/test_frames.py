@@ -104,8 +104,11 @@ def test_sorting_keeps_the_order_of_rows_alike_and_puts_empty_cells_last():
     frame = TableFrame(("node", "rail"), tuple({"node": n, "rail": r} for n, r in rows))
     (made,) = sort_by([frame], {"sort": [{"field": "node"}]})
     assert [(row["node"], row["rail"]) for row in made.rows] == [
-        ("a", "2"), ("a", "1"), ("b", "1"), ("", "3"),
-    ]  # fmt: skip
+        ("a", "2"),
+        ("a", "1"),
+        ("b", "1"),
+        ("", "3"),
+    ]
     assert sort_by([frame], {"sort": [{"field": "gpu"}]}) == [frame]
 
 

@@ -181,8 +181,9 @@ def test_neighbouring_instants_are_one_mark():
     here = np.array([np.nan, 1.0, 1.0, np.nan, 2.0])
     told = QueryResult(np.arange(5.0), (ResultSeries({}, here),))
     assert plot.marks_of(told, "#ff0000") == [
-        plot.MarkedPeriod(1.0, 2.0, "#ff0000"), plot.MarkedPeriod(4.0, 4.0, "#ff0000"),
-    ]  # fmt: skip
+        plot.MarkedPeriod(1.0, 2.0, "#ff0000"),
+        plot.MarkedPeriod(4.0, 4.0, "#ff0000"),
+    ]
 
 
 @pytest.mark.parametrize(("ground", "ink"), [("#73BF69", "#111217"), ("#8F3BB8", "#ffffff")])

@@ -87,8 +87,13 @@ def test_a_bad_link_is_told_by_the_driver_and_by_switches_that_the_host_sees(
 
 @pytest.mark.parametrize(
     ("model", "numbers"),
-    [("h100", [48, 63, 94, 154]), ("l40s", [48, 63, 94, 154]), ("a100", [48, 63, 94]), ("t4", [48, 63])],
-)  # fmt: skip
+    [
+        ("h100", [48, 63, 94, 154]),
+        ("l40s", [48, 63, 94, 154]),
+        ("a100", [48, 63, 94]),
+        ("t4", [48, 63]),
+    ],
+)
 def test_an_uncorrectable_error_is_counted_told_and_ends_the_job(
     model: str, numbers: list[int]
 ) -> None:

@@ -121,8 +121,14 @@ def test_an_idle_node_moves_nothing_and_computes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "word"),
-    [(0.0, NO_ERROR), (1e-12, 1 << 8 | 12), (4.4e-9, 4 << 8 | 9), (9.7e-3, 1 << 8 | 2), (1.0, 0x100)],
-)  # fmt: skip
+    [
+        (0.0, NO_ERROR),
+        (1e-12, 1 << 8 | 12),
+        (4.4e-9, 4 << 8 | 9),
+        (9.7e-3, 1 << 8 | 2),
+        (1.0, 0x100),
+    ],
+)
 def test_bit_error_ratios_are_written_as_nvml_does(ratio: float, word: int) -> None:
     assert encode_ratio(ratio) == word
 

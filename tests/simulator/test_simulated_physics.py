@@ -176,9 +176,12 @@ def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
 
 
 @given(
-    st.integers(0, 500), st.integers(0, 500), st.integers(1, 60), st.integers(1, 60),
+    st.integers(0, 500),
+    st.integers(0, 500),
+    st.integers(1, 60),
+    st.integers(1, 60),
     st.integers(0, 100),
-)  # fmt: skip
+)
 def test_recurring_spans_are_counted_as_one_would_by_hand(
     start: int, length: int, period: int, active: int, first: int
 ) -> None:

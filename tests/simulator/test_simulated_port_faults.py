@@ -137,8 +137,10 @@ def test_a_lost_card_is_nowhere_any_more(nic: str) -> None:
         for section in ("files", "names", "links", "calls")
     }
     for directory, entry in (
-        ("/sys/class/infiniband", device), ("/sys/class/net", interface), (PCI, CARD),
-    ):  # fmt: skip
+        ("/sys/class/infiniband", device),
+        ("/sys/class/net", interface),
+        (PCI, CARD),
+    ):
         assert entry in start.names[directory]
         assert entry not in last["names"][directory]
         below = [path for path in last["files"] if path.startswith(f"{directory}/{entry}/")]
@@ -178,7 +180,9 @@ def test_a_card_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
     assert grown("pcie_degraded", "rx_pci_signal_integrity") == 0
     assert after.statistics(STRUCK)["rx_pci_signal_integrity"] == 40
     assert grown("pcie_degraded", "tx_prio3_pause_duration", OTHER) < 10_000
-    assert any(f"mlx5_core {CARD}: PCIe Bus Error: severity=Correctable" in x for x in log("pcie_degraded"))  # fmt: skip
+    assert any(
+        f"mlx5_core {CARD}: PCIe Bus Error: severity=Correctable" in x for x in log("pcie_degraded")
+    )
 
 
 def test_half_the_pcie_bandwidth_is_enough_for_a_slow_card() -> None:

@@ -131,7 +131,10 @@ def test_optics_tell_of_light_and_heat_and_copper_does_not(nic: str) -> None:
             for lane in module["lanes"]:
                 low = thresholds["receive_power_low_warning_nanowatts"]
                 assert low < lane["receive_power_nanowatts"] < 2_500_000
-                assert thresholds["transmit_power_low_alarm_nanowatts"] < lane["transmit_power_nanowatts"]  # fmt: skip
+                assert (
+                    thresholds["transmit_power_low_alarm_nanowatts"]
+                    < lane["transmit_power_nanowatts"]
+                )
                 assert 60_000 < lane["bias_microamperes"] < 130_000
 
 

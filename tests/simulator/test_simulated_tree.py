@@ -43,8 +43,9 @@ def answers(tree: Path) -> dict[str, Json]:
     """What psutil says of the tree, in a process of its own: its /proc is the whole process's."""
     asked = subprocess.run(
         [sys.executable, "-c", ASK, str(tree / "proc"), *FUNCTIONS],
-        check=True, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.PIPE,
+    )
     found: dict[str, Json] = json.loads(asked.stdout)
     return found
 

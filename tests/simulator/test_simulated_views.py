@@ -87,7 +87,9 @@ def counters(capture: Capture) -> Iterator[tuple[str, list[int]]]:
             if _counts(call) and isinstance(answer, list):
                 found[call] = answer[1]
             if call in {"psutil.net_io_counters()", "psutil.disk_io_counters()"}:
-                found |= {f"{name} {key}": value for name in answer for key, value in answer[name].items()}  # fmt: skip
+                found |= {
+                    f"{name} {key}": value for name in answer for key, value in answer[name].items()
+                }
         for name, value in found.items():
             courses.setdefault(name, []).append(value)
     yield from courses.items()
@@ -271,9 +273,12 @@ def test_only_the_lossless_priority_has_pause_counters() -> None:
     found = Seen(simulate(NodeSpec("gpu-001", gpus=1), 1), 0).statistics("ens1f0np0")
     pauses = {name for name in found if "pause" in name}
     assert {name for name in pauses if "prio" in name} == {
-        "rx_prio3_pause", "rx_prio3_pause_duration", "rx_prio3_pause_transition",
-        "tx_prio3_pause", "tx_prio3_pause_duration",
-    }  # fmt: skip
+        "rx_prio3_pause",
+        "rx_prio3_pause_duration",
+        "rx_prio3_pause_transition",
+        "tx_prio3_pause",
+        "tx_prio3_pause_duration",
+    }
     assert not any("global" in name for name in pauses)
 
 

@@ -37,9 +37,12 @@ def server(node: str, scenario: str = "training", **more: object) -> NodeSpec:
     """Return a node that booted in 1970, where promtool begins to count its time."""
     up_ns = UP_SECONDS * NS
     return NodeSpec(
-        node, scenario=scenario, started_wall_ns=up_ns, started_boot_ns=up_ns,
+        node,
+        scenario=scenario,
+        started_wall_ns=up_ns,
+        started_boot_ns=up_ns,
         **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def _settings() -> AgentSettings:

@@ -33,9 +33,15 @@ def draft(
 ) -> RecordDraft:
     """Return a distinguishable record."""
     return RecordDraft(
-        kind, RecordActor("scheduler", "slurm"), NOON_NS + number, "done", RecordSubject(f"node-{number % 3}"),
-        {"number": number}, (f"frame/{number}",), source=source,
-    )  # fmt: skip
+        kind,
+        RecordActor("scheduler", "slurm"),
+        NOON_NS + number,
+        "done",
+        RecordSubject(f"node-{number % 3}"),
+        {"number": number},
+        (f"frame/{number}",),
+        source=source,
+    )
 
 
 def audit_log(directory: Path, *, boot: str = "b0", every_seconds: float = 3600) -> AuditLog:

@@ -10,9 +10,13 @@ from railscope.wire import Batch
 
 
 def batch_of(
-    rows: Sequence[Sequence[int]], *, boot_ns: Sequence[int], stream: str = "test",
-    schema: bytes = b"", reasons: Sequence[Sequence[int]] = (),
-) -> Batch:  # fmt: skip
+    rows: Sequence[Sequence[int]],
+    *,
+    boot_ns: Sequence[int],
+    stream: str = "test",
+    schema: bytes = b"",
+    reasons: Sequence[Sequence[int]] = (),
+) -> Batch:
     """Return a batch of these rows; `reasons` are codes of each row, or empty if all were read."""
     table = np.array(rows, np.int64)
     steps = np.diff(table, axis=0)

@@ -186,9 +186,10 @@ _KEYS = {
 def as_toml(book: PriceBook, shift_ns: int = 0) -> str:
     """Return a price book as a file, with all its dates shifted, to the microsecond."""
     lines = [
-        f"version = {book.version}", "published = 2024-01-01T00:00:00Z",
+        f"version = {book.version}",
+        "published = 2024-01-01T00:00:00Z",
         f'currency = "{book.currency}"',
-    ]  # fmt: skip
+    ]
     for price in book.prices:
         lines += ["", "[[price]]", *_lines(price, shift_ns)]
     return "\n".join(lines)

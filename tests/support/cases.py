@@ -74,9 +74,15 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Return the specification of the node."""
         find_model(self.model)
         return NodeSpec(
-            node=node, gpus=self.gpus, model=self.model, scenario=self.scenario, mode=self.mode,
-            nic=self.nic, scheduler=self.scheduler, unclaimed=self.unclaimed,
-        )  # fmt: skip
+            node=node,
+            gpus=self.gpus,
+            model=self.model,
+            scenario=self.scenario,
+            mode=self.mode,
+            nic=self.nic,
+            scheduler=self.scheduler,
+            unclaimed=self.unclaimed,
+        )
 
 
 class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

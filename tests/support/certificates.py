@@ -78,9 +78,10 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         made = builder.sign(self._key, hashes.SHA256())
         found = ClientCertificate(
-            self.directory / f"{file or common_name}.pem", self.directory / f"{file or common_name}.key",
+            self.directory / f"{file or common_name}.pem",
+            self.directory / f"{file or common_name}.key",
             made.public_bytes(serialization.Encoding.DER),
-        )  # fmt: skip
+        )
         found.file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
         found.key_file.write_bytes(
             key.private_bytes(

@@ -64,9 +64,14 @@ def faults_in(lines: Iterable[str]) -> list[Fault]:
         one = json.loads(line)
         end = _time(one["end"]) if one["end"] else None
         found[one["fault"], one["begin"]] = Fault(
-            one["fault"], one["node"], _time(one["begin"]), end, frozenset(one["alerts"]),
-            one["within_seconds"], one["resolved_within_seconds"],
-        )  # fmt: skip
+            one["fault"],
+            one["node"],
+            _time(one["begin"]),
+            end,
+            frozenset(one["alerts"]),
+            one["within_seconds"],
+            one["resolved_within_seconds"],
+        )
     return list(found.values())
 
 

@@ -25,9 +25,12 @@ async def observing(
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         observed = EventRecorder(
-            log, PersonalSalts(directory / "personal"), directory / "observed", lambda: iter(tuple(again)),
+            log,
+            PersonalSalts(directory / "personal"),
+            directory / "observed",
+            lambda: iter(tuple(again)),
             max_waiting,
-        )  # fmt: skip
+        )
         observed.open()
         task = asyncio.create_task(observed.run())
         try:

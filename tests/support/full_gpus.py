@@ -151,8 +151,11 @@ def _processes(key: str) -> Json:
 def _sample(whose: str) -> Callable[[str], Json]:
     def samples(key: str) -> Json:
         uses = {name: _number(key + name) for name in ("smUtil", "memUtil", "encUtil", "decUtil")}
-        one = _VGPU if whose == "vgpuInstance" else _number(key.replace(
-            "GetProcessUtilization", "GetComputeRunningProcesses"))  # fmt: skip
+        one = (
+            _VGPU
+            if whose == "vgpuInstance"
+            else _number(key.replace("GetProcessUtilization", "GetComputeRunningProcesses"))
+        )
         return [{whose: one, "timeStamp": 1_790_000_000_000_000, **uses}]
 
     return samples

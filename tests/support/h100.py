@@ -37,12 +37,20 @@ def h100() -> FakeHost:
     host = FakeHost()
     add_gpus(host, 2)
     told(
-        host, 0, EncoderUtilization=[7, 167_000], DecoderUtilization=[8, 167_000],
+        host,
+        0,
+        EncoderUtilization=[7, 167_000],
+        DecoderUtilization=[8, 167_000],
         BAR1MemoryInfo={"bar1Total": 128 * GIBIBYTE, "bar1Free": 1, "bar1Used": MEBIBYTE // 2},
-        CurrentClocksEventReasons=0x84, RemappedRows=[1, 2, 1, 0], PersistenceMode=1,
-        SramEccErrorStatus={"bThresholdExceeded": 0}, PcieReplayCounter=94, PerformanceState=2,
-        TotalEnergyConsumption=1, PowerUsage=512_345,
-    )  # fmt: skip
+        CurrentClocksEventReasons=0x84,
+        RemappedRows=[1, 2, 1, 0],
+        PersistenceMode=1,
+        SramEccErrorStatus={"bThresholdExceeded": 0},
+        PcieReplayCounter=94,
+        PerformanceState=2,
+        TotalEnergyConsumption=1,
+        PowerUsage=512_345,
+    )
     fields(host, 0, {3: 3, 4: 4, 5: 5, 6: 6, 94: 94, 230: 1, 91: LINKS})
     fields(host, 0, {83: 2**60 + 1, 186: 600_500, 187: 200_000, 188: 700_000, 189: 650_000})
     fields(host, 0, {192: 400_000, **{number: number * 10**9 for number in range(74, 82)}})

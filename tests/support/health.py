@@ -141,8 +141,11 @@ def healthy() -> GpuHealthFacts:
     for (metric, part), value in parts.items():
         readings.setdefault(metric, {})[part] = value
     growing = (
-        h.GPU_PCIE_REPLAYS, h.GPU_PCIE_ERRORS, c.GPU_THROTTLE_TIME, n.NVLINK_ERRORS,
+        h.GPU_PCIE_REPLAYS,
+        h.GPU_PCIE_ERRORS,
+        c.GPU_THROTTLE_TIME,
+        n.NVLINK_ERRORS,
         n.NVLINK_RECOVERIES,
-    )  # fmt: skip
+    )
     changes = {metric: dict.fromkeys(readings[metric], STILL) for metric in growing}
     return GpuHealthFacts(readings, changes)

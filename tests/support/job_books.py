@@ -90,22 +90,28 @@ def counted(jobs: Sequence[ListedJob]) -> list[ListedJob]:
 def in_fractions(jobs: Sequence[ListedJob], shares: Sequence[Fraction]) -> list[ListedJob]:
     """Return the same jobs with a fraction of each of their GPUs, its lowest part; shares rotate."""
     return [
-        msgspec.structs.replace(job, parts=tuple(
-            ListedGpuPart(Fraction(0), shares[(at + place) % len(shares)]) for place in range(len(job.gpus))
-        ))
+        msgspec.structs.replace(
+            job,
+            parts=tuple(
+                ListedGpuPart(Fraction(0), shares[(at + place) % len(shares)])
+                for place in range(len(job.gpus))
+            ),
+        )
         for at, job in enumerate(jobs)
-    ]  # fmt: skip
+    ]
 
 
 def counted_fractions(jobs: Sequence[ListedJob]) -> list[ListedJob]:
     """Return the same jobs in books that state fractions and no GPU names."""
     return [
         msgspec.structs.replace(
-            job, gpus=(), parts=(),
+            job,
+            gpus=(),
+            parts=(),
             unplaced=tuple(UnnamedGpus("", 1, "counted", share=part.share) for part in job.parts),
         )
         for job in jobs
-    ]  # fmt: skip
+    ]
 
 
 def without_entries(

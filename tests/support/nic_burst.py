@@ -43,8 +43,9 @@ class CountingNic:
     def publish(self) -> None:
         """Return the present counters from now on."""
         self.host.calls[f"ethtool.statistics({self.interface})"] = {
-            "names": self.names, "values": [self.grown[name] for name in self.names],
-        }  # fmt: skip
+            "names": self.names,
+            "values": [self.grown[name] for name in self.names],
+        }
 
     def go_on(self, milliseconds: float, **growth: int) -> None:
         """Advance time and increment counters."""

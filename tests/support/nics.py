@@ -163,5 +163,6 @@ def set_statistics(host: FakeHost, driver: str, statistics: dict[str, int]) -> N
         "driver": driver, "version": "", "firmware": "", "bus": "",
     }  # fmt: skip
     host.calls["ethtool.statistics(eth0)"] = {
-        "names": list(statistics), "values": list(statistics.values()),
-    }  # fmt: skip
+        "names": list(statistics),
+        "values": list(statistics.values()),
+    }

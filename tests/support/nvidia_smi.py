@@ -125,7 +125,16 @@ _FIELDS: dict[int | str, tuple[str, int]] = {
 }  # fmt: skip
 CLOCKS = ("graphics", "sm", "memory", "video")
 THRESHOLDS = ("shutdown", "slowdown", "memory_maximum", "gpu_maximum")
-LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")  # fmt: skip
+LOCATIONS = (
+    "l1_cache",
+    "l2_cache",
+    "dram",
+    "register_file",
+    "texture_memory",
+    "texture_shm",
+    "cbu",
+    "sram",
+)
 REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
     "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clock_setting",
@@ -155,7 +164,12 @@ def gpu(index: int, row: Row) -> Answers:
     found |= {call: items(row, *how) for call, how in _LISTS.items()}
     found |= {call: members(row, *how) for call, how in _STRUCTURES.items()}
     found |= {"PlatformInfo": _platform(row), "GpuFabricInfoV": _fabric(row)}
-    for call, engine in (("Encoder", "encoder"), ("Decoder", "decoder"), ("Jpg", "jpeg"), ("Ofa", "ofa")):  # fmt: skip
+    for call, engine in (
+        ("Encoder", "encoder"),
+        ("Decoder", "decoder"),
+        ("Jpg", "jpeg"),
+        ("Ofa", "ofa"),
+    ):
         busy = items(row, (f"utilization.{engine}",), 1)
         found[f"{call}Utilization"] = [*busy, SAMPLE_PERIOD_US] if isinstance(busy, list) else busy
     if "compute_cap" in row:

@@ -29,7 +29,13 @@ _REASONS = (
     "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
     "display_clocks_setting",
 )  # fmt: skip
-_LOCATIONS = {"l1_cache": 0, "l2_cache": 1, "device_memory": 2, "register_file": 3, "texture_memory": 4}  # fmt: skip
+_LOCATIONS = {
+    "l1_cache": 0,
+    "l2_cache": 1,
+    "device_memory": 2,
+    "register_file": 3,
+    "texture_memory": 4,
+}
 
 
 def profile(path: Path) -> Profile:
@@ -87,7 +93,10 @@ def _whole(device: Profile) -> Iterator[tuple[Any, ...]]:
     yield "CudaComputeCapability", list(device["compute_capability"].values())
     yield "VirtualizationMode", _MODES[device["virtualization"]["mode"]]
     yield "MemoryInfo", {n: memory[f"{n}_bytes"] for n in ("total", "reserved", "free", "used")}
-    yield "BAR1MemoryInfo", {f"bar1{n.title()}": bar1[f"{n}_bytes"] for n in ("total", "free", "used")}  # fmt: skip
+    yield (
+        "BAR1MemoryInfo",
+        {f"bar1{n.title()}": bar1[f"{n}_bytes"] for n in ("total", "free", "used")},
+    )
     yield "CurrPcieLinkGeneration", pcie["current_link_gen"]
     yield "MaxPcieLinkGeneration", pcie["max_link_gen"]
     yield "CurrPcieLinkWidth", pcie["current_link_width"]
@@ -100,7 +109,12 @@ def _whole(device: Profile) -> Iterator[tuple[Any, ...]]:
     yield "PerformanceState", int(device["performance_state"].removeprefix("P"))
     busy = device["utilization"]
     yield "UtilizationRates", {"gpu": busy["gpu"], "memory": busy["memory"]}
-    for call, engine in (("Encoder", "encoder"), ("Decoder", "decoder"), ("Jpg", "jpeg"), ("Ofa", "ofa")):  # fmt: skip
+    for call, engine in (
+        ("Encoder", "encoder"),
+        ("Decoder", "decoder"),
+        ("Jpg", "jpeg"),
+        ("Ofa", "ofa"),
+    ):
         yield f"{call}Utilization", [busy[engine], SAMPLE_PERIOD_US]
     yield "EncoderStats", list(device["encoder_stats"].values())
     active = device["clocks_throttle_reasons"]
@@ -108,7 +122,10 @@ def _whole(device: Profile) -> Iterator[tuple[Any, ...]]:
     yield "EccMode", [_MODES[device["ecc"][f"mode_{when}"]] for when in ("current", "pending")]
     yield "MigMode", [_MODES[device["mig"][f"mode_{when}"]] for when in ("current", "pending")]
     rows = device["remapped_rows"]
-    yield "RemappedRows", [int(rows[n]) for n in ("correctable", "uncorrectable", "pending", "failure_occurred")]  # fmt: skip
+    yield (
+        "RemappedRows",
+        [int(rows[n]) for n in ("correctable", "uncorrectable", "pending", "failure_occurred")],
+    )
     if "availability_histogram" in rows:
         yield "RowRemapperHistogram", rows["availability_histogram"]
     yield "RetiredPagesPendingStatus", int(device["retired_pages"]["pending_retirement"])

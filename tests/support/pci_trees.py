@@ -17,8 +17,9 @@ SHAPES = st.recursive(
 """Children of a root port: a device, or a switch with the children of its ports."""
 BRIDGES = st.lists(
     st.tuples(st.sampled_from(["0", "1", ""]), st.lists(SHAPES, min_size=1, max_size=3)),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    min_size=1,
+    max_size=3,
+)
 """Host bridges: the NUMA node of each, and its root ports."""
 
 

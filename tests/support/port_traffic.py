@@ -58,9 +58,12 @@ class Port:
         into.calls[f"ethtool.statistics({self.interface})"] = {
             "names": ["rx_packets_phy", "tx_packets_phy", "rx_bytes_phy", "tx_bytes_phy"],
             "values": [
-                self.received_packets, self.sent_packets, self.received_bytes, self.sent_bytes,
+                self.received_packets,
+                self.sent_packets,
+                self.received_bytes,
+                self.sent_bytes,
             ],
-        }  # fmt: skip
+        }
         directory = f"/sys/class/infiniband/{self.rdma_device}/ports/1/counters"
         for name, value in (
             ("port_rcv_packets", self.received_packets),
@@ -77,11 +80,16 @@ class Port:
         into.names[f"{root}/device/net"] = [self.interface]
         into.names[f"{root}/ports"] = ["1"]
         into.names[f"{root}/ports/1/counters"] = [
-            "port_rcv_data", "port_rcv_packets", "port_xmit_data", "port_xmit_packets",
-        ]  # fmt: skip
+            "port_rcv_data",
+            "port_rcv_packets",
+            "port_xmit_data",
+            "port_xmit_packets",
+        ]
         for name, text in (
-            ("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("rate", "200 Gb/sec (4X HDR)"),
-        ):  # fmt: skip
+            ("state", "4: ACTIVE"),
+            ("phys_state", "5: LinkUp"),
+            ("rate", "200 Gb/sec (4X HDR)"),
+        ):
             into.files[f"{root}/ports/1/{name}"] = f"{text}\n"
         into.calls[f"ethtool.driver({self.interface})"] = {
             "driver": "mlx5_core", "version": "", "firmware": "", "bus": self.address,
@@ -98,9 +106,11 @@ def ports(server: str) -> list[Port]:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             for row in csv.DictReader(lines):
                 port.rows[int(row["SaveTimeUTC"])] = (
-                    int(row["InPkts"]), int(row["InOctets"]),
-                    int(row["OutPkts"]), int(row["OutOctets"]),
-                )  # fmt: skip
+                    int(row["InPkts"]),
+                    int(row["InOctets"]),
+                    int(row["OutPkts"]),
+                    int(row["OutOctets"]),
+                )
         found.append(port)
     return found
 

@@ -49,9 +49,15 @@ class Site:
         self._said: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, ready=False)
         self.settler = DayFinalizer(
-            core.evidence, self.live, self._open, lambda: dict(self.texts), self.settings,
-            self.directory / "seen", wall_ns=lambda: at(self.now), decided=self._decided,
-        )  # fmt: skip
+            core.evidence,
+            self.live,
+            self._open,
+            lambda: dict(self.texts),
+            self.settings,
+            self.directory / "seen",
+            wall_ns=lambda: at(self.now),
+            decided=self._decided,
+        )
 
     def _decided(self, decisions: ReviewDecisions) -> None:
         if decisions != self.decisions:

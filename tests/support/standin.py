@@ -75,8 +75,12 @@ class Standin:
         if self._library is None:
             self._library = ctypes.CDLL(self._name)
             self._library.standin_event.argtypes = [
-                ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_uint,
-            ]  # fmt: skip
+                ctypes.c_int,
+                ctypes.c_ulonglong,
+                ctypes.c_ulonglong,
+                ctypes.c_uint,
+                ctypes.c_uint,
+            ]
             self._library.standin_nanoseconds.restype = ctypes.c_ulonglong
             self._library.standin_calls.restype = ctypes.c_ulong
         return self._library
@@ -203,9 +207,13 @@ def run_beside(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
     }
     return subprocess.run(
         [sys.executable, *arguments],
-        capture_output=True, text=True, check=False, cwd=directory, env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        env=environment,
         timeout=_PATIENCE_SECONDS,
-    )  # fmt: skip
+    )
 
 
 _variants: dict[tuple[tuple[str, ...], str], Path] = {}

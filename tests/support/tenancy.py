@@ -142,6 +142,11 @@ class Looked:
 def told(events: Sequence[Event]) -> list[tuple[str, ...]]:
     """Return events in short: class, source, workload, device."""
     return [
-        (event.event_class.name, event.facts["source"], event.facts.get("workload", ""), event.entity.key[0])
+        (
+            event.event_class.name,
+            event.facts["source"],
+            event.facts.get("workload", ""),
+            event.entity.key[0],
+        )
         for event in events
-    ]  # fmt: skip
+    ]

@@ -78,8 +78,9 @@ class TreeHost(LiveHost):
     def tell_card(self, count: int) -> None:
         """Let the NIC's counters advance."""
         self.drivers.calls["ethtool.statistics(eth0)"] = {
-            "names": ["rx_bytes_phy", "rx_prio3_pause"], "values": [count * 1000, count],
-        }  # fmt: skip
+            "names": ["rx_bytes_phy", "rx_prio3_pause"],
+            "values": [count * 1000, count],
+        }
 
 
 def make_tree(root: Path) -> Path:

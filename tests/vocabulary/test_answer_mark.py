@@ -7,9 +7,11 @@ from hypothesis import assume, given, strategies as st
 from railscope.http_responses import answer_mark, is_marked, unread_mark
 
 parts = st.tuples(
-    st.text(max_size=20), st.sampled_from([200, 400, 409, 413, 422]),
-    st.binary(max_size=20), st.binary(max_size=20),
-)  # fmt: skip
+    st.text(max_size=20),
+    st.sampled_from([200, 400, 409, 413, 422]),
+    st.binary(max_size=20),
+    st.binary(max_size=20),
+)
 
 
 @given(parts, parts)

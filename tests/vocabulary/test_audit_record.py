@@ -23,10 +23,18 @@ from railscope.audit.record import (
 )
 
 PLAIN = AuditRecord(
-    v=1, type="access.denied", id="collector/c1/0", seq=7, t="1790000000000000000", tu=3,
-    src=RecordSource("collector", "c1", "b", 0), actor=RecordActor("tenant", "alice", "token", "127.0.0.1"),
-    obj=RecordSubject("node-1"), out="denied", data={"route": "/api/v1/tenants"},
-)  # fmt: skip
+    v=1,
+    type="access.denied",
+    id="collector/c1/0",
+    seq=7,
+    t="1790000000000000000",
+    tu=3,
+    src=RecordSource("collector", "c1", "b", 0),
+    actor=RecordActor("tenant", "alice", "token", "127.0.0.1"),
+    obj=RecordSubject("node-1"),
+    out="denied",
+    data={"route": "/api/v1/tenants"},
+)
 
 text = st.text(st.characters(codec="utf-8"), max_size=20).map(
     lambda value: unicodedata.normalize("NFC", value)
@@ -34,9 +42,10 @@ text = st.text(st.characters(codec="utf-8"), max_size=20).map(
 keys = st.text(st.characters(codec="ascii"), max_size=10)
 scalars = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | text
 datas = st.dictionaries(
-    keys, scalars | st.lists(scalars, max_size=4) | st.dictionaries(keys, scalars, max_size=4),
+    keys,
+    scalars | st.lists(scalars, max_size=4) | st.dictionaries(keys, scalars, max_size=4),
     max_size=6,
-)  # fmt: skip
+)
 
 
 @given(datas, text, st.sampled_from(sorted(TYPES)))

@@ -21,9 +21,15 @@ from railscope.capture import (
 )
 
 ABOUT = CaptureMetadata(
-    node='gpu-1 "quoted"\\', boot_id="b", started_wall_ns=5, started_boot_ns=3, duration_ns=2,
-    origin="test", hardware="8 x H100", redacted=True,
-)  # fmt: skip
+    node='gpu-1 "quoted"\\',
+    boot_id="b",
+    started_wall_ns=5,
+    started_boot_ns=3,
+    duration_ns=2,
+    origin="test",
+    hardware="8 x H100",
+    redacted=True,
+)
 MOMENTS = (
     CaptureMoment(
         0, files={"/proc/stat": "cpu 1\n"}, names={"/sys": ["a", "b"]}, links={"/a": "/b"}

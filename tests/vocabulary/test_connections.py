@@ -156,8 +156,11 @@ asyncio.run(run())
 async def test_running_out_of_descriptors_is_a_line_and_not_the_end():
     program = subprocess.Popen(  # noqa: ASYNC220 - this interpreter, on the text above
         [sys.executable, "-c", SMALL.format(path=sys.path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert program.stdout is not None
     try:
         port = int(program.stdout.readline())

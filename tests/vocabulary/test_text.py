@@ -104,9 +104,14 @@ def logged(texts: tuple[str, ...], stderr: int) -> subprocess.CompletedProcess[s
     program = LOGGING.format(texts=texts)
     environment = {name: text for name, text in os.environ.items() if name != "JOURNAL_STREAM"}
     return subprocess.run(
-        [sys.executable, "-c", program], env=environment, stderr=stderr, stdout=subprocess.PIPE,
-        text=True, check=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env=environment,
+        stderr=stderr,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
 
 
 def test_a_text_is_one_line_of_the_log_without_escape_sequences():

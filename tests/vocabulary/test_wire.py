@@ -44,13 +44,17 @@ def received(frames: Sequence[Frame]) -> list[Told]:
     """What the frames say to the receiver of the request they were sent in."""
     schemas = {id(frame.schema): frame.schema for frame in frames}.values()
     sealed = wire.envelope(
-        frames[0].origin, batch_codec.encode_batches(frames), [wire.to_wire_schema(s) for s in schemas],
+        frames[0].origin,
+        batch_codec.encode_batches(frames),
+        [wire.to_wire_schema(s) for s in schemas],
         agent_version="1",
-    )  # fmt: skip
+    )
     opened = unpack(wire.pack(sealed), PLENTY)
     assert (opened.node, opened.run, opened.boot_id) == (
-        frames[0].origin.node, frames[0].origin.run, frames[0].origin.boot_id,
-    )  # fmt: skip
+        frames[0].origin.node,
+        frames[0].origin.run,
+        frames[0].origin.boot_id,
+    )
     assert list(opened.schemas) == [wire.to_wire_schema(schema) for schema in schemas]
     known = {wire.schema_identity(schema): schema for schema in schemas}
     return [told for batch in opened.batches for told in rows(batch, known[batch.schema])]

@@ -88,10 +88,13 @@ def test_a_flip_under_the_compression_never_crashes_the_receiver(data: st.DataOb
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=9)
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.binary(max_size=9)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abz", max_size=3), inner),
-)  # fmt: skip
+)
 
 
 @given(st.dictionaries(st.sampled_from(wire.Envelope.__struct_fields__), ANYTHING))

@@ -40,10 +40,16 @@ def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> NodeC
     name = f"kubernetes:{workload}" if source in {"command", "file"} else str(workload)
     slots = GpuSlotRange(420 * place, 420 * (place + 1))
     return NodeClaim(
-        source=source, level=SOURCES[source], workload=name, gpu=f"GPU-{gpu}", tenant=str(tenant),
-        device=f"GPU-{gpu}::{place}", compute=slots, memory=slots,
+        source=source,
+        level=SOURCES[source],
+        workload=name,
+        gpu=f"GPU-{gpu}",
+        tenant=str(tenant),
+        device=f"GPU-{gpu}::{place}",
+        compute=slots,
+        memory=slots,
         reference="" if source == "kubernetes" else f"{workload}",
-    )  # fmt: skip
+    )
 
 
 def helds(source: str) -> st.SearchStrategy[tuple[NodeClaim, ...] | None]:
@@ -93,11 +99,14 @@ class Run:
         looks = [
             ProviderReport(
                 source,
-                ClaimReport(unread=Absent.GONE) if tells is None else ClaimReport(tells, unread_gpus=step.lost),
-                NodeTimestamp(wall_ns, boot_ns - 1), self.now,
+                ClaimReport(unread=Absent.GONE)
+                if tells is None
+                else ClaimReport(tells, unread_gpus=step.lost),
+                NodeTimestamp(wall_ns, boot_ns - 1),
+                self.now,
             )
             for source, tells in step.tells.items()
-        ]  # fmt: skip
+        ]
         self.book.settle(looks, self.now)
         self.events += self.book.take_events()
         return before
@@ -142,8 +151,10 @@ def test_what_cannot_be_read_ends_nothing(sequence):
         before = run.go(step)
         after = {one.id for one in run.book.open}
         higher = {
-            (h.gpu, h.workload_of) for source in ("command", "file") for h in step.tells[source] or ()
-        } | {(o.held.gpu, o.held.workload_of) for o in before if o.adapter != "kubernetes"}  # fmt: skip
+            (h.gpu, h.workload_of)
+            for source in ("command", "file")
+            for h in step.tells[source] or ()
+        } | {(o.held.gpu, o.held.workload_of) for o in before if o.adapter != "kubernetes"}
         for one in before:
             silent = step.tells[one.adapter] is None
             left = (one.held.gpu, one.held.workload_of) in higher and one.adapter != "file"

@@ -96,9 +96,11 @@ class Story:
 
 
 steps = st.lists(
-    st.tuples(st.integers(1, 8).map(lambda n: n * POLL), st.integers(-90_000, 90_000), st.booleans()),
+    st.tuples(
+        st.integers(1, 8).map(lambda n: n * POLL), st.integers(-90_000, 90_000), st.booleans()
+    ),
     max_size=5,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=max(20, settings.default.max_examples // 4))

@@ -120,8 +120,9 @@ def test_a_claim_is_told_begins_and_ends(served):
     assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200, "told again, nothing changes"
     began = served.looked.look()
     assert told(began) == [
-        ("claim_start", "command", "batch", uuid(0)), ("claim_start", "command", "batch", uuid(1)),
-    ]  # fmt: skip
+        ("claim_start", "command", "batch", uuid(0)),
+        ("claim_start", "command", "batch", uuid(1)),
+    ]
     facts = began[0].facts
     assert (facts["start_ns"], facts["uncertainty_ns"]) == (str(start_ns), "0")
     assert (facts["tenant"], facts["level"]) == ("red", "scheduler")

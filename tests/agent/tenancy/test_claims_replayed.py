@@ -27,8 +27,10 @@ def happens(host: FakeHost, look: int) -> None:
     elif look == 1:
         host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"] = "50\n"
         host.calls["owner.environ(50)"] = {
-            "SLURM_JOB_ID": "9", "SLURM_JOB_ACCOUNT": "astro", "CUDA_VISIBLE_DEVICES": mig_uuid(1, 1),
-        }  # fmt: skip
+            "SLURM_JOB_ID": "9",
+            "SLURM_JOB_ACCOUNT": "astro",
+            "CUDA_VISIBLE_DEVICES": mig_uuid(1, 1),
+        }
         runs(host, 0, 12, "/user.slice/user-1000.slice/session-3.scope")
     elif look == 3:
         host.calls[LISTED] = []
@@ -53,8 +55,12 @@ def test_a_recording_tells_the_same():
     recording = RecordingHost(host)
     live = story(Looked(recording), lambda look: happens(host, look))
     assert [name for name, _, _ in live] == [
-        "claim_start", "claim_start", "unclaimed_use_start", "claim_end", "claim_end",
-    ]  # fmt: skip
+        "claim_start",
+        "claim_start",
+        "unclaimed_use_start",
+        "claim_end",
+        "claim_end",
+    ]
     about = CaptureMetadata(
         "gpu-1", "boot-1", started.wall_ns, started.boot_ns, LOOKS * 5 * NS, "recorded"
     )

@@ -32,8 +32,10 @@ def test_a_restarted_agent_tells_the_same_claims_again(tmp_path):
     fresh = after_restart(looked, tmp_path)
     (again,) = fresh.look()
     assert (again.event_class, again.entity, again.facts) == (
-        began.event_class, began.entity, began.facts,
-    )  # fmt: skip
+        began.event_class,
+        began.entity,
+        began.facts,
+    )
     host.calls[LISTED] = []
     (ended,) = fresh.look()
     assert ended.entity == began.entity
@@ -64,8 +66,9 @@ def test_an_end_that_was_lost_is_told_again(tmp_path):
     (ended,) = looked.look()
     fresh = after_restart(looked, tmp_path)
     assert [(e.event_class.name, e.entity) for e in fresh.look()] == [
-        ("claim_start", ended.entity), ("claim_end", ended.entity),
-    ]  # fmt: skip
+        ("claim_start", ended.entity),
+        ("claim_end", ended.entity),
+    ]
     assert len(after_restart(fresh, tmp_path).look()) == 2, "this one may have been lost, too"
     assert len(fresh.look(3600)) == 2
     assert fresh.look(3600) == [], "for an hour"

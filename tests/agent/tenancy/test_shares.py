@@ -54,8 +54,9 @@ def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
     host.calls[ALLOCATABLE] = [{"resource": "nvidia.com/gpu", "ids": ids, "numa_nodes": []}]
     events = Looked(host).look()
     assert [(e.facts["share"], e.facts["compute"], e.facts["device"]) for e in events] == [
-        ("2/7", "480-840", device), ("1/7", "480-840", device),
-    ]  # fmt: skip
+        ("2/7", "480-840", device),
+        ("1/7", "480-840", device),
+    ]
 
 
 def test_a_claim_without_a_device_names_no_gpu_and_its_count():

@@ -30,10 +30,14 @@ def slots(found):
 
 def test_placements_as_the_driver_tells_them():
     """The layout that NVIDIA's guide shows: 3g at 4, 2g at 0, 1g at 2 and 3."""
-    found = find_mig_slots([
-        instance(2, "3g.20gb", 4, 4), instance(3, "2g.10gb", 0, 2),
-        instance(9, "1g.5gb", 2, 1), instance(10, "1g.5gb+me", 3, 1),
-    ])  # fmt: skip
+    found = find_mig_slots(
+        [
+            instance(2, "3g.20gb", 4, 4),
+            instance(3, "2g.10gb", 0, 2),
+            instance(9, "1g.5gb", 2, 1),
+            instance(10, "1g.5gb+me", 3, 1),
+        ]
+    )
     assert slots(found) == {
         "MIG-2-0": ("480-840", "420-840"), "MIG-3-0": ("0-240", "0-210"),
         "MIG-9-0": ("240-360", "210-315"), "MIG-10-0": ("360-480", "315-420"),
@@ -55,9 +59,12 @@ def test_all_of_a_gpu():
 
 
 def test_compute_instances_share_the_memory_of_theirs():
-    found = find_mig_slots([
-        instance(1, "1c.3g.40gb", 0, 4, compute_instance=1), instance(1, "2c.3g.40gb", 0, 4, compute_instance=2),
-    ])  # fmt: skip
+    found = find_mig_slots(
+        [
+            instance(1, "1c.3g.40gb", 0, 4, compute_instance=1),
+            instance(1, "2c.3g.40gb", 0, 4, compute_instance=2),
+        ]
+    )
     assert slots(found) == {"MIG-1-1": ("0-120", "0-140"), "MIG-1-2": ("120-360", "140-420")}
 
 

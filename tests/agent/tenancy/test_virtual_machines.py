@@ -74,10 +74,13 @@ def test_a_definition_and_the_state_that_wraps_it():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "<domain", "<network/>", "<!DOCTYPE a [<!ENTITY b 'c'>]><domain/>",
+        "",
+        "<domain",
+        "<network/>",
+        "<!DOCTYPE a [<!ENTITY b 'c'>]><domain/>",
         DEFINITION.replace("0x3b", "lots"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_definition(text):
     with pytest.raises(FormatError):
         parse_domain(text.encode())

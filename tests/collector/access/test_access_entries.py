@@ -110,8 +110,9 @@ def check(page: dict[str, Any]) -> list[Any]:
 @fewer(25)
 @given(
     st.lists(st.lists(st.sampled_from(["vision", "speech", ""]), max_size=300), max_size=3),
-    st.integers(1, 120), st.integers(0, 700),
-)  # fmt: skip
+    st.integers(1, 120),
+    st.integers(0, 700),
+)
 def test_a_tenant_pages_through_its_own_entries(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[str]], most: int, first: int
 ) -> None:

@@ -99,9 +99,13 @@ def collector_in(directory: Path) -> Collector:
     ]
     other = (ViewCell(catalog.NODE_AGE, ("n1",), SECRET), ViewCell(catalog.NODES, (), SECRET))
     collector.refresher.views = CollectorViews(
-        1, View("cluster", 1, other[1:]), View("rail", 1), View("tenant", 1, tuple(cells)),
-        View("node", 1, other[:1]), GpuTimeAccount(1, 1, SECRET * GPU_CAPACITY, sums),
-    )  # fmt: skip
+        1,
+        View("cluster", 1, other[1:]),
+        View("rail", 1),
+        View("tenant", 1, tuple(cells)),
+        View("node", 1, other[:1]),
+        GpuTimeAccount(1, 1, SECRET * GPU_CAPACITY, sums),
+    )
     return collector
 
 

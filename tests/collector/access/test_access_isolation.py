@@ -170,9 +170,11 @@ class Cluster:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
         account = GpuTimeAccount(NOON_NS, 1, sum(self.sums.values()), self.sums)
         jobs = RunningJobs(
-            NOON_NS, tuple(self.roster.jobs()), job_of_position=self.roster.job_of_position,
+            NOON_NS,
+            tuple(self.roster.jobs()),
+            job_of_position=self.roster.job_of_position,
             numbers=self.roster.numbers,
-        )  # fmt: skip
+        )
         return CollectorViews(NOON_NS, **made, account=account, jobs=jobs)
 
 

@@ -124,9 +124,11 @@ def tokens_text(revoked: str) -> str:
         old = f'{{ token = "{digest("ended-" + role)}", {ended}'
         lines += [f"[{place}]", f'{name} = ["{digest(TOKENS[role])}", {old}]']
     lines += [
-        "[tenants.speech]", f'board = "{digest("token-of-speech")}"',
-        "[revoked]", f'certificates = ["{revoked}"]',
-    ]  # fmt: skip
+        "[tenants.speech]",
+        f'board = "{digest("token-of-speech")}"',
+        "[revoked]",
+        f'certificates = ["{revoked}"]',
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -263,10 +265,11 @@ async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
         async with (
             aiohttp.ClientSession(connector=connector) as session,
             session.post(
-                one.one.url + "/v1/frames", data=sender.body(frames, schemas=True),
+                one.one.url + "/v1/frames",
+                data=sender.body(frames, schemas=True),
                 headers=sender.sent(2).to_headers(),
             ) as response,
-        ):  # fmt: skip
+        ):
             assert response.status == 403
             assert "expected 'n1', as in the credential" in await response.text()
 

@@ -184,8 +184,9 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     found = list(verified_records(tmp_path / "state" / "audit"))
     identities = [
         (r.type.removeprefix("identity."), r.data["holder"])
-        for r in found if r.type.startswith("identity.") and "holder" in r.data
-    ]  # fmt: skip
+        for r in found
+        if r.type.startswith("identity.") and "holder" in r.data
+    ]
     nodes = [f"node/n{n}" for n in (1, 2, 3)]
     assert identities[:4] == [("enrol_approve", who) for who in (*nodes, "operator/reader")]
     assert identities[4:6] == [
@@ -200,8 +201,9 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     )
     expired = [record for record in found if record.type == "identity.expired"]
     assert [(r.actor.id, r.data["count"]) for r in expired] == [
-        ("tenant/vision/board", 1), ("tenant/vision/board", 2),
-    ]  # fmt: skip
+        ("tenant/vision/board", 1),
+        ("tenant/vision/board", 2),
+    ]
     denials = [(r.data["reason"], r.actor.id) for r in found if r.type == "access.denied"]
     assert ("expired", "tenant/vision/board") in denials
 

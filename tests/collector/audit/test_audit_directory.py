@@ -87,8 +87,10 @@ def outcome(directory: Path) -> tuple[VerifyOutcome, str]:
 def files_of(directory: Path) -> list[str]:
     """All files but partial tiles that longer ones have followed."""
     size = verify_log(directory, KEY.public).checkpoint.tree.size
-    needed = {tile_name(level, (size >> 8 * depth) >> 8, (size >> 8 * depth) % 256)
-              for depth, level in ((0, "entries"), (0, 0), (1, 1))}  # fmt: skip
+    needed = {
+        tile_name(level, (size >> 8 * depth) >> 8, (size >> 8 * depth) % 256)
+        for depth, level in ((0, "entries"), (0, 0), (1, 1))
+    }
     found = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()]
     return sorted(name for name in found if ".p/" not in name or name in needed)
 

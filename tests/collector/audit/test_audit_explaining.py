@@ -30,9 +30,14 @@ def told(number: int, kind: str, claim_id: str, outcome: str = "done", **data: s
     content: RecordData = {"claim": claim_id, **data}
     source = RecordSource("agent", "n1", "run", number)
     return RecordDraft(
-        f"tenancy.{kind}", RecordActor("scheduler", "slurm"), NOON_NS, outcome, RecordSubject("n1", "GPU-1"),
-        content, source=source,
-    )  # fmt: skip
+        f"tenancy.{kind}",
+        RecordActor("scheduler", "slurm"),
+        NOON_NS,
+        outcome,
+        RecordSubject("n1", "GPU-1"),
+        content,
+        source=source,
+    )
 
 
 def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
@@ -47,17 +52,23 @@ def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
 
 def test_claims_that_pair_need_no_explanation(tmp_path: Path) -> None:
     pairs = [
-        told(0, "assign", "a"), told(1, "assign", "a", "seen"), told(2, "transfer", "a"),
-        told(3, "release", "a"), told(4, "assign", "b"),
-    ]  # fmt: skip
+        told(0, "assign", "a"),
+        told(1, "assign", "a", "seen"),
+        told(2, "transfer", "a"),
+        told(3, "release", "a"),
+        told(4, "assign", "b"),
+    ]
     assert findings_of(tmp_path, pairs) == []
 
 
 def test_claims_that_do_not_pair_are_found(tmp_path: Path) -> None:
     odd = [
-        told(0, "release", "a"), told(1, "assign", "b"), told(2, "assign", "b"),
-        told(3, "transfer", "c"), told(4, "assign", "d", "seen"),
-    ]  # fmt: skip
+        told(0, "release", "a"),
+        told(1, "assign", "b"),
+        told(2, "assign", "b"),
+        told(3, "transfer", "c"),
+        told(4, "assign", "d", "seen"),
+    ]
     assert findings_of(tmp_path, odd) == [
         "record 0: tenancy.release of claim a on GPU-1, which had not been assigned",
         "record 2: tenancy.assign of claim b on GPU-1, which was already assigned by record 1",
@@ -96,8 +107,9 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
         teller = Teller()
         async with observing(tmp_path) as observed:
             await recorded(
-                observed, [teller.claimed("a", owner="zoe"), teller.claimed("b", "GPU-2", owner="max")]
-            )  # fmt: skip
+                observed,
+                [teller.claimed("a", owner="zoe"), teller.claimed("b", "GPU-2", owner="max")],
+            )
 
     asyncio.run(write())
     directory, salts = str(tmp_path / "log"), ["--salts", str(tmp_path / "personal")]

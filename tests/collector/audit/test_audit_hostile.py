@@ -49,9 +49,14 @@ def hostile_events(draw: st.DrawFn) -> SeenEvent:
         tuple(draw(st.lists(TEXTS, max_size=3))),
     )
     event = WireEvent(
-        draw(st.sampled_from(names)), 0, entity, draw(INTEGERS), draw(INTEGERS), draw(FACTS),
+        draw(st.sampled_from(names)),
+        0,
+        entity,
         draw(INTEGERS),
-    )  # fmt: skip
+        draw(INTEGERS),
+        draw(FACTS),
+        draw(INTEGERS),
+    )
     position = EventPosition(draw(TEXTS), draw(TEXTS), draw(st.integers(1, 1 << 62)), 0, 1 << 60)
     return SeenEvent("mallory", draw(TEXTS), event, position)
 
@@ -105,9 +110,12 @@ def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, n
 def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -> None:
     honest, other = Teller("n1"), Teller("mallory")
     told = [
-        honest.claimed("a"), other.claimed("a", tenant="mallory"), other.released("a"),
-        Teller("n1", run="run-2").claimed("a"), honest.released("a"),
-    ]  # fmt: skip
+        honest.claimed("a"),
+        other.claimed("a", tenant="mallory"),
+        other.released("a"),
+        Teller("n1", run="run-2").claimed("a"),
+        honest.released("a"),
+    ]
 
     async def listened() -> list[AuditRecord]:
         async with observing(tmp_path) as observed:
@@ -167,8 +175,10 @@ def test_what_an_agent_tells_cannot_pass_for_a_line_of_the_check(tmp_path: Path)
     assert "to explain" in found.output
     assert found.output.count("\nconsistent:") == 0
     assert "\x1b" not in found.output
-    assert all(line.split(":")[0] in {"consistent", "not signed yet", "to explain"}
-               for line in found.output.splitlines())  # fmt: skip
+    assert all(
+        line.split(":")[0] in {"consistent", "not signed yet", "to explain"}
+        for line in found.output.splitlines()
+    )
 
 
 def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_path: Path) -> None:
@@ -180,7 +190,10 @@ def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_pat
             return await recorded(observed, told)
 
     found = asyncio.run(listened())
-    pairs = [(str(r.data["claim"]), str(r.data["claim_before"])) for r in found
-             if r.type == "tenancy.conflict"]  # fmt: skip
+    pairs = [
+        (str(r.data["claim"]), str(r.data["claim_before"]))
+        for r in found
+        if r.type == "tenancy.conflict"
+    ]
     wanted = [(str(n), str(before)) for n in range(150) for before in range(min(n, 8))]
     assert pairs == wanted

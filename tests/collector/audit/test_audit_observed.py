@@ -31,8 +31,11 @@ async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     assert (assign.actor.kind, assign.actor.id) == ("scheduler", "slurm")
     assert (assign.obj.node, assign.obj.gpu, assign.data["claim"]) == ("n1", "GPU-1", "a")
     assert (assign.src.kind, assign.src.id, assign.src.boot, assign.src.n) == (
-        "agent", "n1", "run-1", 0,
-    )  # fmt: skip
+        "agent",
+        "n1",
+        "run-1",
+        0,
+    )
     assert assign.ref == ["frame/n1/run-1/tenancy/1/0"]
     assert assign.data["workload"] == "job 7"
     found = verify_log(tmp_path / "log", KEY.public)
@@ -46,8 +49,10 @@ async def test_a_restarted_agent_says_again_what_is_in_force(tmp_path: Path) -> 
             observed, [one.claimed("a"), other.claimed("a"), other.released("a")]
         )
     assert [(record.type, record.out) for record in found] == [
-        ("tenancy.assign", "done"), ("tenancy.assign", "seen"), ("tenancy.release", "done"),
-    ]  # fmt: skip
+        ("tenancy.assign", "done"),
+        ("tenancy.assign", "seen"),
+        ("tenancy.release", "done"),
+    ]
 
 
 async def test_another_holder_is_a_transfer_and_a_dispute_a_conflict(tmp_path: Path) -> None:
@@ -281,8 +286,9 @@ async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path)
     async with observing(tmp_path) as observed:
         found = await recorded(observed, [large, odd])
     assert [(record.type, record.src.n) for record in found] == [
-        ("evidence.quarantine", 0), ("tenancy.assign", 1),
-    ]  # fmt: skip
+        ("evidence.quarantine", 0),
+        ("tenancy.assign", 1),
+    ]
     assert found[1].data["claim"] == "\N{LATIN SMALL LETTER E WITH ACUTE}"
     assert len(str(found[1].data["workload"])) == MAX_TEXT
 

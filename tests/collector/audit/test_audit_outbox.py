@@ -148,9 +148,11 @@ def _dying(step: str, moment: str) -> type[OutboxDrain]:
             whole(self, *arguments)
         raise PowerCutError
 
-    return type(OutboxDrain)("Dying", (OutboxDrain,), {
-        "__slots__": (), step: die_async if asyncio.iscoroutinefunction(whole) else die,
-    })  # fmt: skip
+    return type(OutboxDrain)(
+        "Dying",
+        (OutboxDrain,),
+        {"__slots__": (), step: die_async if asyncio.iscoroutinefunction(whole) else die},
+    )
 
 
 async def test_two_collectors_at_one_database_record_each_row_in_one_log(
@@ -283,14 +285,27 @@ def test_rows_are_never_changed_or_taken_away(database: Database, table: str) ->
 def test_who_did_it_survives_the_way_through_the_database(database: Database) -> None:
     one = draft(1)
     one = type(one)(
-        one.type, RecordActor("person", "Zoë", "token", "10.0.0.1"), one.time_ns, "failed", one.subject,
-        {"list": [1, "a", None], "map": {"b": True}, "large": 2**53 - 1}, ("x", "y"), 17,
+        one.type,
+        RecordActor("person", "Zoë", "token", "10.0.0.1"),
+        one.time_ns,
+        "failed",
+        one.subject,
+        {"list": [1, "a", None], "map": {"b": True}, "large": 2**53 - 1},
+        ("x", "y"),
+        17,
         commitments={"user": "0" * 64},
-    )  # fmt: skip
+    )
     with database.transaction(writes=True) as connection:
         put_record(connection, "fact", one)
         (waiting,) = take_rows(connection, "log", 5)
     assert waiting.draft == type(one)(
-        one.type, one.actor, one.time_ns, one.outcome, one.subject, one.data,
-        ("outbox/fact", "x", "y", waiting.reference), 17, commitments={"user": "0" * 64},
-    )  # fmt: skip
+        one.type,
+        one.actor,
+        one.time_ns,
+        one.outcome,
+        one.subject,
+        one.data,
+        ("outbox/fact", "x", "y", waiting.reference),
+        17,
+        commitments={"user": "0" * 64},
+    )

@@ -89,8 +89,9 @@ def test_what_must_be_equal_is(found: tuple[billing_demo.BillingDemo, BillingBoo
     rules = ["R1", "R2", "R4", *["R5"] * 5, "R6", "R6", *["R7"] * 3, "R8", "R9"]
     assert [check.rule for check in found[0].checks] == rules * 2
     assert [check.parts for check in found[0].checks if check.rule == "R1"] == [
-        GPUS * 30 * 2, GPUS * 31 * 2
-    ]  # fmt: skip
+        GPUS * 30 * 2,
+        GPUS * 31 * 2,
+    ]
 
 
 # Statements --------------------------------------------------------------------------------------

@@ -65,10 +65,15 @@ instants = st.one_of(
     st.integers(hours(0), TWO.end_ns), st.sampled_from([ONE.end_ns, hours(24), hours(48)])
 )
 tenants = st.sampled_from(["team-a", "team-b"])
-parts = st.sampled_from([
-    (WHOLE, WHOLE), (WHOLE, WHOLE), (replica(0, 2), replica(0, 2)), (replica(1, 3), replica(1, 3)),
-    (compute_slices(0, 3), memory_slices(0, 4)),
-])  # fmt: skip
+parts = st.sampled_from(
+    [
+        (WHOLE, WHOLE),
+        (WHOLE, WHOLE),
+        (replica(0, 2), replica(0, 2)),
+        (replica(1, 3), replica(1, 3)),
+        (compute_slices(0, 3), memory_slices(0, 4)),
+    ]
+)
 
 
 @st.composite

@@ -58,9 +58,7 @@ def test_a_period_is_billed_from_the_ledger_once(ledger):
     price, energy = Fraction("2.49"), Fraction("0.31") / 2
     assert exact(closed.invoices) == {"red": 55 * (price + energy), "green": 60 * (price + energy)}
     again = books.close(ONE, after(THREE))
-    assert (again.closing, again.invoices, again.added) == (
-        closed.closing, closed.invoices, False
-    )  # fmt: skip
+    assert (again.closing, again.invoices, again.added) == (closed.closing, closed.invoices, False)
     assert tuple(books.store.invoices()) == closed.invoices
     assert in_outbox(ledger.database) == [
         next(name for name in in_outbox(ledger.database) if name.startswith("billing.price/1/")),
@@ -253,10 +251,13 @@ def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
 @pytest.mark.parametrize(
     "dies",
     [
-        "INSERT INTO billing_closing ", "INSERT INTO billing_closing_revision",
-        "INSERT INTO billing_invoice", "INSERT INTO billing_charge", "INSERT INTO audit_outbox",
+        "INSERT INTO billing_closing ",
+        "INSERT INTO billing_closing_revision",
+        "INSERT INTO billing_invoice",
+        "INSERT INTO billing_charge",
+        "INSERT INTO audit_outbox",
     ],
-)  # fmt: skip
+)
 def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
     books = opened(ledger, ALL)
     closer = started(request, url, dies)

@@ -201,8 +201,9 @@ def test_credits_and_adjustments_are_billed_once(ledger):
         if line.charge.unit is None
     ]
     assert decided == [
-        ("credit", Fraction("-12.5"), "power cut"), ("adjustment", Fraction(3), "phone")
-    ]  # fmt: skip
+        ("credit", Fraction("-12.5"), "power cut"),
+        ("adjustment", Fraction(3), "phone"),
+    ]
     names = in_outbox(ledger.database)
     assert sum(name.startswith("billing.adjust/") for name in names) == 2
 
@@ -301,8 +302,9 @@ def test_reservations_and_what_nobody_saw(ledger):
 
 def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(ledger):
     stretches = (
-        SampleStretch("boot", START - DAY_NS, hours(10)), SampleStretch("next", hours(30), TWO.end_ns),
-    )  # fmt: skip
+        SampleStretch("boot", START - DAY_NS, hours(10)),
+        SampleStretch("next", hours(30), TWO.end_ns),
+    )
     kept = SlotReservation(hours(10.5), "kept-1", "blue", hours(30))
     silent = gpu("GPU-0", claim("red", 5, 10.5), stretches=stretches, reservations=(kept,))
     books = opened(ledger, world(silent))

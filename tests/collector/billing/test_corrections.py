@@ -98,8 +98,10 @@ def test_invoiced_and_corrections_are_what_was_recomputed(first, second, third, 
         found = correction_charges(invoices, recomputed, MONTH, period.start_ns)
         before = per_tenant(invoiced_charges(invoices, MONTH))
         assert added(before, per_tenant(found)) == per_tenant(recomputed)
-        billed = {tenant: sum(c.quantity for c in invoiced_charges(invoices, MONTH) if c.tenant == tenant)
-                  for tenant in TENANTS}  # fmt: skip
+        billed = {
+            tenant: sum(c.quantity for c in invoiced_charges(invoices, MONTH) if c.tenant == tenant)
+            for tenant in TENANTS
+        }
         for tenant in TENANTS:
             changed = sum(c.quantity for c in found if c.tenant == tenant)
             assert billed[tenant] + changed == sum(

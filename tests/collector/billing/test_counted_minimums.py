@@ -49,9 +49,11 @@ def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedCla
     ledger = Ledger.open("sqlite://", metadata)
     for name, claims in named.items():
         evidence = Evidence(
-            name, (NodeStay(-FOREVER_NS, "n1"),), (*claims, *placed.claims.get(name, ())),
+            name,
+            (NodeStay(-FOREVER_NS, "n1"),),
+            (*claims, *placed.claims.get(name, ())),
             stretches=(SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
-        )  # fmt: skip
+        )
         one = MeteredGpu.of(evidence, {}, "h100")
         ledger.write_days(
             [one.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
@@ -99,13 +101,14 @@ def test_each_gpu_of_a_short_count_has_its_minimum():
 
 
 def test_a_split_fraction_has_one_minimum():
-    half = MeteredClaim(S, hours(1), "s", "blue", hours(1.01), node="n1", exclusive=False,
-                 share=Fraction(1, 2))  # fmt: skip
+    half = MeteredClaim(
+        S, hours(1), "s", "blue", hours(1.01), node="n1", exclusive=False, share=Fraction(1, 2)
+    )
     count = job(1, 0, 4, share=Fraction(3, 4))
     (charges,) = billed(metered([[half], [half]], [count]), 0, 1)
-    assert {charge.quantity / (charge.service_t1_ns - charge.service_t0_ns) for charge in charges} == {
-        630, 420, 210,
-    }  # fmt: skip
+    assert {
+        charge.quantity / (charge.service_t1_ns - charge.service_t0_ns) for charge in charges
+    } == {630, 420, 210}
     assert minimum_hours(charges) == 0
     assert total(charges) == 6
 
@@ -208,9 +211,12 @@ others = st.lists(spans, max_size=4)
 
 @settings(fewer(25))
 @given(
-    st.lists(others, min_size=1, max_size=3), st.integers(1, 3), instants.filter(bool),
-    st.integers(1, 200), st.sets(st.integers(1, DAYS - 1)),
-)  # fmt: skip
+    st.lists(others, min_size=1, max_size=3),
+    st.integers(1, 3),
+    instants.filter(bool),
+    st.integers(1, 200),
+    st.sets(st.integers(1, DAYS - 1)),
+)
 def test_p27_cuts_and_places_of_a_count_change_no_total(held, number, start, minutes, cuts):
     """The oracle knows no GPUs: minute by minute, how many of them no other claim has."""
     gpus = [

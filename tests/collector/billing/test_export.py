@@ -175,9 +175,12 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
     (hidden / "pyarrow.py").write_text("raise ImportError\n")
     paths = [hidden, *sys.path]
     found = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYARROW, str(directory)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", WITHOUT_PYARROW, str(directory)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        check=False,
+    )
     assert not found.returncode, found.stderr
     problem, before, after = found.stdout.splitlines()
     assert "railscope[parquet]" in problem

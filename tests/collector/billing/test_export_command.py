@@ -188,8 +188,9 @@ def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
         for row in rows_of(tmp_path / "focus-1.2.csv")
     }
     assert found == {
-        ("language", "research", "Machine Hall"), ("vision", "product", "Machine Hall"),
-    }  # fmt: skip
+        ("language", "research", "Machine Hall"),
+        ("vision", "product", "Machine Hall"),
+    }
     sellers.write_text(SELLER.partition("[tenant.vision]")[0])
     wrong = run(url, tmp_path / "none", "--seller", str(sellers))
     assert wrong.exit_code == 1

@@ -53,8 +53,13 @@ MANDATORY = [
     "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ServiceCategory",
     "ServiceName",
 ]  # fmt: skip
-MAY_BE_NULL = {"BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity",
-               "PricingUnit"}  # fmt: skip
+MAY_BE_NULL = {
+    "BillingAccountName",
+    "ChargeClass",
+    "ChargeDescription",
+    "PricingQuantity",
+    "PricingUnit",
+}
 ALLOWED = {
     "ChargeCategory": {"Usage", "Purchase", "Tax", "Credit", "Adjustment"},
     "ChargeClass": {None, "Correction"},

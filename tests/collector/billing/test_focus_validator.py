@@ -21,9 +21,10 @@ from collector.tables import metadata
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
 # We have one pricing category and one currency; the columns hold for those who have several.
 STRICTER = (
-    "MULTIPLE_PRICING_CATEGORIES_SUPPORTED", "PRICING_BILLING_CURRENCY_DIFFERENCES_SUPPORTED",
+    "MULTIPLE_PRICING_CATEGORIES_SUPPORTED",
+    "PRICING_BILLING_CURRENCY_DIFFERENCES_SUPPORTED",
     "VIRTUAL_CURRENCY_SUPPORTED",
-)  # fmt: skip
+)
 # Not judged as a whole: we know no commitment discounts, and some rules about the effective cost
 # are none that a program can check.
 UNJUDGED = {"CommitmentDiscountStatus", "EffectiveCost"}
@@ -63,8 +64,11 @@ def test_the_month_has_rows_of_every_kind(manifest, directory):
     assert {row["x_EvidenceHash"] is None for row in rows} == {True, False}
     assert {row["SubAccountType"] for row in rows} == {"Account", "Namespace"}
     assert set(manifest.applicability_criteria) >= {
-        RESERVATIONS, "ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED",
-    }  # fmt: skip
+        RESERVATIONS,
+        "ACCOUNT_NAMING_SUPPORTED",
+        "REGION_SUPPORTED",
+        "TAGGING_SUPPORTED",
+    }
 
 
 @pytest.mark.parametrize("form", list(ExportFormat))

@@ -34,9 +34,12 @@ def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
         claim(name, 200, 260, exclusive=False, share=Fraction(1, 2)) for name in ("x", "y", "z")
     ]
     claims = (
-        claim("job", 0, 100), claim("check", 40, 42, system=True),
-        claim("lease", 300, 400, level=ClaimAuthority.ADMINISTRATOR), claim("late", 320, 350), *thirds,
-    )  # fmt: skip
+        claim("job", 0, 100),
+        claim("check", 40, 42, system=True),
+        claim("lease", 300, 400, level=ClaimAuthority.ADMINISTRATOR),
+        claim("late", 320, 350),
+        *thirds,
+    )
     evidence = Evidence("GPU-1", (NodeStay(DAY * DAY_NS, "n1"),), claims=claims)
     ledger.write(MeteredGpu.of(evidence, {}, "sku").day(DAY, MeteringComputation("1", 1)))
     ledger.close()

@@ -47,17 +47,31 @@ def test_the_example_of_the_format_is_a_book():
 
 
 def test_every_key_of_a_price_is_read():
-    text = HEAD + ENTRY.replace("gpu_hour", "instance_hour") + (
-        'to = 2026-02-01T01:00:00+01:00\ntenant = "team-a"\nmig_profile = "1g.10gb"\n'
-        "minimum_seconds = 60\ngranularity_seconds = 1\nat_claim_start = true\n"
-    )  # fmt: skip
+    text = (
+        HEAD
+        + ENTRY.replace("gpu_hour", "instance_hour")
+        + (
+            'to = 2026-02-01T01:00:00+01:00\ntenant = "team-a"\nmig_profile = "1g.10gb"\n'
+            "minimum_seconds = 60\ngranularity_seconds = 1\nat_claim_start = true\n"
+        )
+    )
     (read,) = parse_price_book(text, "prices.toml").prices
     january = 31 * DAY_NS
     assert read.to_ns - read.from_ns == january
     assert read == Price(
-        "h100", Tariff.ALLOCATED, 2_490_000_000, read.from_ns, read.from_ns + january, "team-a",
-        "1g.10gb", PriceUnit.INSTANCE_HOURS, 1, 60 * SECOND_NS, SECOND_NS, at_claim_start=True,
-    )  # fmt: skip
+        "h100",
+        Tariff.ALLOCATED,
+        2_490_000_000,
+        read.from_ns,
+        read.from_ns + january,
+        "team-a",
+        "1g.10gb",
+        PriceUnit.INSTANCE_HOURS,
+        1,
+        60 * SECOND_NS,
+        SECOND_NS,
+        at_claim_start=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,8 +209,10 @@ def test_a_new_version_may_not_change_the_past_and_the_entry_is_named(after, sai
 def test_versions_follow_each_other_in_one_currency():
     before, after = versions(FIRST, SECOND)
     for wrong in (
-        replace(after, version=1), replace(after, published_ns=-1), replace(after, currency="USD")
-    ):  # fmt: skip
+        replace(after, version=1),
+        replace(after, published_ns=-1),
+        replace(after, currency="USD"),
+    ):
         with pytest.raises(PriceBookError, match=r"version 1|currency USD"):
             check_appended(before, wrong)
 

@@ -89,15 +89,18 @@ def test_a_mig_profile_has_its_own_price_per_instance():
 
 @pytest.mark.parametrize(
     ("held", "instance", "amount"),
-    [(30, 120, Fraction(3, 40)), (Fraction(120, 7), 120, Fraction(3, 70)), (120, 120, Fraction(3, 10)),
-     (120, 0, Fraction(3, 10)), (840, 120, Fraction(3, 10))],
+    [
+        (30, 120, Fraction(3, 40)),
+        (Fraction(120, 7), 120, Fraction(3, 70)),
+        (120, 120, Fraction(3, 10)),
+        (120, 0, Fraction(3, 10)),
+        (840, 120, Fraction(3, 10)),
+    ],
     ids=["quarter", "seventh", "whole", "size unknown", "never above one instance"],
-)  # fmt: skip
+)
 def test_a_share_of_an_instance_costs_its_share(held, instance, amount):
     prices = book(price(3 * EUR // 10, mig_profile="1g.10gb", unit=PriceUnit.INSTANCE_HOURS))
-    used = usage(
-        0, HOUR_NS, capacity_units=held, instance_units=instance, mig_profile="1g.10gb"
-    )  # fmt: skip
+    used = usage(0, HOUR_NS, capacity_units=held, instance_units=instance, mig_profile="1g.10gb")
     assert total(rate([used], prices, MONTH).charges) == amount
 
 
@@ -193,8 +196,14 @@ def test_inferred_time_needs_a_witness_and_a_short_silence(witness, minutes, bil
 
 def test_a_silence_is_judged_whole_over_midnight_claims_and_the_end_of_the_period():
     def inferred(start: int, end: int, claim: str) -> Usage:
-        return usage(start, end, state=SlotState.INFERRED, witness=NodeWitness.BMC, claim=claim,
-                     claim_start_ns=start)  # fmt: skip
+        return usage(
+            start,
+            end,
+            state=SlotState.INFERRED,
+            witness=NodeWitness.BMC,
+            claim=claim,
+            claim_start_ns=start,
+        )
 
     middle, part = MONTH.end_ns, 40 * 60 * SECOND_NS
     first, then = inferred(middle - part, middle, "c1"), inferred(middle, middle + part, "c2")
@@ -209,9 +218,7 @@ def test_a_usage_tariff_bills_only_what_was_seen():
     silent = usage(HOUR_NS, 2 * HOUR_NS, state=SlotState.INFERRED, witness=NodeWitness.BMC)
     prices = book(price(EUR, tariff=Tariff.USED))
     found = rate([usage(0, HOUR_NS), silent], prices, MONTH)
-    assert (found.charges, found.reviews) == (
-        rate([usage(0, HOUR_NS)], prices, MONTH).charges, ()
-    )  # fmt: skip
+    assert (found.charges, found.reviews) == (rate([usage(0, HOUR_NS)], prices, MONTH).charges, ())
     (free,) = found.free
     assert (free.usage, free.start_ns, free.end_ns) == (silent, HOUR_NS, 2 * HOUR_NS)
 

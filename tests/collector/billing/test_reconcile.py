@@ -246,9 +246,7 @@ def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> Non
     invoices = books.close(ONE, after(ONE)).invoices
     time = [line.charge for one in invoices for line in one.lines if line.charge.kind == "usage"]
     paid = {c.tenant: sum(d.amount for d in time if d.tenant == c.tenant) for c in time}
-    assert paid == {
-        "blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)
-    }  # fmt: skip
+    assert paid == {"blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)}
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 

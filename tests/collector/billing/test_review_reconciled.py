@@ -50,8 +50,12 @@ async def test_r2_counts_gpus_of_the_inventory_and_those_accepted(
     site: Site, *, accepted: bool
 ) -> None:
     site.texts["inventory"] = "node,gpus,rdma_ports,from,to\nn1,2,,2026-01-01T00:00:00Z,\n"
-    events = {6 * HOUR: [started("GPU-0", "a", 6 * HOUR, tenant="red"),
-                         started("GPU-2", "b", 6 * HOUR, tenant="red")]}  # fmt: skip
+    events = {
+        6 * HOUR: [
+            started("GPU-0", "a", 6 * HOUR, tenant="red"),
+            started("GPU-2", "b", 6 * HOUR, tenant="red"),
+        ]
+    }
     seconds = range(0, LATER, 30)
     schema = gpus_of(*NAMES, model=MODEL)
     accept(site.core, Reporter().told(schema, seconds, each=200, events=events))
@@ -61,8 +65,9 @@ async def test_r2_counts_gpus_of_the_inventory_and_those_accepted(
 
     found = find_pending_evidence(site.door.store, site.door.ledger.database, at(LATER))
     assert {one.subject.name: one.gpu_ns for one in found} == {
-        "GPU-2": Fraction(at(LATER) - at(6 * HOUR)), "GPU-3": 0,
-    }  # fmt: skip
+        "GPU-2": Fraction(at(LATER) - at(6 * HOUR)),
+        "GPU-3": 0,
+    }
     decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(LATER + 60), "checked")
     record_decision(site.door.ledger.database, found, decision)
     await site.round(LATER + 120, everything=True)

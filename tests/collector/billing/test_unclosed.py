@@ -178,8 +178,9 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
     assert statement_periods(books, "blue") == [ONE]
     served = BillingReader(books, lambda _tenants: SELLER)
     assert [(one.tenant, one.invoice != "") for one in served.issued(None)] == [
-        ("blue", False), ("red", True)
-    ]  # fmt: skip
+        ("blue", False),
+        ("red", True),
+    ]
     assert served.statement("blue", "2024-10-04..2024-10-06", "json") == STATEMENT_FORMATS["json"](
         read_statement(books, "blue", ONE, "Hall")
     )

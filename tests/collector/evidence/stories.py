@@ -101,10 +101,13 @@ def runs_of(draw, node, gpus, boots):
     found = []
     for number in range(boots):
         reporter = Reporter(
-            node, f"{node}-boot-{number}", f"run-{number}", booted_at=-5000 + 3000 * number,
+            node,
+            f"{node}-boot-{number}",
+            f"run-{number}",
+            booted_at=-5000 + 3000 * number,
             skew=draw(st.sampled_from([0, 0, 0, 10, 100])),
             uncertainty_ns=draw(st.sampled_from([None, 0, 1_000_000_000])),
-        )  # fmt: skip
+        )
         shift = number * (LAST + 300)
         events = draw(claim_events(gpus, shift))
         frames = []

@@ -34,9 +34,12 @@ def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core:
     files = AdministratorInputs(tenancy_files.parse_claims(FILE))
     assert states(core, 100, files=files) == [("observed", "owner", 0, 100)]
     assert [(one.kind, one.node, one.facts) for one in heard] == [
-        ("rank_lowered", "n1",
-         {"source": "slurm", "reported": "administrator", "accepted": "scheduler"}),
-    ]  # fmt: skip
+        (
+            "rank_lowered",
+            "n1",
+            {"source": "slurm", "reported": "administrator", "accepted": "scheduler"},
+        )
+    ]
 
 
 @pytest.mark.parametrize(("reported", "limit", "rank"), [
@@ -89,9 +92,15 @@ def claim_envelopes(draw) -> list:
         levels = ["administrator", "scheduler", "node_plugin", "process"]
         slots = draw(st.sampled_from(SLOTS))
         one = started(
-            "GPU-0", f"c{number}", begin, level=draw(st.sampled_from(levels)), tenant="guest",
-            compute=slots, memory=slots, exclusive=draw(st.sampled_from(["true", "false"])),
-        )  # fmt: skip
+            "GPU-0",
+            f"c{number}",
+            begin,
+            level=draw(st.sampled_from(levels)),
+            tenant="guest",
+            compute=slots,
+            memory=slots,
+            exclusive=draw(st.sampled_from(["true", "false"])),
+        )
         events.setdefault(10 * draw(st.integers(0, 10)), []).append(one)
         if draw(st.booleans()):
             end = ended("GPU-0", f"c{number}", begin + draw(st.integers(1, 50)))
@@ -111,9 +120,12 @@ def test_no_envelope_changes_what_an_administrator_claim_holds(tmp_path_factory,
     alone = replace(evidence, claims=tuple(c for c in evidence.claims if c.source == "file"))
     window = (evidence.stays[0].start_ns, evidence.stays[0].start_ns + 200 * 10**9)
     held = [
-        [(e.tiling, e.slot_lo, e.slot_hi, e.t0_ns, e.t1_ns)
-         for e in tile(one, *window) if e.tenant == "owner"]
+        [
+            (e.tiling, e.slot_lo, e.slot_hi, e.t0_ns, e.t1_ns)
+            for e in tile(one, *window)
+            if e.tenant == "owner"
+        ]
         for one in (evidence, alone)
-    ]  # fmt: skip
+    ]
     areas = [sum((hi - lo) * (t1 - t0) for _, lo, hi, t0, t1 in rows) for rows in held]
     assert areas[0] == areas[1] > 0

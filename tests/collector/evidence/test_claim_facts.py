@@ -53,9 +53,14 @@ def claim(gpu: str = "GPU-0", **facts: str) -> ReportedClaim:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1/1000", "1/1000"), ("810/1000", "81/100"), ("1/840", "1/840"), ("4/4", "1/1"),
-     (f"1/{MAX_DENOMINATOR}", f"1/{MAX_DENOMINATOR}")],
-)  # fmt: skip
+    [
+        ("1/1000", "1/1000"),
+        ("810/1000", "81/100"),
+        ("1/840", "1/840"),
+        ("4/4", "1/1"),
+        (f"1/{MAX_DENOMINATOR}", f"1/{MAX_DENOMINATOR}"),
+    ],
+)
 def test_a_share_is_an_exact_fraction_in_lowest_terms(text: str, expected: str):
     found = claim(share=text, exclusive="false")
     assert found.share == expected
@@ -148,8 +153,10 @@ def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Colle
         core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events={50: [start], 80: [end]})
     )
     assert states(core, 100) == [
-        ("idle", "", 0, 40), ("observed", "alice", 40, 75), ("idle", "", 75, 100),
-    ]  # fmt: skip
+        ("idle", "", 0, 40),
+        ("observed", "alice", 40, 75),
+        ("idle", "", 75, 100),
+    ]
 
 
 def test_a_boot_time_beyond_all_time_is_rejected(core: CollectorState):
@@ -164,9 +171,15 @@ def report(
 ) -> ReportedClaim:
     """A report of one claim, by an anchor that says the start was at this second."""
     return ReportedClaim(
-        at(start_second), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot=boot, reported_ns=at(told_second),
+        at(start_second),
+        "GPU-0",
+        "n1",
+        "a",
+        ClaimAuthority.SCHEDULER,
+        boot=boot,
+        reported_ns=at(told_second),
         start_boot_ns=BOOTED * SECOND if by_boot else -1,
-    )  # fmt: skip
+    )
 
 
 def test_a_report_that_is_repeated_adds_nothing_though_the_clocks_drift():
@@ -177,8 +190,15 @@ def test_a_report_that_is_repeated_adds_nothing_though_the_clocks_drift():
     assert not repeats(report("", 5, 0, by_boot=False), report("", 9, 1, by_boot=False))
 
 
-@given(st.permutations([report("boot-1", 5, 0), report("boot-1", 3600, -0.07),
-                        report("boot-2", 9000, -3600, by_boot=False)]))  # fmt: skip
+@given(
+    st.permutations(
+        [
+            report("boot-1", 5, 0),
+            report("boot-1", 3600, -0.07),
+            report("boot-2", 9000, -3600, by_boot=False),
+        ]
+    )
+)
 def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(
     reports: list[ReportedClaim],
 ):
@@ -187,8 +207,16 @@ def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(
 
 def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
     one = report("boot-1", 5, 0)
-    later = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot="boot-2", reported_ns=at(900),
-                 end_ns=at(-3000))  # fmt: skip
+    later = ReportedClaim(
+        at(0),
+        "GPU-0",
+        "n1",
+        "a",
+        ClaimAuthority.SCHEDULER,
+        boot="boot-2",
+        reported_ns=at(900),
+        end_ns=at(-3000),
+    )
     end = ReportedEnd(at(500), "GPU-0", "n1", "a")
     assert ends_of([one, later], [end], []) == {("n1", "a"): at(500)}
     assert ends_of([one, later], [], []) == {("n1", "a"): at(-3000)}

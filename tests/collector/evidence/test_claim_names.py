@@ -61,9 +61,9 @@ attacks = st.lists(
 )
 
 
-@pytest.mark.parametrize("files", [
-    files_of(), files_of(BOSS), files_of(NO_CLAIMS, CHANGE), files_of(BOSS, CHANGE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files", [files_of(), files_of(BOSS), files_of(NO_CLAIMS, CHANGE), files_of(BOSS, CHANGE)]
+)
 @example([("j", GPU, 6), ("j@n2", GPU, 6)])
 @example([(f"file/{GPU}/boss/{at(50)}", GPU, 60)])
 @given(attacks)

@@ -46,8 +46,10 @@ def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, d
     envelopes = story.envelopes(sizes)
     first = data.draw(st.integers(0, len(envelopes)))
     end = data.draw(st.integers(first, len(envelopes)))
-    marked = [(replace(r, doubted_since_ns=1) if first <= i < end else r, e)
-              for i, (r, e) in enumerate(envelopes)]  # fmt: skip
+    marked = [
+        (replace(r, doubted_since_ns=1) if first <= i < end else r, e)
+        for i, (r, e) in enumerate(envelopes)
+    ]
     wrong, since_ns = doubted(envelopes, first, end, delta_ns)
     decided = read_again(wrong, {since_ns: delta_ns} if since_ns else {})
     assert roots(decided, story.files) == roots(read_again(marked, {}), story.files)

@@ -131,8 +131,10 @@ async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(si
     await site.round(LAST, everything=True)
     doubt = (ClockDoubt(since_ns),)
     assert marks(site) == {
-        GpuDay("GPU-0", DAY): doubt, GpuDay("GPU-0", DAY + 1): doubt, GpuDay("GPU-1", DAY + 1): doubt,
-    }  # fmt: skip
+        GpuDay("GPU-0", DAY): doubt,
+        GpuDay("GPU-0", DAY + 1): doubt,
+        GpuDay("GPU-1", DAY + 1): doubt,
+    }
 
 
 async def test_the_ledger_computes_its_marks_again(site: Site):

@@ -26,12 +26,13 @@ def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[in
     """What the newest frame of each stream says."""
     return {
         (name, stream): (
-            row.instant_ns, row.block.values[row.index].tolist(),
+            row.instant_ns,
+            row.block.values[row.index].tolist(),
             row.block.rates[row.index].tolist(),
         )
         for name, node in core.fleet.nodes.items()
         for stream, row in node.rows.items()
-    }  # fmt: skip
+    }
 
 
 @fewer(60)
@@ -52,8 +53,10 @@ def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(st
     assert restarted.received == before.received
     assert facts_of(restarted)[0] == facts_of(before)[0]
     assert restarted.evidence.unwritten.keys() == before.evidence.unwritten.keys()
-    chunks = [{key: kept.chunk.ordered() for key, kept in core.evidence.chunks.by_key.items()}
-              for core in (restarted, before)]  # fmt: skip
+    chunks = [
+        {key: kept.chunk.ordered() for key, kept in core.evidence.chunks.by_key.items()}
+        for core in (restarted, before)
+    ]
     assert chunks[0] == chunks[1]
     assert {seen.key for seen in restarted.events} == {seen.key for seen in before.events}
     accept(late, envelopes[cut:])

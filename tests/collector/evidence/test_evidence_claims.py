@@ -31,23 +31,30 @@ async def test_a_claim_holds_from_its_start_to_its_end(core: CollectorState):
     events = {50: [started("GPU-0", "job-1", 40, **ALICE)], 80: [ended("GPU-0", "job-1", 75)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events=events))
     assert states(core, 120) == [
-        ("idle", "", 0, 40), ("observed", "alice", 40, 75), ("idle", "", 75, 100),
+        ("idle", "", 0, 40),
+        ("observed", "alice", 40, 75),
+        ("idle", "", 75, 100),
         ("unknown", "", 100, 120),
-    ]  # fmt: skip
+    ]
     account = await account_at(core, 120)
     assert account.balances
-    assert seconds_of(account) == {
-        ("idle", ""): 65, ("observed", "alice"): 35, ("unknown", ""): 20,
-    }  # fmt: skip
+    assert seconds_of(account) == {("idle", ""): 65, ("observed", "alice"): 35, ("unknown", ""): 20}
 
 
 async def test_claims_count_whatever_the_clock(core: CollectorState):
     node = Reporter(skew=3600)
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10),
-                           events={20: [started("GPU-0", "job-1", 10, **ALICE)]}))  # fmt: skip
+    accept(
+        core,
+        node.told(
+            gpus_of("GPU-0"),
+            range(0, 51, 10),
+            events={20: [started("GPU-0", "job-1", 10, **ALICE)]},
+        ),
+    )
     assert seconds_of(await account_at(core, 50)) == {
-        ("inferred", "alice"): 40, ("unknown", ""): 10,
-    }  # fmt: skip
+        ("inferred", "alice"): 40,
+        ("unknown", ""): 10,
+    }
 
 
 def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(core: CollectorState):
@@ -68,16 +75,22 @@ def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: Col
     evidence = known_of(core, "GPU-0").evidence
     assert [(x.start_ns - at(0)) // SECOND for x in evidence.layouts] == [0, 50, 90]
     stranded = [e for e in tile(evidence, at(0), at(100)) if e.state is SlotState.STRANDED]
-    assert [(e.tiling, e.slot_hi - e.slot_lo, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
-            for e in stranded] == [("compute", 120, 50, 90)]  # fmt: skip
+    assert [
+        (e.tiling, e.slot_hi - e.slot_lo, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
+        for e in stranded
+    ] == [("compute", 120, 50, 90)]
 
 
 def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
     node = Reporter()
     half = {"compute": "0-420", "memory": "0-420"}
-    events = {10: [started("GPU-0", "a", 10, tenant="alice", **half),
-                   started("GPU-0", "b", 10, tenant="bob", compute="420-840", memory="420-840")],
-              60: [ended("GPU-0", "a", 50)]}  # fmt: skip
+    events = {
+        10: [
+            started("GPU-0", "a", 10, tenant="alice", **half),
+            started("GPU-0", "b", 10, tenant="bob", compute="420-840", memory="420-840"),
+        ],
+        60: [ended("GPU-0", "a", 50)],
+    }
     accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     found = {
         (e.tenant, e.slot_lo, e.slot_hi, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
@@ -89,12 +102,15 @@ def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
 
 async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: CollectorState):
     heard = troubles(core)
-    events = {60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
-              10: [started("GPU-0", "a", 0, **ALICE)]}  # fmt: skip
+    events = {
+        60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
+        10: [started("GPU-0", "a", 0, **ALICE)],
+    }
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
-        ("observed", "alice"): 50, ("observed", "bob"): 50,
-    }  # fmt: skip
+        ("observed", "alice"): 50,
+        ("observed", "bob"): 50,
+    }
     assert not heard
 
 
@@ -103,8 +119,9 @@ async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core
     events = {10: [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 40, tenant="bob")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
-        ("observed", "alice"): 40, ("observed", "bob"): 60,
-    }  # fmt: skip
+        ("observed", "alice"): 40,
+        ("observed", "bob"): 60,
+    }
     assert [(t.kind, t.gpu, t.facts["earlier"], t.facts["later"]) for t in heard] == [
         ("conflict", "GPU-0", "a", "b")
     ]
@@ -122,8 +139,9 @@ async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
     }
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert seconds_of(await account_at(core, 50)) == {
-        ("idle", ""): 10, ("unclaimed", "process:root"): 40,
-    }  # fmt: skip
+        ("idle", ""): 10,
+        ("unclaimed", "process:root"): 40,
+    }
 
 
 async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: CollectorState):
@@ -135,8 +153,10 @@ async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: 
     account = await account_at(core, 300, files)
     assert account.balances
     assert seconds_of(account) == {
-        ("observed", "alice"): 100, ("inferred", "alice"): 100, ("observed", "bob"): 100,
-    }  # fmt: skip
+        ("observed", "alice"): 100,
+        ("inferred", "alice"): 100,
+        ("observed", "bob"): 100,
+    }
 
 
 async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_other_gives(
@@ -159,8 +179,12 @@ async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_oth
 def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
     stranger = Reporter("n2", "boot-9")
-    events = {10: [started("GPU-0", "x", 0, tenant="mallory", level="administrator"),
-                   started("GPU-9", "y", 0, tenant="mallory")]}  # fmt: skip
+    events = {
+        10: [
+            started("GPU-0", "x", 0, tenant="mallory", level="administrator"),
+            started("GPU-9", "y", 0, tenant="mallory"),
+        ]
+    }
     accept(core, stranger.told(gpus_of("GPU-1"), range(0, 101, 10), events=events))
     assert states(core, 100) == [("idle", "", 0, 100)]
 
@@ -185,8 +209,10 @@ def test_an_end_may_be_heard_before_the_start(core: CollectorState):
     late = node.told(gpus_of("GPU-0"), range(60, 101, 10), events={60: [ended("GPU-0", "a", 55)]})
     accept(core, [*late, *early])
     assert states(core, 100) == [
-        ("idle", "", 0, 10), ("observed", "alice", 10, 55), ("idle", "", 55, 100)
-    ]  # fmt: skip
+        ("idle", "", 0, 10),
+        ("observed", "alice", 10, 55),
+        ("idle", "", 55, 100),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,11 @@ def test_a_file_that_was_never_valid_tells_nothing(tmp_path: Path):
 instant = st.integers(0, 20)
 claim = st.builds(
     lambda start, length, tenant, holds: FileClaim(start, start + length, tenant, holds),
-    instant, st.integers(1, 9), st.sampled_from("abc"), st.sampled_from(["GPU-1", "n1", "n2"]),
-)  # fmt: skip
+    instant,
+    st.integers(1, 9),
+    st.sampled_from("abc"),
+    st.sampled_from(["GPU-1", "n1", "n2"]),
+)
 
 
 @given(st.lists(claim, max_size=8), instant)

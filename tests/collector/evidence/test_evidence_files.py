@@ -39,9 +39,9 @@ def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     text = f"tenant,holds,from,to\nbob,GPU-0,{stamp(30)},{stamp(60)}\n"
-    assert states(core, 100, files=AdministratorInputs(claims=tenancy_files.parse_claims(text))) == [
-        ("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100),
-    ]  # fmt: skip
+    assert states(
+        core, 100, files=AdministratorInputs(claims=tenancy_files.parse_claims(text))
+    ) == [("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100)]
 
 
 async def test_a_calendar_says_maintenance_outages_and_reservations(core: CollectorState):
@@ -92,9 +92,12 @@ def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
 
 @pytest.mark.parametrize(
     ("row", "problem"),
-    [(",slurm,x,2026-01-01T00:00:00Z,", "line 2"), ("a:b,slurm,x,2026-01-01T00:00:00Z,", "colon"),
-     ("a,slurm,x,yesterday,", "invalid time")],
-)  # fmt: skip
+    [
+        (",slurm,x,2026-01-01T00:00:00Z,", "line 2"),
+        ("a:b,slurm,x,2026-01-01T00:00:00Z,", "colon"),
+        ("a,slurm,x,yesterday,", "invalid time"),
+    ],
+)
 def test_a_tenants_file_that_cannot_be_names_the_line(row: str, problem: str):
     with pytest.raises(tenancy_files.FileError, match=problem):
         tenancy_files.parse_tenants(f"tenant,source,owner,from,to\n{row}\n")

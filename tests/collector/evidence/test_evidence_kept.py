@@ -58,8 +58,10 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
     accept(two.core, Reporter().told(gpus_of("GPU-0"), range(later - 600, later, 30)))
     await two.round(later)
     assert hours(two) == {
-        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
-    }  # fmt: skip
+        ("idle", ""): 6,
+        ("observed", "alice"): 12,
+        ("observed", "kubernetes:ns"): 6,
+    }
 
 
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):

@@ -198,10 +198,11 @@ seconds = st.integers(0, 900)
 @settings(max_examples=60, deadline=None)
 @given(
     first=st.lists(st.integers(0, 300), min_size=2, max_size=2),
-    spans=st.lists(st.tuples(st.integers(0, 1), seconds, st.none() | st.integers(1, 400)),
-                   max_size=4),
+    spans=st.lists(
+        st.tuples(st.integers(0, 1), seconds, st.none() | st.integers(1, 400)), max_size=4
+    ),
     asked=st.lists(st.integers(301, 1000), min_size=1, max_size=4),
-)  # fmt: skip
+)
 async def test_capacity_is_the_time_between_first_evidence_and_retirement(
     tmp_path_factory: pytest.TempPathFactory,
     first: list[int],
@@ -320,8 +321,9 @@ async def test_what_a_retired_gpu_does_is_not_lost(make, url: str):
     assert covered(site, "GPU-0", DAY) == DAY_NS
     found = revision_of(site.door.ledger, "GPU-0", DAY)
     assert {(e.state.value, e.tenant) for e in found.tiling.entries} == {
-        ("idle", ""), ("observed", "alice"),
-    }  # fmt: skip
+        ("idle", ""),
+        ("observed", "alice"),
+    }
     account = await site.account(LATER + 600)
     assert account.balances
     assert account.capacity == (LATER + 600) * 10**9 * GPU_CAPACITY

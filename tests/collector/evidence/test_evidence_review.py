@@ -69,17 +69,19 @@ def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: CollectorS
     events = {5 * HOUR: [started("GPU-0", "job", 4 * HOUR, **ALICE)]}
     accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
-        ("idle", "", 0, 4 * HOUR), ("observed", "alice", 4 * HOUR, 10 * HOUR),
-    ]  # fmt: skip
+        ("idle", "", 0, 4 * HOUR),
+        ("observed", "alice", 4 * HOUR, 10 * HOUR),
+    ]
 
 
 def test_what_a_claim_says_of_the_time_before_waits(core: CollectorState):
     events = {5 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
     accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
-        ("idle", "", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
+        ("idle", "", 0, HOUR),
+        ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("observed", "alice", 4 * HOUR - SENT, 10 * HOUR),
-    ]  # fmt: skip
+    ]
 
 
 def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: CollectorState):
@@ -107,9 +109,10 @@ def test_a_late_end_frees_nothing_before_it_is_accepted(core: CollectorState):
     events = {0: [started("GPU-0", "job", 0, **ALICE)], 5 * HOUR: [ended("GPU-0", "job", HOUR)]}
     accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
-        ("observed", "alice", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
+        ("observed", "alice", 0, HOUR),
+        ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("idle", "", 4 * HOUR - SENT, 10 * HOUR),
-    ]  # fmt: skip
+    ]
     subject = ReviewSubject(ReviewKind.END, "n1", "job")
     accepted = AdministratorInputs(decisions=ReviewDecisions({subject: True}))
     assert states(core, 10 * HOUR, files=accepted)[1] == ("idle", "", HOUR, 10 * HOUR)
@@ -126,12 +129,15 @@ def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState)
         40 * HOUR: [ended("GPU-0", "a", 40 * HOUR), started("GPU-0", "b", 40 * HOUR, tenant="bob")],
     }
     frames = node.frames(gpus_of("GPU-0"), range(330, 48 * HOUR + 1, 30), events=events)
-    back = [node.record(frames[i : i + 500], sent=48 * HOUR + i // 500)
-            for i in range(0, len(frames), 500)]  # fmt: skip
+    back = [
+        node.record(frames[i : i + 500], sent=48 * HOUR + i // 500)
+        for i in range(0, len(frames), 500)
+    ]
     accept(core, back)
     assert states(core, 48 * HOUR)[1:] == [
-        ("observed", "alice", 2 * HOUR, 40 * HOUR), ("observed", "bob", 40 * HOUR, 48 * HOUR),
-    ]  # fmt: skip
+        ("observed", "alice", 2 * HOUR, 40 * HOUR),
+        ("observed", "bob", 40 * HOUR, 48 * HOUR),
+    ]
 
 
 def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: CollectorState):
@@ -139,8 +145,10 @@ def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: CollectorSta
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
     events = {330: [started("GPU-0", "a", 320, **ALICE)]}
     frames = node.frames(gpus_of("GPU-0"), range(330, 100 * HOUR + 1, 30), events=events)
-    accept(core, [node.record(frames[i : i + 5000], sent=100 * HOUR)
-                  for i in range(0, len(frames), 5000)])  # fmt: skip
+    accept(
+        core,
+        [node.record(frames[i : i + 5000], sent=100 * HOUR) for i in range(0, len(frames), 5000)],
+    )
     found = states(core, 100 * HOUR)
     assert ("review", "alice", 320, 28 * HOUR) in found
     assert found[-1] == ("observed", "alice", 28 * HOUR, 100 * HOUR)
@@ -150,14 +158,16 @@ def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: Collecto
     events = {8 * HOUR: [started("GPU-0", "job", HOUR, **ALICE), ended("GPU-0", "job", 3 * HOUR)]}
     accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR)[1:] == [
-        ("review", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
-    ]  # fmt: skip
+        ("review", "alice", HOUR, 3 * HOUR),
+        ("idle", "", 3 * HOUR, 10 * HOUR),
+    ]
     accepted = AdministratorInputs(
         decisions=ReviewDecisions({ReviewSubject(ReviewKind.CLAIM, "n1", "job"): True})
     )
     assert states(core, 10 * HOUR, files=accepted)[1:] == [
-        ("observed", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
-    ]  # fmt: skip
+        ("observed", "alice", HOUR, 3 * HOUR),
+        ("idle", "", 3 * HOUR, 10 * HOUR),
+    ]
 
 
 # First contact ---------------------------------------------------------------------------------
@@ -169,12 +179,15 @@ def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(cor
     accept(core, node.told(gpus_of("GPU-0"), range(0, 601, 30), events=events))
     stays = known_of(core, "GPU-0").evidence.stays
     assert [((s.start_ns - at(0)) / SECOND, s.end_ns > at(10**9)) for s in stays] == [
-        (-27 * DAY_SECONDS, False), (0, True),
-    ]  # fmt: skip
+        (-27 * DAY_SECONDS, False),
+        (0, True),
+    ]
     (waits,) = (c for c in known_of(core, "GPU-0").evidence.claims if c.review)
     assert (waits.review, (waits.begins_ns - at(0)) / SECOND, (waits.end_ns - at(0)) / SECOND) == (
-        BEFORE_CONTACT, -27 * DAY_SECONDS, -120,
-    )  # fmt: skip
+        BEFORE_CONTACT,
+        -27 * DAY_SECONDS,
+        -120,
+    )
 
 
 @given(st.integers(1, 100), st.booleans())
@@ -185,8 +198,13 @@ def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, 
         accept(core, reports_of(until=102 * HOUR, step=SENT, events=events))
         return [one for one in states(core, 99 * HOUR) if one[1] == "alice"]
 
-    late = started("GPU-0", "late", (99 - min(hours, 98)) * HOUR, tenant="mallory",
-                   exclusive=str(exclusive).lower())  # fmt: skip
+    late = started(
+        "GPU-0",
+        "late",
+        (99 - min(hours, 98)) * HOUR,
+        tenant="mallory",
+        exclusive=str(exclusive).lower(),
+    )
     assert held(late) == held() != []
 
 
@@ -230,9 +248,11 @@ def test_without_an_inventory_a_node_has_so_many_gpus(core: CollectorState):
     names = [f"GPU-{number:02}" for number in range(MAX_GPUS_AT_ONCE + 2)]
     accept(core, gpus_reporting(*names))
     waits = {
-        name: claim.review for name in names
-        for claim in known_of(core, name).evidence.claims if claim.review
-    }  # fmt: skip
+        name: claim.review
+        for name in names
+        for claim in known_of(core, name).evidence.claims
+        if claim.review
+    }
     assert waits == dict.fromkeys(names[-2:], TOO_MANY)
 
 
@@ -256,7 +276,10 @@ def ledger_hours(site: Site) -> dict:
 
 @pytest.mark.parametrize("accepted", [True, False])
 async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accepted: bool):
-    events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)], 20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)]}  # fmt: skip
+    events = {
+        12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)],
+        20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)],
+    }
     accept(site.core, reports_of(until=24 * HOUR, events=events))
     now = 26 * HOUR
     await site.round(now, everything=True)
@@ -266,15 +289,20 @@ async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accept
     )
     (one,) = everything(site, now)
     assert (one.subject, one.tenants, one.reasons, one.gpus) == (
-        ReviewSubject(ReviewKind.CLAIM, "n1", "job"), ("alice",), (LATE_CLAIM,), ("GPU-0",),
-    )  # fmt: skip
+        ReviewSubject(ReviewKind.CLAIM, "n1", "job"),
+        ("alice",),
+        (LATE_CLAIM,),
+        ("GPU-0",),
+    )
     assert one.gpu_ns == Fraction(round(late * HOUR) * SECOND)
     decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(now + 60), "checked")
     assert record_decision(site.door.ledger.database, [one], decision) == 1
     await site.round(now + 120)
-    expected = {("idle", ""): 5, ("observed", "alice"): 19} if accepted else {
-        ("idle", ""): 5 + late, ("observed", "alice"): 19 - late,
-    }  # fmt: skip
+    expected = (
+        {("idle", ""): 5, ("observed", "alice"): 19}
+        if accepted
+        else {("idle", ""): 5 + late, ("observed", "alice"): 19 - late}
+    )
     assert ledger_hours(site) == pytest.approx(expected)
     assert everything(site, now + 120) == []
     account = await site.account(now + 120)
@@ -324,8 +352,11 @@ async def test_people_see_and_decide_what_waits_by_commands(site: Site):
     listed = CliRunner().invoke(review_command, [*where, "--format", "json"])
     (row,) = json.loads(listed.stdout)
     assert (row["node"], row["gpus"], row["tenants"], row["reasons"]) == (
-        "n1", ["GPU-0"], ["alice"], [LATE_CLAIM],
-    )  # fmt: skip
+        "n1",
+        ["GPU-0"],
+        ["alice"],
+        [LATE_CLAIM],
+    )
     assert row["gpu_hours"] == f"{10 - SENT / HOUR:.6f}"
     text = CliRunner().invoke(review_command, where)
     assert "claim job on n1: 9.833333 GPU-hours, alice" in text.output

@@ -43,8 +43,10 @@ async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(co
         if e.tiling == "compute"
     ]
     assert [(e.state, e.witness, (e.t0_ns - at(0)) // SECOND) for e in day] == [
-        (SlotState.IDLE, None, 0), (SlotState.OBSERVED, None, 40), (SlotState.INFERRED, NodeWitness.NONE, 100),
-    ]  # fmt: skip
+        (SlotState.IDLE, None, 0),
+        (SlotState.OBSERVED, None, 40),
+        (SlotState.INFERRED, NodeWitness.NONE, 100),
+    ]
     account = await account_at(core, 86_400)
     assert seconds_of(account)["inferred", "alice"] == 86_300
 
@@ -75,13 +77,17 @@ def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=100)
     rising = after.told(
-        gpus_of("GPU-0"), range(105, 196, 10), values=lambda s, n: counting(s - 10_100, n),
+        gpus_of("GPU-0"),
+        range(105, 196, 10),
+        values=lambda s, n: counting(s - 10_100, n),
         events={115: events[0]},
-    )  # fmt: skip
+    )
     accept(core, rising)
     assert states(core, 195) == [
-        ("observed", "alice", 0, 90), ("inferred", "alice", 90, 105), ("observed", "alice", 105, 195),
-    ]  # fmt: skip
+        ("observed", "alice", 0, 90),
+        ("inferred", "alice", 90, 105),
+        ("observed", "alice", 105, 195),
+    ]
     assert set(energy(core)) == {("attributed", "alice"), ("unattributed", "")}
 
 
@@ -92,8 +98,10 @@ def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Co
         after = Reporter(boot_id=boot, run=boot, booted_at=first - 5)
         accept(core, after.told(gpus_of("GPU-0"), range(first, first + 91, 10)))
     assert states(core, 195) == [
-        ("observed", "alice", 0, 90), ("inferred", "alice", 90, 105), ("idle", "", 105, 195),
-    ]  # fmt: skip
+        ("observed", "alice", 0, 90),
+        ("inferred", "alice", 90, 105),
+        ("idle", "", 105, 195),
+    ]
     told = after.told(host(), [400], events={400: events[0]})
     accept(core, told)
     assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
@@ -108,8 +116,10 @@ def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core:
     sent_later = msgspec.structs.replace(late, received_wall_ns=at(100), sent=clocks)
     accept(core, [(sent_later, envelope), *after.told(gpus_of("GPU-0"), range(100, 131, 10))])
     assert states(core, 130) == [
-        ("idle", "", 0, 50), ("unknown", "", 50, 100), ("idle", "", 100, 130),
-    ]  # fmt: skip
+        ("idle", "", 0, 50),
+        ("unknown", "", 50, 100),
+        ("idle", "", 100, 130),
+    ]
 
 
 def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: CollectorState):
@@ -121,15 +131,21 @@ def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: Collector
     backlog = [node.record(frames[i : i + 50], sent=3100 + i) for i in range(0, len(frames), 50)]
     accept(core, [node.record(frames[:1]), newest, *reversed(backlog)])
     assert states(core, 3060) == [
-        ("idle", "", 0, 25), ("observed", "alice", 25, 2950), ("idle", "", 2950, 3060),
-    ]  # fmt: skip
+        ("idle", "", 0, 25),
+        ("observed", "alice", 25, 2950),
+        ("idle", "", 2950, 3060),
+    ]
 
 
 def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: CollectorState):
     node = Reporter(booted_at=-6000)
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 121, 30), events=events,
-                           values=lambda s, _: [0, 0, 1000 + s]))  # fmt: skip
+    accept(
+        core,
+        node.told(
+            gpus_of("GPU-0"), range(0, 121, 30), events=events, values=lambda s, _: [0, 0, 1000 + s]
+        ),
+    )
     accept(
         core, node.told(gpus_of("GPU-0"), range(150, 241, 30), values=lambda s, _: [0, 0, s - 140])
     )

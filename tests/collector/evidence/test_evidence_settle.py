@@ -36,8 +36,10 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert hours(site) == {}, "not before its delay has passed"
     await site.round(LATER)
     assert hours(site) == {
-        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
-    }  # fmt: skip
+        ("idle", ""): 6,
+        ("observed", "alice"): 12,
+        ("observed", "kubernetes:ns"): 6,
+    }
     after = await site.account(LATER)
     assert after.balances
     assert seconds_of(after) == seconds_of(before)
@@ -86,8 +88,10 @@ async def test_late_evidence_makes_a_revision(site: Site):
     accept(site.core, late)
     await site.round(LATER + 600)
     assert hours(site) == {
-        ("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6,
-    }  # fmt: skip
+        ("idle", ""): 6,
+        ("observed", "alice"): 12,
+        ("observed", "kubernetes:ns"): 6,
+    }
     revision = revision_of(site.door.ledger, "GPU-0", DAY)
     assert (revision.number, revision.supersedes) == (2, 1)
     account = await site.account(LATER + 600)
@@ -152,9 +156,7 @@ async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(sit
         await site.round(second)
     site.accept_all(LATER + 700)
     await site.round(LATER + 800)
-    assert hours(site) == {
-        ("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4,
-    }  # fmt: skip
+    assert hours(site) == {("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4}
 
 
 async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_settled(site: Site):

@@ -75,9 +75,12 @@ def test_a_node_that_invents_gpus_for_ever_has_32():
 @given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
 def test_decided_gpus_do_not_wait_and_rejected_ones_leave_their_place(accepted, rejected):
     verdicts = dict.fromkeys(accepted, True) | dict.fromkeys(rejected, False)
-    decisions = ReviewDecisions({
-        ReviewSubject(ReviewKind.GPU, "n1", name_of(number)): verdict for number, verdict in verdicts.items()
-    })  # fmt: skip
+    decisions = ReviewDecisions(
+        {
+            ReviewSubject(ReviewKind.GPU, "n1", name_of(number)): verdict
+            for number, verdict in verdicts.items()
+        }
+    )
     waits = reasons(100, 1, ExpectedGpus(decisions=decisions))
     in_service = [n for n in range(100) if name_of(n) not in waits and verdicts.get(n) is not False]
     assert not {name_of(number) for number in verdicts} & waits.keys()

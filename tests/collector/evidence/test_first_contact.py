@@ -37,8 +37,10 @@ def past(node: str = "n1", gpu: str = "GPU-0", days: int = 2) -> list:
     """One envelope with samples of all of these days, received when they are over."""
     reporter = Reporter(node, booted_at=-5000)
     frames = reporter.frames(gpus_of(gpu), range(0, days * DAY_SECONDS + 1, 30))
-    return [reporter.record(frames[i : i + 5000], sent=days * DAY_SECONDS)
-            for i in range(0, len(frames), 5000)]  # fmt: skip
+    return [
+        reporter.record(frames[i : i + 5000], sent=days * DAY_SECONDS)
+        for i in range(0, len(frames), 5000)
+    ]
 
 
 def test_at_most_two_minutes_are_observed_before_a_new_node_was_heard(core: CollectorState):
@@ -62,10 +64,14 @@ def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: Collect
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
     away = node.frames(gpus_of("GPU-0"), range(330, 5 * DAY_SECONDS + 1, 30))
-    accept(core, [node.record(away[i : i + 5000], sent=5 * DAY_SECONDS)
-                  for i in range(0, len(away), 5000)])  # fmt: skip
+    accept(
+        core,
+        [node.record(away[i : i + 5000], sent=5 * DAY_SECONDS) for i in range(0, len(away), 5000)],
+    )
     assert observed(core) == [(0, 300), (2 * DAY_SECONDS, 5 * DAY_SECONDS)]
-    assert core.evidence.aged_rows == len([f for f in away if f.instant.boot_ns < (2 * DAY_SECONDS + 5000) * SECOND])  # fmt: skip
+    assert core.evidence.aged_rows == len(
+        [f for f in away if f.instant.boot_ns < (2 * DAY_SECONDS + 5000) * SECOND]
+    )
     assert core.counts.frames == 11 + len(away), "they are acknowledged all the same"
 
 
@@ -152,5 +158,6 @@ async def test_a_collector_without_memory_knows_first_contact_from_the_database(
     await site.round(DAY_SECONDS + 2 * HOUR, everything=True)
     entries = site.door.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0")
     assert {(e.state.value, e.t0_ns, e.t1_ns) for e in entries} == {
-        ("idle", at(0), at(10 * HOUR)), ("unknown", at(10 * HOUR), at(DAY_SECONDS)),
-    }  # fmt: skip
+        ("idle", at(0), at(10 * HOUR)),
+        ("unknown", at(10 * HOUR), at(DAY_SECONDS)),
+    }

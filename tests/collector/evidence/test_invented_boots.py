@@ -84,8 +84,13 @@ def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core:
     accept(core, honest(until=10 * HOUR))
     node = Reporter(boot_id="boot-2", run="run-2", booted_at=-400_000)
     frames = node.frames(gpus_of("GPU-0"), range(20 * HOUR, 60 * HOUR, 30))
-    accept(core, [node.record(frames[i : i + 500], 60 * HOUR + i // 500)
-                  for i in range(0, len(frames), 500)])  # fmt: skip
+    accept(
+        core,
+        [
+            node.record(frames[i : i + 500], 60 * HOUR + i // 500)
+            for i in range(0, len(frames), 500)
+        ],
+    )
     found = states(core, 60 * HOUR)
     assert max(end for _, tenant, _, end in found if tenant == "alice") == 20 * HOUR
     assert not [one for one in found if one[0] == "review"]

@@ -73,8 +73,9 @@ def claim(tenant: str, second: int = 6 * HOUR, **facts: str) -> Event:
 
 def reported_at(event: Event, second: int) -> Event:
     """The same with another boot time of the event itself."""
-    return Event(event.event_class, event.entity, at(second), round((second + BOOTED) * SECOND),
-                 event.facts)  # fmt: skip
+    return Event(
+        event.event_class, event.entity, at(second), round((second + BOOTED) * SECOND), event.facts
+    )
 
 
 RED, BLUE = claim("red", **by_boot(6 * HOUR)), claim("blue", **by_boot(6 * HOUR))
@@ -94,8 +95,9 @@ def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(
 ):
     accept(core, reports_of(events={REPORTED: [other, BLUE], REPORTED + 2 * HOUR: [other]}))
     assert observed(core) == [
-        ("review", "blue", 6 * HOUR, HORIZON), ("observed", "blue", HORIZON, LAST),
-    ]  # fmt: skip
+        ("review", "blue", 6 * HOUR, HORIZON),
+        ("observed", "blue", HORIZON, LAST),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_an_end_in_a_later_report_of_a_claim_waits(core: CollectorState, level: 
     assert observed(core) == [
         ("observed", "red", 6 * HOUR, 6 * HOUR + 60),
         ("review", "red", 6 * HOUR + 60, HORIZON),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_later_end_makes_no_claim_longer(core: CollectorState):
@@ -177,8 +179,18 @@ def test_a_claim_that_is_reported_after_a_reboot_goes_on(core: CollectorState):
 
 
 def told_at(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim:
-    return ReportedClaim(at(0), "GPU-0", "n1", "job", ClaimAuthority.SCHEDULER, boot=boot, reported_ns=at(second),
-                trusted_from_ns=at(horizon), received_ns=at(second), **facts)  # fmt: skip
+    return ReportedClaim(
+        at(0),
+        "GPU-0",
+        "n1",
+        "job",
+        ClaimAuthority.SCHEDULER,
+        boot=boot,
+        reported_ns=at(second),
+        trusted_from_ns=at(horizon),
+        received_ns=at(second),
+        **facts,
+    )
 
 
 def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
@@ -356,9 +368,10 @@ BOOT_1, BOOT_2 = -BOOTED, REBOOTED - 60
 
 @few
 @given(
-    events_between(0, REBOOTED, BOOT_1), events_between(REBOOTED, REPORTED, BOOT_2),
+    events_between(0, REBOOTED, BOOT_1),
+    events_between(REBOOTED, REPORTED, BOOT_2),
     events_between(REPORTED, LAST, BOOT_2),
-)  # fmt: skip
+)
 def test_p24_later_reports_change_nothing_before_their_horizon_but_to_review(
     tmp_path_factory, first, second, later
 ):

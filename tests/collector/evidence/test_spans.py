@@ -14,8 +14,11 @@ spans = st.builds(
     lambda first, length, uncertainty, skew: SampleSpan(
         first * STEP_NS, (first + length) * STEP_NS, uncertainty, skew
     ),
-    st.integers(0, 80), st.integers(0, 12), st.integers(0, 3), st.sampled_from([0, 0, 7]),
-)  # fmt: skip
+    st.integers(0, 80),
+    st.integers(0, 12),
+    st.integers(0, 3),
+    st.sampled_from([0, 0, 7]),
+)
 
 
 def joined(found: Sequence[SampleSpan]) -> list[SampleSpan]:

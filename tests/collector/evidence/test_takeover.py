@@ -97,10 +97,13 @@ def held(core: CollectorState, second: int = END, files: AdministratorInputs | N
 def decided(**verdicts: bool) -> AdministratorInputs:
     """Decisions about GPU-0 in nodes."""
     return AdministratorInputs(
-        decisions=ReviewDecisions({
-            ReviewSubject(ReviewKind.GPU, node, "GPU-0"): verdict for node, verdict in verdicts.items()
-        })
-    )  # fmt: skip
+        decisions=ReviewDecisions(
+            {
+                ReviewSubject(ReviewKind.GPU, node, "GPU-0"): verdict
+                for node, verdict in verdicts.items()
+            }
+        )
+    )
 
 
 @pytest.mark.parametrize("seconds", [range(130, 171, 10), range(110, 191, 5), range(5, 290, 5)])
@@ -117,8 +120,10 @@ async def test_where_both_nodes_report_claims_nobody_is_billed(
 ):
     accept(core, in_turn(victim(), thief(seconds, claims=True)))
     found = held(core)
-    billed = {tenant: sum(s for (state, who), s in found.items() if who == tenant and state in LIVE)
-              for tenant in ("red", "blue")}  # fmt: skip
+    billed = {
+        tenant: sum(s for (state, who), s in found.items() if who == tenant and state in LIVE)
+        for tenant in ("red", "blue")
+    }
     disputed = sum(s for (state, _), s in found.items() if state == "review")
     overlap = min(END, seconds[-1]) - max(0, seconds[0])
     assert disputed >= overlap - 20
@@ -183,9 +188,10 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
     rest = core_in(tmp_path)
     resume_from(rest, checkpoint_of(core))
     accept(rest, in_turn(new[15:], back))
-    assert [(stay.node, (stay.start_ns - at(0)) / 10**9) for stay in known_of(rest, "GPU-0").evidence.stays] == [
-        ("n2", 0), ("n1", 200),
-    ]  # fmt: skip
+    assert [
+        (stay.node, (stay.start_ns - at(0)) / 10**9)
+        for stay in known_of(rest, "GPU-0").evidence.stays
+    ] == [("n2", 0), ("n1", 200)]
     assert held(rest, 1000)["observed", "blue"] == 700
     account = seconds_of(await account_at(rest, 1000))
     assert account["observed", "blue"] == 700
@@ -223,14 +229,20 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
 
     def hours() -> dict:
         entries = site.door.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0")
-        return {("held" if e.state.value in LIVE else e.state.value, e.tenant): (e.t1_ns - e.t0_ns) // (HOUR * 10**9)
-                for e in entries if e.tiling.value == "compute" and e.tenant}  # fmt: skip
+        return {
+            ("held" if e.state.value in LIVE else e.state.value, e.tenant): (e.t1_ns - e.t0_ns)
+            // (HOUR * 10**9)
+            for e in entries
+            if e.tiling.value == "compute" and e.tenant
+        }
 
     assert hours().keys() == {("review", "alice")}
     (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
     assert (one.subject, one.tenants, one.reasons) == (
-        ReviewSubject(ReviewKind.GPU, "new", "GPU-0"), ("alice",), (MOVED,),
-    )  # fmt: skip
+        ReviewSubject(ReviewKind.GPU, "new", "GPU-0"),
+        ("alice",),
+        (MOVED,),
+    )
     decision = ReviewDecision(
         accepted=True, actor=RecordActor("operator", "x"), now_ns=at(now + 60)
     )
@@ -271,9 +283,12 @@ def test_the_order_of_receipt_of_other_nodes_frames_changes_nothing(
 STEP_NS = GAP_NS // 2
 spans = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 30)), max_size=8)
 nodes = st.lists(
-    st.tuples(spans.filter(bool), st.integers(0, 200), spans, st.sampled_from([None, None, True, False])),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    st.tuples(
+        spans.filter(bool), st.integers(0, 200), spans, st.sampled_from([None, None, True, False])
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @given(nodes)

@@ -32,8 +32,9 @@ def test_slots_that_are_told_count():
     second = device(1, "480-840", "420-840")
     assert layout(second) == (ReportedMigInstance((480, 840), (420, 840)),)
     assert layout(second, device(2, "0-360", "0-420")) == (
-        ReportedMigInstance((0, 360), (0, 420)), ReportedMigInstance((480, 840), (420, 840)),
-    )  # fmt: skip
+        ReportedMigInstance((0, 360), (0, 420)),
+        ReportedMigInstance((480, 840), (420, 840)),
+    )
 
 
 def test_devices_of_one_instance_are_one_instance():
@@ -47,8 +48,12 @@ def test_slots_that_no_gpu_has_are_not_believed():
         ReportedMigInstance((0, 360), (0, 420)),
         ReportedMigInstance((480, 840), (420, 840)),
     )
-    for wrong in (device(2, "0-999", "0-420"), device(2, "5-5", "0-420"), device(2, "0-360", "0-420"),
-                  {"gpu_instance": "2"}):  # fmt: skip
+    for wrong in (
+        device(2, "0-999", "0-420"),
+        device(2, "5-5", "0-420"),
+        device(2, "0-360", "0-420"),
+        {"gpu_instance": "2"},
+    ):
         assert layout(device(1, "0-360", "0-420"), wrong) == in_order
 
 

@@ -51,8 +51,10 @@ async def test_a_count_is_billed_and_takes_free_gpus(core: CollectorState):
     assert account.balances
     assert account.gpus == 2
     assert seconds_of(account) == {
-        ("observed", "alice"): 100, ("observed", "bob"): 50, ("idle", ""): 50,
-    }  # fmt: skip
+        ("observed", "alice"): 100,
+        ("observed", "bob"): 50,
+        ("idle", ""): 50,
+    }
 
 
 async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: CollectorState):
@@ -60,9 +62,7 @@ async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: 
     named = started("GPU-1", "p", 0, **job, source="cgroup", level="node_plugin")
     events = {10: [count("u", 0, 1, **job, source="slurm"), named]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
-    assert seconds_of(await account_at(core, 100)) == {
-        ("observed", "bob"): 100, ("idle", ""): 100,
-    }  # fmt: skip
+    assert seconds_of(await account_at(core, 100)) == {("observed", "bob"): 100, ("idle", ""): 100}
 
 
 async def test_what_does_not_fit_displaces_nobody(core: CollectorState):
@@ -70,8 +70,9 @@ async def test_what_does_not_fit_displaces_nobody(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE), count("u", 0, 2, **BOB)]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
-        ("observed", "alice"): 100, ("observed", "bob"): 100,
-    }  # fmt: skip
+        ("observed", "alice"): 100,
+        ("observed", "bob"): 100,
+    }
     assert [(one.kind, one.node, one.facts) for one in heard] == [
         ("unplaced_excess", "n1", {"claim": "u", "tenant": "bob", "gpus": "1"})
     ]
@@ -95,24 +96,22 @@ async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: CollectorSta
     node = Reporter()
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
     accept(core, node.told(schema, range(0, 51, 10), events={10: [count("u", 0, 1, **BOB)]}))
-    assert seconds_of(await account_at(core, 50)) == {
-        ("observed", "bob"): 50, ("idle", ""): 100,
-    }  # fmt: skip
+    assert seconds_of(await account_at(core, 50)) == {("observed", "bob"): 50, ("idle", ""): 100}
     later = {60: [started("GPU-0", "a", 20, **ALICE)]}
     accept(core, node.told(schema, range(60, 101, 10), events=later))
     account = await account_at(core, 100)
     assert seconds_of(account) == {
-        ("observed", "bob"): 100, ("observed", "alice"): 80, ("idle", ""): 120,
-    }  # fmt: skip
+        ("observed", "bob"): 100,
+        ("observed", "alice"): 80,
+        ("idle", ""): 120,
+    }
 
 
 async def test_nothing_of_one_node_is_placed_on_another(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 51, 10)))
     events = {10: [count("u", 0, 4, **BOB)]}
     accept(core, Reporter("n2", "boot-2").told(gpus_of("GPU-1"), range(0, 51, 10), events=events))
-    assert seconds_of(await account_at(core, 50)) == {
-        ("observed", "bob"): 50, ("idle", ""): 50,
-    }  # fmt: skip
+    assert seconds_of(await account_at(core, 50)) == {("observed", "bob"): 50, ("idle", ""): 50}
 
 
 def a_day(node: Reporter):
@@ -171,9 +170,9 @@ async def test_a_count_that_comes_late_is_a_revision_of_all_gpus_of_its_node(
     await site.round(late + 1400, everything=True)
     assert site.accept_all(late + 1420) == 1
     await site.round(late + 1440)
-    assert hours(site) == {
-        ("idle", ""): 24, ("observed", "bob"): 24, ("observed", "alice"): 24,
-    }, "the count makes way, on other GPUs of the node"  # fmt: skip
+    assert hours(site) == {("idle", ""): 24, ("observed", "bob"): 24, ("observed", "alice"): 24}, (
+        "the count makes way, on other GPUs of the node"
+    )
 
 
 LATE = 5 * HOURS
@@ -192,17 +191,19 @@ def reported(*events: Event, **more: list[Event]) -> Envelopes:
 async def test_the_late_part_of_a_count_waits_and_holds_what_is_free(core: CollectorState):
     accept(core, reported(count("u", HOURS, 1, **BOB)))
     assert seconds_of(await account_at(core, 10 * HOURS)) == {
-        ("review", "bob"): BELIEVED - HOURS, ("observed", "bob"): 10 * HOURS - BELIEVED,
+        ("review", "bob"): BELIEVED - HOURS,
+        ("observed", "bob"): 10 * HOURS - BELIEVED,
         ("idle", ""): 11 * HOURS,
-    }  # fmt: skip
+    }
 
 
 async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: CollectorState):
     accept(core, reported(ended("", "u", HOURS), first=[count("u", 0, 1, **BOB)]))
     assert seconds_of(await account_at(core, 10 * HOURS)) == {
-        ("observed", "bob"): HOURS, ("review", "bob"): BELIEVED - HOURS,
+        ("observed", "bob"): HOURS,
+        ("review", "bob"): BELIEVED - HOURS,
         ("idle", ""): 20 * HOURS - BELIEVED,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("decided", [{}, {ReviewSubject(ReviewKind.GPU, "n1", "GPU-1"): False}])
@@ -256,9 +257,9 @@ async def test_a_count_takes_gpus_in_the_order_of_their_pci_addresses(core: Coll
     events = {0: [count("u", 0, 2, **BOB)]}
     accept(core, Reporter().told(schema, range(0, 101, 10), events=events))
     placer = ClaimPlacer(core.evidence, AdministratorInputs())
-    assert [gpu for gpu in ("GPU-0", "GPU-a", "GPU-b", "GPU-c") if placer.evidence(gpu)[0].claims] == [
-        "GPU-b", "GPU-c",
-    ], "3b and 86: before c1, and before the GPU without an address"  # fmt: skip
+    assert [
+        gpu for gpu in ("GPU-0", "GPU-a", "GPU-b", "GPU-c") if placer.evidence(gpu)[0].claims
+    ] == ["GPU-b", "GPU-c"], "3b and 86: before c1, and before the GPU without an address"
 
 
 async def test_another_collector_learns_of_counts(tmp_path: Path, url: str):

@@ -108,11 +108,16 @@ def frames_far_apart_within_bounds() -> Bodies:
     schema = gpu_schema(16)
     for turn in range(8):
         moments = [(row * 64 + turn * 8) * SECOND for row in range(1200)]
-        yield sealed((schema,), batch(
-            schema, 1200, first=1 + 1200 * turn,
-            wall_ns=tuple(START_WALL_NS + moment for moment in moments),
-            boot_ns=tuple(START_BOOT_NS + moment for moment in moments),
-        ))  # fmt: skip
+        yield sealed(
+            (schema,),
+            batch(
+                schema,
+                1200,
+                first=1 + 1200 * turn,
+                wall_ns=tuple(START_WALL_NS + moment for moment in moments),
+                boot_ns=tuple(START_BOOT_NS + moment for moment in moments),
+            ),
+        )
 
 
 @attack
@@ -135,9 +140,10 @@ def many_counters() -> Bodies:
 def changing_counters() -> Bodies:
     """Steps of many counters over thousands of frames, one cell each."""
     schema = gpu_schema(200)
-    yield sealed((schema,), batch(
-        schema, 9_000, apart=30, changed=b"\xff" * 25, steps=bytes(8 * 200 * 8_999)
-    ))  # fmt: skip
+    yield sealed(
+        (schema,),
+        batch(schema, 9_000, apart=30, changed=b"\xff" * 25, steps=bytes(8 * 200 * 8_999)),
+    )
 
 
 @attack
@@ -179,12 +185,16 @@ def claims_without_end() -> Bodies:
     for number in range(3):
         events = tuple(
             WireEvent(
-                "claim_start", 0, WireEntity("claim", ("GPU-0", f"c{number}-{n}")),
-                START_WALL_NS + n, START_BOOT_NS, {"level": "scheduler", "owner": str(n)},
+                "claim_start",
+                0,
+                WireEntity("claim", ("GPU-0", f"c{number}-{n}")),
+                START_WALL_NS + n,
+                START_BOOT_NS,
+                {"level": "scheduler", "owner": str(n)},
                 10_000 * number + n + 1,
             )
             for n in range(10_000)
-        )  # fmt: skip
+        )
         yield sealed((schema,), batch(schema, 1, first=number + 1, events=events))
 
 
@@ -264,9 +274,11 @@ def huge_numbers() -> Bodies:
         yield sealed((schema,), msgspec.structs.replace(base, **{field: value}))
     entity = WireEntity("claim", ("GPU-0", "c"))
     for event in (
-        WireEvent("claim_start", huge, entity, 1, 1), WireEvent("claim_start", 0, entity, huge, 1),
-        WireEvent("claim_start", 0, entity, 1, huge), WireEvent("claim_start", 0, entity, 1, 1, {}, huge),
-    ):  # fmt: skip
+        WireEvent("claim_start", huge, entity, 1, 1),
+        WireEvent("claim_start", 0, entity, huge, 1),
+        WireEvent("claim_start", 0, entity, 1, huge),
+        WireEvent("claim_start", 0, entity, 1, 1, {}, huge),
+    ):
         yield sealed((schema,), msgspec.structs.replace(base, events=(event,)))
     mig = {"gpu_instance": "9" * 3_999, "profile": "9" * 400 + "g." + "9" * 400 + "gb"}
     entities = (

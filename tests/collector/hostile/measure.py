@@ -77,7 +77,7 @@ async def run(name: str, loop: MeteredLoop) -> dict[str, Any]:
             found["neighbour"] = await _neighbour(one)
         found["disk_mib"] = sum(
             path.stat().st_size for path in Path(directory).rglob("*") if path.is_file()
-        ) / (1 << 20)  # fmt: skip
+        ) / (1 << 20)
         began = time.process_time()
         async with running(settings) as one:
             found["restart_cpu_seconds"] = time.process_time() - began

@@ -28,8 +28,11 @@ PATIENCE_SECONDS = 300
 def measured(name: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(MEASURE), name],
-        capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

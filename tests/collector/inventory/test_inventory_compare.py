@@ -20,8 +20,12 @@ EIGHT = ExpectedDevices(0, FOREVER_NS, "n1", 8, 8)
 
 
 def shown(present: int, gone: int = 0, unknown: int = 0) -> ShownDevices:
-    return ShownDevices(*([f"{word}-{n}" for n in range(number)] for word, number in
-                   (("p", present), ("g", gone), ("u", unknown))))  # fmt: skip
+    return ShownDevices(
+        *(
+            [f"{word}-{n}" for n in range(number)]
+            for word, number in (("p", present), ("g", gone), ("u", unknown))
+        )
+    )
 
 
 def heard(

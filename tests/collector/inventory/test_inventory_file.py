@@ -114,8 +114,9 @@ micros = st.integers(0, 10**9).map(lambda n: START + n * 1000)
 def rows(draw: st.DrawFn) -> ExpectedDevices:
     start = draw(micros)
     end = draw(st.just(FOREVER_NS) | st.integers(1, 10**9).map(lambda n: start + n * 1000))
-    return ExpectedDevices(start, end, draw(st.sampled_from(["n1", "n2", "gpu-3"])), draw(counts),
-                    draw(counts))  # fmt: skip
+    return ExpectedDevices(
+        start, end, draw(st.sampled_from(["n1", "n2", "gpu-3"])), draw(counts), draw(counts)
+    )
 
 
 @given(st.lists(rows(), max_size=8, unique_by=lambda row: (row.node, row.start_ns)), micros)

@@ -136,9 +136,11 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
     inventory.write_text(f"{INVENTORY}n1,2,2,{ALWAYS}\n")
     retired.write_text(RETIRED)
     settings = settings_in(
-        tmp_path, inventory_file=str(inventory), retired_file=str(retired),
+        tmp_path,
+        inventory_file=str(inventory),
+        retired_file=str(retired),
         metering=MeteringSettings(period_seconds=0.1),
-    )  # fmt: skip
+    )
     with (tmp_path / "tokens.toml").open("a") as tokens:
         tokens.write(f'[auditors]\naudit = "{digest("token-auditor")}"\n')
     async with running(settings) as one:

@@ -28,9 +28,13 @@ async def told(core: CollectorState, second: float, *rows: ExpectedDevices) -> d
     """Whether each node is told to report, and under the empty name how many there are."""
     inventory = DeviceInventory.of(rows)
     refresher = ViewRefresher(
-        core, LiveAccount(core.evidence, AdministratorInputs, ready=False), STALE, 1.0, lambda: at(second),
+        core,
+        LiveAccount(core.evidence, AdministratorInputs, ready=False),
+        STALE,
+        1.0,
+        lambda: at(second),
         watch=InventoryWatch(core, lambda: inventory, RetiredGpus),
-    )  # fmt: skip
+    )
     views = await refresher.refresh()
     nodes = {c.labels[0]: c.value for c in views.node.cells if c.metric is catalog.NODE_UP}
     (count,) = (c.value for c in views.cluster.cells if c.metric is catalog.NODES)

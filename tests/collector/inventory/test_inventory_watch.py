@@ -63,9 +63,11 @@ def core(tmp_path: Path) -> CollectorState:
 
 
 async def look(
-    core: CollectorState, second: float, expected: Mapping[str, tuple[int | None, int | None]] | None = None,
+    core: CollectorState,
+    second: float,
+    expected: Mapping[str, tuple[int | None, int | None]] | None = None,
     retired: Sequence[Retirement] = (),
-) -> InventoryComparison:  # fmt: skip
+) -> InventoryComparison:
     rows = [ExpectedDevices(0, FOREVER_NS, node, *both) for node, both in (expected or {}).items()]
     inventory = DeviceInventory.of(rows) if expected is not None else None
     watch = InventoryWatch(core, lambda: inventory, lambda: RetiredGpus.of(retired))
@@ -210,8 +212,11 @@ async def test_cells_and_json_of_an_inventory(core: CollectorState):
     assert (n9["heard_ns"], n9["gpus"]["names"], n9["gpus"]["missing"]) == (None, None, 8)
 
 
-@given(st.lists(st.sampled_from([PRESENT, *(reason.value for reason in Absent)]), min_size=12,
-                max_size=12))  # fmt: skip
+@given(
+    st.lists(
+        st.sampled_from([PRESENT, *(reason.value for reason in Absent)]), min_size=12, max_size=12
+    )
+)
 def test_each_device_is_present_gone_or_unknown(codes: list[int]):
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     devices: DeviceColumns = find_device_columns(to_wire_schema(schema)).devices

@@ -74,9 +74,17 @@ class Cluster:
 
     def imported(self, books: Path, period: str) -> Result:
         return self.bill(
-            "import-jobs", books, "--period", period, "--stand-ins", "--as-observed",
-            "--sku", "h100", "--tenants", self.tenants,
-        )  # fmt: skip
+            "import-jobs",
+            books,
+            "--period",
+            period,
+            "--stand-ins",
+            "--as-observed",
+            "--sku",
+            "h100",
+            "--tenants",
+            self.tenants,
+        )
 
 
 @pytest.fixture

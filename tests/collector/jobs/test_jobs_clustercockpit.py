@@ -42,11 +42,15 @@ def test_a_job_has_its_gpus_by_node_and_address():
     assert read_clustercockpit([line(), ""]) == JobList(
         (
             ListedJob(
-                100 * S, "7", "p", "u", 120 * S,
+                100 * S,
+                "7",
+                "p",
+                "u",
+                120 * S,
                 (ListedGpu("n1", "00000000:C1:00.0"), ListedGpu("n2", "00000000:C1:00.0")),
             ),
         )
-    )  # fmt: skip
+    )
 
 
 def test_jobs_without_gpus_running_and_pending_ones_are_counted():

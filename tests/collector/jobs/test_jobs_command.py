@@ -167,7 +167,12 @@ def test_the_list_of_a_real_cluster_adds_up():
 
 @pytest.mark.parametrize(
     ("gpu_ns", "shown"),
-    [(0, "0:00:00"), (3661 * S, "1:01:01"), (1, "0:00:00.000000001"), (10**6 * 3600 * S, "1000000:00:00")],
-)  # fmt: skip
+    [
+        (0, "0:00:00"),
+        (3661 * S, "1:01:01"),
+        (1, "0:00:00.000000001"),
+        (10**6 * 3600 * S, "1000000:00:00"),
+    ],
+)
 def test_hours_are_exact(gpu_ns, shown):
     assert format_hours(gpu_ns) == shown

@@ -237,8 +237,11 @@ def test_the_report_of_a_period_is_what_the_ledger_has_of_it(place):
 def test_models_of_a_cluster_are_read_from_an_inventory(place):
     inventory = place.directory / "models.csv"
     inventory.write_text(f"node,gpu,model\nn1,,a40\nn1,{GPU_2},a100\n")
-    jobs_ = [clustercockpit(1, 0, "n1", GPU_1), clustercockpit(2, 0, "n1", GPU_2),
-             clustercockpit(3, 0, "n2", GPU_1)]  # fmt: skip
+    jobs_ = [
+        clustercockpit(1, 0, "n1", GPU_1),
+        clustercockpit(2, 0, "n1", GPU_2),
+        clustercockpit(3, 0, "n2", GPU_1),
+    ]
     words = ("--inventory", str(inventory), "--sku", "h100")
     assert place.run(json.dumps(jobs_), *OCTOBER, *words).exit_code == 0
     ledger = Ledger.open(place.url, metadata)
@@ -274,7 +277,16 @@ def test_a_real_cluster_in_two_periods_is_what_its_list_says(place, order):
         if of.tiling is Tiling.COMPUTE and of.tenant
     }
     ledger.close()
-    whole = place.run(text, "--period", "2023-02", "--as-of", "2024-01-01", "--source", "x",
-                      "--stand-ins", "--json")  # fmt: skip
+    whole = place.run(
+        text,
+        "--period",
+        "2023-02",
+        "--as-of",
+        "2024-01-01",
+        "--source",
+        "x",
+        "--stand-ins",
+        "--json",
+    )
     told = {one["tenant"]: int(one["held_ns"]) for one in json.loads(whole.stdout)["tenants"]}
     assert found == {tenant: held_ns for tenant, held_ns in told.items() if held_ns}

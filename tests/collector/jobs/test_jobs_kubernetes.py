@@ -48,7 +48,14 @@ def read(*pods: Any) -> JobList:
     return read_kubernetes(json.dumps({"kind": "List", "items": pods}))
 
 
-JOB = ListedJob(START_NS, "research/train-0", "research", "", END_NS, unplaced=(UnnamedGpus("n1", 2, KUBERNETES_UNNAMED),))  # fmt: skip
+JOB = ListedJob(
+    START_NS,
+    "research/train-0",
+    "research",
+    "",
+    END_NS,
+    unplaced=(UnnamedGpus("n1", 2, KUBERNETES_UNNAMED),),
+)
 
 
 def test_a_pod_has_its_gpus_from_admission_to_the_end_of_its_last_container():
@@ -161,7 +168,10 @@ def test_gpu_time_is_count_times_duration(pods):
     expected: Counter[str] = Counter()
     made = []
     for number, (start, seconds, gpus) in enumerate(pods):
-        at = [f"1970-01-{1 + t // 86400:02}T{t // 3600 % 24:02}:{t // 60 % 60:02}:{t % 60:02}Z" for t in (start, start + seconds)]  # fmt: skip
+        at = [
+            f"1970-01-{1 + t // 86400:02}T{t // 3600 % 24:02}:{t // 60 % 60:02}:{t % 60:02}Z"
+            for t in (start, start + seconds)
+        ]
         made.append(pod(f"p{number}", gpus, startTime=at[0], containerStatuses=ended(at[1])))
         if gpus:
             expected["research"] += gpus * seconds * S
@@ -170,9 +180,12 @@ def test_gpu_time_is_count_times_duration(pods):
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just(START),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["state", "limits", GPU, "terminated"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["state", "limits", GPU, "terminated"]), inner)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @given(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), ANYTHING), ANYTHING)

@@ -52,12 +52,16 @@ def counted_jobs() -> st.SearchStrategy[list[ListedJob]]:
     return st.lists(one, max_size=12).map(
         lambda found: [
             ListedJob(
-                start * S, str(number), tenant, "u", (start + seconds) * S,
+                start * S,
+                str(number),
+                tenant,
+                "u",
+                (start + seconds) * S,
                 unplaced=(UnnamedGpus("n1", gpus, "counted"),) if gpus else (),
             )
             for number, (start, seconds, tenant, gpus) in enumerate(found)
         ]
-    )  # fmt: skip
+    )
 
 
 def max_at_once(jobs: Sequence[ListedJob]) -> int:

@@ -133,14 +133,22 @@ def test_a_job_over_the_edge_of_two_periods_is_one_claim():
 
 
 jobs = st.builds(
-    job, st.integers(1, 5), st.sampled_from(["n1/g0", "n1/g1", "n2/g0"]), st.integers(0, 143),
-    st.integers(0, 150), st.sampled_from("abc"),
-).filter(lambda one: one.start_ns < one.end_ns)  # fmt: skip
+    job,
+    st.integers(1, 5),
+    st.sampled_from(["n1/g0", "n1/g1", "n2/g0"]),
+    st.integers(0, 143),
+    st.integers(0, 150),
+    st.sampled_from("abc"),
+).filter(lambda one: one.start_ns < one.end_ns)
 versions = st.lists(
-    st.tuples(st.sampled_from(["alex", "fritz"]), st.sampled_from([FIRST, SECOND]),
-              st.lists(jobs, max_size=4, unique_by=lambda one: (one.claim, one.gpu))),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(["alex", "fritz"]),
+        st.sampled_from([FIRST, SECOND]),
+        st.lists(jobs, max_size=4, unique_by=lambda one: (one.claim, one.gpu)),
+    ),
+    min_size=1,
+    max_size=5,
+)
 
 
 @fewer(40)
@@ -173,9 +181,13 @@ def test_p26_a_list_changes_no_gpu_of_other_sources_or_periods(found, more):
 
 def counted(number: int, tenant: str, node: str, gpus: int, model: str = "") -> ListedJob:
     return ListedJob(
-        number * HOUR, str(number), tenant, "u", (number + 10) * HOUR,
+        number * HOUR,
+        str(number),
+        tenant,
+        "u",
+        (number + 10) * HOUR,
         unplaced=(UnnamedGpus(node, gpus, "counted", model),),
-    )  # fmt: skip
+    )
 
 
 def test_models_come_from_the_inventory_by_gpu_by_node_the_list_and_then_the_default():
@@ -187,12 +199,14 @@ def test_models_come_from_the_inventory_by_gpu_by_node_the_list_and_then_the_def
     ]
     models = GpuModels({gpus[0]: "own"}, {"n1": "of-n1"}, "default")
     found = place_jobs(
-        JobList((
-            ListedJob(0, "1", "a", "u", HOUR, (gpus[0], gpus[1], gpus[3])),
-            ListedJob(0, "2", "a", "u", HOUR, (gpus[0], gpus[2]), model="listed"),
-        )),
+        JobList(
+            (
+                ListedJob(0, "1", "a", "u", HOUR, (gpus[0], gpus[1], gpus[3])),
+                ListedJob(0, "2", "a", "u", HOUR, (gpus[0], gpus[2]), model="listed"),
+            )
+        ),
         models,
-    )  # fmt: skip
+    )
     assert {one.gpu: one.model for one in found} == {
         f"n1/{GPU_1}": "own", f"n1/{GPU_2}": "of-n1", f"n2/{GPU_1}": "listed",
         f"n3/{GPU_1}": "default",
@@ -210,13 +224,19 @@ def test_a_list_that_names_two_models_of_one_gpu_is_refused():
 
 
 def test_stand_ins_are_named_by_source_node_model_and_number():
-    jobs_ = [counted(0, "a", "n1", 2, "a40"), counted(1, "b", "n1", 1, "a100"),
-             counted(2, "c", "n[1-2]", 1), counted(20, "d", "n1", 1, "a40")]  # fmt: skip
+    jobs_ = [
+        counted(0, "a", "n1", 2, "a40"),
+        counted(1, "b", "n1", 1, "a100"),
+        counted(2, "c", "n[1-2]", 1),
+        counted(20, "d", "n1", 1, "a40"),
+    ]
     found = number_stand_ins(jobs_, "alex", GpuModels(by_node={"n9": "x"}))
     assert [[str(gpu) for gpu in one.gpus] for one in found.jobs] == [
-        ["n1/alex:a40:000001", "n1/alex:a40:000002"], ["n1/alex:a100:000001"],
-        ["unnamed/alex:000001"], ["n1/alex:a40:000001"],
-    ]  # fmt: skip
+        ["n1/alex:a40:000001", "n1/alex:a40:000002"],
+        ["n1/alex:a100:000001"],
+        ["unnamed/alex:000001"],
+        ["n1/alex:a40:000001"],
+    ]
     assert set(found.models.values()) == {"a40", "a100", ""}
 
 

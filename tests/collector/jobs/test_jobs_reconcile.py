@@ -177,8 +177,9 @@ def test_fractions_of_gpus_are_compared_exactly(jobs, shares):
 
 @pytest.mark.parametrize("books_of", [list, counted_fractions], ids=["named", "counted"])
 @given(
-    st.integers(300, 5000), st.lists(st.fractions(Fraction(1, 9), Fraction(8, 9)), min_size=1, max_size=3)
-)  # fmt: skip
+    st.integers(300, 5000),
+    st.lists(st.fractions(Fraction(1, 9), Fraction(8, 9)), min_size=1, max_size=3),
+)
 def test_another_fraction_is_a_difference(books_of, seconds, shares):
     """The books have half of what the ledger has of the first GPU."""
     whole = ListedJob(0, "7", "a", "u", seconds * S, tuple(GPUS[: len(shares)]))
@@ -192,8 +193,18 @@ def test_another_fraction_is_a_difference(books_of, seconds, shares):
 
 
 def test_fractions_of_two_gpus_that_are_exchanged_are_a_difference():
-    job = ListedJob(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]),
-              parts=(ListedGpuPart(Fraction(0), Fraction(1, 4)), ListedGpuPart(Fraction(0), Fraction(3, 4))))  # fmt: skip
+    job = ListedJob(
+        0,
+        "7",
+        "a",
+        "u",
+        100 * S,
+        tuple(GPUS[:2]),
+        parts=(
+            ListedGpuPart(Fraction(0), Fraction(1, 4)),
+            ListedGpuPart(Fraction(0), Fraction(3, 4)),
+        ),
+    )
     other = msgspec.structs.replace(job, parts=job.parts[::-1])
     assert compare_jobs(ledger([job]), [other], S).differences[0].kinds == (DifferenceKind.HELD,)
     assert compare_jobs(ledger([job]), counted_fractions([other]), S).agrees, (
@@ -208,9 +219,10 @@ def test_a_fraction_that_moves_from_gpu_to_gpu_is_one_job():
     cut = msgspec.structs.replace
     other = {"gpu": str(GPUS[1]), "claim": f"{whole.claim}#60"}
     entries = [
-        cut(whole, t1_ns=60 * S, slot_hi=420), cut(whole, t0_ns=60 * S, slot_hi=210),
+        cut(whole, t1_ns=60 * S, slot_hi=420),
+        cut(whole, t0_ns=60 * S, slot_hi=210),
         cut(whole, t0_ns=60 * S, slot_hi=210, **other),
-    ]  # fmt: skip
+    ]
     books = cut(job, gpus=(), unplaced=(UnnamedGpus("n1", 1, "no device", share=Fraction(1, 2)),))
     found = compare_jobs(entries, [books], S)
     assert found.agrees
@@ -236,8 +248,12 @@ def test_a_number_of_whole_gpus_that_moves_from_gpu_to_gpu_is_one_job():
     longer = [msgspec.structs.replace(part, start_ns=0, end_ns=100 * S) for part in parts]
     (more,) = compare_jobs(ledger(longer), [job], S).differences
     assert more.kinds == (DifferenceKind.GPUS,), "four GPUs at a time"
-    late = [msgspec.structs.replace(part, start_ns=part.start_ns + 10 * S) if part.start_ns == 0 else part
-            for part in parts]  # fmt: skip
+    late = [
+        msgspec.structs.replace(part, start_ns=part.start_ns + 10 * S)
+        if part.start_ns == 0
+        else part
+        for part in parts
+    ]
     (begins,) = compare_jobs(ledger(late), [job], S).differences
     assert begins.kinds == (DifferenceKind.TIMES,)
     assert begins.start_off_ns == 10 * S

@@ -141,9 +141,13 @@ def holds(implementation: Compare, jobs: list[ListedJob], data: st.DataObject) -
 
 def refuted(implementation: Compare) -> bool:
     @settings(
-        max_examples=300, database=None, derandomize=True, phases=[Phase.generate],
-        report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+        max_examples=300,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(queues(), st.data())
     def attempt(jobs: list[ListedJob], data: st.DataObject) -> None:
         holds(implementation, jobs, data)

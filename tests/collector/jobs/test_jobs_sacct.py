@@ -182,19 +182,27 @@ def test_the_resources_that_slurm_printed_are_counted():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 9), st.sampled_from("abc"))
+        st.tuples(
+            st.integers(0, 2**31 - 1),
+            st.integers(0, 2**31 - 1),
+            st.integers(0, 9),
+            st.sampled_from("abc"),
+        )
     )
-)  # fmt: skip
+)
 def test_gpu_time_that_is_not_placed_is_count_times_duration(jobs):
     expected: Counter[str] = Counter()
     rows = []
     for number, (start, seconds, gpus, account) in enumerate(jobs):
         rows.append(
             row(
-                JobIDRaw=str(number), Account=account, Start=str(start), End=str(start + seconds),
+                JobIDRaw=str(number),
+                Account=account,
+                Start=str(start),
+                End=str(start + seconds),
                 AllocTRES=f"cpu=1,gres/gpu={gpus}",
             )
-        )  # fmt: skip
+        )
         if gpus:
             expected[account] += gpus * seconds * S
     found = read(*rows)

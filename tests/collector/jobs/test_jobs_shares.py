@@ -124,9 +124,9 @@ pod-6,4000,16384,1,2000,,LS,Succeeded,0,9,5
 def test_the_trace_of_alibaba_is_read():
     assert format_of(TRACE) == "alibaba"
     found = read_jobs(TRACE, strict=False)
-    assert [(one.id, one.tenant, one.unplaced[0].share, one.unplaced[0].model) for one in found.jobs] == [
-        ("pod-0", "LS", Fraction(1, 2), ""), ("pod-2", "BE", 1, "G2"),
-    ]  # fmt: skip
+    assert [
+        (one.id, one.tenant, one.unplaced[0].share, one.unplaced[0].model) for one in found.jobs
+    ] == [("pod-0", "LS", Fraction(1, 2), ""), ("pod-2", "BE", 1, "G2")]
     assert found.running == ("pod-1",)
     assert (found.without_gpus, found.never_started) == (1, 1)
     assert [str(one) for one in found.rejected] == [
@@ -159,20 +159,29 @@ def test_the_trace_of_alibaba_is_in_the_ledger(tmp_path):
 # Properties --------------------------------------------------------------------------------------
 
 one_job = st.tuples(
-    st.integers(0, 50), st.integers(1, 50), st.sampled_from("abc"), st.integers(1, 3),
-    st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(3, 8), Fraction(1, 840)]),
-)  # fmt: skip
+    st.integers(0, 50),
+    st.integers(1, 50),
+    st.sampled_from("abc"),
+    st.integers(1, 3),
+    st.sampled_from(
+        [Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(3, 8), Fraction(1, 840)]
+    ),
+)
 
 
 @given(st.lists(one_job, max_size=12))
 def test_shares_are_exact_and_never_overlap(found):
     jobs = [
         ListedJob(
-            start * S, str(number), tenant, "u", (start + seconds) * S,
+            start * S,
+            str(number),
+            tenant,
+            "u",
+            (start + seconds) * S,
             unplaced=(UnnamedGpus("n1", gpus, "counted", "", share),),
         )
         for number, (start, seconds, tenant, gpus, share) in enumerate(found)
-    ]  # fmt: skip
+    ]
     placed = number_stand_ins(jobs, "s", GpuModels()).jobs
     assert not any(job.unplaced for job in placed)
     expected: dict[str, Fraction] = defaultdict(Fraction)

@@ -250,11 +250,15 @@ def test_a_real_list_that_is_requeued_too_early_is_moved_as_the_sweep_says(shift
     jobs = list(read_clustercockpit(lines).jobs)
     again = [
         ListedJob(
-            job.start_ns + shift * S, job.id, f"{job.tenant} again", job.user,
-            job.end_ns + shift * S, job.gpus,
+            job.start_ns + shift * S,
+            job.id,
+            f"{job.tenant} again",
+            job.user,
+            job.end_ns + shift * S,
+            job.gpus,
         )
         for job in jobs
-    ]  # fmt: skip
+    ]
     both = jobs + again
     tenants, capacity, cut = straight(uses_of(both))
     metered = meter_jobs(both)

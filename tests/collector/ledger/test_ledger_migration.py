@@ -133,8 +133,9 @@ def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
         old = revision_of(ledger, "GPU-0", DAY, 1)
         assert (old.content_root, units_of(old.tiling)) == (ROOT, 840)
         assert [(e.slot_lo, e.slot_hi, e.claim) for e in old.tiling.entries] == [
-            (0, 840, "job-1"), (0, 840, "job-1")
-        ]  # fmt: skip
+            (0, 840, "job-1"),
+            (0, 840, "job-1"),
+        ]
         assert [one.share.amount for one in old.tiling.shares] == [5]
         assert sum(sizes_of_day(ledger, DAY).values()) == 2 * 840 * DAY_NS
         new = metered(held("GPU-0", "red", "blue"))
@@ -199,9 +200,12 @@ def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
     )
     with engine.begin() as connection:
         for statement in (
-            *triggers_off, "DELETE FROM ledger_schema", "INSERT INTO ledger_schema VALUES (4)",
-            "DROP VIEW ledger", "ALTER TABLE ledger_revision DROP COLUMN clock_suspect",
-        ):  # fmt: skip
+            *triggers_off,
+            "DELETE FROM ledger_schema",
+            "INSERT INTO ledger_schema VALUES (4)",
+            "DROP VIEW ledger",
+            "ALTER TABLE ledger_revision DROP COLUMN clock_suspect",
+        ):
             connection.execute(text(statement))
     engine.dispose()
     doubts = (ClockDoubt(START, -5), ClockDoubt(START + 1))

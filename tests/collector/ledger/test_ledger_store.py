@@ -77,12 +77,17 @@ def test_days_of_one_gpu_written_at_once_follow_one_another(ledger):
     other = metered(held("GPU-1", "blue"))
     found = ledger.write_days([turns[0], other, *turns[1:]])
     assert found == [
-        WrittenRevision(1, added=True), WrittenRevision(1, added=True), WrittenRevision(1, added=False),
-        WrittenRevision(2, added=True), WrittenRevision(3, added=True),
-    ]  # fmt: skip
+        WrittenRevision(1, added=True),
+        WrittenRevision(1, added=True),
+        WrittenRevision(1, added=False),
+        WrittenRevision(2, added=True),
+        WrittenRevision(3, added=True),
+    ]
     assert [revision_of(ledger, "GPU-0", DAY, n).tiling for n in (1, 2, 3)] == [
-        turns[0], turns[2], turns[3]
-    ]  # fmt: skip
+        turns[0],
+        turns[2],
+        turns[3],
+    ]
 
 
 def test_of_days_written_at_once_all_are_there_or_none(ledger):

@@ -152,9 +152,15 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
         for claim in first
     ]
     above = msgspec.structs.replace(
-        case.extra, level=ClaimAuthority.ADMINISTRATOR, review="", exclusive=True, share=None, start_ns=0,
-        end_ns=FOREVER_NS, node="",
-    )  # fmt: skip
+        case.extra,
+        level=ClaimAuthority.ADMINISTRATOR,
+        review="",
+        exclusive=True,
+        share=None,
+        start_ns=0,
+        end_ns=FOREVER_NS,
+        node="",
+    )
     starts = [claim.start_ns for claim in members]
     case.random.shuffle(starts)
     mixed = [

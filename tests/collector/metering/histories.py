@@ -141,8 +141,9 @@ def claim_sets(draw):
             end = draw(st.integers(outer.start_ns // S, outer.end_ns // S)) * S
             start = min(found[at].start_ns, end)
             inner = {"start_ns": max(start, outer.start_ns), "end_ns": end}
-            found[at] = msgspec.structs.replace(found[at], **inner, level=outer.level,
-                                                review=outer.review)  # fmt: skip
+            found[at] = msgspec.structs.replace(
+                found[at], **inner, level=outer.level, review=outer.review
+            )
     if found and draw(st.booleans()):
         found.append(msgspec.structs.replace(found[0], end_ns=found[0].start_ns + draw(lengths)))
     return tuple(found)

@@ -29,11 +29,16 @@ def evidence(case: dict[str, Any], device: int) -> Evidence:
         share = one.get("share")
         claims.append(
             MeteredClaim(
-                ClaimAuthority[one.get("level", "scheduler").upper()], one["start"] * S, one["id"],
-                one["id"], one["end"] * S, exclusive=share is None, system=one.get("system", False),
+                ClaimAuthority[one.get("level", "scheduler").upper()],
+                one["start"] * S,
+                one["id"],
+                one["id"],
+                one["end"] * S,
+                exclusive=share is None,
+                system=one.get("system", False),
                 share=Fraction(share) if share else None,
             )
-        )  # fmt: skip
+        )
     return Evidence(f"GPU-{device}", (NodeStay(0, "n1"),), tuple(claims))
 
 

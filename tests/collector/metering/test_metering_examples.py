@@ -113,8 +113,11 @@ def test_an_exclusive_claim_on_one_instance_does_not_divide_shares_of_another():
     evidence = Evidence("g", HERE, claims=claims)
     entries = [e for e in tile(evidence, 30 * S, 90 * S) if e.tiling is Tiling.COMPUTE]
     assert [(e.slot_lo, e.slot_hi, e.claim) for e in entries] == [
-        (0, 360, "m"), (360, 540, "a"), (540, 720, "b"), (720, 840, "")
-    ]  # fmt: skip
+        (0, 360, "m"),
+        (360, 540, "a"),
+        (540, 720, "b"),
+        (720, 840, ""),
+    ]
     found = [one for one in overlaps(evidence) if one.tiling is Tiling.COMPUTE]
     assert [(o.claim, o.other, o.kind, o.units, o.ratio) for o in found] == [
         ("a", "b", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),
@@ -146,8 +149,12 @@ def test_a_claim_without_a_node_is_in_force_while_the_gpu_is_in_any():
     moves = (NodeStay(10 * S, "n1", 20 * S), NodeStay(40 * S, "n2"))
     evidence = Evidence("g", moves, claims=(claim("a", 0, 60), claim("b", 15, 50)))
     assert [(row[0], row[1], row[3]) for row in told(evidence)] == [
-        (10, 15, "a"), (15, 20, "b"), (40, 50, "b"), (50, 60, "a"), (60, 100, "")
-    ]  # fmt: skip
+        (10, 15, "a"),
+        (15, 20, "b"),
+        (40, 50, "b"),
+        (50, 60, "a"),
+        (60, 100, ""),
+    ]
     assert [row[:4] for row in moved(evidence)] == [(15, 20, "a", "b"), (40, 50, "a", "b")]
 
 
@@ -190,8 +197,11 @@ def test_a_process_that_no_one_gave_the_gpu_to_is_unclaimed_use():
         "g", HERE, claims=(claim("p", 10, 20, ClaimAuthority.PROCESS), claim("s", 15, 50))
     )
     assert [row[2] for row in told(evidence)] == [
-        SlotState.UNKNOWN, SlotState.UNCLAIMED, SlotState.INFERRED, SlotState.UNKNOWN
-    ]  # fmt: skip
+        SlotState.UNKNOWN,
+        SlotState.UNCLAIMED,
+        SlotState.INFERRED,
+        SlotState.UNKNOWN,
+    ]
 
 
 def test_a_release_may_come_before_its_claim_and_the_first_counts():
@@ -347,8 +357,10 @@ def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
     assert counted.resets() == [CounterRestart(10 * S, 20 * S), CounterRestart(30 * S, 60 * S)]
     found = shares(owners(Evidence("g", HERE)), counted, 0, 100 * S)
     assert [(share.use, share.amount) for share in found] == [
-        (AmountAttribution.IDLE, 240), (AmountAttribution.UNATTRIBUTED, 50), (AmountAttribution.UNATTRIBUTED, 400)
-    ]  # fmt: skip
+        (AmountAttribution.IDLE, 240),
+        (AmountAttribution.UNATTRIBUTED, 50),
+        (AmountAttribution.UNATTRIBUTED, 400),
+    ]
 
 
 def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
@@ -357,9 +369,7 @@ def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
     )
     counted = increments([counters((0, 0), (10, 100))])
     found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
-    assert [(share.claim, share.amount) for share in found] == [
-        ("c0", 33), ("c1", 33), ("c2", 34)
-    ]  # fmt: skip
+    assert [(share.claim, share.amount) for share in found] == [("c0", 33), ("c1", 33), ("c2", 34)]
 
 
 def test_the_bytes_of_a_fast_port_are_divided_exactly():
@@ -367,8 +377,9 @@ def test_the_bytes_of_a_fast_port_are_divided_exactly():
     counted = increments([counters((0, 0), (10, most), (20, 5), (30, most))])
     found = shares(owners(Evidence("g", HERE, claims=(claim("a", 0, 100),))), counted, 0, 100 * S)
     assert [(share.use, share.amount) for share in found] == [
-        (AmountAttribution.ATTRIBUTED, 2 * most - 5), (AmountAttribution.UNATTRIBUTED, 5)
-    ]  # fmt: skip
+        (AmountAttribution.ATTRIBUTED, 2 * most - 5),
+        (AmountAttribution.UNATTRIBUTED, 5),
+    ]
     thirds = tuple(
         claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
     )

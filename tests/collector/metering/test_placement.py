@@ -119,8 +119,9 @@ def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
 def test_a_later_count_leaves_the_gpus_that_another_has():
     found = place([gpu(0), gpu(1), gpu(2)], [count(1, name="early"), count(1, 30, 60, name="late")])
     assert shown(found) == {
-        "g0": [("early", 0, END, "1", True)], "g1": [("late", 30, 60, "1", True)],
-    }  # fmt: skip
+        "g0": [("early", 0, END, "1", True)],
+        "g1": [("late", 30, 60, "1", True)],
+    }
 
 
 def test_precedence_decides_who_fits():
@@ -157,9 +158,14 @@ placed_claims = st.lists(
     st.builds(lambda level, span: claim(level, *span), st.sampled_from([N, S]), spans), max_size=2
 )
 whole_counts = st.lists(
-    st.builds(lambda number, span, level: (number, span, level), st.integers(1, 4), spans,
-              st.sampled_from([N, S])), max_size=3,
-)  # fmt: skip
+    st.builds(
+        lambda number, span, level: (number, span, level),
+        st.integers(1, 4),
+        spans,
+        st.sampled_from([N, S]),
+    ),
+    max_size=3,
+)
 
 
 @given(st.lists(placed_claims, min_size=1, max_size=4), whole_counts)
@@ -194,8 +200,10 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
             assert sum(given_[o.id] for o in in_force if o.level == top) == min(need, free)
     for claims in found.claims.values():
         for one in claims:
-            assert not any(o is not one and o.begins_ns < one.ceases_ns and one.begins_ns < o.ceases_ns
-                           for o in claims), "a whole GPU has one of them"  # fmt: skip
+            assert not any(
+                o is not one and o.begins_ns < one.ceases_ns and one.begins_ns < o.ceases_ns
+                for o in claims
+            ), "a whole GPU has one of them"
 
 
 R = ClaimAuthority.REVIEW
@@ -208,16 +216,33 @@ def counts_of(draw: st.DrawFn, *levels: ClaimAuthority) -> UnplacedClaim:
     start, end = draw(spans)
     level, number = draw(st.sampled_from(levels)), draw(st.integers(1, 3))
     name = draw(st.sampled_from(["j", "j5", "j#7"])) + draw(st.sampled_from(["", "a", "b"]))
-    return count(number, start, end, name, level=level, share=draw(shares), workload=draw(workloads),
-                 source=draw(st.sampled_from(["slurm", "file"])), review="late" if level is R else "")  # fmt: skip
+    return count(
+        number,
+        start,
+        end,
+        name,
+        level=level,
+        share=draw(shares),
+        workload=draw(workloads),
+        source=draw(st.sampled_from(["slurm", "file"])),
+        review="late" if level is R else "",
+    )
 
 
 @st.composite
 def named_claims(draw: st.DrawFn, *levels: ClaimAuthority) -> MeteredClaim:
     level, share = draw(st.sampled_from(levels)), draw(shares)
     name, review = f"c{draw(st.integers(0, 99))}", "late" if level is R else ""
-    return claim(level, *draw(spans), name, workload=draw(workloads), source="cgroup", review=review,
-                 exclusive=share == 1, share=None if share == 1 else share)  # fmt: skip
+    return claim(
+        level,
+        *draw(spans),
+        name,
+        workload=draw(workloads),
+        source="cgroup",
+        review=review,
+        exclusive=share == 1,
+        share=None if share == 1 else share,
+    )
 
 
 def parted(one: UnplacedClaim | MeteredClaim, at: int) -> list[UnplacedClaim | MeteredClaim]:
@@ -274,8 +299,10 @@ def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, la
     assert where(place(gpus, [*split, *waiting]), names) == where(before, names)
 
 
-@given(st.permutations([gpu(0), gpu(1, claim(S, 10, 60)), gpu(2, claim(N, 0, 50)), gpu(3)]),
-       st.permutations([count(2, name="a"), count(1, 20, 80, name="b"), count(2, 5, 30, name="c")]))  # fmt: skip
+@given(
+    st.permutations([gpu(0), gpu(1, claim(S, 10, 60)), gpu(2, claim(N, 0, 50)), gpu(3)]),
+    st.permutations([count(2, name="a"), count(1, 20, 80, name="b"), count(2, 5, 30, name="c")]),
+)
 def test_the_order_of_gpus_and_claims_changes_nobodys_time(gpus, counts):
     reference = times(place(sorted(gpus, key=lambda g: g.gpu), sorted(counts)))
     assert times(place(gpus, counts)) == reference

@@ -37,6 +37,8 @@ def test_the_selection_is_bounded_in_order_and_without_gaps(nodes: list[set[str]
     assert len(chosen) == min(bound, len(jobs))
     assert chosen == [one for one in jobs if one in chosen]
     if len({name for some in nodes for name in some}) <= bound:
-        first = {name: next(one for one, some in zip(jobs, nodes, strict=True) if name in some)
-                 for name in set().union(*nodes, set())}  # fmt: skip
+        first = {
+            name: next(one for one, some in zip(jobs, nodes, strict=True) if name in some)
+            for name in set().union(*nodes, set())
+        }
         assert all(one in chosen for one in first.values())

@@ -117,15 +117,20 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "stale"}
     places = (jobs := site.refresher.views.jobs).places(jobs.jobs[0], site.core.names_of_gpu)
     assert [(p["node"], p["index"], p["held_ratio"]) for p in places] == [
-        ("n1", "0", 1), ("n1", "1", 1), ("n2", "0", 1), ("n2", "1", 1),
-    ]  # fmt: skip
+        ("n1", "0", 1),
+        ("n1", "1", 1),
+        ("n2", "0", 1),
+        ("n2", "1", 1),
+    ]
     assert [p["pci_address"] for p in places] == [f"0000:{i}b:00.0" for i in (0, 1, 0, 1)]
     named = jobs.to_json(jobs.jobs[0], site.core.names_of_gpu)
     assert (straggler(named)["index"], straggler(named)["pci_address"]) == ("1", "0000:1b:00.0")
     assert {cell.metric.name for cell in jobs.cells()} >= {
-        catalog.JOB_GPUS.name, catalog.HOLDER_INFO.name, catalog.STRAGGLER_DEVIATION.name,
+        catalog.JOB_GPUS.name,
+        catalog.HOLDER_INFO.name,
+        catalog.STRAGGLER_DEVIATION.name,
         "railscope_job_mean_gpu_sm_activity_ratio",
-    }  # fmt: skip
+    }
 
     ends = [ended(f"n2-{i}", f"4711 on n2-{i}", 20) for i in range(2)]
     site.report("n2", 20, (0, 0), *ends)
@@ -164,9 +169,12 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
     site.report("n3", 10, (0, 0), *claims("idle", "n3-0", "n3-1"))
     halves = [{"compute": "0-420", "memory": "0-420"}, {"compute": "420-840", "memory": "420-840"}]
     site.report(
-        "n4", 10, (50, 50), *claims("left", "n4-0", "n4-1", **halves[0]),
+        "n4",
+        10,
+        (50, 50),
+        *claims("left", "n4-0", "n4-1", **halves[0]),
         *claims("right", "n4-0", "n4-1", **halves[1]),
-    )  # fmt: skip
+    )
     jobs = await site.jobs(11)
     found = {job["workload"]: job for job in told(jobs)}
     assert {name: straggler(job).get("unknown") for name, job in found.items()} == {

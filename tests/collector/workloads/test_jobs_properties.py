@@ -146,9 +146,11 @@ def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
     return [
         Schema(stream, tuple(columns[i] for i in Schema.ordered(columns)), tuple(more))
         for stream, columns, more in (
-            ("gpu", of_gpus, gpus), ("gpu_activity", activity, gpus), ("rdma", sent, ports),
+            ("gpu", of_gpus, gpus),
+            ("gpu_activity", activity, gpus),
+            ("rdma", sent, ports),
         )
-    ]  # fmt: skip
+    ]
 
 
 NODES = {"n1": ("0", "1"), "n2": ("0", "1"), "n3": ("0", "0"), "n4": ("", "")}
@@ -187,9 +189,12 @@ def view_of(streams, held) -> RunningJobs:
     for (node, stream), (first, last, codes, fresh) in streams.items():
         _, known = WIRE[node, stream]
         batch = batch_of(
-            [first, last], boot_ns=[SECOND, 3 * SECOND], stream=stream, schema=known.digest,
+            [first, last],
+            boot_ns=[SECOND, 3 * SECOND],
+            stream=stream,
+            schema=known.digest,
             reasons=[codes, codes],
-        )  # fmt: skip
+        )
         instant_ns = NOW if fresh else SECOND
         core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, instant_ns))
     for (node, name), jobs in held.items():
