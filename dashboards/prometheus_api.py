@@ -22,8 +22,8 @@ Numbers = NDArray[np.float64]
 _ROUND_SECONDS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800)
 _SCRAPES_OF_A_RATE = 4
 _NATURAL_ORDER = 7
+"""VariableSort of the Grafana schema: ascending, numbers in a text by their value."""
 TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 120.0, 256 << 20
-"""VariableSort of Grafana's schema: ascending, numbers in a text by their value."""
 
 
 class PrometheusError(DashboardsError, RuntimeError):

@@ -45,7 +45,7 @@ class GpuId:
 
 @dataclass(frozen=True, slots=True)
 class GpuIndexId:
-    """A GPU by NVML index, or a MIG device by that and its own index; replica as in Gpu."""
+    """A GPU by NVML index, or a MIG device by that and its own index; replica as in GpuId."""
 
     index: int
     mig_index: int | None = None
@@ -54,7 +54,7 @@ class GpuIndexId:
 
 @dataclass(frozen=True, slots=True)
 class MigDeviceId:
-    """A MIG device by its UUID; replica as in Gpu."""
+    """A MIG device by its UUID; replica as in GpuId."""
 
     uuid: str
     replica: int | None = None

@@ -148,7 +148,7 @@ _MODULE_REMEDY = (
 
 
 class OpticsSource(ScanningSource):
-    """Module of every physical interface."""
+    """Transceiver of every physical interface."""
 
     name = "optics"
     family = "optics"
@@ -160,7 +160,7 @@ class OpticsSource(ScanningSource):
         self._wiring = wiring or NetworkScanner()
 
     def scan(self, host: Host) -> NodeScan:
-        """Read the module of every NIC."""
+        """Read the transceiver of every NIC."""
         scan = NodeScan(described=list(self._wiring.find_nics(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 CHECKPOINT = "checkpoint"
 PIECE_BYTES = 1 << 20
 MIN_REPLAYED_BYTES = 64 << 20
-"""Accepted envelopes are read again, even if the limits have become narrower since."""
+"""Lower bound of the decompressed size accepted at a restart, in case limits were lowered since."""
 
 
 class _RecordSkippedError(Exception):
