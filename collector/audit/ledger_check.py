@@ -54,9 +54,8 @@ def outbox_records(connection: Connection) -> LedgerRecords:
     found = LedgerRecords()
     known = audit_outbox.identities(connection)
     kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
-    for row in connection.execute(
-        select(outbox_rows).where(outbox_rows.c.type.in_(kinds)).order_by(outbox_rows.c.number)
-    ):
+    query = select(outbox_rows).where(outbox_rows.c.type.in_(kinds))
+    for row in connection.execute(query.order_by(outbox_rows.c.number)):
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:

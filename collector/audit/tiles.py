@@ -15,7 +15,6 @@ that one file is enough.
 from __future__ import annotations
 
 import base64
-import binascii
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
@@ -311,6 +310,6 @@ def check_proof(text: str, key: PublicKey) -> bytes:
 def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         message = f"invalid base64: {text[:60]!r}"
         raise ProofError(message) from error

@@ -24,6 +24,7 @@ from collector.ledger.audit_outbox import LedgerRecords
 from collector.ledger.database import Database, LedgerError
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.audit.signed_note import PublicKey
 from railscope.timestamps import SECOND_NS
 
 
@@ -36,9 +37,7 @@ class Cosigner:
     seconds: int
 
 
-def signed_notes(
-    cosigned: Mapping[str, CosignedCheckpoint], key: signed_note.PublicKey
-) -> Iterator[str]:
+def signed_notes(cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
     for vouched in cosigned.values():
@@ -59,7 +58,7 @@ def read_disputed_notes(directory: Path) -> Iterator[str]:
 
 
 def find_cosigners(
-    cosigned: Mapping[str, CosignedCheckpoint], key: signed_note.PublicKey, keys: Mapping[str, str]
+    cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
@@ -105,9 +104,7 @@ class VerifiedLog:
     """Records of operations on the ledger's database."""
 
 
-def verify_log(
-    directory: Path, key: signed_note.PublicKey, anchors: Iterable[str] = ()
-) -> VerifiedLog:
+def verify_log(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> VerifiedLog:
     """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
     try:
         return _verified(directory, key, anchors)
@@ -116,7 +113,7 @@ def verify_log(
         raise VerifyError(VerifyOutcome.UNREADABLE, message) from error
 
 
-def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
+def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> VerifiedLog:
     kept, damage = _housekeeping(directory, key)
     checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
     cosigned = signed_notes(kept.witnesses, key) if kept else ()
@@ -138,7 +135,7 @@ def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str
 
 
 def _housekeeping(
-    directory: Path, key: signed_note.PublicKey
+    directory: Path, key: PublicKey
 ) -> tuple[directory_check.HousekeepingState | None, VerifyError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
@@ -153,7 +150,7 @@ def _housekeeping(
         return None, error
 
 
-def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+def _own_checkpoint(directory: Path, key: PublicKey) -> signed_note.Checkpoint:
     path = directory / "checkpoint"
     try:
         return signed_note.read_checkpoint(signed_note.read_note(path), key)
@@ -166,7 +163,7 @@ def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.
         raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {error}") from error
 
 
-def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+def _anchor(note: str, key: PublicKey) -> signed_note.Checkpoint:
     where = "checkpoint kept elsewhere: "
     with directory_check.verifying(VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where):
         return signed_note.read_checkpoint(note, key)
@@ -177,7 +174,7 @@ class _Verification:
     """One verification: the tree over the records read so far, and what they contain."""
 
     directory: Path
-    key: signed_note.PublicKey
+    key: PublicKey
     ours: signed_note.Checkpoint
     tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     explaining: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
@@ -291,9 +288,8 @@ def _record(raw: bytes, sequence: int) -> AuditRecord:
 def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     """Check that signed records that are still in the journal equal the signed ones."""
     first = signed - len(raws)
-    for sequence, (raw, there) in enumerate(
-        zip(raws, Tiles(directory, signed).records_from(first), strict=False), first
-    ):
+    stored = Tiles(directory, signed).records_from(first)
+    for sequence, (raw, there) in enumerate(zip(raws, stored, strict=False), first):
         if raw != there:
             message = f"the journal: record {sequence} does not match the signed one"
             raise VerifyError(VerifyOutcome.ALTERED, message)
@@ -310,7 +306,7 @@ class PeriodicVerification:
     """Verifies a log periodically; provides the result, and the age of the last success."""
 
     directory: Path
-    key: signed_note.PublicKey
+    key: PublicKey
     period_seconds: float
     """Zero disables verification."""
     clock_ns: Callable[[], int]

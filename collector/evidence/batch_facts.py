@@ -107,16 +107,16 @@ class BatchFacts:
                 continue
             presence = everywhere
             if self.batch.reasons:
-                spoke = self._spoke(gpu, rows)
-                if len(spoke) < len(rows) and self.book.list_valueless(
-                    chunk.node, gpu.uuid, everywhere.spans
-                ):
-                    chunk.list_valueless(gpu.uuid, everywhere.spans)
-                    self.added_bytes += _SPAN_BYTES * len(everywhere.spans)
-                if not spoke:
+                reporting = self._rows_with_values(gpu, rows)
+                spans = everywhere.spans
+                is_partial = len(reporting) < len(rows)
+                if is_partial and self.book.list_valueless(chunk.node, gpu.uuid, spans):
+                    chunk.list_valueless(gpu.uuid, spans)
+                    self.added_bytes += _SPAN_BYTES * len(spans)
+                if not reporting:
                     continue
-                if len(spoke) < len(rows):
-                    presence = self._presence(chunk, spoke)
+                if is_partial:
+                    presence = self._presence(chunk, reporting)
             first_ns = self.book.see(gpu.uuid, presence, gpu.pci)
             if first_ns is None:
                 continue
@@ -134,7 +134,7 @@ class BatchFacts:
         late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
         return GpuPresence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
 
-    def _spoke(self, gpu: SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
+    def _rows_with_values(self, gpu: SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
         columns = self.known.layout.columns
         if len(self.batch.reasons) == columns:  # all rows have the same reasons
@@ -267,17 +267,14 @@ class ClaimIndex:
         if found is None:
             if node.in_force >= MAX_IN_FORCE:
                 return f"the node has {MAX_IN_FORCE} claims in force"
-            if (
-                claim_events.is_gpu(fact.gpu)
-                and node.in_force_on_gpu[fact.gpu] >= MAX_IN_FORCE_ON_GPU
-            ):
+            on_gpu = node.in_force_on_gpu[fact.gpu] if claim_events.is_gpu(fact.gpu) else 0
+            if on_gpu >= MAX_IN_FORCE_ON_GPU:
                 return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
             if node.claims >= MAX_REMEMBERED:
                 return f"the node has {MAX_REMEMBERED} claims that are not yet in the ledger"
-        elif (
-            len(found.starts if isinstance(fact, claim_events.ReportedClaim) else found.ends)
-            >= MAX_REPORTS
-        ):
+            return ""
+        is_start = isinstance(fact, claim_events.ReportedClaim)
+        if len(found.starts if is_start else found.ends) >= MAX_REPORTS:
             return f"the claim has {MAX_REPORTS} different reports"
         return ""
 

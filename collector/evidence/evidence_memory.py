@@ -10,7 +10,8 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from collector.evidence import batch_facts, claim_events, evidence_records, gpu_places, node_chunks
+from collector.evidence import batch_facts, evidence_records, gpu_places, node_chunks
+from collector.evidence.claim_events import ClaimFact, ReportedClaim, ReportedEnd, ends_of, is_gpu
 from collector.evidence.node_chunks import SampleSpan
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.framelog.segment_files import FrameRecord
@@ -29,8 +30,8 @@ class GpuMemory(msgspec.Struct):
 
     presences: dict[str, gpu_places.GpuPresence] = {}
     """By node and boot."""
-    claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
-    ended: list[claim_events.ReportedEnd] = []
+    claims: list[ReportedClaim] = msgspec.field(default_factory=list, name="told")
+    ended: list[ReportedEnd] = []
     cuts: list[node_chunks.LayoutSpans] = []
     valueless: dict[str, list[SampleSpan]] = msgspec.field(default_factory=dict, name="silent")
     """By node, when it listed the GPU in frames of which some have no value of it."""
@@ -55,7 +56,7 @@ class GpuMemory(msgspec.Struct):
 
         Claims that are unwritten stay. Return the node and id of each removed claim.
         """
-        ends = claim_events.ends_of(self.claims, self.ended, self.presences.values())
+        ends = ends_of(self.claims, self.ended, self.presences.values())
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)
@@ -129,23 +130,17 @@ class ChunkMemory:
         self.parts[envelope.node] += one.parts - before
 
     def doubt_claim(
-        self,
-        record: FrameRecord,
-        envelope: Envelope,
-        fact: claim_events.ClaimFact,
-        frame: tuple[int, int],
+        self, record: FrameRecord, envelope: Envelope, fact: ClaimFact, frame: tuple[int, int]
     ) -> None:
         """Mark the time that a claim or its end affects, up to its frame.
 
         `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
         """
         boot_ns, timestamp_ns = frame
-        begin_ns = (
-            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.instant_ns
-        )
+        begin_ns = fact.start_ns if isinstance(fact, ReportedClaim) else fact.instant_ns
         first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
         key = (envelope.node, envelope.boot_id, boot_ns // node_chunks.CHUNK_NS)
-        gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
+        gpu = fact.gpu if is_gpu(fact.gpu) else ""
         doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
         one = self._extended(key, record, (first_ns, timestamp_ns))
         one.chunk.doubt(node_chunks.SuspectPeriod(*doubt, first_ns, timestamp_ns))

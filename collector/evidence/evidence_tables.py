@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.evidence.claim_events import ClaimFact, ReportedClaim
 from collector.evidence.node_chunks import Contacts, FirstContact
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.files import device_files, tenancy_files
-from collector.ledger.schema import integers, make_append_only, metadata, row_of, texts
+from collector.ledger.schema import insert_new, integers, make_append_only, metadata, row_of, texts
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 evidence_parts = sa.Table(
@@ -107,15 +106,9 @@ file_versions = sa.Table(
 """Versions of administrators' files: the newest of each kind counts."""
 
 for _table in (
-    evidence_parts,
-    gpu_nodes,
-    first_contacts,
-    reported_claims,
-    claim_ends,
-    claim_end_trust,
-    review_decisions,
-    file_versions,
-):
+    evidence_parts, gpu_nodes, first_contacts, reported_claims, claim_ends, claim_end_trust,
+    review_decisions, file_versions,
+):  # fmt: skip
     make_append_only(_table)
 
 
@@ -286,9 +279,8 @@ def insert_new_rows(
     connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]
 ) -> None:
     """Insert rows that do not exist yet."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     for some in groups_of(rows):
-        connection.execute(dialect.insert(table).on_conflict_do_nothing(), some)
+        connection.execute(insert_new(connection, table), some)
 
 
 def groups_of(items: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -21,15 +21,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.evidence.node_chunks import (
-    NO_CONTACTS,
-    TOLERANCE_NS,
-    Contacts,
-    EvidenceChunk,
-    SampleSpan,
-    add_spans,
-    floor_ns,
-)
+from collector.evidence import node_chunks
+from collector.evidence.node_chunks import NO_CONTACTS, SampleSpan, floor_ns
 from collector.metering.evidence import GAP_NS, NodeStay, SampleStretch
 from collector.metering.timeline import TimePiece, prevailing
 from railscope.timestamps import FOREVER_NS
@@ -211,7 +204,7 @@ class GpuPlaces(msgspec.Struct, frozen=True):
 def find_places(
     presences: Iterable[GpuPresence],
     gpu: str = "",
-    contacts: Contacts = NO_CONTACTS,
+    contacts: node_chunks.Contacts = NO_CONTACTS,
     attendance: NodeAttendance = NodeAttendance(),  # noqa: B008 - immutable
 ) -> GpuPlaces:
     """Combine the presences of one GPU into its places."""
@@ -247,7 +240,7 @@ def find_places(
     return GpuPlaces(_stays(believed), stretches, tuple(sorted(refused)), divided.waiting)
 
 
-def is_undecided(gpu: str, chunks: Iterable[EvidenceChunk]) -> bool:
+def is_undecided(gpu: str, chunks: Iterable[node_chunks.EvidenceChunk]) -> bool:
     """True if chunks of a node neither list a GPU nor show that it has left the node."""
     reports: list[SampleSpan] = []
     for chunk in chunks:
@@ -270,7 +263,7 @@ def _divided(
         listed += _since(floors[node], attendance.valueless.get(node, ()))
         reports = attendance.reports.get(node, ())
         excess = unite_periods((start, end) for start, end, _ in attendance.excess.get(node, ()))
-        since_ns, verdict = floors[node] + TOLERANCE_NS, verdicts.get(node)
+        since_ns, verdict = floors[node] + node_chunks.TOLERANCE_NS, verdicts.get(node)
         listings.append(NodeListing(node, since_ns, listed, reports, verdict, excess))
     return occupancy(listings)
 
@@ -282,7 +275,7 @@ def _joined(presences: Iterable[GpuPresence]) -> list[GpuPresence]:
         if key not in found:
             found[key] = GpuPresence(one.node, one.boot, one.received_ns, [])
         found[key].received_ns = min(found[key].received_ns, one.received_ns)
-        add_spans(found[key].spans, one.spans)
+        node_chunks.add_spans(found[key].spans, one.spans)
     return list(found.values())
 
 

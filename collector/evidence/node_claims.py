@@ -111,9 +111,8 @@ class ClaimNames:
 
 
 def _contact_ns(facts: GpuFacts, node: str) -> int:
-    if not claim_events.is_gpu(
-        facts.gpu
-    ):  # a claim without a device: that of the first GPU of the node
+    if not claim_events.is_gpu(facts.gpu):
+        # A claim without a device: that of the first GPU of the node.
         return node_chunks.node_floor_ns(facts.contacts, node)
     receipts = [p.received_ns for p in facts.presences if p.node == node]
     return node_chunks.floor_ns(facts.contacts, facts.gpu, node, receipts)
@@ -136,9 +135,8 @@ def _cut(
     trusted_ns = max(one.start_ns, one.trusted_from_ns)
     subject = review_rules.ReviewSubject(review_rules.ReviewKind.CLAIM, one.node, one.id)
     start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-    for part in review_rules.divide_claim(
-        subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns
-    ):
+    span, believed = (start_ns, end_ns), (contact_ns, trusted_ns)
+    for part in review_rules.divide_claim(subject, span, believed, freed_ns):
         verdict = expected.decisions.of(review_rules.ReviewKind.CLAIM, one.node, one.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part
@@ -293,11 +291,9 @@ def early_claims(
     found: dict[tuple[str, str], int] = {}
     for one in facts:
         node = receipts.get(one.node)
-        if (
-            node is None
-            or not isinstance(one, claim_events.ReportedClaim)
-            or one.level <= ClaimAuthority.PROCESS
-        ):
+        if node is None or not isinstance(one, claim_events.ReportedClaim):
+            continue
+        if one.level <= ClaimAuthority.PROCESS:
             continue
         for gpu in (one.gpu,) if claim_events.is_gpu(one.gpu) else node.gpus:
             contact = node.gpus.get(gpu)

@@ -11,18 +11,12 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from collector.audit.event_records import clean
-from collector.evidence import (
-    claim_events,
-    evidence_tables,
-    gpu_evidence,
-    node_claims,
-    review_rules,
-)
+from collector.evidence import claim_events, evidence_tables, gpu_evidence, node_claims
 from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.evidence_tables import claim_end_trust
 from collector.evidence.node_chunks import LATE_NS, TOLERANCE_NS, Contacts, EvidenceChunk
-from collector.evidence.review_rules import ReviewSubject
-from collector.ledger import audit_outbox
+from collector.evidence.review_rules import ReviewKind, ReviewSubject
+from collector.ledger.audit_outbox import RecordDraft, put_record
 from collector.ledger.database import Database
 from collector.ledger.schema import row_of
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
@@ -64,7 +58,7 @@ def find_pending_evidence(
     with database.transaction() as connection:
         candidates = _candidates(connection, files, contacts) | late_boots.keys()
     parts: dict[ReviewSubject, list[tuple[str, node_claims.ClaimPart, int]]] = {
-        ReviewSubject(review_rules.ReviewKind.GPU, node, gpu): []
+        ReviewSubject(ReviewKind.GPU, node, gpu): []
         for node, gpus in contacts.items()
         for gpu, contact in gpus.items()
         if any(
@@ -83,7 +77,7 @@ def find_pending_evidence(
             facts = gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts)
             if gpu in several:
                 for node in gpu_evidence.nodes_under_review(facts, files, now_ns):
-                    parts.setdefault(ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), [])
+                    parts.setdefault(ReviewSubject(ReviewKind.GPU, node, gpu), [])
             counts = {(one.node, one.id): one.count for one in claims}
             for part in gpu_evidence.claims_under_review(facts, files):
                 if part.claim.begins_ns < now_ns:
@@ -141,7 +135,7 @@ def _summed(
     subject: ReviewSubject, found: Sequence[tuple[str, node_claims.ClaimPart, int]], now_ns: int
 ) -> PendingEvidence:
     gpus = {gpu for gpu, _, _ in found if claim_events.is_gpu(gpu)} | (
-        {subject.name} if subject.what is review_rules.ReviewKind.GPU else set()
+        {subject.name} if subject.what is ReviewKind.GPU else set()
     )
     claims_ = [part.claim for _, part, _ in found]
     total = Fraction(0)
@@ -177,9 +171,7 @@ def record_decision(
                 recorded_ns=decision.now_ns,
             )  # fmt: skip
             evidence_tables.insert_new_rows(connection, evidence_tables.review_decisions, [row])
-            audit_outbox.put_record(
-                connection, f"evidence_decision/{name}", _draft(one, decision, name)
-            )
+            put_record(connection, f"evidence_decision/{name}", _draft(one, decision, name))
             count += 1
     return count
 
@@ -201,7 +193,7 @@ def _event(one: PendingEvidence, decision: ReviewDecision) -> str:
     return json.dumps(event, sort_keys=True)
 
 
-def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> audit_outbox.RecordDraft:
+def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> RecordDraft:
     data: RecordData = {
         "what": one.subject.what.value,
         "verdict": "accept" if decision.accepted else "reject",
@@ -214,6 +206,4 @@ def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> audit_o
     }
     gpu = clean(one.gpus[0]) if len(one.gpus) == 1 else ""
     about = RecordSubject(node=clean(one.subject.node), gpu=gpu)
-    return audit_outbox.RecordDraft(
-        RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data
-    )
+    return RecordDraft(RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data)

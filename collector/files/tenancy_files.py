@@ -24,14 +24,8 @@ from pathlib import Path
 
 import structlog
 
-from collector.files.watched_file import (
-    MAX_QUOTED,
-    FileError,
-    WatchedFile,
-    grouped,
-    parse_span,
-    read_rows,
-)
+from collector.files import watched_file
+from collector.files.watched_file import FileError, WatchedFile, parse_span
 from collector.metering.evidence import MeteredClaim
 from collector.metering.timeline import TimePiece, aligned, extend, prevailing
 from railscope import claim_terms
@@ -79,7 +73,7 @@ class FileClaims:
     @classmethod
     def of(cls, claims: Iterable[FileClaim]) -> FileClaims:
         """Claims grouped by their target."""
-        return cls(grouped(claims, attrgetter("holds"), lambda claim: claim))
+        return cls(watched_file.grouped(claims, attrgetter("holds"), lambda claim: claim))
 
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
@@ -128,11 +122,10 @@ class FileClaims:
 def parse_claims(text: str) -> FileClaims:
     """Parse claims from the text of a file. Raises FileError that names the line."""
     found = []
-    for number, (tenant, holds, start, end, part) in read_rows(
-        text, CLAIMS_HEADER, CLAIMS_OPTIONAL
-    ):
+    rows = watched_file.read_rows(text, CLAIMS_HEADER, CLAIMS_OPTIONAL)
+    for number, (tenant, holds, start, end, part) in rows:
         if not tenant or not holds:
-            quoted = f"{tenant},{holds},{start},{end}"[:MAX_QUOTED]
+            quoted = f"{tenant},{holds},{start},{end}"[: watched_file.MAX_QUOTED]
             message = f"line {number}: expected {','.join(CLAIMS_HEADER)}: {quoted}"
             raise FileError(message)
         try:
@@ -214,7 +207,7 @@ def unmapped(source: str, owner: str) -> str:
 def parse_tenants(text: str) -> TenantMappings:
     """Parse mappings from the text of a file. Raises FileError that names the line."""
     found: dict[tuple[str, str], list[TenantMapping]] = {}
-    for number, (tenant, source, owner, start, end) in read_rows(text, TENANTS_HEADER):
+    for number, (tenant, source, owner, start, end) in watched_file.read_rows(text, TENANTS_HEADER):
         where = f"line {number}"
         if not (tenant and source and owner):
             message = f"{where}: expected tenant, source and owner, none of them empty"

@@ -233,10 +233,8 @@ class StateFiles:
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
         self._compare(there, extent)
         self._compare_clock()
-        for name, problem in self.lost.items():
-            log.error("file_lost", file=name, problem=problem,
-                      advice="restore it and start again, or run `railscope collector accept-loss`")  # fmt: skip
-        self.incomplete = bool(self.lost) and not self.manifest.accepted
+        for name, problem in list(self.lost.items()):
+            self._lose(name, problem)
 
     def _compare(self, there: list[int], extent: tuple[int, int] | None) -> None:
         """Record segments that are missing or too short."""

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from collector.ledger.schema import make_append_only, metadata, texts
+from collector.ledger.schema import insert_new, make_append_only, metadata, texts
 from railscope.audit import record
 from railscope.audit.record import RecordSource, encode_audit_record as encode_record
 
@@ -240,7 +239,7 @@ def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
     """
     row = _row(id_, draft)
     added = connection.execute(
-        _insert(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
+        insert_new(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
     )
     if added.first() is None:
         there = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
@@ -279,7 +278,7 @@ def take_rows(connection: sa.Connection, log: str, most: int) -> list[TakenRow]:
         free = _unrecorded(taken_rows.c.id.is_(None)).limit(most - len(mine))
         ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
         if ids:
-            connection.execute(_insert(connection, taken_rows), ids)
+            connection.execute(insert_new(connection, taken_rows), ids)
         mine = connection.execute(_unrecorded(taken_rows.c.log == log).limit(most)).all()
     known = identities(connection)
     return [TakenRow(row.id, _referring(row, reference(row, known))) for row in mine]
@@ -309,7 +308,7 @@ def store_positions(connection: sa.Connection, log: str, places: list[LogPositio
     """Store the positions of recorded rows."""
     rows = [{**one._asdict(), "log": log} for one in places]
     if rows:
-        connection.execute(_insert(connection, placed_rows), rows)
+        connection.execute(insert_new(connection, placed_rows), rows)
 
 
 def last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
@@ -328,13 +327,6 @@ def _unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
         .where(~recorded, condition)
         .order_by(outbox_rows.c.number)
     )
-
-
-def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """Return an insert that does not change existing rows."""
-    if connection.dialect.name == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
 
 
 def _row(id_: str, draft: RecordDraft) -> dict[str, object]:

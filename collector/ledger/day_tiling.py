@@ -283,9 +283,8 @@ def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
             continue
         slots = sorted((entry.slot_lo, entry.slot_hi) for entry in alive)
         whole = [(0, 0), *slots, (GPU_CAPACITY, GPU_CAPACITY)]
-        if any(low >= high for low, high in slots) or any(
-            before[1] != after[0] for before, after in pairwise(whole)
-        ):
+        adjacent = all(before[1] == after[0] for before, after in pairwise(whole))
+        if not adjacent or any(low >= high for low, high in slots):
             message = f"{tiling} slots of {found.gpu} at {now}: {slots}: expected each slot once"
             raise TilingError(message)
         if covered and covered[-1][1] == now:

@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, select, true
-from sqlalchemy.dialects import postgresql, sqlite
 
 from collector.ledger.day_tiling import CAPACITY_UNITS, from_revision_units
 from collector.ledger.row_conversion import GpuDay, RowValues
-from collector.ledger.schema import claims, entries, overlaps, revisions, shares
+from collector.ledger.schema import claims, entries, insert_new, overlaps, revisions, shares
 from collector.metering.units import Tiling, Units, exact
 from railscope.timestamps import DAY_NS
 
@@ -61,9 +60,8 @@ def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay,
     found: dict[GpuDay, Row[Any]] = {}
     for day, gpus in by_day(keys):
         newest = _newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
-        for row in connection.execute(
-            select(revisions).join_from(revisions, newest, _same(newest))
-        ):
+        query = select(revisions).join_from(revisions, newest, _same(newest))
+        for row in connection.execute(query):
             found[GpuDay(row.gpu_uuid, row.day)] = row
     return found
 
@@ -83,10 +81,7 @@ def newest_numbers(
 
 def add_revisions(connection: Connection, rows: Sequence[RowValues]) -> set[GpuDay]:
     """Insert revisions; return their GPU-days, except those of numbers that another writer has inserted."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    key = [revisions.c.gpu_uuid, revisions.c.day, revisions.c.revision]
-    statement = dialect.insert(revisions).on_conflict_do_nothing(index_elements=key)
-    returning = statement.returning(revisions.c.gpu_uuid, revisions.c.day)
+    returning = insert_new(connection, revisions).returning(revisions.c.gpu_uuid, revisions.c.day)
     return {GpuDay(*row) for row in connection.execute(returning, rows)}
 
 

@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 VERSION = 5
@@ -55,6 +56,13 @@ def row_of(table: sa.Table, value: object, /, **columns: object) -> dict[str, An
             attribute = attribute_of(value)
             columns[name] = attribute.value if isinstance(attribute, Enum) else attribute
     return columns
+
+
+def insert_new(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """Return an insert that does not change existing rows."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()
 
 
 def value_of(kind: type[RecordT], row: sa.Row[Any], /, **attributes: object) -> RecordT:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.metering import evidence, holders, timeline, units
-from collector.metering.timeline import TimePiece
+from collector.metering import evidence, holders, units
+from collector.metering.timeline import TimePiece, aligned, prevailing
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -139,13 +139,9 @@ class GpuTimeline:
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
             holders.stays(facts),
-            timeline.prevailing(
-                TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in facts.layouts
-            ),
-            timeline.prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages),
-            timeline.prevailing(
-                TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings
-            ),
+            prevailing(TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in facts.layouts),
+            prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages),
+            prevailing(TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings),
             evidence.observation_gaps(facts.stretches, sorted(boundaries)),
         )
         divided = {tiling: _divided(facts, claims, tiling) for tiling in units.Tiling}
@@ -155,7 +151,7 @@ class GpuTimeline:
         """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
             TimePiece(start, end, scene)
-            for start, end, values in timeline.aligned(self._whole, start_ns, end_ns)
+            for start, end, values in aligned(self._whole, start_ns, end_ns)
             if (scene := _GpuConditions(*values)).stay
         ]
         found: list[TilingEntry] = []
@@ -165,9 +161,7 @@ class GpuTimeline:
 
 
 def _divided(
-    facts: evidence.Evidence,
-    claims: list[TimePiece[evidence.MeteredClaim]],
-    tiling: units.Tiling,
+    facts: evidence.Evidence, claims: list[TimePiece[evidence.MeteredClaim]], tiling: units.Tiling
 ) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
     kept: dict[units.CapacityRange, list[TimePiece[evidence.SlotReservation]]] = {}
@@ -175,7 +169,7 @@ def _divided(
         kept.setdefault(one.slots(tiling), []).append(TimePiece(one.start_ns, one.end_ns, one))
     return _TilingDivision(
         holders.divisions(claims, tiling),
-        {slots: timeline.prevailing(pieces) for slots, pieces in kept.items()},
+        {slots: prevailing(pieces) for slots, pieces in kept.items()},
         {layout: layout.stranded(tiling) for layout in facts.layouts},
     )
 
@@ -187,7 +181,7 @@ def _contents(
     if not scenes:
         return
     timelines: list[list[TimePiece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
-    for start, end, values in timeline.aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
+    for start, end, values in aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
         scene: _GpuConditions | None = values[0]
         if scene is None:
             continue
