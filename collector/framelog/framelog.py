@@ -67,12 +67,14 @@ class FrameLog:
     on_rotate: Callable[[int], None] | None = None
     files: segment_files.StateFiles | None = None
     """Records the segments, to detect later losses."""
+    offset: int = field(default=0, init=False)
+    """Bytes in the current segment."""
+    number: int = field(default=0, init=False)
+    """The number of the current segment."""
     _waiting: list[_PendingAppend] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _descriptor: int = -1
-    _offset: int = 0
-    _number: int = 0
     _marker: bytes = b""
     _stopped: bool = False
     _bytes_written: int = 0
@@ -83,17 +85,17 @@ class FrameLog:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segment_files.segments(self.directory)
         fresh = self.files.fresh_segment if self.files else 0
-        self._number = fresh or (numbers[-1] if numbers else 1)
+        self.number = fresh or (numbers[-1] if numbers else 1)
         if numbers and not fresh:
-            path = segment_files.segment_path(self.directory, self._number)
+            path = segment_files.segment_path(self.directory, self.number)
             for end, _ in segment_files.read_segment(path, segment_files.FrameLogStats()):
-                self._offset = end
+                self.offset = end
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            os.ftruncate(self._descriptor, self._offset)
+            os.ftruncate(self._descriptor, self.offset)
             self._marker = segment_files.marker_of(path)
         else:
             self._descriptor, self._marker = segment_files.start_segment(
-                self.directory, self._number
+                self.directory, self.number
             )
         sync_directory(self.directory)
         self._bytes_written = sum(
@@ -103,23 +105,13 @@ class FrameLog:
 
     def go_on_at(self, number: int) -> None:
         """Begin a later segment: a restart does not read those before it. Raises OSError."""
-        if number > self._number:
+        if number > self.number:
             self._begin(number)
-
-    @property
-    def offset(self) -> int:
-        """Bytes in the current segment."""
-        return self._offset
 
     @property
     def size(self) -> int:
         """Bytes of all segments. One thread writes while another deletes: each has its own counter."""
         return self._bytes_written - self._bytes_deleted
-
-    @property
-    def number(self) -> int:
-        """The number of the current segment."""
-        return self._number
 
     async def append(self, record: segment_files.FrameRecord, then: AfterWrite) -> None:
         """Store a record; call `then` once it is durable, and return after that.
@@ -164,7 +156,7 @@ class FrameLog:
             group.append(self._waiting.pop(0))
             size += len(group[-1].data)
         self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
-        number = self._number
+        number = self.number
         problem, cancelled = await self._written(group)
         if problem:
             reason = f"cannot write to {self.directory}: {problem.strerror or problem}"
@@ -179,8 +171,8 @@ class FrameLog:
             await self._take_in(group)
         if cancelled:
             raise asyncio.CancelledError
-        if self._number != number and self.on_rotate:
-            self.on_rotate(self._number)
+        if self.number != number and self.on_rotate:
+            self.on_rotate(self.number)
 
     async def _written(self, group: list[_PendingAppend]) -> tuple[OSError | None, bool]:
         """Write a group off the loop. Return its error, and true if the task was cancelled.
@@ -220,19 +212,19 @@ class FrameLog:
         """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
         started = time.perf_counter_ns()
         data = b"".join(segment_files.frame_payload(self._marker, piece) for piece in pieces)
-        append_durably(self._descriptor, data, self._offset)
-        self._offset += len(data)
+        append_durably(self._descriptor, data, self.offset)
+        self.offset += len(data)
         self._bytes_written += len(data)
         if self.files:
-            self.files.written(self._number, self._offset)
+            self.files.written(self.number, self.offset)
         self.stats.commits += 1
         self.stats.commit_ns += time.perf_counter_ns() - started
-        if self._offset >= self.segment_bytes:
+        if self.offset >= self.segment_bytes:
             self._rotate()
 
     def _rotate(self) -> None:
         """Continue in a new segment; if none can be created, the old one grows further."""
-        before, size = self._number, self._offset
+        before, size = self.number, self.offset
         try:
             self._begin(before + 1)
             if self.files:
@@ -246,7 +238,7 @@ class FrameLog:
         sync_directory(self.directory)
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
-        self._offset, self._number = 0, number
+        self.offset, self.number = 0, number
 
     def delete_before(self, number: int) -> None:
         """Delete the oldest segments above the size bound, but none from `number` on."""

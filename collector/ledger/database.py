@@ -76,7 +76,8 @@ class Database:
         self._make = make
         file = self._url.database if self._url.get_backend_name() == "sqlite" else None
         plain = file and file != ":memory:" and not file.startswith("file:")
-        self._file = Path(file) if file and plain else None
+        self.file = Path(file) if file and plain else None
+        """File of the database; None for a database server, or in memory."""
         self._inode: tuple[int, int] | None = None
         if file and not make and not Path(file).exists():
             raise NoLedgerError(self._nothing())
@@ -91,11 +92,6 @@ class Database:
             self.close()
             raise
 
-    @property
-    def file(self) -> Path | None:
-        """File of the database; None for a database server."""
-        return self._file
-
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
@@ -105,10 +101,10 @@ class Database:
 
         Open connections would continue with the previous file. Raises NoLedgerError if there is no file.
         """
-        if self._file is None:
+        if self.file is None:
             return
         try:
-            now = self._file.stat()
+            now = self.file.stat()
         except FileNotFoundError as error:
             raise NoLedgerError(self._nothing()) from error
         if self._inode not in {None, (now.st_dev, now.st_ino)}:
