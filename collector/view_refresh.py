@@ -84,10 +84,11 @@ class ViewRefresher:
         known = self.known()  # first, so that the files read below are at least as new
         fresh_from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         names: list[str] = []
-        account = await self._account(now_ns) if known else None
+        turns = TimeSlices()
+        ready = known and self.live.ready  # not while the ledger cannot be read
+        account = await self.live.refresh(now_ns, turns.offer) if ready else None
         held = self.live.held() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
-        turns = TimeSlices()
         if account:
             await self.positions.refresh(turns.offer)
         gathered = GatheredReadings()
@@ -168,10 +169,6 @@ class ViewRefresher:
             return [number(tenants) for tenants in (*by_rail, whole)]
 
         return tenants_of
-
-    async def _account(self, now_ns: int) -> GpuTimeAccount | None:
-        """Return the account; None while the ledger cannot be read."""
-        return await self.live.refresh(now_ns, TimeSlices().offer) if self.live.ready else None
 
     def _tenants(
         self, account: GpuTimeAccount | None, held: Mapping[str, Units]

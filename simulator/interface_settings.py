@@ -74,6 +74,7 @@ def _dcb(cable: fabric.Cable) -> dict[str, Json]:
         (port.DSCP_OF_DATA, port.LOSSLESS),
         (port.DSCP_OF_NOTIFICATIONS, port.NOTIFICATION),
     )
+    shared = [p in {port.BEST_EFFORT, port.LOSSLESS} for p in port.PRIORITIES]
     found: dict[str, Json] = {
         "pfc": {
             "capacity": 8,
@@ -83,13 +84,8 @@ def _dcb(cable: fabric.Cable) -> dict[str, Json]:
         },
         "ets": {
             "traffic_class": list(port.PRIORITIES),
-            "bandwidth_percent": [
-                50 if p in (port.BEST_EFFORT, port.LOSSLESS) else 0 for p in port.PRIORITIES
-            ],
-            "algorithm": [
-                "ets" if p in (port.BEST_EFFORT, port.LOSSLESS) else "strict"
-                for p in port.PRIORITIES
-            ],
+            "bandwidth_percent": [50 * is_shared for is_shared in shared],
+            "algorithm": ["ets" if is_shared else "strict" for is_shared in shared],
         },
         "applications": [
             {"selector": "dscp", "protocol": dscp, "priority": priority}
@@ -108,10 +104,7 @@ def _pause_frames(cable: fabric.Cable) -> dict[str, list[int]]:
     """Pause frames sent and received by priority; ice counts those that start a pause."""
     sent, received = cable.counters.pause_frames_sent, cable.counters.pause_frames_received
     if cable.port.nic.driver == "ice":
-        sent, received = (
-            driver_counters.xon_and_xoff(sent)[1],
-            driver_counters.xon_and_xoff(received)[1],
-        )
+        sent, received = (driver_counters.xon_and_xoff(n)[1] for n in (sent, received))
     return {
         "requests": [sent if p == port.LOSSLESS else 0 for p in port.PRIORITIES],
         "indications": [received if p == port.LOSSLESS else 0 for p in port.PRIORITIES],

@@ -277,7 +277,7 @@ def _memory_of(slices: int, gigabytes: int, model: str) -> int:
 STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
 """The stream with the devices of each kind; the name of its source is the same."""
 AGENT_STREAM = "agent"
-UNSUPPORTED = next(code for code, word in SOURCE_STATES.items() if word == "unsupported")
+UNSUPPORTED = next(code for code, name in SOURCE_STATES.items() if name == "unsupported")
 _NO_POSITIONS: npt.NDArray[np.intp] = np.array((), np.intp)
 
 

@@ -66,7 +66,7 @@ class JobsApi:
             else set(request.query.getall("tenant", []))
         )
         chosen = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-        rows = await asyncio.to_thread(self._rows, view, chosen)
+        rows = await asyncio.to_thread(lambda: [view.to_json(job, self.names_of) for job in chosen])
         content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
         if credential.role is not Role.TENANT:
             content["left_out"] = view.left_out
@@ -84,9 +84,6 @@ class JobsApi:
     def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
         answer = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
         return answer | {"places": view.places(job, self.names_of)}
-
-    def _rows(self, view: RunningJobs, jobs: Iterable[RunningJob]) -> list[dict[str, Any]]:
-        return [view.to_json(job, self.names_of) for job in jobs]
 
 
 @dataclass(slots=True)
