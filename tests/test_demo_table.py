@@ -18,7 +18,7 @@ def rail(number: int, name: str, value: float) -> dict[str, Any]:
     return {"labels": {"rail": str(number)}, "metric": f"railscope_rail_{name}", "value": value}
 
 
-def test_silent_nodes_and_paused_rails_stand_first() -> None:
+def test_stale_nodes_and_paused_rails_are_first() -> None:
     views = {
         "cluster": {"rows": []},
         "nodes": {"rows": [node("a", reporting=True), node("b", reporting=False)]},

@@ -18,7 +18,7 @@ from simulator.demo import watchers
 from simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
 
 
-async def asked(url: str) -> Any:
+async def fetch(url: str) -> Any:
     """Return JSON from a program that may not listen yet; None until it does."""
     try:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
@@ -42,14 +42,14 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
     seen = f"http://127.0.0.1:{left.ports.prometheus}/api/v1/targets?state=active"
 
     async def all_seen() -> bool:
-        targets = ((await asked(seen)) or {"data": {"activeTargets": []}})["data"]["activeTargets"]
+        targets = ((await fetch(seen)) or {"data": {"activeTargets": []}})["data"]["activeTargets"]
         found = {
             (one["labels"]["job"], one["labels"].get("node"), one["health"]) for one in targets
         }
         return found == {("railscope-agent", "n1", "up"), ("railscope-collector", None, "up")}
 
     async def warned() -> bool:
-        names = {alert["labels"]["alertname"] for alert in (await asked(told)) or ()}
+        names = {alert["labels"]["alertname"] for alert in (await fetch(told)) or ()}
         return "RailscopeDeadMansSwitch" in names
 
     async with (
@@ -115,7 +115,9 @@ def test_a_directory_that_cannot_be_written_any_more_is_named(tmp_path: Path):
         left.point_at("127.0.0.1:1", {"n1": "127.0.0.1:2"})
 
 
-async def test_the_demo_stops_in_order_where_it_cannot_say_where_its_programs_are(tmp_path: Path):
+async def test_the_demo_stops_in_order_if_it_cannot_write_the_addresses_of_its_programs(
+    tmp_path: Path,
+):
     site, left = tmp_path / "site", tmp_path / "left"
     site.mkdir()
     (left / "prometheus/targets/collectors.yml.new").mkdir(parents=True)

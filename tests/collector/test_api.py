@@ -150,7 +150,7 @@ async def until_ready(one: Running) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_no_account_before_it_is_known_who_holds_what(tmp_path: Path):
+async def test_there_is_no_account_before_the_claims_are_known(tmp_path: Path):
     claims = tmp_path / "claims.csv"
     claims.write_text("who,knows\n")
     away = ledger_away(tmp_path)
@@ -166,7 +166,7 @@ async def test_no_account_before_it_is_known_who_holds_what(tmp_path: Path):
         assert (await one.get("/api/v1/account"))[0] == 200
 
 
-async def test_a_silent_node_is_counted_as_silent_and_its_values_do_not_count(tmp_path: Path):
+async def test_a_stale_node_is_counted_as_stale_and_its_values_do_not_count(tmp_path: Path):
     sender = Sender()
     async with running(settings_in(tmp_path)) as one:
         assert (await one.post(sender.body(some(sender), schemas=True), at=300))[0] == 200
@@ -180,7 +180,7 @@ async def test_a_silent_node_is_counted_as_silent_and_its_values_do_not_count(tm
         assert 'railscope_node_reporting{node="n1"} 0' in text
 
 
-async def test_a_node_page_tells_the_age_of_each_stream(tmp_path: Path):
+async def test_the_answer_for_a_node_has_the_age_of_each_stream(tmp_path: Path):
     async with filled(tmp_path) as one:
         page = await one.json("/api/v1/nodes/n1")
     stream = page["streams"]["gpu"]
@@ -190,7 +190,7 @@ async def test_a_node_page_tells_the_age_of_each_stream(tmp_path: Path):
     assert rolled["railscope_gpu_power_watts", "sum"] == 3.0
 
 
-async def test_a_reading_that_cannot_be_told_is_absent(tmp_path: Path):
+async def test_a_reading_without_a_valid_scale_is_absent(tmp_path: Path):
     async with filled(tmp_path) as one:
         core = one.collector.core
         row = core.fleet.nodes["n1"].rows["gpu"]
@@ -248,7 +248,7 @@ def api_of(one: Running, views: Callable[[], CollectorViews], **more: Any) -> Vi
     return ViewApi(collector.core, own, views, **more)
 
 
-async def test_a_silent_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
+async def test_a_stale_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
     async with filled(tmp_path) as one:
         now_ns = one.collector.core.fleet.nodes["n1"].instant_ns + 31_000_000_000
         for stale_seconds, counts in ((40.0, True), (30.0, False)):
@@ -276,7 +276,7 @@ async def test_no_answer_holds_a_number_json_does_not_know(tmp_path: Path):
             assert "Infinity" not in text
 
 
-async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_path: Path):
+async def test_there_are_no_tenant_metrics_while_the_claims_are_unknown(tmp_path: Path):
     path = tmp_path / "claims.csv"
     path.write_text("broken\n")
     away = ledger_away(tmp_path)
@@ -317,7 +317,7 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
         assert (await refresher.refresh()).account, "the last good claims stay in force"
 
 
-async def test_without_claims_no_rail_is_asked_for_its_tenant(tmp_path: Path):
+async def test_without_claims_no_tenants_of_rails_are_computed(tmp_path: Path):
     async with filled(tmp_path) as one:
         rollups = Rollups(None, [])
         fleet = one.collector.core.fleet

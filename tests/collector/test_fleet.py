@@ -108,9 +108,11 @@ def expected_cells(
         Rollup.MEAN: lambda v: sum(v) / len(v),
     }
     return {
-        (derived_name(metric, scope, rollup), (who, *part) if who else part): how[rollup](numbers)
+        (derived_name(metric, scope, rollup), (scope_name, *part) if scope_name else part): how[
+            rollup
+        ](numbers)
         * float(metric.scale)
-        for (scope, who, metric, part), numbers in gathered.items()
+        for (scope, scope_name, metric, part), numbers in gathered.items()
         for rollup in metric.rollups
     }
 
@@ -463,7 +465,7 @@ def test_a_slow_stream_counts_between_its_frames_while_its_node_reports():
     assert fresh_streams(fleet, 281) == {"gpu"}
 
 
-def test_a_slow_stream_of_a_silent_node_does_not_count():
+def test_a_slow_stream_of_a_stale_node_does_not_count():
     fleet = Fleet()
     slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
     reported(fleet, slow, 100, 160)

@@ -84,7 +84,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
         )
 
 
-async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Path):
+async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Path):
     sender = Sender()
     log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     settings = settings_in(tmp_path, frame_log=log, limits=IngestLimits(requests_per_second=10_000))
@@ -109,7 +109,7 @@ async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Pa
         assert (await one.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
 
 
-async def test_a_silent_node_and_its_events_outlive_the_segments_that_told_of_them(tmp_path: Path):
+async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path):
     settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
     rng = random.Random(1)  # noqa: S311 - repeatable on purpose
     async with running(settings) as one:

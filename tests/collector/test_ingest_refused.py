@@ -89,7 +89,7 @@ async def test_malicious_and_damaged_bodies_are_refused_and_change_nothing(
     assert logged(tmp_path) == 1
 
 
-async def test_batches_whose_parts_lie_are_refused(tmp_path: Path):
+async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
     sender = Sender()
     envelope = sender.envelope(some(sender), schemas=True)
     batch = envelope.batches[0]
@@ -155,7 +155,7 @@ async def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, header: str)
         await one.collector.refresher.refresh()
 
 
-async def test_tokens_decide_who_speaks_and_who_reads(tmp_path: Path):
+async def test_tokens_decide_which_clients_may_send_and_read(tmp_path: Path):
     sender = Sender()
     body = sender.body(some(sender), schemas=True)
     async with running(settings_in(tmp_path)) as one:
@@ -174,7 +174,7 @@ async def test_tokens_decide_who_speaks_and_who_reads(tmp_path: Path):
         assert (await one.get("/metrics"))[0] == 200
 
 
-async def test_a_node_that_sends_too_often_is_told_to_wait(tmp_path: Path):
+async def test_a_node_that_sends_too_often_must_wait(tmp_path: Path):
     sender = Sender()
     body = sender.body(some(sender), schemas=True)
     limits = IngestLimits(requests_per_second=0.5)

@@ -17,8 +17,8 @@ class Watch:
     """Takes envelopes, and keeps what is reported."""
 
     def __init__(self) -> None:
-        self.heard: list[EvidenceProblem] = []
-        self.twins = NodeTwins(self.heard.append)
+        self.problems: list[EvidenceProblem] = []
+        self.twins = NodeTwins(self.problems.append)
 
     def send(self, sender: Sender, at: int, *, boot: str = "", sent_at: int | None = None) -> None:
         """One envelope, sent under a boot."""
@@ -36,10 +36,10 @@ def test_boots_that_take_turns_are_identity_conflict():
     for second in range(0, 100, 10):
         watch.send(one, second)
         watch.send(other, second)
-    assert {tuple(sorted(t.facts.items())) for t in watch.heard} == {
+    assert {tuple(sorted(t.facts.items())) for t in watch.problems} == {
         (("by", "boot"), ("one", "boot-1"), ("other", "boot-2")),
     }
-    assert len({trouble.id for trouble in watch.heard}) == 1, "it is recorded once"
+    assert len({trouble.id for trouble in watch.problems}) == 1, "it is recorded once"
     assert watch.twins.nodes(START_WALL_NS + 100 * SECOND) == ["n1"]
     assert watch.twins.nodes(START_WALL_NS + 4000 * SECOND) == []
 
@@ -50,8 +50,8 @@ def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
     for second in range(0, 200, 10):
         watch.send(one, second)
         watch.send(other, second)
-    assert watch.heard
-    assert watch.heard[0].facts == {"by": "run", "one": "run-1", "other": "run-2"}
+    assert watch.problems
+    assert watch.problems[0].facts == {"by": "run", "one": "run-1", "other": "run-2"}
 
 
 def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
@@ -62,7 +62,7 @@ def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
     for second in range(50, 500, 10):
         watch.send(before, second, boot="boot-2", sent_at=1000 + second)
         watch.send(after, 1000 + second)
-    assert watch.heard == []
+    assert watch.problems == []
 
 
 def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
@@ -72,7 +72,7 @@ def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
         watch.send(before, second, sent_at=second if second < 250 else second + 400)
         if second > 250:
             watch.send(after, second + 260)
-    assert watch.heard == []
+    assert watch.problems == []
 
 
 async def test_it_is_a_metric(tmp_path: Path):

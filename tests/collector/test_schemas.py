@@ -53,7 +53,7 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
     assert schemas.beyond("n1", [10]) == "", "released ones make room"
 
 
-async def test_a_schema_that_was_released_is_asked_for_again(tmp_path: Path):
+async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):
     sender = Sender()
     settings = settings_in(
         tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16), limits=IngestLimits()

@@ -55,7 +55,7 @@ def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "nic"), [("b200", "cx7"), *(("h100", nic) for nic in NICS)])
-def test_every_call_about_cards_is_answered(model: str, nic: str) -> None:
+def test_every_call_about_nics_has_a_result(model: str, nic: str) -> None:
     sources = [s for s in machine_sources(AgentSettings()) if s.family != "nvml"]
     missing, told = unanswered(NodeSpec("gpu-001", gpus=8, model=model, nic=nic), sources)
     assert {"nic", "rdma", "link", "pcie"} <= told

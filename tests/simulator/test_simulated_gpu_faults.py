@@ -75,7 +75,7 @@ def test_the_ratios_of_a_bad_link_get_worse_and_those_of_others_stay() -> None:
     ("model", "numbers", "sxids"),
     [("a100", [74], 3), ("h100", [74, 154], 3), ("v100", [74], 0), ("b200", [149], 0)],
 )
-def test_a_bad_link_is_told_by_the_driver_and_by_switches_that_the_host_sees(
+def test_a_bad_link_is_reported_by_the_driver_and_by_visible_switches(
     model: str, numbers: list[int], sxids: int
 ) -> None:
     capture = run("nvlink_errors", model)
@@ -94,7 +94,7 @@ def test_a_bad_link_is_told_by_the_driver_and_by_switches_that_the_host_sees(
         ("t4", [48, 63]),
     ],
 )
-def test_an_uncorrectable_error_is_counted_told_and_ends_the_job(
+def test_an_uncorrectable_error_is_counted_reported_and_ends_the_job(
     model: str, numbers: list[int]
 ) -> None:
     capture = run("ecc_uncorrected", model)
@@ -151,7 +151,7 @@ def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
     assert events(capture) == []
 
 
-def test_an_older_driver_says_nothing_of_recovery() -> None:
+def test_an_older_driver_reports_no_recovery_action() -> None:
     assert xids(run("xid79", "a100")) == [79]
 
 
@@ -165,7 +165,7 @@ def test_what_is_denied_is_denied_everywhere_and_always() -> None:
     assert xids(capture) == []
 
 
-def test_links_are_told_every_ten_seconds_and_a_dead_gpu_at_once() -> None:
+def test_links_are_reported_every_ten_seconds_and_a_lost_gpu_at_once() -> None:
     capture = simulate(NodeSpec("gpu-001", gpus=1, scenario="xid79"), 46)
     at = [
         moment.offset_ns // 10**9

@@ -24,7 +24,7 @@ MODES = ("whole", "mig", "mps", "time_slicing")
 NS = 10**9
 
 
-def looked(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[int]]]:
+def claims_of(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[int]]]:
     """Tenancy after it has looked at a simulated node every five seconds; events; the columns."""
     walk = CaptureWalk(simulate(spec, SECONDS))
     gpus, lists = GpuInventory(), ProcessLists()
@@ -53,7 +53,7 @@ def looked(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[int
 def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) -> None:
     for unclaimed in (False, True):
         spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, unclaimed=unclaimed)
-        tenancy, events, values = looked(spec)
+        tenancy, events, values = claims_of(spec)
         assert sum(values[c.GPU_UNCLAIMED_PROCESSES.name]) == unclaimed
         unclaimed_use = [one.held for one in tenancy.open if not one.is_claim]
         assert [(held.source, held.workload) for held in unclaimed_use] == [
@@ -65,7 +65,7 @@ def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_two_claims_have_the_same_slots(mode: str) -> None:
-    tenancy, _, values = looked(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
+    tenancy, _, values = claims_of(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
     shares: dict[str, Fraction] = {}
     for one in tenancy.open:
         if one.held.share:
@@ -83,7 +83,7 @@ def test_no_two_claims_have_the_same_slots(mode: str) -> None:
 def test_without_a_job_nobody_holds_anything() -> None:
     for scheduler in ("kubernetes", "slurm"):
         spec = NodeSpec("n", gpus=2, scenario="idle", scheduler=scheduler)
-        tenancy, events, _ = looked(spec)
+        tenancy, events, _ = claims_of(spec)
         assert (tenancy.open, events) == ((), [])
 
 

@@ -128,7 +128,7 @@ def test_optics_lose_light_before_errors_get_through() -> None:
 
 
 @pytest.mark.parametrize("nic", ["cx7", "bnxt"])
-def test_a_lost_card_is_nowhere_any_more(nic: str) -> None:
+def test_a_lost_nic_has_no_entries_any_more(nic: str) -> None:
     capture = run("nic_lost", nic)
     start = capture.moments[0]
     interface, device = (STRUCK, "mlx5_5") if nic == "cx7" else ("ens4np0", "bnxt_re4")
@@ -158,12 +158,12 @@ def test_a_lost_card_is_nowhere_any_more(nic: str) -> None:
     assert any("severity=Uncorrectable (Fatal)" in line for line in log("nic_lost"))
 
 
-def test_the_job_waits_for_a_lost_card() -> None:
+def test_the_job_waits_for_a_lost_nic() -> None:
     assert grown("nic_lost", "tx_vport_rdma_unicast_bytes", OTHER) == 0
     assert grown("training", "tx_vport_rdma_unicast_bytes", OTHER) > 10**11
 
 
-def test_a_card_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
+def test_a_nic_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
     before, after = at("pcie_degraded", ONSET - 5), at("pcie_degraded")
     for end in (CARD, ABOVE):
         links = [
@@ -185,7 +185,7 @@ def test_a_card_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
     )
 
 
-def test_half_the_pcie_bandwidth_is_enough_for_a_slow_card() -> None:
+def test_half_the_pcie_bandwidth_is_enough_for_a_slow_nic() -> None:
     capture = simulate(NodeSpec("gpu-001", scenario="pcie_degraded", nic="irdma"), 60, 5)
     end = Seen(capture, 60)
     width, speed = (end.file(f"{PCI}/{CARD}/current_link_{what}") for what in ("width", "speed"))
@@ -221,7 +221,7 @@ def test_settings_drift_apart_on_each_rail() -> None:
     assert setup(after, "ens21f0np0") == setup(before, "ens21f0np0")
 
 
-def test_without_protection_what_finds_no_room_is_lost() -> None:
+def test_without_protection_packets_without_a_buffer_are_lost() -> None:
     unpaused, unnotified, untrusting, _ = DRIFTED
     assert grown("settings_drift", "rx_prio3_discards", unpaused) > 1000
     assert "tx_prio3_pause" not in at("settings_drift").statistics(unpaused)

@@ -27,23 +27,23 @@ def timeline(scenario: str) -> CaptureTimeline:
     return CaptureTimeline(run(scenario).moments)
 
 
-def look(scenario: str, section: str, key: str, second: int) -> Json:
+def stored(scenario: str, section: str, key: str, second: int) -> Json:
     return timeline(scenario).result_at(section, key, second * 10**9)
 
 
 def nvml(scenario: str, call: str, second: int = SECONDS) -> Json:
-    return look(scenario, "calls", f"nvml.nvmlDeviceGet{call}", second)
+    return stored(scenario, "calls", f"nvml.nvmlDeviceGet{call}", second)
 
 
 def statistic(scenario: str, name: str, second: int, interface: str = STRUCK_INTERFACE) -> int:
-    answer = look(scenario, "calls", f"ethtool.statistics({interface})", second)
+    answer = stored(scenario, "calls", f"ethtool.statistics({interface})", second)
     found: dict[str, int] = dict(zip(answer["names"], answer["values"], strict=True))
     return found[name]
 
 
 def hardware(scenario: str, name: str, second: int, device: str = STRUCK_DEVICE) -> int:
     path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/{name}"
-    return int(look(scenario, "files", path, second))
+    return int(stored(scenario, "files", path, second))
 
 
 def rate(
@@ -119,7 +119,7 @@ def test_incast_marks_and_notifies_without_pause() -> None:
     assert marked("incast", OTHER_DEVICE, OTHER_INTERFACE) < 0.005
 
 
-def test_a_pause_storm_stops_everything_and_is_counted_by_the_card() -> None:
+def test_a_pause_storm_stops_all_traffic_and_is_counted_by_the_nic() -> None:
     assert rate("pause_storm", "tx_prio3_pause") > 1000
     assert 0.5e6 < rate("pause_storm", "tx_prio3_pause_duration") <= 1e6
     assert load("pause_storm", "rx") < 0.02
@@ -181,14 +181,14 @@ def test_a_lost_gpu_answers_nothing_and_the_job_hangs() -> None:
     start = run("xid79").moments[0]
     own = [call for call in start.calls if re.match(rf"nvml.*\({STRUCK_GPU}[,)]", call)]
     assert len(own) > 30
-    assert all(look("xid79", "calls", call, ONSET) == lost for call in own)
+    assert all(stored("xid79", "calls", call, ONSET) == lost for call in own)
     assert nvml("xid79", f"UtilizationRates({OTHER_GPU})")["gpu"] > 95
     assert nvml("xid79", f"PowerUsage({OTHER_GPU})") < 200_000
     assert load("xid79", "tx", OTHER_INTERFACE) < 0.01
     address = start.calls[f"nvml.nvmlDeviceGetPciInfo({STRUCK_GPU})"]["busId"][4:-2].lower()
     assert any(f"Xid (PCI:{address}): 79," in record for record in log("xid79"))
     directory = f"/sys/bus/pci/devices/{address}.0"
-    assert look("xid79", "files", f"{directory}/current_link_speed", SECONDS) == "Unknown\n"
+    assert stored("xid79", "files", f"{directory}/current_link_speed", SECONDS) == "Unknown\n"
 
 
 def test_a_row_waits_for_its_remapping() -> None:
@@ -208,7 +208,7 @@ def test_a_flap_shows_in_state_counters_and_log() -> None:
 
     def files(second: int) -> list[str]:
         return [
-            look("link_flap", "files", path, second).strip()
+            stored("link_flap", "files", path, second).strip()
             for path in (
                 f"{port}/state", f"{port}/phys_state", f"{port}/counters/link_downed",
                 f"{net}/carrier", f"{net}/operstate", f"{net}/speed", f"{net}/carrier_changes",
@@ -232,7 +232,7 @@ def test_a_driver_reload_lets_counters_begin_at_zero() -> None:
     assert statistic("counter_reset", "rx_vport_rdma_unicast_bytes", ONSET) == 0
     assert statistic("counter_reset", "rx_vport_rdma_unicast_bytes", SECONDS) > 0
     assert any("NVRM: loading" in record for record in log("counter_reset"))
-    times = [look("counter_reset", "calls", "psutil.cpu_times()", s) for s in (0, SECONDS)]
+    times = [stored("counter_reset", "calls", "psutil.cpu_times()", s) for s in (0, SECONDS)]
     assert times[1]["user"] > times[0]["user"]
 
 

@@ -20,7 +20,7 @@ LINK_STATISTICS = 25
     st.sampled_from(list(NICS)),
     st.integers(0, SECONDS),
 )
-def test_links_are_what_files_and_psutil_say(scenario: str, nic: str, second: int) -> None:
+def test_links_agree_with_files_and_psutil(scenario: str, nic: str, second: int) -> None:
     seen = Seen(run(scenario, nic), second)
     links = seen.call("netlink.links()")
     totals = seen.call("psutil.net_io_counters()")
@@ -110,7 +110,7 @@ def test_pause_and_correction_are_counted_as_in_the_statistics(scenario: str, ni
 
 
 @pytest.mark.parametrize("nic", NICS)
-def test_optics_tell_of_light_and_heat_and_copper_does_not(nic: str) -> None:
+def test_optics_have_measurements_and_copper_has_none(nic: str) -> None:
     capture = run(nic=nic)
     for second in (0, SECONDS):
         seen = Seen(capture, second)
@@ -157,7 +157,7 @@ def test_rails_are_wired_to_leaves_of_their_own_and_nodes_to_ports() -> None:
     assert "eth0" not in one
 
 
-def test_the_vendors_own_files_are_there_for_its_own_cards_only() -> None:
+def test_the_vendors_own_files_exist_for_its_own_nics_only() -> None:
     mixed = Seen(run(nic="mixed"), 0)
     assert mixed.ofed("ens1f0np0", "qos/trust") == "dscp"
     assert mixed.ofed("ens1f0np0", "ecn/roce_np/enable/3") == "1"

@@ -72,7 +72,7 @@ def test_gpus_are_cut_into_instances_with_names_and_numbers(
     assert nvml.device("NvLinkState", gpu, 0) == NOT_SUPPORTED
 
 
-def test_mps_clients_are_told_beside_their_server() -> None:
+def test_mps_clients_are_listed_beside_their_server() -> None:
     capture = node("h100", "mps")
     nvml = Nvml(capture, SECONDS)
     listed = {p["pid"] for p in nvml.device("ComputeRunningProcesses", 0)}

@@ -98,7 +98,7 @@ def test_a_tree_can_be_brought_to_another_offset(capture: Capture, tmp_path: Pat
         assert ("Link down" in log) == (offset_ns > 0)
 
 
-def test_a_card_that_was_removed_leaves_the_tree(tmp_path: Path) -> None:
+def test_a_nic_that_was_removed_leaves_the_tree(tmp_path: Path) -> None:
     lost = simulate(NodeSpec("gpu-001", gpus=4, scenario="nic_lost"), 6)
     files = RootedFiles(tmp_path)
     for offset_ns, there in ((0, True), (END_NS, False)):

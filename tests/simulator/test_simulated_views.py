@@ -97,7 +97,7 @@ def counters(capture: Capture) -> Iterator[tuple[str, list[int]]]:
 
 @SHORT
 @given(SPECS, st.sampled_from(list(NICS)), st.sampled_from((0.5, 1.0, 4.0)))
-def test_counters_never_fall_but_when_the_drivers_are_loaded_anew(
+def test_counters_never_decrease_except_when_the_drivers_are_reloaded(
     spec: NodeSpec, nic: str, step_seconds: float
 ) -> None:
     spec = replace(spec, nic=nic)
@@ -250,7 +250,7 @@ def test_every_counter_file_is_one_the_catalog_knows() -> None:
         assert {f"{directory}/{name}" for name in files} <= set(start.files)
 
 
-def test_the_first_moment_holds_what_is_asked() -> None:
+def test_the_first_moment_has_all_results() -> None:
     start = simulate(NodeSpec("gpu-001"), 1).moments[0]
     assert start.calls["nvml.nvmlDeviceGetCount()"] == 8
     assert start.calls["nvml.nvmlDeviceGetPciInfo(0)"]["busId"] == "00000000:1B:00.0"

@@ -169,7 +169,7 @@ def test_a_table_comes_from_the_environment_as_in_a_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["one", "", "{ one }"])
-def test_a_table_that_is_none_says_how_to_write_it(text: str) -> None:
+def test_the_error_of_an_invalid_table_has_an_example(text: str) -> None:
     with pytest.raises(
         SettingsError, match=r"invalid numbers: expected a table such as \{ a = 1 \}"
     ):

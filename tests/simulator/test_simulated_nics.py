@@ -40,7 +40,7 @@ RDMA_DRIVERS = {"mlx5_core": CONNECTX7, "bnxt_en": THOR2, "ice": E810}
 
 
 @pytest.mark.parametrize("nic", NICS)
-def test_each_card_is_named_and_numbered_as_its_driver_does(nic: str) -> None:
+def test_each_nic_is_named_and_numbered_as_by_its_driver(nic: str) -> None:
     start = simulate(NodeSpec("gpu-001", nic=nic), 1).moments[0]
     assert start.names["/sys/class/infiniband"] == sorted(NAMES[nic])
     for device in NAMES[nic]:
@@ -58,7 +58,7 @@ def test_each_card_is_named_and_numbered_as_its_driver_does(nic: str) -> None:
         assert all(len(name) < 32 for name in statistics)
 
 
-def test_cards_on_trays_have_names_of_their_own() -> None:
+def test_nics_on_trays_have_names_with_their_pci_domain() -> None:
     spec = NodeSpec("gpu-001", gpus=4, model="gb200", nic="irdma")
     devices = simulate(spec, 1).moments[0].names["/sys/class/infiniband"]
     assert len(set(devices)) == 6
@@ -83,7 +83,7 @@ def worked(spec: NodeSpec) -> NodeModel:
 
 @SHORT
 @given(MODELS)
-def test_every_driver_tells_the_same_of_a_port(spec: NodeSpec) -> None:
+def test_every_driver_reports_the_same_values_of_a_port(spec: NodeSpec) -> None:
     for cable in worked(spec).cables:
         seen, told, wire = cable.counters, by_metric(cable), on_the_wire(cable.counters)
         assert told[catalog.RECEIVED.name, ""] == wire.received_bytes
