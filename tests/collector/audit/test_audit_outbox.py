@@ -90,7 +90,7 @@ async def test_what_is_not_committed_is_never_recorded(tmp_path: Path, database:
         assert facts(log) == []
 
 
-@pytest.mark.parametrize("step", ["_look_back", "_take", "_recorded", "_signed", "_place"])
+@pytest.mark.parametrize("step", ["_find_unnoted", "_take", "_recorded", "_signed", "_place"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_kill_at_any_step_loses_and_doubles_nothing(
     tmp_path: Path, database: Database, step: str, moment: str
