@@ -221,7 +221,7 @@ def test_each_device_is_present_gone_or_unknown(codes: list[int]):
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     devices: DeviceColumns = find_device_columns(to_wire_schema(schema)).devices
     row = array("B", codes)
-    shown = devices.look(np.frombuffer(row, "u1"))
+    shown = devices.states(np.frombuffer(row, "u1"))
     groups = (shown.present, shown.gone, shown.unknown)
     assert sorted(name for group in groups for name in group) == [f"GPU-{i}" for i in range(4)]
     for name in devices.names:
