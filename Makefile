@@ -1,5 +1,6 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
+# make quick            tests of less than a minute, for use while editing
 # make thorough         the properties of metering, billing, audit and damaged answers, with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
@@ -28,7 +29,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help lock demo test thorough check bench dashboards docs pictures cases install clean servers validator
+.PHONY: help lock demo test quick thorough check bench dashboards docs pictures cases install clean servers validator
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -38,6 +39,17 @@ demo: $(VENV)/.ready-to-run
 
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal
+
+# No real servers, no simulated hours. Half a minute on two cores.
+quick: $(VENV)/.ready-to-test
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
+		tests/vocabulary tests/slurm tests/pictures tests/agent/owners \
+		tests/collector/inventory tests/collector/account tests/collector/workloads \
+		tests/collector/test_decode.py tests/collector/test_fleet.py tests/collector/test_metering.py \
+		tests/collector/test_schemas.py tests/collector/test_sequences.py \
+		tests/test_bounded_answers.py tests/test_dashboard_tables.py tests/test_dashboards.py \
+		tests/test_demo_faults.py tests/test_demo_table.py tests/test_docs_queries.py \
+		tests/test_layout.py tests/test_reasons.py tests/test_supervise.py tests/test_wording.py
 
 thorough: $(VENV)/.ready-to-test
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=thorough --timeout 1200 \
