@@ -217,8 +217,11 @@ class CollectorClock:
     def _suspect(self, state: ClockState, problem: str, boot_ns: int) -> None:
         state.problem = problem
         state.since_ns = state.since_ns or state.reference_ns + boot_ns
-        log.error("clock_suspected", problem=problem,
-                  advice="correct the clock, or run `railscope collector accept-clock`")  # fmt: skip
+        log.error(
+            "clock_suspected",
+            problem=problem,
+            advice="correct the clock, or run `railscope collector accept-clock`",
+        )
         self._keep(boot_ns)
         self.on_change(state)
 

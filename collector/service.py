@@ -120,18 +120,31 @@ class Collector:
             pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
         )
         self.settler = DayFinalizer(
-            self.core.evidence, self.live, self._metering_stores, self.files.texts,
-            self.settings.metering, self.directory / "evidence.seen",
-            self.clock.now_ns, lambda: self.clock.hold, self.audit.watch.check,
+            self.core.evidence,
+            self.live,
+            self._metering_stores,
+            self.files.texts,
+            self.settings.metering,
+            self.directory / "evidence.seen",
+            self.clock.now_ns,
+            lambda: self.clock.hold,
+            self.audit.watch.check,
             self._decided,
-        )  # fmt: skip
+        )
         self.refresher = ViewRefresher(
-            self.core, self.live, self.settings.stale_seconds, self.settings.view_refresh_seconds,
-            known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
-            watch=InventoryWatch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
-            max_jobs=self.settings.max_jobs, averages=MeasureAverages(self.settings.straggler_time_constant_seconds),
+            self.core,
+            self.live,
+            self.settings.stale_seconds,
+            self.settings.view_refresh_seconds,
+            known=lambda: not self.files.unknown,
+            quotas=lambda: self.files.quotas.content,
+            watch=InventoryWatch(
+                self.core, self.files.what_must_be, lambda: self.files.retired.content
+            ),
+            max_jobs=self.settings.max_jobs,
+            averages=MeasureAverages(self.settings.straggler_time_constant_seconds),
             wall_ns=self.clock.now_ns,
-        )  # fmt: skip
+        )
         self.reading = ReadPool()
         self.quarantine = EvidenceQuarantine()
         limits = self.settings.limits
@@ -220,8 +233,12 @@ class Collector:
         problem = await asyncio.to_thread(self.unwritable, self.directory)
         if not problem:
             return
-        log.error("writes_suspended", problem=problem, directory=str(self.directory),
-                  advice="free space on the disk: the collector then continues without a restart")  # fmt: skip
+        log.error(
+            "writes_suspended",
+            problem=problem,
+            directory=str(self.directory),
+            advice="free space on the disk: the collector then continues without a restart",
+        )
         serving = replace(self, read_only=problem)
         try:
             await asyncio.to_thread(serving.restore_read_only)
@@ -260,10 +277,15 @@ class Collector:
     def application(self) -> Application:
         """Return the application with all routes, behind the authorizer."""
         ingest = Ingest(
-            self.core, self.log, self.settings.limits, self.trail.deny, self.clock.now_ns,
-            lambda: self.clock.doubted_since_ns, lambda: bool(self.clock.problem),
+            self.core,
+            self.log,
+            self.settings.limits,
+            self.trail.deny,
+            self.clock.now_ns,
+            lambda: self.clock.doubted_since_ns,
+            lambda: bool(self.clock.problem),
             closed=self.read_only,
-        )  # fmt: skip
+        )
         authorizer = RequestAuthorizer(
             lambda: self.tokens.credentials,
             self.access,
@@ -271,17 +293,32 @@ class Collector:
             refused=self._count_rejection,
         )
         own = CollectorMetrics(
-            self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
-            self.connections, self.twins, self.restart.quarantine,
+            self.core,
+            self.log,
+            self.files,
+            self.settler,
+            self.sink,
+            self.trail,
+            self.tokens,
+            self.connections,
+            self.twins,
+            self.restart.quarantine,
             (self.core.lines, ingest.lines, authorizer.lines),
-            lambda: [*self.audit.cells(), ViewCell(LOST_FILES, (), len(self.state_files.lost)),
-                     ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
-        )  # fmt: skip
+            lambda: [
+                *self.audit.cells(),
+                ViewCell(LOST_FILES, (), len(self.state_files.lost)),
+                ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
+            ],
+        )
         api = ViewApi(
-            self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
+            self.core,
+            own,
+            lambda: self.refresher.views,
+            self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
-            unwritable=LedgerProbe(self.database.open).problem, read_only=self.read_only,
-        )  # fmt: skip
+            unwritable=LedgerProbe(self.database.open).problem,
+            read_only=self.read_only,
+        )
         billing = BillingApi(self.billing or self.books.open, self.reading, self.access.exported)
         handlers = {
             "frames": ingest.handle,
@@ -304,8 +341,12 @@ class Collector:
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
-            log.info("collector_started", version=__version__, listen=f"{host}:{port}",
-                     nodes=len(self.core.fleet.nodes))  # fmt: skip
+            log.info(
+                "collector_started",
+                version=__version__,
+                listen=f"{host}:{port}",
+                nodes=len(self.core.fleet.nodes),
+            )
             notify("READY=1")
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.

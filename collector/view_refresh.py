@@ -137,9 +137,15 @@ class ViewRefresher:
         chosen = fair_selection(jobs, self.max_jobs)
         left_out = len(jobs) - len(chosen)
         return RunningJobs(
-            now_ns, tuple(chosen), left_out, gathered, job_of_position,
-            roster.numbers, fresh, averages,
-        )  # fmt: skip
+            now_ns,
+            tuple(chosen),
+            left_out,
+            gathered,
+            job_of_position,
+            roster.numbers,
+            fresh,
+            averages,
+        )
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
         """Return a function for the tenants of each rail's GPU of a node, and last of the whole node.

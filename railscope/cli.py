@@ -52,9 +52,13 @@ def root() -> None:
 
 @root.command()
 @click.option(
-    "--format", "form", type=click.Choice(["table", "md", "json"]), default="table",
-    show_default=True, help="Output format.",
-)  # fmt: skip
+    "--format",
+    "form",
+    type=click.Choice(["table", "md", "json"]),
+    default="table",
+    show_default=True,
+    help="Output format.",
+)
 def catalog(form: str) -> None:
     """Print the metric reference."""
     from railscope.catalog import reference  # noqa: PLC0415 - only this command needs it

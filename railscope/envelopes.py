@@ -112,11 +112,15 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
         _check_texts("a name of an envelope", names, wire.MAX_NAME)
         return wire.Envelope(
-            version, sealed.node, sealed.run, sealed.boot_id,
-            tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
+            version,
+            sealed.node,
+            sealed.run,
+            sealed.boot_id,
+            tuple(_schemas(sealed.schemas)),
+            tuple(_batches(sealed.batches)),
             sealed.agent_version,
             sealed.ended,
-        )  # fmt: skip
+        )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"invalid envelope: {error}"
         raise wire.WireError(message) from error
@@ -176,10 +180,18 @@ def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[wire.Batch]:
         _check_size("an envelope", frames, MAX_FRAMES, "frames")
         _check_size("an envelope", events, MAX_EVENTS, "events")
         yield wire.Batch(
-            sealed.stream, sealed.schema, sealed.first_sequence, sealed.wall_ns, sealed.boot_ns,
-            sealed.base, sealed.changed, sealed.steps, sealed.reasons, sealed.uncertainty_ns,
+            sealed.stream,
+            sealed.schema,
+            sealed.first_sequence,
+            sealed.wall_ns,
+            sealed.boot_ns,
+            sealed.base,
+            sealed.changed,
+            sealed.steps,
+            sealed.reasons,
+            sealed.uncertainty_ns,
             tuple(map(_event, sealed.events)),
-        )  # fmt: skip
+        )
 
 
 def _event(raw: msgspec.Raw) -> wire.WireEvent:
@@ -226,9 +238,13 @@ def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> Non
 def _text_of(event: wire.WireEvent) -> int:
     """Return the characters of all texts of an event."""
     texts = chain(
-        (event.name, event.entity.kind), event.entity.key,
-        event.entity.facts, event.entity.facts.values(), event.facts, event.facts.values(),
-    )  # fmt: skip
+        (event.name, event.entity.kind),
+        event.entity.key,
+        event.entity.facts,
+        event.entity.facts.values(),
+        event.facts,
+        event.facts.values(),
+    )
     return sum(map(len, texts))
 
 
@@ -318,7 +334,14 @@ def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:
 
 def _encode_event(row: int, event: Event) -> wire.WireEvent:
     entity = wire.to_wire_entity(event.entity)
-    return within_bounds(wire.WireEvent(
-        event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts,
-        event.number,
-    ))  # fmt: skip
+    return within_bounds(
+        wire.WireEvent(
+            event.event_class.name,
+            row,
+            entity,
+            event.wall_ns,
+            event.boot_ns,
+            event.facts,
+            event.number,
+        )
+    )

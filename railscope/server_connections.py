@@ -160,8 +160,13 @@ class ServerConnections:
         if now - since < _REPORT_SECONDS:
             return
         self._reported[reason] = now, self.closed[reason]
-        log.warning("connections_closed", reason=reason, connections=self.closed[reason] - count,
-                    open=self._count, **facts)  # fmt: skip
+        log.warning(
+            "connections_closed",
+            reason=reason,
+            connections=self.closed[reason] - count,
+            open=self._count,
+            **facts,
+        )
 
     async def reap(self) -> None:
         """Close connections that miss the deadline of a request, until cancelled."""

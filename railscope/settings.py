@@ -171,8 +171,11 @@ def expectation(hint: Any) -> str:
         return f"a table such as {{ name = value }}, each value {value}"
     parts = [_TYPES.get(plain, str(plain))]
     for note in notes:
-        parts += [f"{text} {bound}" for name, text in _BOUNDS.items()
-                  if (bound := getattr(note, name, None)) is not None]  # fmt: skip
+        parts += [
+            f"{text} {bound}"
+            for name, text in _BOUNDS.items()
+            if (bound := getattr(note, name, None)) is not None
+        ]
     return ", ".join(parts)
 
 

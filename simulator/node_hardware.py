@@ -194,9 +194,14 @@ def _gpu_device(path: str, numa: int, model: GpuModel) -> SimulatedPciDevice:
 
 def _nic_device(path: str, numa: int, nic: NicModel) -> SimulatedPciDevice:
     return SimulatedPciDevice(
-        path, numa, nic.pci_vendor, nic.pci_device, driver=nic.driver,
-        generation=nic.pcie_generation, lanes=nic.pcie_lanes,
-    )  # fmt: skip
+        path,
+        numa,
+        nic.pci_vendor,
+        nic.pci_device,
+        driver=nic.driver,
+        generation=nic.pcie_generation,
+        lanes=nic.pcie_lanes,
+    )
 
 
 KERNEL = "5.15.0-1063-nvidia"

@@ -157,8 +157,12 @@ class AccessTrail:
         try:
             self.recorded.read()
         except (OSError, ValueError) as error:
-            log.error("identities_read_failed", file=str(self.recorded.path), problem=str(error),
-                      advice="all entries of the tokens file are recorded again")  # fmt: skip
+            log.error(
+                "identities_read_failed",
+                file=str(self.recorded.path),
+                problem=str(error),
+                advice="all entries of the tokens file are recorded again",
+            )
 
     async def _minute(self) -> None:
         deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
@@ -203,8 +207,12 @@ class AccessTrail:
             try:
                 await asyncio.to_thread(self.recorded.keep, current)
             except OSError as error:
-                log.error("identities_write_failed", file=str(self.recorded.path), problem=str(error),
-                          advice="changes of the tokens file are recorded again after a restart")  # fmt: skip
+                log.error(
+                    "identities_write_failed",
+                    file=str(self.recorded.path),
+                    problem=str(error),
+                    advice="changes of the tokens file are recorded again after a restart",
+                )
 
     async def _append(self, drafts: Iterator[RecordDraft]) -> bool:
         """Record all drafts, in groups; return True if none was lost."""

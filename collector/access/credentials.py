@@ -327,8 +327,11 @@ def _revoked(section: Mapping[str, object]) -> frozenset[str]:
 SCHEME = "railscope:"
 _MAX_KEPT = 1024
 _UNREADABLE = (
-    ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, x509.InvalidVersion,
-)  # fmt: skip
+    ValueError,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    x509.InvalidVersion,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,12 @@ class TokensFile:
             found = parse_credentials(content.decode())
         except (OSError, ValueError) as error:
             if self.valid or not isinstance(error, OSError):
-                log.error("tokens_rejected", file=str(self.path), problem=str(error),
-                          advice="the last valid credentials remain in use")  # fmt: skip
+                log.error(
+                    "tokens_rejected",
+                    file=str(self.path),
+                    problem=str(error),
+                    advice="the last valid credentials remain in use",
+                )
             self.valid = False
             if isinstance(error, OSError):
                 self._judged = b""

@@ -145,8 +145,11 @@ class OutboxDrain:
         leaves = await asyncio.gather(*appended)
         self._found.update(zip((one.reference for one in fresh), leaves, strict=True))
         signed = await self._signed() if batch else 0
-        return [audit_outbox.LogPosition(one.id, leaf, signed if leaf < signed else None) for one in batch
-                for leaf in (self._found[one.reference],)]  # fmt: skip
+        return [
+            audit_outbox.LogPosition(one.id, leaf, signed if leaf < signed else None)
+            for one in batch
+            for leaf in (self._found[one.reference],)
+        ]
 
     async def _signed(self) -> int:
         """Sign if that is possible now; return the number of signed records."""
@@ -256,15 +259,22 @@ class AuditTrail:
     def _report_loss(self) -> None:
         """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
         size, lost = self.log.size, self.log.lost
-        log.error("audit_records_lost", directory=str(self.log.directory), missing=lost,
-                  advice="they had been acknowledged; check the disk, and if an old copy was restored")  # fmt: skip
+        log.error(
+            "audit_records_lost",
+            directory=str(self.log.directory),
+            missing=lost,
+            advice="they had been acknowledged; check the disk, and if an old copy was restored",
+        )
         data: record.RecordData = {"missing": lost, "from": size}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
     def _report_damage(self, problem: str) -> None:
         """Record that a housekeeping file was missing or wrong, and was written again."""
-        log.error("audit_file_damaged", problem=problem,
-                  advice="the file was written again; check access to the audit directory")  # fmt: skip
+        log.error(
+            "audit_file_damaged",
+            problem=problem,
+            advice="the file was written again; check access to the audit directory",
+        )
         data: record.RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 

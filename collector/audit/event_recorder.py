@@ -99,8 +99,12 @@ class EventRecorder:
             return
         if not event_records.is_numbered(seen.event):
             if not self.unnumbered:
-                log.warning("event_audit_skipped", node=seen.node, name=seen.event.name,
-                            advice="update the agent: its events have no sequence numbers")  # fmt: skip
+                log.warning(
+                    "event_audit_skipped",
+                    node=seen.node,
+                    name=seen.event.name,
+                    advice="update the agent: its events have no sequence numbers",
+                )
             self.unnumbered += 1
         elif self.recorded.has(source_of(seen)):
             return

@@ -289,9 +289,14 @@ def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
     data: record.RecordData = {"claim_before": before, "node_before": node}
     data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
     return replace(
-        draft, type=CONFLICT, outcome=SEEN, data=data, source=None, commitments={},
+        draft,
+        type=CONFLICT,
+        outcome=SEEN,
+        data=data,
+        source=None,
+        commitments={},
         actor=record.RecordActor("collector", "collector"),
-    )  # fmt: skip
+    )
 
 
 def beyond_recording(seen: SeenEvent, problem: record.RecordError) -> RecordDraft:
@@ -302,9 +307,14 @@ def beyond_recording(seen: SeenEvent, problem: record.RecordError) -> RecordDraf
         "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
     }
     return RecordDraft(
-        "evidence.quarantine", record.RecordActor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
-        record.RecordSubject(clean(seen.node)), data, source=source_of(seen),
-    )  # fmt: skip
+        "evidence.quarantine",
+        record.RecordActor("agent", clean(seen.node)),
+        max(0, seen.event.wall_ns),
+        SEEN,
+        record.RecordSubject(clean(seen.node)),
+        data,
+        source=source_of(seen),
+    )
 
 
 def clean(text: str) -> str:

@@ -138,8 +138,12 @@ class LedgerWatch:
         try:
             seen = read_known_head(self.state)
         except ValueError as error:
-            log.error("state_file_damaged", file=str(self.state), problem=str(error),
-                      advice="the audit log has the same data, except for the last minute")  # fmt: skip
+            log.error(
+                "state_file_damaged",
+                file=str(self.state),
+                problem=str(error),
+                advice="the audit log has the same data, except for the last minute",
+            )
         known = [one for one in (recorded, seen) if one]
         self.known = max(known, key=lambda one: one.n, default=None)
 
@@ -206,8 +210,11 @@ class LedgerWatch:
         if problem == self._reported:
             return
         self._reported = problem
-        log.error("ledger_replaced", problem=problem,
-                  advice="finalizing and billing are stopped; restore the newest database")  # fmt: skip
+        log.error(
+            "ledger_replaced",
+            problem=problem,
+            advice="finalizing and billing are stopped; restore the newest database",
+        )
         data: RecordData = {"what": "ledger", "problem": problem}
         actor = RecordActor("collector", self.audit.source.id)
         draft = audit_outbox.RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)

@@ -171,8 +171,12 @@ def _read(path: Path) -> RecordedSnapshot:
     except FileNotFoundError:
         pass
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        log.error("audit_copy_damaged", file=str(path), problem=str(error),
-                  advice="the whole audit log is read instead")  # fmt: skip
+        log.error(
+            "audit_copy_damaged",
+            file=str(path),
+            problem=str(error),
+            advice="the whole audit log is read instead",
+        )
     return RecordedSnapshot(RecordedState())
 
 

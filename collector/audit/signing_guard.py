@@ -156,15 +156,23 @@ class SigningGuard:
     def refuse(self, problem: str) -> None:
         """Stop signing permanently, because another source than an agent shows that the log has changed."""
         if not self.refused:
-            log.error("audit_log_disputed", problem=problem,
-                      advice="signing is stopped; see docs/audit.md")  # fmt: skip
+            log.error(
+                "audit_log_disputed",
+                problem=problem,
+                advice="signing is stopped; see docs/audit.md",
+            )
         self.refused = self.refused or problem
 
     async def _dispute(self, node: str, note: str, problem: str) -> None:
         text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
         if not self.refused:
-            log.error("audit_log_disputed", node=node, problem=problem, held=note,
-                      advice="signing is stopped; check if an older copy was restored")  # fmt: skip
+            log.error(
+                "audit_log_disputed",
+                node=node,
+                problem=problem,
+                held=note,
+                advice="signing is stopped; check if an older copy was restored",
+            )
         self.refused = self.refused or text
         await asyncio.to_thread(self._keep, node, note)
         raise DisputeError(text)

@@ -118,9 +118,13 @@ def record(
         if charge.amount < 0 and not force:
             _check_credit(charge, books.store.invoiced(connection, charge), by.now_ns)
         row = row_of(
-            tables.adjustments, charge, amount=str(charge.amount), currency=currency,
-            reason=charge.note, **_recorded(by),
-        )  # fmt: skip
+            tables.adjustments,
+            charge,
+            amount=str(charge.amount),
+            currency=currency,
+            reason=charge.note,
+            **_recorded(by),
+        )
         draft = by.draft(
             "billing.adjust",
             {

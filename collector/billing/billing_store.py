@@ -79,8 +79,12 @@ class BillingStore:
     def row_counts(self, connection: Connection) -> dict[str, int]:
         """Rows of the tables that a closing depends on; the counts change with any new row."""
         counted = (
-            tables.price_books, tables.closings, tables.adjustments, tables.voids, tables.openings
-        )  # fmt: skip
+            tables.price_books,
+            tables.closings,
+            tables.adjustments,
+            tables.voids,
+            tables.openings,
+        )
         return {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in counted
@@ -322,9 +326,13 @@ def _restrict_invoices(
 
 def _adjustment(row: Row[Any]) -> charges.Charge:
     return charges.Charge(
-        row.tenant_id, charges.ChargeKind(row.kind), row.service_t0_ns, row.service_t1_ns, Fraction(row.amount),
+        row.tenant_id,
+        charges.ChargeKind(row.kind),
+        row.service_t0_ns,
+        row.service_t1_ns,
+        Fraction(row.amount),
         note=row.reason,
-    )  # fmt: skip
+    )
 
 
 def insert_rows(connection: Connection, table: Table, rows: Iterable[RowValues]) -> None:

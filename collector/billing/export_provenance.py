@@ -96,8 +96,11 @@ def _read_source_days(
                 )
             ).all()
             keys = (entries.c.gpu_uuid, entries.c.revision, entries.c.state.in_(_UNSEEN))
-            which = [entries.c.day == day, entries.c.gpu_uuid.in_(gpus),
-                     entries.c.tiling == Tiling.COMPUTE.value]  # fmt: skip
+            which = [
+                entries.c.day == day,
+                entries.c.gpu_uuid.in_(gpus),
+                entries.c.tiling == Tiling.COMPUTE.value,
+            ]
             length = entries.c.t1_ns - entries.c.t0_ns
             times = quantities(connection, keys, length, None, which)
             for gpu, revision, root in heads:

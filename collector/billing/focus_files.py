@@ -38,9 +38,9 @@ NUMBERS = frozenset({
     "PricingCurrencyEffectiveCost", "PricingCurrencyListUnitPrice", "PricingQuantity",
     "x_CoverageRatio",
 })  # fmt: skip
-TIMES = frozenset({
-    "BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd",
-})  # fmt: skip
+TIMES = frozenset(
+    {"BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"}
+)
 _TEXTS = frozenset({
     "BillingAccountId", "BillingAccountName", "BillingCurrency", "CapacityReservationId",
     "CapacityReservationStatus", "ChargeCategory", "ChargeClass", "ChargeDescription",

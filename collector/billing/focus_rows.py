@@ -120,8 +120,12 @@ def key_values(found: Mapping[str, str | int]) -> str | None:
 MAX_DECIMAL_UNITS = 10**PRECISION  # in units of the last decimal
 
 _COSTS = (
-    "BilledCost", "ContractedCost", "EffectiveCost", "ListCost", "PricingCurrencyEffectiveCost",
-)  # fmt: skip
+    "BilledCost",
+    "ContractedCost",
+    "EffectiveCost",
+    "ListCost",
+    "PricingCurrencyEffectiveCost",
+)
 _ALWAYS_APPLICABLE = (
     "BILLING_BASED_ON_PROVISIONED_RESOURCES_SUPPORTED", "CAPACITY_RESERVATION_SUPPORTED",
     "MULTIPLE_SUB_ACCOUNT_TYPES_SUPPORTED", "NEGOTIATED_PRICING_SUPPORTED",

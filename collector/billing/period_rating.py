@@ -239,9 +239,12 @@ def _counted_usage(
 def _source(revision: Revision) -> tuple[GpuDay, SourceRevision]:
     tiling = revision.tiling
     source = SourceRevision(
-        revision.number, revision.content_root, tiling.evidence_root, tiling.computed_ns,
+        revision.number,
+        revision.content_root,
+        tiling.evidence_root,
+        tiling.computed_ns,
         tiling.clock_suspect,
-    )  # fmt: skip
+    )
     return GpuDay(tiling.gpu, tiling.day), source
 
 

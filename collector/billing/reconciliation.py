@@ -171,9 +171,9 @@ class _EvidenceComparison:
             present = _within(places, start_ns, end_ns)
             absent = _within(outside, start_ns, end_ns)
             for tiling in Tiling:
-                self._capacity.append((
-                    f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present,
-                ))  # fmt: skip
+                self._capacity.append(
+                    (f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present)
+                )
                 held = _quantity(revision, tiling) - _quantity(revision, tiling, outside)
                 self._found += held
                 self._expected += GPU_CAPACITY * (present - absent)

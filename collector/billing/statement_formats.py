@@ -175,8 +175,12 @@ def _line(line: InvoiceLine, statement: TenantStatement, places: int) -> Stateme
 def _place(line: InvoiceLine) -> tuple[int, str, str, str, str]:
     charge = line.charge
     return (
-        charge.service_t0_ns, charge.resource, charge.claim, charge.kind.value, charge.charge_id,
-    )  # fmt: skip
+        charge.service_t0_ns,
+        charge.resource,
+        charge.claim,
+        charge.kind.value,
+        charge.charge_id,
+    )
 
 
 def _escape_formula(name: str, cell: str) -> str:

@@ -282,9 +282,14 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @click.option("--person", help="Only records with a commitment to this name.")
 @_SALTS
 def show(  # noqa: PLR0913, PLR0917 - its options
-    directory: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag
-    person: str | None, salts: Path,
-) -> None:  # fmt: skip
+    directory: Path,
+    kind: str | None,
+    node: str | None,
+    first: int,
+    as_json: bool,  # noqa: FBT001 - a flag
+    person: str | None,
+    salts: Path,
+) -> None:
     """Print records, one per line, both signed records and those that are not signed yet.
 
     They are printed without verification: use `verify_log` to check them against the signatures. The

@@ -48,17 +48,26 @@ def _forms(
 
 
 forms_option = click.option(
-    "--format", "forms", default=",".join(export.ExportFormat), show_default=True, callback=_forms,
-    metavar="FORMAT,…", help="csv, parquet (needs the extra parquet) or both.",
-)  # fmt: skip
+    "--format",
+    "forms",
+    default=",".join(export.ExportFormat),
+    show_default=True,
+    callback=_forms,
+    metavar="FORMAT,…",
+    help="csv, parquet (needs the extra parquet) or both.",
+)
 
 
 @click.command("export")
 @click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--focus", type=click.Choice([focus_files.FOCUS_VERSION]), default=focus_files.FOCUS_VERSION, show_default=True,
-    expose_value=False, help="FOCUS version.",
-)  # fmt: skip
+    "--focus",
+    type=click.Choice([focus_files.FOCUS_VERSION]),
+    default=focus_files.FOCUS_VERSION,
+    show_default=True,
+    expose_value=False,
+    help="FOCUS version.",
+)
 @forms_option
 @click.option(
     "--period",
@@ -81,9 +90,16 @@ forms_option = click.option(
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @deciding_command
 def export_command(  # noqa: PLR0913 - its options
-    place: CommandContext, directory: Path, *, forms: tuple[export.ExportFormat, ...],
-    period: Period | None, tenant: str | None, sellers: Path | None, log: Path | None, force: bool,
-) -> None:  # fmt: skip
+    place: CommandContext,
+    directory: Path,
+    *,
+    forms: tuple[export.ExportFormat, ...],
+    period: Period | None,
+    tenant: str | None,
+    sellers: Path | None,
+    log: Path | None,
+    force: bool,
+) -> None:
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
     The export is recorded in the audit log. Exit status 1: nothing was written.

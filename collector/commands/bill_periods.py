@@ -45,13 +45,18 @@ _MAX_SHOWN = 10
 
 def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
     form = click.option(
-        "--format", "form", type=click.Choice(list(tenant_statements.STATEMENT_FORMATS)),
-        default="text", show_default=True,
-    )  # fmt: skip
+        "--format",
+        "form",
+        type=click.Choice(list(tenant_statements.STATEMENT_FORMATS)),
+        default="text",
+        show_default=True,
+    )
     file = click.option(
-        "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
+        "--output",
+        "file",
+        type=click.Path(dir_okay=False, path_type=Path),
         help="Write to this file. Default: standard output.",
-    )  # fmt: skip
+    )
     return form(file(command))
 
 
@@ -129,9 +134,13 @@ def close_command(
 @click.option("--invoice", help="Print this invoice, even if it is void.")
 @command_options.ledger_command
 def statement_command(  # noqa: PLR0913, PLR0917 - its options
-    place: command_options.CommandContext, tenant: str, period: Period, form: str,
-    file: Path | None, invoice: str | None,
-) -> None:  # fmt: skip
+    place: command_options.CommandContext,
+    tenant: str,
+    period: Period,
+    form: str,
+    file: Path | None,
+    invoice: str | None,
+) -> None:
     """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
     with place.books() as books:
         if invoice is None:

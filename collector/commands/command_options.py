@@ -196,9 +196,13 @@ def period_argument(*, required: bool = True) -> Callable[[Any], Callable[..., N
 
 
 format_option = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
     help="Output format.",
-)  # fmt: skip
+)
 
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -233,16 +237,23 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Compare with the output of `kubectl get pods -o json`.",
     )
     @click.option(
-        "--tolerance", type=click.FloatRange(min=0), default=15.0, show_default=True,
+        "--tolerance",
+        type=click.FloatRange(min=0),
+        default=15.0,
+        show_default=True,
         help="Seconds by which the start or end of a claim may differ.",
-    )  # fmt: skip
+    )
     @timezone_option
     @tenants_option
     @wraps(command)
     def wrapped(
-        slurm: tuple[Path, ...], kubernetes: tuple[Path, ...], tolerance: float,
-        timezone: str | None, tenants_path: Path | None, **rest: Any,
-    ) -> None:  # fmt: skip
+        slurm: tuple[Path, ...],
+        kubernetes: tuple[Path, ...],
+        tolerance: float,
+        timezone: str | None,
+        tenants_path: Path | None,
+        **rest: Any,
+    ) -> None:
         compare: LedgerComparison | None = None
         if slurm or kubernetes:
             files = {"slurm": slurm, "kubernetes": kubernetes}

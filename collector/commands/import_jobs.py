@@ -77,10 +77,13 @@ class _ImportOptions:
     "that the list names.",
 )
 @click.option(
-    "--as-of", "as_of_ns", callback=parse_utc_time, metavar="TIME",
+    "--as-of",
+    "as_of_ns",
+    callback=parse_utc_time,
+    metavar="TIME",
     help="Time at which the list was made: jobs that have not ended are counted up to it, at most "
-         "up to the end of the period or to now. Default: now.",
-)  # fmt: skip
+    "up to the end of the period or to now. Default: now.",
+)
 @click.option(
     "--sku",
     default="",
@@ -115,11 +118,25 @@ class _ImportOptions:
 )
 @click.option("--as", "name", help="Name recorded as the actor. Default: the system user.")
 def import_jobs(  # noqa: PLR0913 - each is an option
-    *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
-    url: str | None, period: Period | None, source: str | None, as_of_ns: int | None, sku: str,
-    inventory_path: Path | None, as_json: bool, stand_ins: bool, as_observed: bool, strict: bool,
-    shards_per_gpu: int | None, replace: bool, name: str | None,
-) -> None:  # fmt: skip
+    *,
+    file: Path,
+    form: str | None,
+    timezone: str | None,
+    tenants_path: Path | None,
+    url: str | None,
+    period: Period | None,
+    source: str | None,
+    as_of_ns: int | None,
+    sku: str,
+    inventory_path: Path | None,
+    as_json: bool,
+    stand_ins: bool,
+    as_observed: bool,
+    strict: bool,
+    shards_per_gpu: int | None,
+    replace: bool,
+    name: str | None,
+) -> None:
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
     Of two jobs on one GPU the later holds it while it lasts, then the earlier one holds it again;
@@ -199,9 +216,13 @@ def _import(
     if order.url is not None and period is not None:
         rejected = [str(one) for one in jobs.rejected]
         listed = NewList(
-            source, period, as_of_ns, order.as_observed,
-            job_list_import.place_jobs(jobs, order.models, found.models), rejected,
-        )  # fmt: skip
+            source,
+            period,
+            as_of_ns,
+            order.as_observed,
+            job_list_import.place_jobs(jobs, order.models, found.models),
+            rejected,
+        )
         ledger = Ledger.open(order.url, metadata)
         try:
             compare_writes(ledger.database, None)

@@ -197,9 +197,12 @@ def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
     is_same_start &= one.start_boot_ns == other.start_boot_ns
     start_ns = one.start_ns if is_same_start else other.start_ns
     is_same = one == msgspec.structs.replace(
-        other, reported_ns=one.reported_ns, start_ns=start_ns, trusted_from_ns=one.trusted_from_ns,
+        other,
+        reported_ns=one.reported_ns,
+        start_ns=start_ns,
+        trusted_from_ns=one.trusted_from_ns,
         received_ns=one.received_ns,
-    )  # fmt: skip
+    )
     return is_same and one.trusted_from_ns <= other.trusted_from_ns
 
 

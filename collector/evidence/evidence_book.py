@@ -338,9 +338,15 @@ class EvidenceBook:
         contacts = {node: self.node(node).gpus for node in nodes}
         attended = {node: self.node(node).reports for node in nodes}
         return GpuFacts(
-            uuid, presences, memory.claims, memory.ended, memory.cuts, contacts=contacts,
-            valueless=memory.valueless, attended=attended,
-        )  # fmt: skip
+            uuid,
+            presences,
+            memory.claims,
+            memory.ended,
+            memory.cuts,
+            contacts=contacts,
+            valueless=memory.valueless,
+            attended=attended,
+        )
 
     def forget(self, uuid: str, before_ns: int) -> None:
         """Remove facts that ended before a timestamp, except those that define the state at it."""

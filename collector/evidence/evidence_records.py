@@ -158,5 +158,10 @@ class EvidenceQuarantine:
         row = (table, str(name))
         if row not in self.rows and len(self.rows) < MAX_NAMED:
             self.rows.add(row)
-            log.error("evidence_damaged", table=table, row=row[1], problem=str(error),
-                      advice="its content is ignored; restore it from a backup")  # fmt: skip
+            log.error(
+                "evidence_damaged",
+                table=table,
+                row=row[1],
+                problem=str(error),
+                advice="its content is ignored; restore it from a backup",
+            )

@@ -207,8 +207,12 @@ class EvidenceStore:
                 try:
                     audit_outbox.put_record(connection, one.id, one.draft())
                 except audit_outbox.OutboxError as error:
-                    log.error("evidence_problem_write_failed", kind=one.kind, gpu=one.gpu,
-                              problem=str(error))  # fmt: skip
+                    log.error(
+                        "evidence_problem_write_failed",
+                        kind=one.kind,
+                        gpu=one.gpu,
+                        problem=str(error),
+                    )
 
     # Reading -----------------------------------------------------------------------------------
 

@@ -216,12 +216,23 @@ def deviceless_claims_of(
     firsts = claim_events.first_reports(facts.claims)
     return [
         placement.UnplacedClaim(
-            piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
-            piece.node, firsts[subject.node, subject.name].count, piece.share or Fraction(1),
-            piece.system, piece.source, piece.review, piece.from_ns, subject.name,
+            piece.level,
+            piece.start_ns,
+            piece.id,
+            piece.tenant,
+            piece.end_ns,
+            piece.workload,
+            piece.node,
+            firsts[subject.node, subject.name].count,
+            piece.share or Fraction(1),
+            piece.system,
+            piece.source,
+            piece.review,
+            piece.from_ns,
+            subject.name,
         )
         for piece, subject, _ in found
-    ]  # fmt: skip
+    ]
 
 
 # Layouts, witnesses -----------------------------------------------------------------------------

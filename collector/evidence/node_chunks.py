@@ -253,10 +253,13 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
             for name, one in sorted(self.series.items())
         }
         return msgspec.structs.replace(
-            self, gpus=dict(sorted(self.gpus.items())), series=series,
-            cuts=dict(sorted(self.cuts.items())), doubts=sorted(self.doubts),
+            self,
+            gpus=dict(sorted(self.gpus.items())),
+            series=series,
+            cuts=dict(sorted(self.cuts.items())),
+            doubts=sorted(self.doubts),
             valueless=dict(sorted(self.valueless.items())),
-        )  # fmt: skip
+        )
 
 
 _encoder = msgspec.msgpack.Encoder()

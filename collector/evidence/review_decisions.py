@@ -166,10 +166,15 @@ def record_decision(
             content = _event(one, decision)
             name = sha256(content.encode()).hexdigest()
             row = row_of(
-                evidence_tables.review_decisions, one.subject, id=name, content=content,
-                accepted=int(decision.accepted), start_ns=one.start_ns, end_ns=FOREVER_NS,
+                evidence_tables.review_decisions,
+                one.subject,
+                id=name,
+                content=content,
+                accepted=int(decision.accepted),
+                start_ns=one.start_ns,
+                end_ns=FOREVER_NS,
                 recorded_ns=decision.now_ns,
-            )  # fmt: skip
+            )
             evidence_tables.insert_new_rows(connection, evidence_tables.review_decisions, [row])
             put_record(connection, f"evidence_decision/{name}", _draft(one, decision, name))
             count += 1

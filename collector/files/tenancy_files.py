@@ -58,10 +58,16 @@ class FileClaim:
     def on(self, node: str) -> MeteredClaim:
         """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
         return MeteredClaim(
-            claim_terms.ClaimAuthority.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
-            exclusive=not self.share, source=SOURCE,
+            claim_terms.ClaimAuthority.ADMINISTRATOR,
+            self.start_ns,
+            self.id,
+            self.tenant,
+            self.end_ns,
+            node=node,
+            exclusive=not self.share,
+            source=SOURCE,
             share=claim_terms.parse_share(self.share) if self.share else None,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -148,8 +154,13 @@ def claims_file(path: Path | None) -> WatchedFile[FileClaims]:
 
 def _name_overlaps(claims: FileClaims) -> None:
     for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
-        log.warning("claims_overlapped", holds=later.holds, earlier=earlier.tenant,
-                    later=later.tenant, advice="the later claim applies while it lasts, then the earlier one again")  # fmt: skip
+        log.warning(
+            "claims_overlapped",
+            holds=later.holds,
+            earlier=earlier.tenant,
+            later=later.tenant,
+            advice="the later claim applies while it lasts, then the earlier one again",
+        )
 
 
 TENANTS_HEADER = ("tenant", "source", "owner", "from", "to")

@@ -76,8 +76,12 @@ class WatchedFile(Generic[T]):
         except (OSError, FileError, UnicodeDecodeError) as error:
             if self.valid or not isinstance(error, OSError):
                 what = f"{self.kind}_file_rejected"
-                log.error(what, file=str(self.path), problem=str(error),
-                          advice="the last valid version remains in use")  # fmt: skip
+                log.error(
+                    what,
+                    file=str(self.path),
+                    problem=str(error),
+                    advice="the last valid version remains in use",
+                )
             self.valid, self.problem = False, str(error)
             if isinstance(error, OSError):
                 self._digest = b""

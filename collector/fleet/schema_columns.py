@@ -101,9 +101,13 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
     columns, keys, owner_of, rates = zip(*rows, strict=True)
     places = np.array(rates, np.intp)
     return JobColumns(
-        np.array(columns, np.intp), keys, tuple(owners), np.array(owner_of, np.intp),
-        np.flatnonzero(places >= 0), places[places >= 0],
-    )  # fmt: skip
+        np.array(columns, np.intp),
+        keys,
+        tuple(owners),
+        np.array(owner_of, np.intp),
+        np.flatnonzero(places >= 0),
+        places[places >= 0],
+    )
 
 
 MIG_STREAM = "mig"

@@ -168,8 +168,14 @@ class RecordQuarantine:
         content = encode_record(record)
         name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
         path = self.directory / name
-        log.error("record_quarantined", node=record.node, segment=segment, problem=problem,
-                  bytes=len(record.body), file=str(path))  # fmt: skip
+        log.error(
+            "record_quarantined",
+            node=record.node,
+            segment=segment,
+            problem=problem,
+            bytes=len(record.body),
+            file=str(path),
+        )
         if path.exists():
             return
         self.records += 1
@@ -280,8 +286,12 @@ class StateFiles:
     def _lose(self, name: str, problem: str) -> None:
         self.lost[name] = problem
         self.incomplete = not self.manifest.accepted
-        log.error("file_lost", file=name, problem=problem,
-                  advice="restore it and start again, or run `railscope collector accept-loss`")  # fmt: skip
+        log.error(
+            "file_lost",
+            file=name,
+            problem=problem,
+            advice="restore it and start again, or run `railscope collector accept-loss`",
+        )
 
     @property
     def fresh_segment(self) -> int:
@@ -350,8 +360,12 @@ class StateFiles:
         fresh = [name for name in found if name not in self.lost]
         for name in fresh:
             self.lost[name] = found[name]
-            log.error("file_lost", file=name, problem=found[name],
-                      advice="the running collector still has its content; check which process deleted it")  # fmt: skip
+            log.error(
+                "file_lost",
+                file=name,
+                problem=found[name],
+                advice="the running collector still has its content; check which process deleted it",
+            )
         return fresh
 
     def _short(self, number: int, size: int) -> str:

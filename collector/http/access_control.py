@@ -322,8 +322,13 @@ class RequestAuthorizer:
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, text, headers)
         repeated = self.lines.due(source_of(address), found.reason)
         if repeated is not None:
-            log.warning("request_denied", sender=address, path=_path(request), reason=found.reason,
-                        repeated=repeated)  # fmt: skip
+            log.warning(
+                "request_denied",
+                sender=address,
+                path=_path(request),
+                reason=found.reason,
+                repeated=repeated,
+            )
         text = "invalid or missing credential: expected a bearer token or a client certificate"
         headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}
         return json_error(HTTPStatus.UNAUTHORIZED, text, headers)

@@ -171,8 +171,12 @@ class SignedEntries:
             return True
         except (OSError, ValueError) as error:
             if not self.problem:
-                log.error("audit_index_stopped", directory=str(self.directory), problem=str(error),
-                          advice="run `railscope audit verify`")  # fmt: skip
+                log.error(
+                    "audit_index_stopped",
+                    directory=str(self.directory),
+                    problem=str(error),
+                    advice="run `railscope audit verify`",
+                )
             self.problem = str(error)
             return True
         self.problem = ""

@@ -135,8 +135,14 @@ class Ingest:
             if rejection.reason not in _EXPECTED:
                 repeated = self.lines.due(rejection.reason, credential.name)
             if repeated is not None:
-                log.warning("envelope_rejected", sender=request.remote, reason=rejection.reason,
-                            node=credential.name, problem=str(rejection), repeated=repeated)  # fmt: skip
+                log.warning(
+                    "envelope_rejected",
+                    sender=request.remote,
+                    reason=rejection.reason,
+                    node=credential.name,
+                    problem=str(rejection),
+                    repeated=repeated,
+                )
             content = {"error": str(rejection), **rejection.more}
             answer = json_answer(content, rejection.status, headers)
         if answer.status in DECISIONS:

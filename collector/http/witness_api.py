@@ -152,9 +152,13 @@ class WitnessApi:
             self._change(node)
             data = {"key": cosigned.key, **({"before": known.key} if known else {})}
             draft = RecordDraft(
-                "log.witness", RecordActor("agent", node), self.guard.wall_ns(), "done", RecordSubject(node),
+                "log.witness",
+                RecordActor("agent", node),
+                self.guard.wall_ns(),
+                "done",
+                RecordSubject(node),
                 dict(data),
-            )  # fmt: skip
+            )
             try:
                 await self.audit.append(draft)
             except (AuditError, RecordError) as error:

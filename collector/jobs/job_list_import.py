@@ -198,12 +198,19 @@ def place_jobs(
                 )
     return [
         imported_lists.PlacedJob(
-            str(gpu), job.start_ns, job.id, job.tenant, job.end_ns, gpu.node, found[gpu],
-            _text_of(job.part_of(gpu)), job.claim in unfinished,
+            str(gpu),
+            job.start_ns,
+            job.id,
+            job.tenant,
+            job.end_ns,
+            gpu.node,
+            found[gpu],
+            _text_of(job.part_of(gpu)),
+            job.claim in unfinished,
         )
         for job in jobs.jobs
         for gpu in job.gpus
-    ]  # fmt: skip
+    ]
 
 
 def _text_of(part: job_list.ListedGpuPart) -> str:
@@ -338,12 +345,21 @@ def _evidence(
     counted = is_stand_in(gpu)
     claims = [
         evidence.MeteredClaim(
-            ClaimAuthority.SCHEDULER_LIST, job.start_ns, claim, job.tenant, job.end_ns, job.job_id,
-            job.node, slots, slots, assumed=counted, counted=counted,
+            ClaimAuthority.SCHEDULER_LIST,
+            job.start_ns,
+            claim,
+            job.tenant,
+            job.end_ns,
+            job.job_id,
+            job.node,
+            slots,
+            slots,
+            assumed=counted,
+            counted=counted,
         )
         for claim, job in found
         for slots in (slots_of(job.part),)
-    ]  # fmt: skip
+    ]
     return claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
 
 

@@ -200,9 +200,13 @@ def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_l
         Fraction(milli, _MILLI) if gpus else Fraction(1),
     )
     return job_list.ListedJob(
-        start * SECOND_NS, name, row.get("qos") or "none", "", end_ns,
+        start * SECOND_NS,
+        name,
+        row.get("qos") or "none",
+        "",
+        end_ns,
         unplaced=(part,) if gpus else (),
-    )  # fmt: skip
+    )
 
 
 def _whole(row: Mapping[str, str | None], field: str, limit: int) -> int:

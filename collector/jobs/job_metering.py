@@ -81,12 +81,19 @@ def _evidence(gpu: ListedGpu, jobs: Sequence[ListedJob], period: Period | None) 
         stay,
         [
             MeteredClaim(
-                ClaimAuthority.SCHEDULER_LIST, job.start_ns, job.claim, job.tenant, job.end_ns,
-                job.id, gpu.node, held, held,
+                ClaimAuthority.SCHEDULER_LIST,
+                job.start_ns,
+                job.claim,
+                job.tenant,
+                job.end_ns,
+                job.id,
+                gpu.node,
+                held,
+                held,
             )
             for job, held in zip(jobs, slots, strict=True)
         ],
-    )  # fmt: skip
+    )
 
 
 def claims_evidence(gpu: str, stay: NodeStay, claims: Sequence[MeteredClaim]) -> Evidence:

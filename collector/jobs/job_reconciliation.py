@@ -29,8 +29,14 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
 _CLAIM_STATES = frozenset(
-    {SlotState.OBSERVED, SlotState.INFERRED, SlotState.SYSTEM, SlotState.MAINTENANCE, SlotState.DOWN}
-)  # fmt: skip
+    {
+        SlotState.OBSERVED,
+        SlotState.INFERRED,
+        SlotState.SYSTEM,
+        SlotState.MAINTENANCE,
+        SlotState.DOWN,
+    }
+)
 """States of a held slot; scheduler records do not contain the activity of the GPU."""
 
 

@@ -63,9 +63,13 @@ class MeteredGpu:
             start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
             profile = (profiles or {}).get(claim.id, "")
             known[claim.id] = HeldClaim(
-                claim.id, start_ns, profile, None, int(claim.level),
+                claim.id,
+                start_ns,
+                profile,
+                None,
+                int(claim.level),
                 instance=_instance(claim) if profile else "",
-            )  # fmt: skip
+            )
         for _, piece_end_ns, claim in in_force:
             one = known[claim.id]
             # A counted claim continues on another GPU after the end of a part of it.
@@ -73,9 +77,17 @@ class MeteredGpu:
             if end_ns < FOREVER_NS and claim.id not in open_claims:
                 known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
         return cls(
-            evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), measures.owners(evidence),
-            counted, known, in_force, overlaps(evidence), doubts,
-        )  # fmt: skip
+            evidence,
+            sku,
+            evidence_root(evidence),
+            GpuTimeline.of(evidence),
+            measures.owners(evidence),
+            counted,
+            known,
+            in_force,
+            overlaps(evidence),
+            doubts,
+        )
 
     def day(self, day: int, computed: MeteringComputation) -> DayTiling:
         """Return the result of one UTC day, counted from the epoch."""
@@ -109,11 +121,16 @@ class MeteredGpu:
                 for claim in sorted(named & self._claims.keys())
             ),
             overlaps=moved,
-            clock_suspect=tuple(sorted({
-                doubt for first_ns, last_ns, doubt in self._doubts
-                if first_ns < end_ns and start_ns <= last_ns
-            })),
-        )  # fmt: skip
+            clock_suspect=tuple(
+                sorted(
+                    {
+                        doubt
+                        for first_ns, last_ns, doubt in self._doubts
+                        if first_ns < end_ns and start_ns <= last_ns
+                    }
+                )
+            ),
+        )
 
 
 def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:

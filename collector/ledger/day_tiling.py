@@ -142,11 +142,14 @@ def round_tiling(found: DayTiling) -> DayTiling:
         replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi)) for one in found.entries
     )
     shares = (
-        replace(one, share=replace(
-            one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)
-        ))
+        replace(
+            one,
+            share=replace(
+                one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)
+            ),
+        )
         for one in found.shares
-    )  # fmt: skip
+    )
     overlaps = (replace(one, units=cut(one.units)) for one in found.overlaps)
     return replace(
         found,

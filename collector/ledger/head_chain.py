@@ -121,10 +121,14 @@ def append(
     rows = json.dumps([list(one) for one in items], separators=(",", ":"))
     connection.execute(
         heads.insert().values(
-            n=n, database_id=database, previous=previous, rows=rows, head=head.head,
+            n=n,
+            database_id=database,
+            previous=previous,
+            rows=rows,
+            head=head.head,
             recorded_ns=recorded_ns,
         )
-    )  # fmt: skip
+    )
     data: RecordData = {"database": database, "n": n, "head": head.head, "rows": len(items)}
     draft = audit_outbox.RecordDraft(
         audit_outbox.HEAD, RecordActor("ledger", database), recorded_ns, "done", data=data
@@ -181,10 +185,15 @@ def _identify(  # noqa: PLR0913, PLR0917 - the columns of one row
     number = connection.execute(select(func.max(databases.c.number))).scalar_one() or 0
     connection.execute(
         databases.insert().values(
-            number=number + 1, database_id=identity, created_ns=now_ns, continues=continues,
-            head=head, outbox=audit_outbox.newest_number(connection), reason=reason,
+            number=number + 1,
+            database_id=identity,
+            created_ns=now_ns,
+            continues=continues,
+            head=head,
+            outbox=audit_outbox.newest_number(connection),
+            reason=reason,
         )
-    )  # fmt: skip
+    )
 
 
 def mark_older_copy(connection: Connection, problem: str, now_ns: int) -> None:

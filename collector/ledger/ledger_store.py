@@ -217,8 +217,11 @@ def _write(
     mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
     parts: dict[int, dict[str, list[row_conversion.RowValues]]] = {at: {} for at in mine}
     tables = (
-        (entries, row_conversion.entry_rows), (shares, row_conversion.share_rows), (claims, row_conversion.claim_rows), (overlaps, row_conversion.overlap_rows),
-    )  # fmt: skip
+        (entries, row_conversion.entry_rows),
+        (shares, row_conversion.share_rows),
+        (claims, row_conversion.claim_rows),
+        (overlaps, row_conversion.overlap_rows),
+    )
     for table, rows_of in tables:
         for at, number in mine.items():
             parts[at][table.name] = list(rows_of(rooted[at][0], number))

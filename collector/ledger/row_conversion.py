@@ -35,9 +35,13 @@ class GpuDay(NamedTuple):
 def revision_row(found: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
     """Return the row of the revision that supersedes another."""
     return row_of(
-        schema.revisions, found, revision=(before or 0) + 1, supersedes=before, content_root=root,
+        schema.revisions,
+        found,
+        revision=(before or 0) + 1,
+        supersedes=before,
+        content_root=root,
         clock_suspect=_suspect_text(found.clock_suspect),
-    )  # fmt: skip
+    )
 
 
 def _suspect_text(doubts: Iterable[ClockDoubt]) -> str | None:
@@ -79,11 +83,15 @@ def entry_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
     for position, one in enumerate(day_tiling.sort_entries(found.entries)):
         slots = _slots(one, found.capacity_units)
         yield row_of(
-            schema.entries, one, **key, **slots, entry=position,
+            schema.entries,
+            one,
+            **key,
+            **slots,
+            entry=position,
             witness=None if one.witness is None else _WITNESSES[one.witness],
             qty_capns=(slots["slot_hi"] - slots["slot_lo"]) * (one.t1_ns - one.t0_ns),
             placement=ASSUMED if one.assumed else COUNTED if one.counted else "",
-        )  # fmt: skip
+        )
 
 
 def share_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
@@ -100,9 +108,14 @@ def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
     for one in found.claims:
         compute, memory = one.requested
         yield row_of(
-            schema.claims, one, **key, claim_id=one.id, instance=one.instance or None,
-            requested_compute=compute, requested_memory=memory,
-        )  # fmt: skip
+            schema.claims,
+            one,
+            **key,
+            claim_id=one.id,
+            instance=one.instance or None,
+            requested_compute=compute,
+            requested_memory=memory,
+        )
 
 
 def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
@@ -111,18 +124,29 @@ def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValu
     for position, one in enumerate(sorted(found.overlaps)):
         units = day_tiling.to_revision_units(one.units, found.capacity_units)
         yield row_of(
-            schema.overlaps, one, **key, overlap=position, t0_ns=one.start_ns, t1_ns=one.end_ns,
-            units=units, ratio=str(one.ratio),
-        )  # fmt: skip
+            schema.overlaps,
+            one,
+            **key,
+            overlap=position,
+            t0_ns=one.start_ns,
+            t1_ns=one.end_ns,
+            units=units,
+            ratio=str(one.ratio),
+        )
 
 
 def overlap_of(row: Row[Any], units: int) -> Overlap:
     """Return the overlap of a row."""
     return value_of(
-        Overlap, row, start_ns=row.t0_ns, end_ns=row.t1_ns, tiling=Tiling(row.tiling),
-        kind=OverlapKind(row.kind), units=day_tiling.from_revision_units(row.units, units),
+        Overlap,
+        row,
+        start_ns=row.t0_ns,
+        end_ns=row.t1_ns,
+        tiling=Tiling(row.tiling),
+        kind=OverlapKind(row.kind),
+        units=day_tiling.from_revision_units(row.units, units),
         ratio=Fraction(row.ratio),
-    )  # fmt: skip
+    )
 
 
 def entry_of(row: Row[Any], units: int) -> TilingEntry:
@@ -131,11 +155,15 @@ def entry_of(row: Row[Any], units: int) -> TilingEntry:
         message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
         raise TypeError(message)
     return value_of(
-        TilingEntry, row, **_slots_of(row, units), tiling=Tiling(row.tiling),
+        TilingEntry,
+        row,
+        **_slots_of(row, units),
+        tiling=Tiling(row.tiling),
         state=SlotState(row.state),
         witness=None if row.witness is None else NodeWitness[row.witness.upper()],
-        assumed=row.placement == ASSUMED, counted=bool(row.placement),
-    )  # fmt: skip
+        assumed=row.placement == ASSUMED,
+        counted=bool(row.placement),
+    )
 
 
 def share_of(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
@@ -157,11 +185,13 @@ def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day_ti
     """Return the written tiling, from the row of its revision and the ordered rows of its parts."""
     units = head.capacity_units
     found = value_of(
-        day_tiling.DayTiling, head, capacity_units=0,
+        day_tiling.DayTiling,
+        head,
+        capacity_units=0,
         entries=tuple(entry_of(row, units) for row in parts["entries"]),
         shares=tuple(share_of(row, units) for row in parts["shares"]),
         claims=tuple(map(claim_of, parts["claims"])),
         overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
         clock_suspect=clock_suspect_of(head.clock_suspect),
-    )  # fmt: skip
+    )
     return found if day_tiling.units_of(found) == units else replace(found, capacity_units=units)

@@ -36,8 +36,9 @@ _COLUMNS = {
 }  # fmt: skip
 """Columns with another name than the attribute that they store."""
 _ATTRIBUTES = {column: name for name, column in _COLUMNS.items()} | {
-    "period_start_ns": "period.start_ns", "period_end_ns": "period.end_ns",
-}  # fmt: skip
+    "period_start_ns": "period.start_ns",
+    "period_end_ns": "period.end_ns",
+}
 RecordT = TypeVar("RecordT")
 
 metadata = sa.MetaData()

@@ -159,8 +159,11 @@ def _groups(
             current, level = {}, claim.level
         slots = claim.slots(tiling)
         if claim.exclusive:
-            current = {device: group for device, group in current.items()
-                       if not slots_intersect(device, slots)}  # fmt: skip
+            current = {
+                device: group
+                for device, group in current.items()
+                if not slots_intersect(device, slots)
+            }
         elif slots in current:
             current[slots].append(claim)
         else:

@@ -246,11 +246,16 @@ def _instants(
             for (place, holder), number in now.items():
                 if isinstance(holder, _PlacedHolder):
                     held.setdefault(place, []).extend([holder] * number)
-            yield time_ns, until_ns, [
-                _GpuOccupancy(gpu.gpu, held.get(place, []))
-                for place, gpu in enumerate(gpus)
-                if (place, None) in now
-            ], in_force  # fmt: skip
+            yield (
+                time_ns,
+                until_ns,
+                [
+                    _GpuOccupancy(gpu.gpu, held.get(place, []))
+                    for place, gpu in enumerate(gpus)
+                    if (place, None) in now
+                ],
+                in_force,
+            )
 
 
 def _spans(
@@ -359,13 +364,23 @@ def _claims(part: _GrantedShare, spans: Sequence[tuple[int, int]]) -> Iterator[M
     count = part.claim
     for start_ns, end_ns in spans:
         yield MeteredClaim(
-            level=count.level, start_ns=count.start_ns, id=f"{count.id}/count",
-            tenant=count.tenant, end_ns=count.end_ns, workload=count.workload, node=count.node,
-            exclusive=count.share == 1, system=count.system, source=count.source, review=count.review,
-            share=None if count.share == 1 else part.share, assumed=part.assumed, counted=True,
+            level=count.level,
+            start_ns=count.start_ns,
+            id=f"{count.id}/count",
+            tenant=count.tenant,
+            end_ns=count.end_ns,
+            workload=count.workload,
+            node=count.node,
+            exclusive=count.share == 1,
+            system=count.system,
+            source=count.source,
+            review=count.review,
+            share=None if count.share == 1 else part.share,
+            assumed=part.assumed,
+            counted=True,
             from_ns=-FOREVER_NS if start_ns == count.start_ns else start_ns,
             until_ns=FOREVER_NS if end_ns == count.end_ns else end_ns,
-        )  # fmt: skip
+        )
 
 
 def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:

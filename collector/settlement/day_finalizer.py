@@ -121,8 +121,12 @@ class DayFinalizer:
             if not self.failing:
                 known = isinstance(fault, (LedgerError, OSError))
                 problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
-                log.error("evidence_write_failed", problem=problem, intervals=len(self.book.chunks.by_key),
-                          advice="it stays in memory and in the checkpoint, and is written later")  # fmt: skip
+                log.error(
+                    "evidence_write_failed",
+                    problem=problem,
+                    intervals=len(self.book.chunks.by_key),
+                    advice="it stays in memory and in the checkpoint, and is written later",
+                )
             self.failing = True
             return False
         if self.failing:

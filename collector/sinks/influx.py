@@ -126,8 +126,12 @@ class InfluxSink:
                 self._waiting.popleft()
             if refused:
                 self.dropped += len(batch)
-                log.warning("influx_lines_rejected", url=self.settings.url, problem=refused,
-                            dropped=len(batch))  # fmt: skip
+                log.warning(
+                    "influx_lines_rejected",
+                    url=self.settings.url,
+                    problem=refused,
+                    dropped=len(batch),
+                )
             else:
                 self.written += len(batch)
             if self._problem:

@@ -130,8 +130,12 @@ class CollectorState:
             self.counts.reject("fault")
             repeated = self.lines.due(envelope.node)
             if repeated is not None:
-                log.error("envelope_processing_failed", node=envelope.node, repeated=repeated,
-                          problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
+                log.error(
+                    "envelope_processing_failed",
+                    node=envelope.node,
+                    repeated=repeated,
+                    problem=f"{type(fault).__name__}: {fault}",
+                )
 
     def _steps(self, record: FrameRecord, envelope: Envelope) -> Iterator[None]:
         node = self.fleet.node(envelope.node)
@@ -162,9 +166,13 @@ class CollectorState:
             # Last: a checkpoint made between two steps must not record frames as received before
             # they are applied.
             self.received.add(
-                envelope.node, envelope.run, batch.stream, batch.first_sequence,
-                batch.first_sequence + batch.rows - 1, record.received_wall_ns,
-            )  # fmt: skip
+                envelope.node,
+                envelope.run,
+                batch.stream,
+                batch.first_sequence,
+                batch.first_sequence + batch.rows - 1,
+                record.received_wall_ns,
+            )
             yield
         self.evidence.receive(record, envelope)
 

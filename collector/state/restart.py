@@ -139,8 +139,12 @@ class Restart:
         except FileNotFoundError:
             return 0
         except state_checkpoint.StateCheckpointError as error:
-            log.error("checkpoint_damaged", file=str(self._path), problem=str(error),
-                      advice="all existing segments are read instead")  # fmt: skip
+            log.error(
+                "checkpoint_damaged",
+                file=str(self._path),
+                problem=str(error),
+                advice="all existing segments are read instead",
+            )
             return 0
         return state_checkpoint.resume(self.core, parts)
 
@@ -162,15 +166,22 @@ class Restart:
             for beside, copy in self.copies.items():
                 copied = copy(horizon_ns)
                 if copied is None:
-                    log.warning("checkpoint_delayed", file=str(beside),
-                                advice="the events of these segments are not recorded yet")  # fmt: skip
+                    log.warning(
+                        "checkpoint_delayed",
+                        file=str(beside),
+                        advice="the events of these segments are not recorded yet",
+                    )
                     await run_to_end(asyncio.to_thread(self._drop_partial))
                     return False
                 await run_to_end(asyncio.to_thread(write_durably, beside, copied))
             await run_to_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
         except OSError as error:
-            log.error("checkpoint_failed", file=str(self._path), problem=str(error),
-                      advice="no segment is deleted until a checkpoint succeeds")  # fmt: skip
+            log.error(
+                "checkpoint_failed",
+                file=str(self._path),
+                problem=str(error),
+                advice="no segment is deleted until a checkpoint succeeds",
+            )
             await run_to_end(asyncio.to_thread(self._drop_partial))
             return False
         self.first_segment = first_segment
@@ -259,8 +270,11 @@ class CheckpointSchedule:
         permanent.
         """
         if self.files and self.files.incomplete:
-            log.warning("checkpoint_withheld", lost=len(self.files.lost),
-                        advice="restore the lost files, or run `railscope collector accept-loss`")  # fmt: skip
+            log.warning(
+                "checkpoint_withheld",
+                lost=len(self.files.lost),
+                advice="restore the lost files, or run `railscope collector accept-loss`",
+            )
             return
         nodes = self.restart.core.fleet.nodes.values()
         newest_ns = max((node.instant_ns for node in nodes), default=0)

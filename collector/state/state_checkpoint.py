@@ -133,9 +133,12 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
     if node is None:
         return None
     return NodeMemory(
-        node.agent_version, node.clock_offset_ns, node.instant_ns, core.holders_of(name),
+        node.agent_version,
+        node.clock_offset_ns,
+        node.instant_ns,
+        core.holders_of(name),
         dict(node.stream_instants_ns),
-    )  # fmt: skip
+    )
 
 
 def encode(part: CheckpointPart) -> bytes:

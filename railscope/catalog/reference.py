@@ -146,11 +146,14 @@ def _events_page() -> str:
     )
     rows = (
         (
-            f"`{event.name}`", event.severity, ", ".join(event.about.labels), event.help,
+            f"`{event.name}`",
+            event.severity,
+            ", ".join(event.about.labels),
+            event.help,
             ", ".join(event.facts),
         )
         for event in EVENTS.values()
-    )  # fmt: skip
+    )
     return _page("Events", about, ("event", "severity", "labels", "meaning", "facts"), rows)
 
 

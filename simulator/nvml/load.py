@@ -44,9 +44,11 @@ def add_load(gpu: GpuState, into: NvmlResults) -> None:
     into.call("Samples", supported_if(whole, used), _UTILIZATION_SAMPLES)
     into.call("Samples", drawn, _POWER_SAMPLES)
     for engine, since in (
-        ("Encoder", GpuGeneration.VOLTA), ("Decoder", GpuGeneration.VOLTA),
-        ("Jpg", GpuGeneration.AMPERE), ("Ofa", GpuGeneration.AMPERE),
-    ):  # fmt: skip
+        ("Encoder", GpuGeneration.VOLTA),
+        ("Decoder", GpuGeneration.VOLTA),
+        ("Jpg", GpuGeneration.AMPERE),
+        ("Ofa", GpuGeneration.AMPERE),
+    ):
         has = whole and model.generation >= since
         into.call(f"{engine}Utilization", supported_if(has, [0, _ENCODER_PERIOD_US]))
     into.call("TemperatureV", FUNCTION_NOT_FOUND if older else silicon.core_celsius, 0)
