@@ -1,4 +1,4 @@
-"""The dashboard of the cluster: whether every GPU is present, at work, and well connected."""
+"""The dashboard of the cluster: GPUs that are present, busy, and well connected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGENTS = 'up{job="railscope-agent"}'
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    question = "Is every GPU of the cluster present, at work, and well connected?"
+    question = "Is every GPU of the cluster present, busy, and well connected?"
     marks, tags = (xid_marks(), claim_marks()), ("gpu", "rdma")
     return assemble(
         "Cluster overview", "railscope-cluster", question, SECTIONS, marks=marks, tags=tags
@@ -40,8 +40,8 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(101, "Nodes reporting", "Nodes with fresh frames at the collector.", query.now(collector.NODES_UP, SUM)),
         panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", _missing(collector.NODE_UP, "node"), panels.NONE_IS_GOOD),
         panels.number(103, "GPUs", "GPUs with fresh readings at the collector.", query.now(collector.CLUSTER_GPUS, SUM)),
-        panels.number(104, "GPU utilisation", "Mean of all GPUs.", query.over("cluster", gpu.GPU_UTILIZATION, MEAN)),
-        panels.number(105, "GPU power", "All boards together.", query.over("cluster", gpu.GPU_POWER, SUM)),
+        panels.number(104, "GPU utilization", "Mean of all GPUs.", query.over("cluster", gpu.GPU_UTILIZATION, MEAN)),
+        panels.number(105, "GPU power", "Total of all GPUs.", query.over("cluster", gpu.GPU_POWER, SUM)),
         panels.number(106, "Hottest GPU", "The highest die temperature.", query.over("cluster", gpu.GPU_TEMPERATURE, MAX), panels.HOT),
         panels.number(107, "RDMA ports down", "Ports that are not active; unused ports count as well.", _missing(rdma.RDMA_UP, "node", "device", "port"), panels.NONE_IS_GOOD),
         panels.number(108, "Xids in the last hour", "Driver errors on all nodes; those of an agent that has just started do not count.", query.grown(kernel.XIDS.name), panels.NONE_IS_GOOD),
@@ -54,9 +54,9 @@ def _gpus() -> Iterator[panels.Panel]:
     )
     xids = query.now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")
     yield from (
-        panels.lines(201, "GPU utilisation by rail", "GPUs of one job work in step: a rail below the others is waiting.", query.over("rail", gpu.GPU_UTILIZATION, MEAN)),
-        panels.layers(202, "GPU power by rail", "Sum of the boards of each rail.", query.over("rail", gpu.GPU_POWER, SUM)),
-        panels.lines(203, "Hottest GPU by rail", "The warmest die of each rail; slots differ in air flow.", query.over("rail", gpu.GPU_TEMPERATURE, MAX), steps=panels.HOT),
+        panels.lines(201, "GPU utilization by rail", "GPUs of one job work in step: a rail below the others is waiting.", query.over("rail", gpu.GPU_UTILIZATION, MEAN)),
+        panels.layers(202, "GPU power by rail", "Sum of the GPUs of each rail.", query.over("rail", gpu.GPU_POWER, SUM)),
+        panels.lines(203, "Hottest GPU by rail", "The hottest die of each rail; slots differ in airflow.", query.over("rail", gpu.GPU_TEMPERATURE, MAX), steps=panels.HOT),
         panels.layers(204, "Throttled GPUs by reason", "GPUs with limited clocks, without idle ones. A GPU may have several reasons.", throttled),
         panels.bars(205, "Xids", "Driver errors on each node, per second; nodes without any are omitted.", query.present(query.per_second(kernel.XIDS, "node"))),
     )  # fmt: skip
@@ -106,14 +106,14 @@ def _trust() -> Iterator[panels.Panel]:
         panels.lines(504, "Collector: values received", "Values that the collectors accept.", query.per_second(collector.VALUES).named("values"), span=6),
         panels.rows(505, "Failed sources", "Readings of these sources are absent, not zero.", node_source, failed, last_read, span=6),
         panels.rows(506, "Age of stale nodes", "Age of the newest frame of each stale node.", {"node": "Node"}, last_frame, span=6),
-        panels.lines(507, "Collector: frames", "Accepted once each; repeated ones are ignored.",
+        panels.lines(507, "Collector: frames", "Accepted frames, counted once each; duplicates are discarded.",
                      query.per_second(collector.FRAMES).named("accepted"), query.per_second(collector.DUPLICATES).named("repeated"), span=6),
         panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
     )  # fmt: skip
     yield panels.lines(
         508,
         "Collector: rejected envelopes",
-        "By reason; rejected data is in no number here.",
+        "By reason; other panels do not include rejected data.",
         query.per_second(collector.REJECTED, "reason"),
         span=6,
     )

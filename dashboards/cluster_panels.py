@@ -33,8 +33,8 @@ def inventory_panels() -> Iterator[panels.Panel]:
     gone_gpus = "max by (node, gpu) (railscope_gone_gpu_age_seconds)"
     gone = ask(f"count({gone_gpus}) or 0 * max(railscope_cluster_nodes)", COUNT)
     yield from (
-        panels.number(601, "GPUs missing", "Of nodes that report: GPUs of the inventory that they do not report. No data: there is no inventory.", _all("gpus", "missing"), panels.NONE_IS_GOOD).span(6),
-        panels.number(602, "RDMA ports missing", "The same for ports: a missing NIC removes its ports.", _all("rdma_ports", "missing"), panels.NONE_IS_GOOD).span(6),
+        panels.number(601, "GPUs missing", "GPUs of the inventory that reporting nodes do not report. No data: no inventory is configured.", _all("gpus", "missing"), panels.NONE_IS_GOOD).span(6),
+        panels.number(602, "RDMA ports missing", "RDMA ports of the inventory that reporting nodes do not report; a missing NIC removes its ports.", _all("rdma_ports", "missing"), panels.NONE_IS_GOOD).span(6),
         panels.number(603, "Nodes missing", "Nodes of the inventory that never reported to a collector.", nodes, panels.NONE_IS_GOOD).span(6),
         panels.number(604, "GPUs gone", "GPUs that a node reported before and no longer reports; restore or retire them.", gone, panels.NONE_IS_GOOD).span(6),
     )  # fmt: skip
@@ -45,9 +45,9 @@ def inventory_panels() -> Iterator[panels.Panel]:
         {"node": "Node"},
         _bad("GPUs missing", _count_in_state("gpus", "missing")),
         _bad("GPUs unknown", _count_in_state("gpus", "unknown")),
-        _bad("GPUs too many", _count_in_state("gpus", "unexpected")),
+        _bad("Unexpected GPUs", _count_in_state("gpus", "unexpected")),
         _bad("Ports missing", _count_in_state("rdma_ports", "missing")),
-        _bad("Ports too many", _count_in_state("rdma_ports", "unexpected")),
+        _bad("Unexpected ports", _count_in_state("rdma_ports", "unexpected")),
         span=10,
     )
     yield panels.rows(
@@ -63,7 +63,7 @@ def inventory_panels() -> Iterator[panels.Panel]:
     gone_for = with_device_names(ask(gone_gpus), PAST_GPU)
     yield panels.rows(
         607,
-        "GPUs gone, and retired ones",
+        "Gone and retired GPUs",
         "By UUID: a replaced GPU is gone as well.",
         with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
         panels.Column("Gone for", gone_for, panels.OLD, worst="highest"),
@@ -122,7 +122,7 @@ def rail_panels() -> Iterator[panels.Panel]:
     yield panels.rows(
         301,
         "Rails now",
-        "One row for each rail; rows should look alike.",
+        "One row for each rail; values should be similar.",
         {"rail": "Rail"},
         panels.Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
         panels.Column("All up", all_up, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),

@@ -1,4 +1,4 @@
-"""The dashboard of the use of GPUs: held, busy, at work, and their cost."""
+"""The dashboard of the use of GPUs: held, busy, active, and their cost."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _summary() -> Iterator[Panel]:
     idle = "max by (node, gpu) (railscope_gpu_utilization_ratio) < 0.01"
     unused = ask(f"count(({CLAIMED}) and ({idle})) or vector(0)", COUNT)
     yield from (
-        number(101, "GPUs", "With fresh readings at the collector.", ask(GPUS)),
+        number(101, "GPUs", "GPUs with fresh readings at the collector.", ask(GPUS)),
         number(102, "Held", "GPUs that tenants hold, as a share of all.", ask(f"{HELD} / {GPUS}", SHARE)),
         number(103, "Busy", "Mean share of time in which any kernel ran.", over("cluster", gpu.GPU_UTILIZATION, MEAN)),
-        number(104, "SMs at work", "Mean share of cycles; a busy GPU may do little.", over("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
-        number(105, "Tensor cores at work", "Mean share of cycles.", over("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
-        number(106, "Memory used", "Share of all frame buffer.", ask(f"{USED} / {SIZE}", SHARE)),
-        number(107, "Power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM)),
+        number(104, "SM activity", "Mean share of cycles; a busy GPU may do little.", over("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
+        number(105, "Tensor core activity", "Mean share of cycles.", over("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
+        number(106, "Memory used", "Share of all GPU memory.", ask(f"{USED} / {SIZE}", SHARE)),
+        number(107, "Power", "Total of all GPUs.", over("cluster", gpu.GPU_POWER, SUM)),
         number(108, "Held and not used", "GPUs that tenants hold and that run no kernel.", unused),
     )  # fmt: skip
 
@@ -57,12 +57,12 @@ def _steps() -> Iterator[Panel]:
         span=12,
     )
     yield from (
-        lines(201, "From all GPUs to GPUs at work", "Each step is a part of the previous one. Far apart: GPUs held and not used, or busy and waiting.",
+        lines(201, "From all GPUs to active GPUs", "Each step is a part of the previous one. A wide gap: GPUs are held and unused, or busy and waiting.",
               ask(GPUS).named("all"), ask(HELD).named("held"),
               _active("utilization").named("busy"), _active("sm_activity").named("SMs"), _active("tensor_activity").named("tensor cores"), span=12),
         in_colours(counted, COUNTED_AS),
         lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", over("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
-        lines(204, "Activity of pipes", "Mean share of cycles, by arithmetic.", ask(pipes, legend="{{pipe}}")),
+        lines(204, "Activity of pipes", "Mean share of cycles, by pipe.", ask(pipes, legend="{{pipe}}")),
         lines(205, "Memory bandwidth", "Mean share of the available bandwidth.", over("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN)),
     )  # fmt: skip
 
@@ -72,15 +72,15 @@ def _cost() -> Iterator[Panel]:
     work = f"avg(railscope_cluster_mean_gpu_tensor_activity_ratio) * {GPUS}"
     per_work = ask(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} > 0)", "watt")
     low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({CLAIMED})"
-    least = Column("Utilisation", ask(f"bottomk(10, {low})"), worst="lowest")
+    least = Column("Utilization", ask(f"bottomk(10, {low})"), worst="lowest")
     unclaimed = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
     processes = Column("Processes", ask(unclaimed), worst="highest")
     keys = {"node": "Node", "gpu": "GPU"}
     yield from (
-        lines(301, "Power", "All boards, and their limits.", over("cluster", gpu.GPU_POWER, SUM).named("drawn"), limit.named("limit")),
-        lines(302, "Power for a GPU of tensor work", "Watts of all boards, per GPU with permanently active tensor cores.", per_work),
-        lines(303, "Frame buffer", "Used and total.", ask(USED).named("used"), ask(SIZE).named("size")),
-        rows(304, "The least used of the held GPUs", "Ten of them.", keys, least),
+        lines(301, "Power", "Total power of all GPUs, and their limits.", over("cluster", gpu.GPU_POWER, SUM).named("drawn"), limit.named("limit")),
+        lines(302, "Power for a GPU of tensor work", "Watts of all GPUs, per GPU with permanently active tensor cores.", per_work),
+        lines(303, "GPU memory", "Used and total GPU memory.", ask(USED).named("used"), ask(SIZE).named("size")),
+        rows(304, "Least used of the held GPUs", "The ten held GPUs with the lowest utilization.", keys, least),
         rows(305, "GPUs used without a claim", "Processes without a claim on the GPU.", keys, processes),
     )  # fmt: skip
 

@@ -127,7 +127,7 @@ def _behind(value: str) -> str:
 
 def _furthest_behind(value: str) -> panels.Column:
     query = ask(f"bottomk(10, {_behind(value)})", SHARE)
-    return panels.Column("Against the median", query, panels.BELOW_OTHERS, worst="lowest")
+    return panels.Column("Deviation from the median", query, panels.BELOW_OTHERS, worst="lowest")
 
 
 def stragglers() -> Iterator[panels.Panel]:

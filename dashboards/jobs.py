@@ -77,11 +77,11 @@ def _summary() -> Iterator[panels.Panel]:
     yield from (
         panels.number(109, "Jobs", "Jobs that hold GPUs.", jobs),
         panels.number(110, "Jobs with a straggler", "Jobs with a GPU or a port 20 % below their median.", late, panels.NONE_IS_GOOD),
-        panels.number(101, "GPUs held", "By jobs and other claims.", held),
+        panels.number(101, "GPUs held", "GPUs held by jobs and other claims.", held),
         panels.number(102, "GPUs free", "GPUs without a holder.", free),
         panels.number(103, "Used without a claim", "Processes on GPUs without a claim.", unclaimed, panels.NONE_IS_GOOD),
-        panels.number(111, "GPUs on stale nodes", "GPUs of jobs.", stale, panels.NONE_IS_GOOD),
-        panels.number(107, "SMs at work", "Mean share of cycles, of the jobs' GPUs.", active),
+        panels.number(111, "GPUs on stale nodes", "GPUs of jobs whose nodes are stale.", stale, panels.NONE_IS_GOOD),
+        panels.number(107, "SM activity", "Mean share of cycles, of the jobs' GPUs.", active),
         panels.number(112, "Suppressed jobs", "Jobs beyond the maximum that the collector exposes.", suppressed, panels.NONE_IS_GOOD),
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def _jobs() -> Iterator[panels.Panel]:
     yield from (
         panels.rows(501, "Jobs", about, job_panels.JOB, *columns, span=24),
         panels.lines(502, "SM activity", "Means over the GPUs of each job; the ten busiest.", _top_jobs("avg", "mean_gpu_sm_activity_ratio")),
-        panels.layers(503, "Power", "Of all boards of each job; the ten with the highest.", _top_jobs("sum", "sum_gpu_power_watts")),
+        panels.layers(503, "Power", "Total of the GPUs of each job; the ten highest.", _top_jobs("sum", "sum_gpu_power_watts")),
         panels.lines(504, "RDMA traffic out", "Of the ports on the rails of each job's GPUs; the ten with most.", _top_jobs("sum", "sum_rdma_transmit_bytes_per_second")),
     )  # fmt: skip
 
@@ -107,13 +107,13 @@ def _stragglers() -> Iterator[panels.Panel]:
         "Against the median of its job over all nodes. Ranks in step wait for the slowest, so check "
         "the clock and the port too.",
         {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
-        panels.Column("Against the median", found, panels.BELOW_OTHERS, worst="lowest"),
+        panels.Column("Deviation from the median", found, panels.BELOW_OTHERS, worst="lowest"),
     )
     behind = f"topk(10, 0 - min by (tenant, workload, measure) {STRAGGLERS})"
     sent = with_port_rail("rate(railscope_rdma_transmit_bytes_total[$__rate_interval])")
     ports = lowest(f"sum by (node, rail) ({sent}) {job_panels.ON_ITS_RAILS}")
     yield from (
-        panels.lines(602, "How far jobs' stragglers are behind", "The ten worst.", ask(behind, SHARE, f"{BY_JOB}, {{{{measure}}}}"), span=12),
+        panels.lines(602, "Deviation of stragglers from the median of their jobs", "The ten worst.", ask(behind, SHARE, f"{BY_JOB}, {{{{measure}}}}"), span=12),
         _against_median(603, "SM activity of the jobs' GPUs", "The ten that are least active now, and the median of their jobs.", "railscope_gpu_sm_activity_ratio"),
         _against_median(604, "SM clock of the jobs' GPUs", "The ten that are slowest now, and the median of their jobs.", "railscope_gpu_clock_hertz", '{clock="sm"}'),
         panels.lines(605, "RDMA out of the jobs' ports", "The ten that send least now.", ask(ports, legend="{{node}}, rail {{rail}}")),

@@ -68,9 +68,9 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(103, "GPUs not healthy", "Degraded, failed or unknown.", unhealthy, panels.NONE_IS_GOOD),
         panels.number(104, "Devices missing", "GPUs that the node had and that left the bus.", missing, panels.NONE_IS_GOOD),
         panels.number(105, "Ports down", "RDMA ports on rails that are not active.", ports_down, panels.NONE_IS_GOOD),
-        panels.number(106, "GPU power", "All boards together.", _here("sum", "gpu_power_watts")),
+        panels.number(106, "GPU power", "Total of all GPUs.", _here("sum", "gpu_power_watts")),
         panels.number(107, "Hottest GPU", "The highest die temperature.", _here("max", "gpu_temperature_celsius"), panels.HOT),
-        panels.number(108, "Memory available", "Of the node, not of its GPUs.", _here("max", "memory_available_bytes")),
+        panels.number(108, "Memory available", "Memory of the node, not of its GPUs.", _here("max", "memory_available_bytes")),
     )  # fmt: skip
 
 
@@ -98,13 +98,13 @@ def _gpus() -> Iterator[panels.Panel]:
         "max by (node, gpu) (rate(railscope_gpu_throttle_seconds_total"
         '{node="$node", reason!~"low_utilization|application_clocks"}[$__rate_interval]))'
     )
-    links = "All links of a GPU together."
+    links = "Total of all links of a GPU."
     yield from (
-        panels.lines(203, "Utilisation", "Share of time in which a GPU ran any kernel.", _gpu("utilization_ratio")),
+        panels.lines(203, "Utilization", "Share of time in which a GPU ran any kernel.", _gpu("utilization_ratio")),
         panels.lines(204, "Tensor activity", "Share of cycles in which tensor cores worked.", _gpu("tensor_activity_ratio")),
         panels.lines(205, "Memory used", "Frame buffer in use.", _gpu("memory_used_bytes")),
-        panels.lines(206, "Power", "Of each board.", _gpu("power_watts")),
-        panels.lines(207, "Temperature", "Of the die.", _gpu("temperature_celsius"), steps=panels.HOT),
+        panels.lines(206, "Power", "Power of each GPU.", _gpu("power_watts")),
+        panels.lines(207, "Temperature", "Die temperature of each GPU.", _gpu("temperature_celsius"), steps=panels.HOT),
         panels.lines(208, "SM clock", "Falls when power or temperature throttle the GPU.", _by_index(clock)),
         panels.lines(209, "Throttled time", "Share of time below the requested clock, by the most frequent cause.", _by_index(throttled)),
         panels.lines(210, "NVLink out", links, _gpu("nvlink_transmit_bytes_per_second")),
@@ -127,15 +127,18 @@ def _gpus() -> Iterator[panels.Panel]:
 
 
 def _ports() -> Iterator[panels.Panel]:
-    lost, discarded = "Signs of retransmission.", "For lack of a buffer; RoCE expects none."
+    lost, discarded = (
+        "Signs of retransmission.",
+        "Packets dropped for lack of a buffer; RoCE expects none.",
+    )
     events = query.EVENTS_PER_SECOND
     yield from (
         panels.lines(301, "Out", "RDMA traffic of each rail.", _port("transmit_bytes")),
         panels.lines(302, "In", "RDMA traffic of each rail.", _port("receive_bytes")),
-        panels.lines(303, "Ports up", "1 is active.", query.ask(f"min by (rail) ({PORT_UP})", legend=RAIL)),
+        panels.lines(303, "Ports up", "1 if all ports of the rail are active.", query.ask(f"min by (rail) ({PORT_UP})", legend=RAIL)),
         panels.lines(304, "Pause received", "The switch stops the port from sending.", _nic("max", "receive_pfc_pause_seconds"), steps=panels.PAUSE),
         panels.lines(305, "Pause sent", "The port stops the switch from sending.", _nic("max", "transmit_pfc_pause_seconds"), steps=panels.PAUSE),
-        panels.lines(306, "Congestion notifications sent", "For marks that the port received.", _port("congestion_notifications_sent", events)),
+        panels.lines(306, "Congestion notifications sent", "Notifications that the port sent for received marks.", _port("congestion_notifications_sent", events)),
         panels.lines(307, "Lost packets", lost, _port("packet_sequence_errors", events)),
         panels.lines(308, "Timeouts", lost, _port("ack_timeouts", events)),
         panels.lines(309, "Packets discarded", discarded, _nic("sum", "receive_discarded_packets", events), steps=panels.ANY_IS_BAD),
@@ -161,7 +164,7 @@ def _machine() -> Iterator[panels.Panel]:
     yield from (
         panels.layers(401, "CPU time", "Seconds of CPU per second, by mode, without idle.", busy),
         panels.lines(402, "Pressure", "Share of time in which tasks waited for a resource.", waited),
-        panels.lines(403, "Memory", "Of the node.", size, available),
+        panels.lines(403, "Memory", "Size and available memory of the node.", size, available),
         panels.rows(404, "Sources with failures", "Their readings are absent, not zero.", {"source": "Source"}, failures, span=12),
         panels.lines(405, "Cost of the agent", "Share of one CPU.", cost, span=12),
     )  # fmt: skip

@@ -76,11 +76,11 @@ def _summary() -> Iterator[Panel]:
         ask(f"max(railscope_rdma_port_{name}{PORT})") for name in ("up", "rate_bytes_per_second")
     )
     yield from (
-        number(101, "GPU utilisation", "Any kernel at all.", _gpu("utilization_ratio")),
-        number(102, "GPU temperature", "Of the die.", _gpu("temperature_celsius"), HOT),
-        number(103, "GPU power", "Of the board.", _gpu("power_watts")),
+        number(101, "GPU utilization", "Share of time in which any kernel ran.", _gpu("utilization_ratio")),
+        number(102, "GPU temperature", "Temperature of the die.", _gpu("temperature_celsius"), HOT),
+        number(103, "GPU power", "Power of the GPU.", _gpu("power_watts")),
         number(104, "Port", "1 is active.", port_up),
-        number(105, "Port speed", "As negotiated.", port_rate),
+        number(105, "Port speed", "Negotiated speed of the port.", port_rate),
         number(106, "PCIe lanes of the GPU", "In use now.", _pcie("width_lanes", "gpu_address")),
         number(107, "PCIe lanes of the NIC", "In use now.", _pcie("width_lanes", "nic_address")),
         number(108, "Transceiver", "Temperature of the transceiver; none for copper.", _nic("transceiver_temperature_celsius")),
@@ -91,7 +91,7 @@ def _pair() -> Iterator[Panel]:
     yield from (
         lines(201, "Activity of the GPU", "Shares of cycles. A waiting GPU does neither.",
               _gpu("sm_activity_ratio").named("SMs"), _gpu("tensor_activity_ratio").named("tensor cores"), _gpu("dram_bandwidth_ratio").named("memory bandwidth"), span=24),
-        lines(202, "NVLink traffic of the GPU", "All its NVLinks.",
+        lines(202, "NVLink traffic of the GPU", "Total of all NVLinks of the GPU.",
               _gpu("nvlink_transmit_bytes_per_second").named("out"), _gpu("nvlink_receive_bytes_per_second").named("in"), span=24),
         lines(203, "PCIe traffic of the GPU", "To its NIC, to memory, to storage.",
               _gpu("pcie_transmit_bytes_per_second").named("out"), _gpu("pcie_receive_bytes_per_second").named("in"), span=24),
@@ -126,7 +126,7 @@ def _between() -> Iterator[Panel]:
               _pcie(width, "gpu_address").named("GPU"), _pcie(width, "nic_address").named("NIC")),
         lines(303, "PCIe stall of the NIC", "Share of time in which it waited for memory.",
               _nic("pcie_read_stall_ratio").named("reads"), _nic("pcie_write_stall_ratio").named("writes"), steps=STALL),
-        lines(304, "Throttled time of the GPU", "By reason; low utilisation is one.", by_reason),
+        lines(304, "Throttled time of the GPU", "By reason; reasons include low utilization.", by_reason),
         bars(305, "Short windows in pause", "Share of windows paused for more than half of them.", windows),
         lines(306, "Packets discarded by the NIC", "RoCE expects none.", ask(f"sum({discarded})", EVENTS_PER_SECOND)),
     )  # fmt: skip

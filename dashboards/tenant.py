@@ -43,11 +43,11 @@ def _summary() -> Iterator[panels.Panel]:
         f"max(railscope_tenant_quota_{name}{month})" for name in ("used_gpu_time", "gpu_time")
     )
     yield from (
-        panels.number(101, "GPUs held", "Now; a share of a GPU counts as that share.", _own("sum", "held_gpus")),
+        panels.number(101, "GPUs held", "GPUs held now; a share of a GPU counts as that share.", _own("sum", "held_gpus")),
         panels.number(102, "Busy", "Mean share of time in which any kernel ran.", _own("avg", "mean_gpu_utilization_ratio")),
-        panels.number(103, "Tensor cores at work", "Mean share of cycles.", _own("avg", "mean_gpu_tensor_activity_ratio")),
-        panels.number(104, "Power", "Of all boards held.", _own("sum", "sum_gpu_power_watts")),
-        panels.number(105, "Hottest GPU", "Of those held.", _own("max", "max_gpu_temperature_celsius"), panels.HOT),
+        panels.number(103, "Tensor core activity", "Mean share of cycles.", _own("avg", "mean_gpu_tensor_activity_ratio")),
+        panels.number(104, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
+        panels.number(105, "Hottest GPU", "Highest die temperature of the GPUs held.", _own("max", "max_gpu_temperature_celsius"), panels.HOT),
         panels.number(106, "GPUs with faults", "Active reasons of the health of held GPUs.", _own("sum", "sum_gpu_health_reason_active"), panels.NONE_IS_GOOD),
         panels.number(107, "Month's quota used", "GPU time held in this month, relative to the quota.", ask(f"{used} / {bound}", SHARE), panels.FULL),
         panels.number(108, "GPU quota", "Maximum GPUs at once.", _own("max", "quota_gpus")),
@@ -67,17 +67,20 @@ def _jobs() -> Iterator[panels.Panel]:
     yield panels.lines(
         502,
         "SM activity of jobs",
-        "Means over the GPUs of each; the ten busiest.",
+        "Means over the GPUs of each job; the ten busiest.",
         ask(f"topk(10, {busy})", legend="{{workload}}"),
     )
     behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OWN})"
     yield panels.rows(
         503,
         "The GPU of each job that is furthest behind",
-        "Against the median of its job.",
+        "Deviation from the median of its job.",
         {"workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
         panels.Column(
-            "Against the median", ask(f"bottomk(30, {behind})"), panels.BELOW_OTHERS, worst="lowest"
+            "Deviation from the median",
+            ask(f"bottomk(30, {behind})"),
+            panels.BELOW_OTHERS,
+            worst="lowest",
         ),
         span=16,
         leads_on=False,
@@ -91,25 +94,25 @@ def _work() -> Iterator[panels.Panel]:
                      _own("avg", "mean_gpu_utilization_ratio").named("any kernel"),
                      _own("avg", "mean_gpu_sm_activity_ratio").named("SMs"),
                      _own("avg", "mean_gpu_tensor_activity_ratio").named("tensor cores")),
-        panels.lines(202, "The slowest GPU", "Jobs wait for it.",
+        panels.lines(202, "Slowest GPU", "Lowest activity of a held GPU; its job waits for it.",
                      _own("min", "min_gpu_sm_activity_ratio").named("SMs"),
                      _own("min", "min_gpu_tensor_activity_ratio").named("tensor cores")),
-        panels.lines(203, "Frame buffer", "Of all GPUs held.",
+        panels.lines(203, "Frame buffer", "Used and total memory of the GPUs held.",
                      _own("sum", "sum_gpu_memory_used_bytes").named("used"),
                      _own("sum", "sum_gpu_memory_size_bytes").named("size")),
-        panels.lines(204, "Power", "Of all boards held.", _own("sum", "sum_gpu_power_watts")),
-        panels.layers(205, "Throttled GPUs by reason", "Low utilisation is one.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", COUNT)),
-        panels.layers(206, "Faults of the held GPUs", "Reasons of their health; none if all are healthy.", ask(faults, legend="{{reason}}")),
+        panels.lines(204, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
+        panels.layers(205, "Throttled GPUs by reason", "Reasons include low utilization.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", COUNT)),
+        panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", ask(faults, legend="{{reason}}")),
     )  # fmt: skip
 
 
 def _traffic() -> Iterator[panels.Panel]:
     notified = _own("sum", "sum_rdma_congestion_notifications_sent_per_second", EVENTS_PER_SECOND)
     yield from (
-        panels.lines(301, "RDMA traffic", "Of the ports on the rails of GPUs held.",
+        panels.lines(301, "RDMA traffic", "Traffic of the ports on the rails of the GPUs held.",
                      _own("sum", "sum_rdma_transmit_bytes_per_second").named("out"),
                      _own("sum", "sum_rdma_receive_bytes_per_second").named("in")),
-        panels.lines(302, "Pause", "The worst port. Received: the fabric is congested.",
+        panels.lines(302, "Pause", "The worst port. Received pause: the fabric is congested.",
                      _own("max", "max_nic_receive_pfc_pause_ratio").named("received"),
                      _own("max", "max_nic_transmit_pfc_pause_ratio").named("sent"), steps=panels.PAUSE),
         panels.lines(303, "Congestion", "Marks received, and notifications sent for them.",
@@ -120,16 +123,16 @@ def _traffic() -> Iterator[panels.Panel]:
 
 def _account() -> Iterator[panels.Panel]:
     rate = f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))"
-    held = "Of GPUs while they were held; some minutes old."
+    held = "Total of the GPUs while they were held; some minutes old."
     yield from (
         panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", ask(rate, COUNT, "{{state}}")),
-        panels.lines(402, "GPU time so far", "By state, from the first evidence on.", _own_by("state", "sum", "gpu_time_seconds")),
+        panels.lines(402, "GPU time so far", "By state, since the first evidence.", _own_by("state", "sum", "gpu_time_seconds")),
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
                      _own_by("period", "max", "quota_used_gpu_time_seconds").named("used"),
                      _own_by("period", "max", "quota_gpu_time_seconds").named("agreed")),
         panels.lines(404, "Energy so far", held, _own("sum", "energy_joules")),
         panels.lines(405, "Time computing so far", held, _own("sum", "gpu_busy_time_seconds")),
-        panels.lines(406, "Network traffic so far", "By ports of GPUs while they were held.",
+        panels.lines(406, "Network traffic so far", "Traffic of the GPUs' ports while the GPUs were held.",
                      _own("sum", "network_transmitted_bytes").named("sent"),
                      _own("sum", "network_received_bytes").named("received")),
     )  # fmt: skip

@@ -27,7 +27,7 @@ REPLAY_MEMORY = _AGENT.gauge("railscope_agent_replay_resident_memory_bytes", "Me
 AGENT_CPU_USE = _AGENT.gauge("railscope_agent_cpu_use_ratio", "Share of one processor core that the agent used over the last minute.", "clock_gettime(CLOCK_PROCESS_CPUTIME_ID)", scale=MICRO, rollups=(Rollup.MEAN, Rollup.MAX))
 AGENT_CPU_BUDGET = _AGENT.gauge("railscope_agent_cpu_budget_ratio", "Limit of the agent's use of one processor core, which it keeps by reading less often.", "setting budget.cpu_ratio", scale=MICRO)
 AGENT_MEMORY_BUDGET = _AGENT.gauge("railscope_agent_memory_budget_bytes", "Resident memory above which the agent releases caches.", "setting budget.memory_bytes")
-GOVERNOR_STATE = _AGENT.state("railscope_governor_state", "Whether a budget of the agent is kept: within it, by stretching periods, or not at all (at_limit).", "agent", states=GOVERNOR_STATES, about=BUDGET)
+GOVERNOR_STATE = _AGENT.state("railscope_governor_state", "State of an agent budget: within it, within it by stretched periods (stretching), or exceeded (at_limit).", "agent", states=GOVERNOR_STATES, about=BUDGET)
 SPOOL_SIZE = _AGENT.gauge("railscope_spool_size_bytes", "Size of the frames that wait to be acknowledged by the collector.", "agent spool", rollups=(Rollup.MAX,))
 SPOOL_BATCHES = _AGENT.gauge("railscope_spool_envelopes", "Envelopes of frames that wait to be acknowledged by the collector.", "agent spool")
 FRAMES_SHIPPED = _AGENT.counter("railscope_agent_shipped_frames_total", "Frames the collector has acknowledged as durable.", "agent", rollups=(Rollup.SUM,))

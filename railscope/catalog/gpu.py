@@ -7,12 +7,12 @@ and NVML has no equivalent: these metrics are absent there. `gpu_health` declare
 # fmt: off
 from railscope.catalog import declare, entities
 
-DRIVER_LOAD = "Counts from driver load; falls back to zero at a driver reload or GPU reset."
+DRIVER_LOAD = "Counts from driver load; reset to zero at a driver reload or GPU reset."
 CHIP_RESET = "Counts from the GPU's last reset."
 _NVML = declare.MetricTable(entities.GPU, resets=DRIVER_LOAD)
 _GPM = declare.MetricTable(entities.GPU, origin="nvmlGpmMetricsGet ", resets=CHIP_RESET)
 
-AGENT_START = "Counts from the start of the agent; falls back to zero with each."
+AGENT_START = "Counts from the start of the agent; reset at each agent start."
 # nvml.h, nvmlClocksEventReason*: reasons for lowered clocks, by bit.
 THROTTLE_BITS = {
     "gpu_idle": 0x1,
@@ -44,7 +44,7 @@ GPU_POWER_LIMIT = _NVML.gauge("railscope_gpu_power_limit_watts", "Power limit th
 GPU_ENERGY = _NVML.counter("railscope_gpu_energy_joules_total", "Energy the board has used.", "nvmlDeviceGetTotalEnergyConsumption (mJ)", scale=declare.MILLI, rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
 GPU_TEMPERATURE = _NVML.gauge("railscope_gpu_temperature_celsius", "Temperature of the GPU die.", "nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature (degrees Celsius)", rollups=(declare.Rollup.MEAN, declare.Rollup.MAX), dcgm="DCGM_FI_DEV_GPU_TEMP")
 GPU_MEMORY_TEMPERATURE = _NVML.gauge("railscope_gpu_memory_temperature_celsius", "Temperature of the GPU memory.", "nvmlDeviceGetFieldValues 82 MEMORY_TEMP (degrees Celsius)", rollups=(declare.Rollup.MEAN, declare.Rollup.MAX), since="GPUs with HBM", dcgm="DCGM_FI_DEV_MEMORY_TEMP")
-GPU_THROTTLE_ACTIVE = _NVML.gauge("railscope_gpu_throttle_active", "Whether this reason holds the clocks down right now (1) or not (0).", "nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetSupportedClocksEventReasons (bit masks)", about=entities.GPU_THROTTLE, rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_CLOCKS_EVENT_REASONS, DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+GPU_THROTTLE_ACTIVE = _NVML.gauge("railscope_gpu_throttle_active", "1 if this reason currently limits the clocks, 0 otherwise.", "nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetSupportedClocksEventReasons (bit masks)", about=entities.GPU_THROTTLE, rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_CLOCKS_EVENT_REASONS, DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 GPU_THROTTLE_TIME = _NVML.counter("railscope_gpu_throttle_seconds_total", "Time this reason has held the clocks down.", "nvmlDeviceGetFieldValues 74 to 81, 269 to 271, with drivers 575 and 580 251 to 253 (ns)", about=entities.GPU_THROTTLE, scale=declare.NANO, rollups=(declare.Rollup.SUM, declare.Rollup.MAX), dcgm="DCGM_FI_DEV_POWER_VIOLATION, DCGM_FI_DEV_THERMAL_VIOLATION, DCGM_FI_DEV_SYNC_BOOST_VIOLATION, DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, DCGM_FI_DEV_LOW_UTIL_VIOLATION, DCGM_FI_DEV_RELIABILITY_VIOLATION, DCGM_FI_DEV_TOTAL_APP_CLOCKS_VIOLATION, DCGM_FI_DEV_TOTAL_BASE_CLOCKS_VIOLATION")
 GPU_ENGINE_UTILIZATION = _NVML.gauge("railscope_gpu_engine_utilization_ratio", "Share of the last sample period in which a media engine worked.", "nvmlDeviceGetEncoderUtilization, ...Decoder..., ...Jpg..., ...Ofa... (percent)", about=entities.GPU_ENGINE, scale=declare.CENTI, dcgm="DCGM_FI_DEV_ENC_UTIL, DCGM_FI_DEV_DEC_UTIL")
 GPU_ENCODER_SESSIONS = _NVML.gauge("railscope_gpu_encoder_sessions", "Video streams that the GPU encodes.", "nvmlDeviceGetEncoderStats")
@@ -68,13 +68,13 @@ GPU_FAN_SPEED = _NVML.gauge("railscope_gpu_fan_speed_ratio", "Requested speed of
 GPU_FAN_ROTATION = _NVML.gauge("railscope_gpu_fan_rotation_rpm", "Requested speed of a fan.", "nvmlDeviceGetFanSpeedRPM (revolutions per minute)", about=entities.GPU_FAN)
 
 # Modes -------------------------------------------------------------------------------------------
-GPU_PERSISTENCE = _NVML.gauge("railscope_gpu_persistence_enabled", "Whether the driver keeps the GPU initialised while it is unused (1) or not (0).", "nvmlDeviceGetPersistenceMode", dcgm="DCGM_FI_DEV_PERSISTENCE_MODE")
-GPU_COMPUTE_MODE = _NVML.state("railscope_gpu_compute_mode", "How many processes may use the GPU at once.", "nvmlDeviceGetComputeMode", states={0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"})
-GPU_ACCOUNTING = _NVML.gauge("railscope_gpu_accounting_enabled", "Whether the driver keeps accounts of processes (1) or not (0).", "nvmlDeviceGetAccountingMode")
-GPU_CONFIDENTIAL = _NVML.gauge("railscope_gpu_confidential_compute_enabled", "Whether the node runs its GPUs in confidential-compute mode (1) or not (0).", "nvmlSystemGetConfComputeState ccFeature", since="Hopper")
+GPU_PERSISTENCE = _NVML.gauge("railscope_gpu_persistence_enabled", "1 if the driver keeps the GPU initialized while it is unused, 0 otherwise.", "nvmlDeviceGetPersistenceMode", dcgm="DCGM_FI_DEV_PERSISTENCE_MODE")
+GPU_COMPUTE_MODE = _NVML.state("railscope_gpu_compute_mode", "Compute mode: the processes that may use the GPU concurrently.", "nvmlDeviceGetComputeMode", states={0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"})
+GPU_ACCOUNTING = _NVML.gauge("railscope_gpu_accounting_enabled", "1 if the driver keeps accounts of processes, 0 otherwise.", "nvmlDeviceGetAccountingMode")
+GPU_CONFIDENTIAL = _NVML.gauge("railscope_gpu_confidential_compute_enabled", "1 if the node runs its GPUs in confidential-compute mode, 0 otherwise.", "nvmlSystemGetConfComputeState ccFeature", since="Hopper")
 GPU_PROTECTED_SIZE = _NVML.gauge("railscope_gpu_protected_memory_size_bytes", "GPU memory that confidential computing protects; 0 where it is off.", "nvmlDeviceGetConfComputeProtectedMemoryUsage (bytes)")
 GPU_PROTECTED_USED = _NVML.gauge("railscope_gpu_protected_memory_used_bytes", "GPU memory that confidential computing protects and that processes hold.", "nvmlDeviceGetConfComputeProtectedMemoryUsage (bytes)")
-GPU_GSP = _NVML.gauge("railscope_gpu_gsp_firmware_enabled", "Whether firmware on the GPU's own processor, the GSP, does the driver's work (1) or the driver does (0).", "nvmlDeviceGetGspFirmwareMode")
+GPU_GSP = _NVML.gauge("railscope_gpu_gsp_firmware_enabled", "1 if the firmware of the GPU System Processor (GSP) does the driver's work, 0 if the driver does.", "nvmlDeviceGetGspFirmwareMode")
 
 # Activity of SMs and links, from hardware counters (GPM) -----------------------------------------
 GPU_GRAPHICS_ACTIVITY = _GPM.gauge("railscope_gpu_graphics_activity_ratio", "Share of time in which any compute or graphics context was active.", "1 GRAPHICS_UTIL (percent)", scale=declare.MICRO, since="Hopper", dcgm="DCGM_FI_PROF_GR_ENGINE_ACTIVE")

@@ -34,6 +34,6 @@ NETWORK_SEND_ERRORS = _INTERFACE.counter("railscope_network_transmit_errors_tota
 NETWORK_RECEIVE_DROPS = _INTERFACE.counter("railscope_network_receive_dropped_packets_total", "Received packets the kernel dropped.", "dropin, /proc/net/dev")
 NETWORK_SEND_DROPS = _INTERFACE.counter("railscope_network_transmit_dropped_packets_total", "Packets the kernel dropped before sending.", "dropout, /proc/net/dev")
 LINK_SPEED = _HOST.gauge("railscope_network_link_speed_bytes_per_second", "Line rate of the interface.", "/sys/class/net/*/speed (Mb/s)", about=NIC, scale=MEGABIT, node_exporter="node_network_speed_bytes")
-LINK_UP = _HOST.gauge("railscope_network_link_up", "Whether the interface is switched on and has a carrier (1) or not (0).", "rtnetlink IFLA_CARRIER, or /sys/class/net/*/carrier", about=NIC, rollups=(Rollup.SUM, Rollup.MIN), node_exporter="node_network_carrier")
+LINK_UP = _HOST.gauge("railscope_network_link_up", "1 if the interface is switched on and has a carrier, 0 otherwise.", "rtnetlink IFLA_CARRIER, or /sys/class/net/*/carrier", about=NIC, rollups=(Rollup.SUM, Rollup.MIN), node_exporter="node_network_carrier")
 LINK_CHANGES = _HOST.counter("railscope_network_link_changes_total", "Changes of the carrier.", "rtnetlink IFLA_CARRIER_CHANGES, or /sys/class/net/*/carrier_changes", about=NIC, node_exporter="node_network_carrier_changes_total")
 BOOT_TIME = _HOST.gauge("railscope_boot_time_seconds", "Time of boot, in seconds since 1970 (UTC).", "psutil.boot_time, /proc/stat btime", node_exporter="node_boot_time_seconds")

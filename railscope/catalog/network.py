@@ -20,12 +20,12 @@ CONNTRACK_LIMIT = _NETWORK.gauge("railscope_conntrack_entries_limit", "Maximum c
 CONNTRACK_INSERT_FAILED = _NETWORK.counter("railscope_conntrack_failed_inserts_total", "Connections that could not be entered into the table, their packets dropped.", "/proc/net/stat/nf_conntrack insert_failed, all processors")
 CONNTRACK_DROPPED = _NETWORK.counter("railscope_conntrack_dropped_packets_total", "Packets dropped because the table of connections was full or out of memory.", "/proc/net/stat/nf_conntrack drop, all processors")
 CONNTRACK_EVICTED = _NETWORK.counter("railscope_conntrack_evicted_entries_total", "Connections evicted from a full table.", "/proc/net/stat/nf_conntrack early_drop, all processors")
-BOND_INFO = _BOND.info("railscope_bond_info", "How the bond uses its members.", "mode")
-BOND_UP = _BOND.gauge("railscope_bond_up", "Whether the bond has a link (1) or not (0).", "mii_status")
+BOND_INFO = _BOND.info("railscope_bond_info", "Mode of the bond.", "mode")
+BOND_UP = _BOND.gauge("railscope_bond_up", "1 if the bond has a link, 0 otherwise.", "mii_status")
 BOND_MEMBERS = _BOND.gauge("railscope_bond_members", "Interfaces in the bond.", "slaves", node_exporter="node_bonding_slaves")
-BOND_MEMBER_UP = _MEMBER.gauge("railscope_bond_member_up", "Whether the member has a link (1) or not (0).", "mii_status")
-BOND_MEMBER_ACTIVE = _MEMBER.gauge("railscope_bond_member_active", "Whether the bond sends through this member (1) or keeps it as a backup (0).", "state")
-BOND_MEMBER_AGGREGATED = _MEMBER.gauge("railscope_bond_member_aggregated", "Whether LACP has the member in the bond's aggregator (1) or not (0).", "ad_aggregator_id, /sys/class/net/*/bonding/ad_aggregator")
+BOND_MEMBER_UP = _MEMBER.gauge("railscope_bond_member_up", "1 if the member has a link, 0 otherwise.", "mii_status")
+BOND_MEMBER_ACTIVE = _MEMBER.gauge("railscope_bond_member_active", "1 if the bond sends through this member, 0 if the member is a backup.", "state")
+BOND_MEMBER_AGGREGATED = _MEMBER.gauge("railscope_bond_member_aggregated", "1 if LACP has the member in the bond's aggregator, 0 otherwise.", "ad_aggregator_id, /sys/class/net/*/bonding/ad_aggregator")
 BOND_MEMBER_FAILURES = _MEMBER.counter("railscope_bond_member_link_failures_total", "Times the member lost its link.", "link_failure_count", bits=32)
 
 

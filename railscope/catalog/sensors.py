@@ -26,7 +26,7 @@ SENSOR_VOLTAGE = _HWMON.gauge("railscope_sensor_voltage_volts", "Voltage at the 
 SENSOR_VOLTAGE_LIMIT = _HWMON.gauge("railscope_sensor_voltage_limit_volts", "Voltage at which the sensor's chip warns or acts.", "in*_{min,max,crit,lcrit} (millivolts)", about=entities.SENSOR_LIMIT, scale=declare.MILLI)
 SENSOR_CURRENT = _HWMON.gauge("railscope_sensor_current_amperes", "Current at the sensor.", "curr*_input (milliamperes)", scale=declare.MILLI, node_exporter="node_hwmon_curr_amps")
 SENSOR_CURRENT_LIMIT = _HWMON.gauge("railscope_sensor_current_limit_amperes", "Current at which the sensor's chip warns or acts.", "curr*_{min,max,crit,lcrit} (milliamperes)", about=entities.SENSOR_LIMIT, scale=declare.MILLI)
-SENSOR_ALARMS = _HWMON.gauge("railscope_sensor_alarm", "Whether the sensor's chip raises this alarm or reports a fault (1) or not (0).", "*_{alarm,max_alarm,crit_alarm,fault,...}", about=entities.SENSOR_ALARM)
+SENSOR_ALARMS = _HWMON.gauge("railscope_sensor_alarm", "1 if the sensor's chip raises this alarm or reports a fault, 0 otherwise.", "*_{alarm,max_alarm,crit_alarm,fault,...}", about=entities.SENSOR_ALARM)
 
 # Memory errors (EDAC) ----------------------------------------------------------------------------
 CONTROLLER_INFO = _EDAC.info("railscope_memory_controller_info", "Identity of this memory controller.", "mc/mc*/mc_name")

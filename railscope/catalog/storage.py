@@ -20,7 +20,7 @@ _SMART = declare.MetricTable(entities.NVME_DRIVE, origin="NVMe SMART / health lo
 
 _FILE = "/proc/driver/nvidia-fs/stats"
 GPUDIRECT_INFO = _GPUDIRECT.info("railscope_gpudirect_module_info", "A kernel module for GPUDirect. RDMA needs none where DMA-BUF is used.", "/sys/module/*/version, /sys/kernel/mm/memory_peers/*/version")
-GPUDIRECT_LOADED = _GPUDIRECT.gauge("railscope_gpudirect_module_loaded", "Whether the module is loaded (1) or not (0).", "/sys/module, /sys/kernel/mm/memory_peers")
+GPUDIRECT_LOADED = _GPUDIRECT.gauge("railscope_gpudirect_module_loaded", "1 if the module is loaded, 0 otherwise.", "/sys/module, /sys/kernel/mm/memory_peers")
 GDS_OPERATIONS = _GDS.counter("railscope_gds_operations_total", "Requests made, where the module counts I/O (rw_stats_enabled).", "Batches, Reads, Writes: n", about=entities.GDS_OPERATION)
 GDS_COMPLETED = _GDS.counter("railscope_gds_completed_operations_total", "Requests that succeeded, where the module counts I/O (rw_stats_enabled).", "Batches, Reads, Writes: ok", about=entities.GDS_OPERATION)
 GDS_FAILED = _GDS.counter("railscope_gds_failed_operations_total", "Requests that failed.", "Batches, Reads, Writes, Mmap, Bar1-map: err", about=entities.GDS_OPERATION)
@@ -104,7 +104,7 @@ IMPORT_STATES = {
     11: "idle",
 }
 """Connection states of a target: enum lustre_imp_state. Full and idle are healthy."""
-LUSTRE_HEALTHY = _GPUDIRECT.gauge("railscope_lustre_healthy", "Whether Lustre reports itself healthy on this node (1) or not (0).", "/sys/fs/lustre/health_check", about=entities.NODE)
+LUSTRE_HEALTHY = _GPUDIRECT.gauge("railscope_lustre_healthy", "1 if Lustre reports itself healthy on this node, 0 otherwise.", "/sys/fs/lustre/health_check", about=entities.NODE)
 LUSTRE_READ = _LUSTRE.counter("railscope_lustre_read_bytes_total", "Bytes programs read.", "llite/*/stats read_bytes, sum", about=entities.LUSTRE_CLIENT, rollups=(declare.Rollup.SUM,))
 LUSTRE_WRITTEN = _LUSTRE.counter("railscope_lustre_write_bytes_total", "Bytes programs wrote.", "llite/*/stats write_bytes, sum", about=entities.LUSTRE_CLIENT, rollups=(declare.Rollup.SUM,))
 LUSTRE_OPERATIONS = _LUSTRE.counter("railscope_lustre_operations_total", "File operations of programs.", "llite/*/stats, samples", about=entities.LUSTRE_OPERATION)
@@ -141,7 +141,7 @@ NVME_STATES = {
 """enum nvme_ctrl_state of the kernel."""
 NVME_INFO = _NVME.info("railscope_nvme_info", "Identity of the drive: model, serial number, firmware, and its name in the kernel.", "/sys/class/nvme/*/{model,serial,firmware_rev,transport}")
 NVME_STATE = _NVME.state("railscope_nvme_state", "State of the kernel's connection to the drive.", "/sys/class/nvme/*/state", states=NVME_STATES)
-NVME_CRITICAL_WARNING = _SMART.gauge("railscope_nvme_critical_warning", "Whether the drive warns of this (1) or not (0).", "critical warning", about=entities.NVME_WARNING, rollups=(declare.Rollup.SUM,))
+NVME_CRITICAL_WARNING = _SMART.gauge("railscope_nvme_critical_warning", "1 if the drive warns of this, 0 otherwise.", "critical warning", about=entities.NVME_WARNING, rollups=(declare.Rollup.SUM,))
 NVME_TEMPERATURE = _SMART.gauge("railscope_nvme_temperature_celsius", "Temperature of the drive as a whole.", "composite temperature (K)")
 NVME_USED = _SMART.gauge("railscope_nvme_used_ratio", "Share of the drive's life that is used up, as estimated by its vendor; may exceed 1.", "percentage used", scale=declare.CENTI)
 NVME_SPARE = _SMART.gauge("railscope_nvme_spare_ratio", "Share of the spare capacity that is left.", "available spare", scale=declare.CENTI)

@@ -124,7 +124,7 @@ _NVLINK5_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
 def xid(number: int) -> Xid:
     """Return the entry of an Xid; one named "unknown" if the table has none."""
     return xids().get(number) or Xid(
-        number, UNKNOWN, "The table does not contain this number.", UNKNOWN, "", "", ("ignore",), ""
+        number, UNKNOWN, "Unknown Xid.", UNKNOWN, "", "", ("ignore",), ""
     )
 
 
