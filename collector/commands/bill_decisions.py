@@ -177,7 +177,7 @@ def _row(one: review_decisions.PendingEvidence) -> dict[str, object]:
 @command_options.format_option
 @command_options.ledger_command
 def review_command(place: command_options.CommandContext, form: str) -> None:
-    """List evidence that waits for a decision: late claims and ends, unexpected GPUs."""
+    """List evidence under review: late claims and ends, unexpected GPUs."""
     with place.books() as books:
         found = _pending(books.ledger.database, place.by.now_ns)
     if form == "json":
