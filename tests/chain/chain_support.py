@@ -21,14 +21,20 @@ from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program
 
 PATIENCE_SECONDS = 120.0
+POLL_SECONDS = 0.05
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until a condition holds; fail with its description if it never does."""
+async def until(
+    condition: Callable[[], Awaitable[bool]], what: str, every: float = POLL_SECONDS
+) -> None:
+    """Wait until a condition holds; fail with its description if it never does.
+
+    An expensive condition is evaluated less often: `every` is in seconds.
+    """
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await condition():  # noqa: ASYNC110 - no event from another process
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(every)
     except TimeoutError:
         pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain until {what}")
 
