@@ -89,7 +89,7 @@ class AuditService:
             database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
         )
         drain = collector_records.OutboxDrain(
-            watch.current, audit, refuse=guard.refuse, recorded=watch.check
+            watch.current, audit, stop_signing=guard.stop_signing, recorded=watch.check
         )
         periodic = verification.PeriodicVerification(
             audit.directory,
@@ -127,7 +127,7 @@ class AuditService:
             (c.AUDIT_OVERFLOWED, self.observed.overflowed),
             (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
             (c.OUTBOX_WAITING, self.drain.waiting),
-            (c.AUDIT_DISPUTED, int(bool(self.guard.refused))),
+            (c.AUDIT_DISPUTED, int(bool(self.guard.stopped))),
             (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),
             (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
             (c.AUDIT_VERIFIED, None if whole is None else int(whole)),

@@ -119,7 +119,7 @@ class Collector:
             ready=False,
             pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
         )
-        self.settler = DayFinalizer(
+        self.finalizer = DayFinalizer(
             self.core.evidence,
             self.live,
             self._metering_stores,
@@ -249,7 +249,7 @@ class Collector:
 
     def restore_read_only(self) -> None:
         """Read the data to serve, and write nothing. Blocking; raises OSError."""
-        self.trail.log.refuse()
+        self.trail.log.stop_signing()
         self.core.listeners.clear()
         self.core.on_envelope.clear()
         self._read_files()
@@ -296,7 +296,7 @@ class Collector:
             self.core,
             self.log,
             self.files,
-            self.settler,
+            self.finalizer,
             self.sink,
             self.trail,
             self.tokens,
@@ -354,7 +354,7 @@ class Collector:
                 for work in (
                     self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self._check_files(), self.files.watch(),
-                    self.settler.run(), self._record_clock(), self.refresher.run(),
+                    self.finalizer.run(), self._record_clock(), self.refresher.run(),
                     self.sink.run(),
                 ):  # fmt: skip
                     group.create_task(work)

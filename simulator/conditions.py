@@ -20,7 +20,7 @@ class JobConditions:
     """Conditions of the job during a span."""
 
     present: float = 1.0
-    exchange_pace: float = 1.0
+    exchange_speed: float = 1.0
     hung: bool = False
 
 
@@ -146,4 +146,4 @@ class SlowedExchange(Scenario):
     def job(self, span: TimeSpan) -> JobConditions:
         """Slower from the onset on."""
         lost = span.share_after(self.onset_ns) * (1.0 - self.factor)
-        return JobConditions(exchange_pace=1.0 - lost)
+        return JobConditions(exchange_speed=1.0 - lost)

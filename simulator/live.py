@@ -177,7 +177,7 @@ class FaultRounds(Scenario):
         all_of = [one.scenario.job(one.local(span)) for one in self._acting(span)]
         return JobConditions(
             present=min((one.present for one in all_of), default=1.0),
-            exchange_pace=min((one.exchange_pace for one in all_of), default=1.0),
+            exchange_speed=min((one.exchange_speed for one in all_of), default=1.0),
             hung=any(one.hung for one in all_of),
         )
 

@@ -116,7 +116,7 @@ class LinkOutages(conditions.Scenario):
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Nothing is exchanged during an outage."""
         down = sum(span.share_in(outage) for outage in self.outages)
-        return conditions.JobConditions(exchange_pace=1.0 - down)
+        return conditions.JobConditions(exchange_speed=1.0 - down)
 
     def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link is down."""
@@ -155,10 +155,10 @@ class LinkSpeedDown(LinkOutages):
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Waits for the outage, then exchanges at the remaining link speed."""
-        pace = super().job(span).exchange_pace
+        pace = super().job(span).exchange_speed
         slow = span.share_after(self.outages[0].end_ns)
         remaining = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
-        return conditions.JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - remaining)))
+        return conditions.JobConditions(exchange_speed=pace * (1.0 - slow * (1.0 - remaining)))
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Rising errors before the outage, none of the bad lanes after it."""
@@ -198,7 +198,7 @@ class PcieDegraded(conditions.Scenario):
         carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
         remaining = min(carried / workload.EXCHANGE_RATE, 1.0)
         return conditions.JobConditions(
-            exchange_pace=1.0 - span.share_after(self.onset_ns) * (1.0 - remaining)
+            exchange_speed=1.0 - span.share_after(self.onset_ns) * (1.0 - remaining)
         )
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:

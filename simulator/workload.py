@@ -98,7 +98,7 @@ class TrainingJob:
             checkpoint=checkpoint,
             fetch=span.share_recurring(FETCH, FETCH_PERIOD_NS) * present,
         )
-        self._work(span.seconds, work, (slowest_gpu, conditions.exchange_pace), demand)
+        self._work(span.seconds, work, (slowest_gpu, conditions.exchange_speed), demand)
         return demand
 
     def _work(

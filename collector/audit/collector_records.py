@@ -50,7 +50,7 @@ class OutboxDrain:
     retry_seconds: float = RETRY_SECONDS
     waiting: int = 0
     """Rows that are in no log yet, as of the last poll."""
-    refuse: Callable[[str], None] = lambda _problem: None
+    stop_signing: Callable[[str], None] = lambda _problem: None
     """Called before anything else if the ledger refers to records that the log does not have."""
     recorded: Callable[[], None] = lambda: None
     """Called after ledger heads were recorded, to refresh the newest known head. Blocking."""
@@ -113,7 +113,7 @@ class OutboxDrain:
                 f"record {last.leaf} is in the ledger and missing in this log: an older copy of"
                 " the log was restored, or its end is lost"
             )
-            self.refuse(message)
+            self.stop_signing(message)
             raise AuditError(message)
         for raw in behind:
             if reference := row_reference(raw):

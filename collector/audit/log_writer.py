@@ -376,7 +376,7 @@ class AuditLog:
         self._journal.check_in_place()
         self._journal.rotate()
 
-    def refuse(self) -> None:
+    def stop_signing(self) -> None:
         """Accept no records: nothing can be written."""
         self._stopped = True
 

@@ -47,7 +47,7 @@ class SigningGuard:
     known: Callable[[], int]
     """Number of agents of the fleet."""
     wall_ns: Callable[[], int]
-    refused: str = ""
+    stopped: str = ""
     """Reason why signing has stopped permanently; empty if it has not."""
     shown: dict[str, int] = field(default_factory=dict)
     """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
@@ -59,12 +59,12 @@ class SigningGuard:
         self.audit.publisher.before_signing = self.allow
         disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
         if disputed:
-            self.refused = (
+            self.stopped = (
                 f"an agent has a signed checkpoint that is missing in this log: {disputed[0]};"
                 " fix: find out which copy was restored or what was lost; to continue with this"
                 " log, move the directory away"
             )
-            log.error("audit_log_disputed", problem=self.refused)
+            log.error("audit_log_disputed", problem=self.stopped)
 
     @property
     def _directory(self) -> Path:
@@ -81,8 +81,8 @@ class SigningGuard:
 
     def allow(self, _: TreeHead) -> None:
         """Raise AuditError if nothing may be signed now."""
-        if self.refused:
-            raise AuditError(self.refused)
+        if self.stopped:
+            raise AuditError(self.stopped)
         if not self._open:
             message = (
                 f"{len(self.shown)} of {self.wanted} agents have presented their checkpoints:"
@@ -153,19 +153,19 @@ class SigningGuard:
             tree.append(leaf_hash(raw))
         return tree.root
 
-    def refuse(self, problem: str) -> None:
+    def stop_signing(self, problem: str) -> None:
         """Stop signing permanently, because another source than an agent shows that the log has changed."""
-        if not self.refused:
+        if not self.stopped:
             log.error(
                 "audit_log_disputed",
                 problem=problem,
                 advice="signing is stopped; see docs/audit.md",
             )
-        self.refused = self.refused or problem
+        self.stopped = self.stopped or problem
 
     async def _dispute(self, node: str, note: str, problem: str) -> None:
         text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
-        if not self.refused:
+        if not self.stopped:
             log.error(
                 "audit_log_disputed",
                 node=node,
@@ -173,7 +173,7 @@ class SigningGuard:
                 held=note,
                 advice="signing is stopped; check if an older copy was restored",
             )
-        self.refused = self.refused or text
+        self.stopped = self.stopped or text
         await asyncio.to_thread(self._keep, node, note)
         raise DisputeError(text)
 

@@ -183,7 +183,7 @@ class _Verification:
         """Compare the signed records with every tile, every anchor and the checkpoint."""
         awaited, size = list(anchors), self.ours.tree.size
         if awaited and awaited[-1].tree.size > size:
-            self._refuse_fork(awaited[-1], "the log is shorter than a signed checkpoint")
+            self._report_fork(awaited[-1], "the log is shorter than a signed checkpoint")
         levels = directory_check.HashTileCheck(Tiles(self.directory, size))
         self._compare_anchors(awaited)
         for leaves, records in _signed_tiles(levels.tiles):
@@ -209,9 +209,9 @@ class _Verification:
             anchor = awaited.pop(0)
             if self.tree.root != anchor.tree.root:
                 why = f"its first {self.tree.size} records do not match the signed ones"
-                self._refuse_fork(anchor, why)
+                self._report_fork(anchor, why)
 
-    def _refuse_fork(self, theirs: signed_note.Checkpoint, why: str) -> None:
+    def _report_fork(self, theirs: signed_note.Checkpoint, why: str) -> None:
         texts = f"--- signed, here:\n{self.ours.text}--- signed, kept elsewhere:\n{theirs.text}"
         raise VerifyError(VerifyOutcome.FORKED, f"{why}\n{texts}")
 

@@ -93,7 +93,7 @@ class CollectorMetrics:
     core: CollectorState
     log: FrameLog
     files: AdministratorFiles
-    settler: DayFinalizer
+    finalizer: DayFinalizer
     sink: InfluxSink
     trail: AuditTrail
     tokens: TokensFile
@@ -110,7 +110,7 @@ class CollectorMetrics:
         """Reason why the claims of GPUs cannot be determined; empty if they can."""
         if self.files.unknown:
             return f"{self.files.unknown} has never been valid"
-        return "" if self.settler.live.ready else "the ledger has not been read yet"
+        return "" if self.finalizer.live.ready else "the ledger has not been read yet"
 
     def cells(self, views: CollectorViews) -> list[ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
@@ -136,22 +136,22 @@ class CollectorMetrics:
             (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
             (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
             (catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks.by_key)),
-            (catalog.EVIDENCE_STORED, self.settler.counts.parts),
-            (catalog.EVIDENCE_FAILURES, self.settler.counts.failures),
-            (catalog.FINALIZED_DAYS, self.settler.counts.days),
-            (catalog.REVISED_DAYS, self.settler.counts.revisions),
+            (catalog.EVIDENCE_STORED, self.finalizer.counts.parts),
+            (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),
+            (catalog.FINALIZED_DAYS, self.finalizer.counts.days),
+            (catalog.REVISED_DAYS, self.finalizer.counts.revisions),
             (catalog.AUDIT_RECORDS, self.trail.log.size),
             (catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (catalog.AUDIT_LOST, self.trail.lost),
             (catalog.DENIALS, self.trail.denied),
             (catalog.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
             (catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
-            (catalog.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
+            (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold()))),
             (catalog.SINK_WRITTEN, self.sink.written),
             (catalog.SINK_DROPPED, self.sink.dropped),
         ]
         files = [(file.kind, int(file.valid)) for file in self.files.all if file.path]
-        unplaced = self.settler.live.unplaced(views.instant_ns)
+        unplaced = self.finalizer.live.unplaced(views.instant_ns)
         by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
             (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.valid)))),
             (catalog.NODE_TWINS, ((name, 1) for name in self.twins.nodes(views.instant_ns))),

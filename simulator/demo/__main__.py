@@ -130,7 +130,7 @@ class DemoRun:
             screen.print(where)
             await self._show(where)
             shipped = await cluster.stop_agents()
-            views = await cluster.settled_views()
+            views = await cluster.stable_views()
             good, report = verdict(cluster.node_names, shipped, views)
             screen.print(f"\n{report}\n\nAUDIT LOG")
             good = await cluster.check_audit_log() and good

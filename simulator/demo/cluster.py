@@ -205,7 +205,7 @@ class DemoCluster:
         names = ("cluster", "rails", "tenants", "nodes", "account")
         return {name: await self._get(f"/api/v1/{name}") for name in names}
 
-    async def settled_views(self) -> dict[str, Any]:
+    async def stable_views(self) -> dict[str, Any]:
         """Return the views, computed after all received data."""
         requested_ns = (await self._get("/api/v1/cluster"))["instant_ns"]
         async with asyncio.timeout(_SETTLE_SECONDS):

@@ -70,7 +70,7 @@ async def test_views_over_the_api(tmp_path: Path):
         assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
         await one.collector.refresher.refresh()
         await asyncio.to_thread(one.collector.files.refresh)
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         cluster = {r["metric"]: r["value"] for r in (await one.json("/api/v1/cluster"))["rows"]}
         assert cluster["railscope_cluster_sum_gpu_power_watts"] == 3.0
@@ -124,7 +124,7 @@ async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp
     claims.write_text(CLAIMS)
     settings = settings_in(tmp_path, claims_file=str(claims))
     async with running(settings) as one:
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
     claims.write_text("broken\n")
     async with running(settings) as one:
         assert one.collector.files.claims.content.holder("n1", time.time_ns()) == "vision"
@@ -140,7 +140,7 @@ async def test_ready_only_while_the_ledger_takes_writes(tmp_path: Path):
         assert (status, "ledger" in text) == (503, True)
         assert str(tmp_path) not in text, "a stranger learns no path"
         (tmp_path / "away").mkdir()
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
         await until_ready(one)
 
 
@@ -161,7 +161,7 @@ async def test_there_is_no_account_before_the_claims_are_known(tmp_path: Path):
         (tmp_path / "away").mkdir()
         claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
         await asyncio.to_thread(one.collector.files.refresh)
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         assert (await one.get("/api/v1/account"))[0] == 200
 
@@ -237,7 +237,7 @@ def api_of(one: Running, views: Callable[[], CollectorViews], **more: Any) -> Vi
         collector.core,
         collector.log,
         collector.files,
-        collector.settler,
+        collector.finalizer,
         collector.sink,
         collector.trail,
         collector.tokens,
@@ -302,7 +302,7 @@ async def test_there_are_no_tenant_metrics_while_the_claims_are_unknown(tmp_path
 
         path.write_text(CLAIMS)
         collector.files.refresh()
-        assert await collector.settler.attempt()
+        assert await collector.finalizer.attempt()
         await refresher.refresh()
         status, text = await fetch(api, "/api/v1/account")
         assert status == 200

@@ -92,7 +92,7 @@ async def test_invented_hours_of_a_new_node_are_not_observed(tmp_path: Path):
     node = reporter()
     async with running(settings) as one:
         await tell(one, node)
-        await one.collector.settler.round(everything=True)
+        await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
         account = await one.json("/api/v1/account")
     assert account["balances"]
@@ -109,7 +109,7 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     heard_before(tmp_path, node)
     async with running(settings) as one:
         await tell(one, node)
-        await one.collector.settler.round(everything=True)
+        await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
         account = await one.json("/api/v1/account")
         page = await metrics(one)
@@ -133,7 +133,7 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     assert page['railscope_collector_file_valid{file="tenants"}'] == 1
     assert page["railscope_collector_ledger_failures_total"] == 0
     async with running(settings) as one:
-        await one.collector.settler.round(everything=True)
+        await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
         again = await one.json("/api/v1/account")
         page_again = await metrics(one)
@@ -156,7 +156,7 @@ async def test_a_tenants_file_that_was_never_valid_says_nothing_of_tenants(tmp_p
     settings = settings_in(tmp_path, metering=METERING, ledger=away, tenants_file=str(path))
     async with running(settings) as one:
         (tmp_path / "away").mkdir()
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         status, text = await one.get("/api/v1/account")
         assert (status, "the tenants file has never been valid" in text) == (503, True)
@@ -168,7 +168,7 @@ async def test_a_collector_whose_database_is_away_takes_frames_and_says_so(tmp_p
         node = Reporter(origin_ns=time.time_ns())
         record, _ = node.record(node.frames(gpus_of("GPU-0"), range(0, 60, 10)))
         assert (await one.post(record.body, headers=record.sent.to_headers()))[0] == 200
-        assert not await one.collector.settler.attempt()
+        assert not await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         status, text = await one.get("/api/v1/account")
         assert (status, "the ledger has not been read yet" in text) == (503, True)
@@ -176,7 +176,7 @@ async def test_a_collector_whose_database_is_away_takes_frames_and_says_so(tmp_p
         assert page["railscope_collector_ledger_failures_total"] >= 1
         assert page["railscope_collector_evidence_pending_intervals"] == 1
         (tmp_path / "nowhere").mkdir()
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         assert (await one.json("/api/v1/account"))["balances"]
 

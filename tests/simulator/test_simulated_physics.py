@@ -150,10 +150,10 @@ def test_processor_time_adds_up(spec: NodeSpec, step_ns: int) -> None:
 @SHORT
 @given(st.integers(0, 1000), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
-    seed: int, gpu_pace: float, exchange_pace: float
+    seed: int, gpu_pace: float, exchange_speed: float
 ) -> None:
     spec = NodeSpec("gpu-001", seed=seed)
-    conditions = JobConditions(exchange_pace=exchange_pace)
+    conditions = JobConditions(exchange_speed=exchange_speed)
     fine, coarse = TrainingJob(spec), TrainingJob(spec)
     edges = [number * NS_PER_SECOND // 4 for number in range(401)]
     small = [fine.advance(TimeSpan(*pair), conditions, gpu_pace) for pair in pairwise(edges)]
@@ -161,12 +161,12 @@ def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
     for part in ("occupied", "activity", "memory_activity", "exchange", "exchanged", "fetch"):
         mean = sum(getattr(demand, part) for demand in small) / len(small)
         assert mean == pytest.approx(getattr(large, part), abs=1e-6)
-    assert large.exchanged == pytest.approx(large.exchange * exchange_pace)
+    assert large.exchanged == pytest.approx(large.exchange * exchange_speed)
 
 
 def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
     job = TrainingJob(NodeSpec("gpu-001"))
-    still = JobConditions(exchange_pace=0.0)
+    still = JobConditions(exchange_speed=0.0)
     for second in range(30):
         demand = job.advance(
             TimeSpan(second * NS_PER_SECOND, (second + 1) * NS_PER_SECOND), still, 1.0

@@ -1,4 +1,4 @@
-"""A collector's core with its settler on a database, driven round by round."""
+"""A collector's core with its finalizer on a database, driven round by round."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Site:
         self.core = core
         self._said: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, ready=False)
-        self.settler = DayFinalizer(
+        self.finalizer = DayFinalizer(
             core.evidence,
             self.live,
             self._open,
@@ -89,13 +89,13 @@ class Site:
     @property
     def door(self) -> MeteringStores:
         """Return the open database."""
-        assert self.settler._stores  # noqa: SLF001 - reads its internal state
-        return self.settler._stores  # noqa: SLF001
+        assert self.finalizer._stores  # noqa: SLF001 - reads its internal state
+        return self.finalizer._stores  # noqa: SLF001
 
     async def round(self, now: float, *, everything: bool = False) -> None:
-        """Run one round of the settler at a second."""
+        """Run one round of the finalizer at a second."""
         self.now = now
-        await self.settler.round(everything=everything)
+        await self.finalizer.round(everything=everything)
 
     async def account(self, now: float) -> GpuTimeAccount:
         """Return the account at a second."""
@@ -112,7 +112,7 @@ class Site:
 
     def restart(self, checkpoint: bytes | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""
-        self.settler.close()
+        self.finalizer.close()
         core = core_in(self.directory / "schemas")
         if checkpoint is not None:
             resume_from(core, checkpoint)

@@ -127,7 +127,7 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     async with begun(directory, boot="b1") as log:
         await record(log, range(regrown))
         with pytest.raises(AuditError, match="older copy"):
-            await OutboxDrain(lambda: database, log, refuse=refused.append).step()
+            await OutboxDrain(lambda: database, log, stop_signing=refused.append).step()
         assert numbers(log) == [0, 1, 2]
     assert len(refused) == 1
     with database.transaction() as connection:

@@ -13,4 +13,4 @@ from support.settling import Site
 def site(url: str, tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path, url)
     yield made
-    made.settler.close()
+    made.finalizer.close()

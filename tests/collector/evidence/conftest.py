@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
 
     yield one
     for site in made:
-        site.settler.close()
+        site.finalizer.close()
 
 
 @pytest.fixture

@@ -77,10 +77,10 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
     accept(site.core, wrong[:first])
     await site.round(9 * HOUR, everything=True)
     accept(site.core, wrong[first:end])
-    site.settler.hold = lambda: "suspect"
-    stored = site.settler.counts.parts
+    site.finalizer.hold = lambda: "suspect"
+    stored = site.finalizer.counts.parts
     await site.round(40 * DAY_SECONDS, everything=True)
-    assert site.settler.counts.parts == stored, "nothing is kept for good while it is suspect"
+    assert site.finalizer.counts.parts == stored, "nothing is kept for good while it is suspect"
     assert site.door.ledger.newest(DAY - 1, DAY + 99) == {}, "nor is any day finalized"
 
     site.restart()

@@ -34,7 +34,7 @@ async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: st
     await two.round(now)
     assert two.live.finalized == one.live.finalized
     assert set(one.door.ledger.newest(DAY, DAY + days - 1).values()) == {1}
-    assert two.settler.counts.days < days, "only what was recorded lately is looked at again"
+    assert two.finalizer.counts.days < days, "only what was recorded lately is looked at again"
     await two.round(now, everything=True)
     assert amount(two, "alice") == 500 * (now - 30 - HOURS)
 
@@ -142,8 +142,8 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
     accept(site.core, a_day(Reporter()))
     site.now = LATER
     with capture_logs() as logs:
-        assert not await site.settler.attempt()
-        assert not await site.settler.attempt()
+        assert not await site.finalizer.attempt()
+        assert not await site.finalizer.attempt()
         assert not site.live.ready
         waiting = len(site.core.evidence.chunks.by_key)
         assert waiting > 90
@@ -152,7 +152,7 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
         gone.mkdir()
         site.restart(checkpoint)
         site.now = LATER
-        assert await site.settler.attempt()
+        assert await site.finalizer.attempt()
     said = [line["event"] for line in logs if line["log_level"] == "error"]
     assert said == ["evidence_write_failed"]
     assert hours(site)["observed", "alice"] == 12
@@ -165,13 +165,13 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
     site.door.store.write = _fail  # type: ignore[method-assign]
     accept(site.core, a_day(Reporter(run="run-2")))
     site.now = LATER
-    assert not await site.settler.attempt()
+    assert not await site.finalizer.attempt()
     assert len(site.core.evidence.chunks.by_key) > stored
     assert not any(kept.stored for kept in site.core.evidence.chunks.by_key.values())
     del site.door.store.write
-    assert await site.settler.attempt()
+    assert await site.finalizer.attempt()
     assert hours(site)["observed", "alice"] == 12
-    assert site.settler.counts.failures == 1
+    assert site.finalizer.counts.failures == 1
 
 
 async def test_claims_that_another_collector_was_told_are_asked_for_until_they_are_known(
@@ -186,9 +186,9 @@ async def test_claims_that_another_collector_was_told_are_asked_for_until_they_a
     accept(two.core, node.told(gpus_of("GPU-0"), range(2 * HOURS, 3 * HOURS, 30)))
     two.now = 3 * HOURS
     two.door.store.claim_facts = _fail  # type: ignore[method-assign]
-    assert not await two.settler.attempt()
+    assert not await two.finalizer.attempt()
     del two.door.store.claim_facts
-    assert await two.settler.attempt()
+    assert await two.finalizer.attempt()
     assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
 
 
@@ -200,9 +200,9 @@ async def test_open_amounts_that_could_not_be_counted_anew_are_counted_anew_late
     accept(site.core, node.told(host(), [6 * HOURS], events={6 * HOURS: [late]}))
     site.door.store.newest_end_ns = _fail  # type: ignore[method-assign]
     site.now = 6 * HOURS + 60
-    assert not await site.settler.attempt()
+    assert not await site.finalizer.attempt()
     del site.door.store.newest_end_ns
-    assert await site.settler.attempt()
+    assert await site.finalizer.attempt()
     assert amount(site, "alice") == 500 * (1800 - 30)
 
 
@@ -246,18 +246,18 @@ async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
 
 async def _attempted(site: Site, now: float) -> bool:
     site.now = now
-    return await site.settler.attempt()
+    return await site.finalizer.attempt()
 
 
 async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
     accept(site.core, a_day(Reporter(), until=HOURS))
-    assert await site.settler.attempt()
+    assert await site.finalizer.attempt()
     site.door.store.homes = _wrong  # type: ignore[method-assign]
     with capture_logs() as logs:
-        assert not await site.settler.attempt()
+        assert not await site.finalizer.attempt()
     assert logs[0]["problem"] == "KeyError: 'a fault'"
     del site.door.store.homes
-    assert await site.settler.attempt()
+    assert await site.finalizer.attempt()
 
 
 def _wrong() -> None:

@@ -60,7 +60,7 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
         assert content(sides["one"].door.ledger, DAYS) == expected
         await still_the_evidence(alone)
         for each in (alone, *sides.values()):
-            each.settler.close()
+            each.finalizer.close()
 
 
 async def still_the_evidence(alone: Site) -> None:

@@ -282,4 +282,4 @@ async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
     found = revision_of(site.door.ledger, "GPU-0", DAY)
     assert found is not None, "the day is in the ledger all the same"
     assert site.door.store.quarantine.rows == {(table.name, name)}
-    assert not site.settler.failing
+    assert not site.finalizer.failing

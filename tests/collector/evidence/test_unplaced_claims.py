@@ -145,7 +145,7 @@ async def test_the_ledger_has_what_the_account_has_and_the_same_again(tmp_path: 
     accept(site.core, a_day(Reporter()))
     await site.round(LATER + HOURS, everything=True)
     assert hours(site) == EXPECTED
-    assert site.settler.counts.revisions == 0, "nothing is written again"
+    assert site.finalizer.counts.revisions == 0, "nothing is written again"
 
 
 async def test_a_count_that_comes_late_is_a_revision_of_all_gpus_of_its_node(

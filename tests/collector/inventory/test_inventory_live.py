@@ -95,7 +95,7 @@ async def test_an_inventory_that_was_never_valid_says_nothing(tmp_path: Path):
         found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
         assert found["nodes"] is None
         (tmp_path / "away").mkdir()
-        assert await one.collector.settler.attempt()
+        assert await one.collector.finalizer.attempt()
         account = await once(lambda: one.get("/api/v1/account"), lambda found: found[0] == 200)
         assert '"gpus":1' in account[1] or '"gpus":2' in account[1], "who holds what is known"
 
