@@ -202,7 +202,7 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     job.
     """
     gres_conf: str = "/etc/slurm/gres.conf"
-    """Slurm's gres.conf, which maps GPU indices to devices."""
+    """The Slurm file gres.conf, which maps GPU indices to devices."""
     claims_file: str = ""
     """CSV file of dated claims on GPUs of this node, with the authority of a scheduler."""
     trusted_owners: str = ""

@@ -124,7 +124,7 @@ class BillingSettings(Struct, frozen=True, kw_only=True):
 
 
 class InfluxSettings(Struct, frozen=True, kw_only=True):
-    """Export of views to a server with InfluxDB's line protocol, version 2."""
+    """Export of views to a server with the InfluxDB line protocol, version 2."""
 
     url: str = ""
     """Base URL of the server. Empty: nothing is written."""

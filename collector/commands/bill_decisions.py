@@ -291,7 +291,7 @@ def check(file: Path, before: Path | None) -> None:
 @click.argument("file", type=_FILE)
 @command_options.deciding_command
 def publish(place: command_options.CommandContext, file: Path) -> None:
-    """Publish the price book in FILE, used from now on. Versions are consecutive and never removed."""
+    """Publish the price book in FILE as the current one. Versions are consecutive and never removed."""
     text = command_options.parse_file(file, str)
     with place.books() as books:
         book, added = administration.publish(books, text, str(file), place.by)

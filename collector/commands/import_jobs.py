@@ -55,7 +55,7 @@ class _ImportOptions:
     "form",
     type=click.Choice(sorted(FORMATS)),
     help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
-    "pods -o json`, or the CSV of Alibaba's trace. Default: detected from the file.",
+    "pods -o json`, or the CSV of the Alibaba trace. Default: detected from the file.",
 )
 @command_options.timezone_option
 @command_options.tenants_option

@@ -55,7 +55,7 @@ NO_BOUND, SUM = "+Inf", "sum"
 class Rollup(StrEnum):
     """Aggregation of a metric over the entities of a rail, a node, a tenant or the cluster.
 
-    A counter rolls up as its rate per second; a gauge as its present value.
+    A counter rolls up as its rate per second; a gauge as its current value.
     """
 
     SUM = "sum"
@@ -125,7 +125,7 @@ class Metric:
     other_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reject a name that violates Prometheus' rules or contradicts kind or unit."""
+        """Reject a name that violates the Prometheus rules or contradicts kind or unit."""
         problems = []
         stem = self.name.removesuffix("_total")
         if not self.name.startswith("railscope_"):

@@ -174,7 +174,7 @@ def _markdown_row(metric: Metric) -> tuple[str, ...]:
     notes = [metric.resets] if metric.resets else []
     if metric.saturates:
         notes.append(
-            f"Stops at its highest value ({metric.wraps_at_bits} bits): a lower bound from there on."
+            f"Stops at its highest value ({metric.wraps_at_bits} bits): then a lower bound."
         )
     elif metric.wraps_at_bits != 64:  # noqa: PLR2004 - the usual width needs no note
         notes.append(f"{metric.wraps_at_bits} bits wide in hardware; the agent extends it to 64.")

@@ -142,7 +142,7 @@ NVME_STATES = {
 NVME_INFO = _NVME.info("railscope_nvme_info", "Identity of the drive: model, serial number, firmware, and its name in the kernel.", "/sys/class/nvme/*/{model,serial,firmware_rev,transport}")
 NVME_STATE = _NVME.state("railscope_nvme_state", "State of the kernel's connection to the drive.", "/sys/class/nvme/*/state", states=NVME_STATES)
 NVME_CRITICAL_WARNING = _SMART.gauge("railscope_nvme_critical_warning", "1 if the drive warns of this, 0 otherwise.", "critical warning", about=entities.NVME_WARNING, rollups=(declare.Rollup.SUM,))
-NVME_TEMPERATURE = _SMART.gauge("railscope_nvme_temperature_celsius", "Temperature of the drive as a whole.", "composite temperature (K)")
+NVME_TEMPERATURE = _SMART.gauge("railscope_nvme_temperature_celsius", "Composite temperature of the drive.", "composite temperature (K)")
 NVME_USED = _SMART.gauge("railscope_nvme_used_ratio", "Share of the drive's life that is used up, as estimated by its vendor; may exceed 1.", "percentage used", scale=declare.CENTI)
 NVME_SPARE = _SMART.gauge("railscope_nvme_spare_ratio", "Share of the spare capacity that is left.", "available spare", scale=declare.CENTI)
 NVME_SPARE_LIMIT = _SMART.gauge("railscope_nvme_spare_limit_ratio", "Share of spare capacity below which the drive warns.", "available spare threshold", scale=declare.CENTI)
