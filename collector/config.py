@@ -173,7 +173,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     calendar_file: str = ""
     """Maintenance, outages and reservations (TOML). Empty: none."""
     retired_file: str = ""
-    """Retired GPUs, which have no capacity from a given time on (CSV: gpu,from,to,why)."""
+    """Retired GPUs, which have no capacity after a given time (CSV: gpu,from,to,why)."""
     inventory_file: str = ""
     """GPUs and RDMA ports that each node must report (CSV: node,gpus,rdma_ports,from,to)."""
     allow_anonymous_read: bool = False
@@ -183,8 +183,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     view_refresh_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 2.0
     """Seconds between two refreshes of the views."""
     max_jobs: Annotated[int, Meta(ge=0)] = 5000
-    """Maximum jobs in the metrics and the API, at most 256 per node, selected from all nodes in
-    turn. Other jobs are only counted.
+    """Maximum jobs in the metrics and the API, at most 256 per node, selected round-robin per node. Other jobs are only counted.
     """
     straggler_time_constant_seconds: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
     """GPUs of a job are compared by exponentially weighted means with this time constant; choose

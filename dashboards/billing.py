@@ -49,10 +49,10 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(102, "Observed", "Share of GPU time with frames.", ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE), nearly_all),
         panels.number(103, "Unknown", "GPU time without evidence so far.", ask(f'sum({TIME}{{state="unknown"}})'), panels.ANY_IS_BAD),
         panels.number(104, "Used without a claim", "GPU time that is on no bill so far.", ask(f'sum({TIME}{{state="unclaimed"}})'), panels.ANY_IS_BAD),
-        panels.number(105, "Invalid files", "Of claims, tenants, calendar, quotas, retired, inventory, tokens.", ask(f"count({valid}) - sum({valid})", COUNT), panels.NONE_IS_GOOD),
-        panels.number(106, "Frames missing", "In the sequences of running agents; they may still come.", _total("collector_missing_frames"), panels.NONE_IS_GOOD),
+        panels.number(105, "Invalid files", "Invalid files among claims, tenants, calendar, quotas, retired, inventory and tokens.", ask(f"count({valid}) - sum({valid})", COUNT), panels.NONE_IS_GOOD),
+        panels.number(106, "Frames missing", "Gaps in the sequences of running agents; the frames may still arrive.", _total("collector_missing_frames"), panels.NONE_IS_GOOD),
         panels.number(107, "Not in the audit log", "Changes to the ledger that wait for it.", _total("audit_outbox_waiting_records")),
-        panels.number(108, "Ledger failures", "In the last hour.", grown("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
+        panels.number(108, "Ledger failures", "Failures in the last hour.", grown("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 

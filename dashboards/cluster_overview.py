@@ -63,7 +63,7 @@ def _gpus() -> Iterator[panels.Panel]:
     yield panels.rows(
         206,
         "Xids in the kernel logs",
-        "Reports of each GPU's driver since the start of the log that the agent could read.",
+        "Driver reports for each GPU since the start of the readable log.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
         panels.Column("Messages", xids, worst="highest"),
         span=8,

@@ -129,9 +129,9 @@ def _errors() -> Iterator[panels.Panel]:
         panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _by("cause", f"railscope_gpu_remapped_rows{NODES}")),
         panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
                      pending.named("wait for a reset"), failed.named("failed"), steps=panels.NONE_IS_GOOD),
-        panels.lines(306, "NVLink errors", "By kind, of all links.", nvlink, steps=panels.ANY_IS_BAD),
+        panels.lines(306, "NVLink errors", "Errors of all links, by kind.", nvlink, steps=panels.ANY_IS_BAD),
         panels.lines(307, "Throttled by temperature or power brake", "GPUs, by reason.", throttled),
-        panels.bars(308, "NVSwitch errors", "Of each node, from the kernel log.", ask(f"topk(10, {switches})", COUNT, "{{node}}")),
+        panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", ask(f"topk(10, {switches})", COUNT, "{{node}}")),
     )  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(103, "Paths saving power", "Slow while idle.", _paths("power_saving")),
         panels.number(104, "PCIe errors, one hour", "Uncorrected errors.", grown(errors), panels.NONE_IS_GOOD),
         panels.number(105, "Transceivers read", "Transceivers with readings.", _transceivers("sum", "readable")),
-        panels.number(106, "Hottest transceiver", "Of all NICs.", _transceivers("max", "temperature_celsius"), hot),
-        panels.number(107, "Least light received", "Of all lanes of all optical transceivers.", _transceivers("min", "receive_power_watts")),
+        panels.number(106, "Hottest transceiver", "Highest transceiver temperature of all NICs.", _transceivers("max", "temperature_celsius"), hot),
+        panels.number(107, "Least light received", "Lowest receive power of any lane of an optical transceiver.", _transceivers("min", "receive_power_watts")),
         panels.number(108, "Uncorrected blocks", "That FEC could not correct, per second.", ask(f"sum({blocks})", EVENTS_PER_SECOND), panels.ANY_IS_BAD),
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def _pcie() -> Iterator[panels.Panel]:
     yield from (
         panels.rows(201, "Degraded paths", "With their capacity.", NODE_DEVICE, panels.Column("State", state, panels.NONE_IS_GOOD, states, "highest")),
         panels.rows(202, "Narrowest paths", "The ten worst of the degraded ones.", NODE_DEVICE, panels.Column("Share of capacity", narrowest, worst="lowest")),
-        panels.bars(203, "Errors by severity", "As the devices report them (AER).", ask(errors, EVENTS_PER_SECOND, "{{severity}}")),
+        panels.bars(203, "Errors by severity", "Errors that the devices report (AER), by severity.", ask(errors, EVENTS_PER_SECOND, "{{severity}}")),
         panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", _events("gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
         panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", _events("nic_pcie_receive_signal_errors")),
         panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "node", "rail", ask(f"max by (node, rail) ({stall})"), panels.STALL),
@@ -143,7 +143,7 @@ def _line() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(401, "Blocks that FEC corrected", "Some are normal; growth is not.", _events("nic_receive_fec_corrected_blocks")),
         panels.lines(402, "Symbol errors after FEC", "None is normal.", _events("nic_receive_uncorrected_symbol_errors"), steps=panels.ANY_IS_BAD),
-        panels.bars(403, "Links that went down", "Of NICs, by node.", _events("nic_link_downs")),
+        panels.bars(403, "Links that went down", "Links of NICs that went down, by node.", _events("nic_link_downs")),
     )  # fmt: skip
     speed, expected = (
         f"max by (node, interface) (railscope_{name}_speed_bytes_per_second{NODES})"

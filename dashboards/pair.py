@@ -93,7 +93,7 @@ def _pair() -> Iterator[Panel]:
               _gpu("sm_activity_ratio").named("SMs"), _gpu("tensor_activity_ratio").named("tensor cores"), _gpu("dram_bandwidth_ratio").named("memory bandwidth"), span=24),
         lines(202, "NVLink traffic of the GPU", "Total of all NVLinks of the GPU.",
               _gpu("nvlink_transmit_bytes_per_second").named("out"), _gpu("nvlink_receive_bytes_per_second").named("in"), span=24),
-        lines(203, "PCIe traffic of the GPU", "To its NIC, to memory, to storage.",
+        lines(203, "PCIe traffic of the GPU", "Traffic of the GPU to its NIC, to memory and to storage.",
               _gpu("pcie_transmit_bytes_per_second").named("out"), _gpu("pcie_receive_bytes_per_second").named("in"), span=24),
         lines(204, "RDMA traffic of the NIC", "RDMA traffic of the port.",
               _rdma("transmit_bytes").named("out"), _rdma("receive_bytes").named("in"), span=24),
