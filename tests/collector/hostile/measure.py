@@ -100,5 +100,8 @@ def _megabytes() -> float:
 
 if __name__ == "__main__":
     metered = MeteredLoop()
-    print(json.dumps(metered.run_until_complete(run(sys.argv[1], metered))))  # noqa: T201 - its result
+    outcome = metered.run_until_complete(run(sys.argv[1], metered))
+    # Its threads may write to the log, which is on standard output, too.
+    metered.run_until_complete(metered.shutdown_default_executor())
     metered.close()
+    print(json.dumps(outcome))  # noqa: T201 - its result
