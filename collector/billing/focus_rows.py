@@ -376,7 +376,7 @@ def read_seller(file: Path) -> Seller:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the seller file {file}: {error}"
+        message = f"{file}: {error}"
         raise SellerFileError(message) from error
     return parse_seller(text, str(file))
 
