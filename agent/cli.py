@@ -14,24 +14,16 @@ import click
 
 from agent.commands.check import CaptureWalk, check as run_check
 from agent.config import PREFIX, AgentSettings, BurstSettings
-from agent.host import Host
-from agent.host.live_host import LiveClock, LiveHost
-from agent.host.recorded_host import RecordedHost
-from agent.host.recording_host import RecordingHost
+from agent.host import Host, live_host, recorded_host, recording_host
 from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
 from agent.sampling.meter import measure_memory
 from agent.sampling.sampler import Sampler
 from agent.service import Agent, node_name
-from railscope import service, settings
+from railscope import device_names, exposition, service, settings, timestamps, wire
 from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
-from railscope.device_names import device_key, names_in
-from railscope.exposition import TextFormat
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
-from railscope.service import Serve, supervise
-from railscope.timestamps import SECOND_NS
-from railscope.wire import to_wire_entity
 
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
@@ -97,7 +89,7 @@ def run_agent(
     service.configure_logs(read().log_level)
     host, node = make_host()
 
-    def load() -> Serve:
+    def load() -> service.Serve:
         current = read()
 
         def build() -> Agent:
@@ -111,7 +103,7 @@ def run_agent(
 
         return serve
 
-    asyncio.run(supervise(load))
+    asyncio.run(service.supervise(load))
 
 
 @agent.command()
@@ -137,9 +129,13 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
     elif form == "dcgm":
-        click.echo(one.endpoint.dcgm_text(TextFormat.PROMETHEUS), nl=False)
+        click.echo(one.endpoint.dcgm_text(exposition.TextFormat.PROMETHEUS), nl=False)
     else:
-        text_format = TextFormat.OPENMETRICS if form == "openmetrics" else TextFormat.PROMETHEUS
+        text_format = (
+            exposition.TextFormat.OPENMETRICS
+            if form == "openmetrics"
+            else exposition.TextFormat.PROMETHEUS
+        )
         click.echo(one.endpoint.text(text_format), nl=False)
 
 
@@ -210,7 +206,7 @@ def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Pa
             "specify a new directory"
         )
         raise click.ClickException(message)
-    capture = asyncio.run(_record(LiveHost(root), seconds, redact=redact, bursts=bursts))
+    capture = asyncio.run(_record(live_host.LiveHost(root), seconds, redact=redact, bursts=bursts))
     capture.write(directory)
     click.echo(f"{directory}: {len(capture.moments)} moments of {capture.about.node}")
 
@@ -229,19 +225,19 @@ def _loader(config: Path | None, flags: dict[str, Any]) -> Callable[[], AgentSet
 def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
     """Return the host to read continuously, and its name if a capture contains it."""
     if replay is None:
-        return LiveHost(root), ""
-    clock = LiveClock()
+        return live_host.LiveHost(root), ""
+    clock = live_host.LiveClock()
     started_ns = clock.now().boot_ns
 
-    def recorded() -> RecordedHost:
+    def recorded() -> recorded_host.RecordedHost:
         capture = _capture(replay)
         length_ns = max(capture.about.duration_ns, 1)
 
         def offset_ns() -> int:
             # The last moment is at the end of the capture, and lasts as long as the others.
-            return (clock.now().boot_ns - started_ns) % (length_ns + SECOND_NS)
+            return (clock.now().boot_ns - started_ns) % (length_ns + timestamps.SECOND_NS)
 
-        return RecordedHost(capture, clock, offset_ns)
+        return recorded_host.RecordedHost(capture, clock, offset_ns)
 
     host = measure_memory(recorded)
     return host, host.node
@@ -252,7 +248,7 @@ def _agent_once(config: Path | None, root: Path, replay: Path | None) -> tuple[A
     loaded = _loader(config, {})()
     service.configure_logs("error")
     if replay is None:
-        return Agent(loaded, LiveHost(root), loaded.node), Agent.once
+        return Agent(loaded, live_host.LiveHost(root), loaded.node), Agent.once
     walk = CaptureWalk(_capture(replay))
     return Agent(loaded, walk.host, loaded.node or walk.host.node), walk.read
 
@@ -260,7 +256,7 @@ def _agent_once(config: Path | None, root: Path, replay: Path | None) -> tuple[A
 def _host_at_end(root: Path, replay: Path | None) -> Host:
     """Return the host in its present state, or in the final state of a capture."""
     if replay is None:
-        return LiveHost(root)
+        return live_host.LiveHost(root)
     walk = CaptureWalk(_capture(replay))
     walk.go_to_end()
     return walk.host
@@ -273,11 +269,13 @@ def _capture(directory: Path) -> Capture:
         raise click.ClickException(str(error)) from error
 
 
-async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool) -> Capture:
+async def _record(
+    real: live_host.LiveHost, seconds: float, *, redact: bool, bursts: bool
+) -> Capture:
     read = AgentSettings(bursts=BurstSettings(enabled=bursts))
     node = node_name(AgentSettings(), real)
     redactor = Redactor([node]) if redact else None
-    host = RecordingHost(real, redactor)
+    host = recording_host.RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
         host,
@@ -287,7 +285,7 @@ async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool)
     )
     await sampler.once()
     sampling = asyncio.ensure_future(sampler.run())
-    await host.clock.sleep_until(started.boot_ns + round(seconds * SECOND_NS))
+    await host.clock.sleep_until(started.boot_ns + round(seconds * timestamps.SECOND_NS))
     sampling.cancel()
     await asyncio.wait({sampling})
     hide = redactor.text if redactor else str
@@ -306,7 +304,7 @@ async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool)
 def _as_json(one: Agent) -> list[dict[str, Any]]:
     frames = list(one.endpoint.fresh_frames())
     entities = chain.from_iterable(frame.schema.entities for frame in frames)
-    devices = names_in(map(to_wire_entity, entities))
+    devices = device_names.names_in(map(wire.to_wire_entity, entities))
     entries = []
     for frame in frames:
         for metric, entity, reading in frame.readings():
@@ -315,7 +313,7 @@ def _as_json(one: Agent) -> list[dict[str, Any]]:
                 "labels": dict(zip(entity.kind.labels, entity.key, strict=True)),
                 "source": frame.schema.stream,
             }
-            if names := devices.get(device_key(entity.kind.name, entity.key)):
+            if names := devices.get(device_names.device_key(entity.kind.name, entity.key)):
                 entry["device"] = names
             if isinstance(reading, Absent):
                 entry["absent"] = reading.label

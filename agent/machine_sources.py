@@ -27,13 +27,15 @@ from agent.sources.pcie import PcieSource
 from agent.sources.rdma import RdmaSource
 from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import KernelLogStream, XidMatcher
-from agent.topology.network import NetworkScanner
-from agent.topology.rails import parse_rail_rules
+from agent.topology import network, rails
 
 
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
     """Return all sources that read the node."""
-    wiring, book = NetworkScanner(parse_rail_rules(settings.topology)), xids or XidMatcher()
+    wiring, book = (
+        network.NetworkScanner(rails.parse_rail_rules(settings.topology)),
+        xids or XidMatcher(),
+    )
     gpus, lists = GpuInventory(wiring), ProcessLists()
     periods, bursts = settings.period_seconds, settings.bursts
     burst_sampling: list[Source] = [

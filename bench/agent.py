@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import agent_costs
-from bench.agent_costs import ScrapeCost, ScrapeSchedule, TickCost, TickPlan
-from bench.harness import Aim, BenchReport, benchmark
-from bench.host_files import VALUES_A_PORT, write_answers, write_tree
+from bench import agent_costs, harness, host_files
 
 DEVICES = 8
 VALUES = 3000
@@ -16,12 +13,12 @@ ANSWER_SECONDS = 20
 FOUR_A_SECOND = 0.25
 CONSECUTIVE = "back to back"
 
-AT_FULL_SPEED = Aim("<=", 0.15)
-AT_FOUR_HERTZ = Aim("<=", 0.25)
-SHARE_AT_1_HZ = Aim("<=", 0.2, " %")
-SHARE_AT_10_HZ = Aim("<=", 1.5, " %")
-MEMORY = Aim("<=", 40, " MiB")
-WIRE = Aim("<=", 0.25)
+AT_FULL_SPEED = harness.Aim("<=", 0.15)
+AT_FOUR_HERTZ = harness.Aim("<=", 0.25)
+SHARE_AT_1_HZ = harness.Aim("<=", 0.2, " %")
+SHARE_AT_10_HZ = harness.Aim("<=", 1.5, " %")
+MEMORY = harness.Aim("<=", 40, " MiB")
+WIRE = harness.Aim("<=", 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +41,25 @@ QUICK = AgentBenchLength(
 )
 
 
-@benchmark("Agent", full=THOROUGH, quick=QUICK)
-def main(report: BenchReport, length: AgentBenchLength, directory: Path) -> None:
+@harness.benchmark("Agent", full=THOROUGH, quick=QUICK)
+def main(report: harness.BenchReport, length: AgentBenchLength, directory: Path) -> None:
     """Measure the agent and print ratios."""
     scrape_ratios(report, directory, length)
     tick_ratios(report, directory, length)
 
 
-def scrape_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) -> None:
+def scrape_ratios(report: harness.BenchReport, directory: Path, length: AgentBenchLength) -> None:
     """Measure a live scrape of 8 RDMA devices by three programs."""
     root = directory / "scraped"
-    write_tree(root, DEVICES)
+    host_files.write_tree(root, DEVICES)
     paces = {
-        CONSECUTIVE: ScrapeSchedule(length.fast_scrapes, None),
-        "4 per second": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND),
-        "4 per second, gzip": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND, gzip=True),
+        CONSECUTIVE: agent_costs.ScrapeSchedule(length.fast_scrapes, None),
+        "4 per second": agent_costs.ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND),
+        "4 per second, gzip": agent_costs.ScrapeSchedule(
+            length.slow_scrapes, FOUR_A_SECOND, gzip=True
+        ),
     }
-    found: dict[str, dict[str, ScrapeCost]] = {"agent": {}}
+    found: dict[str, dict[str, agent_costs.ScrapeCost]] = {"agent": {}}
     if report.has_program(agent_costs.NODE_EXPORTER):
         with agent_costs.node_exporter(root, directory) as server:
             found["node_exporter"] = {
@@ -96,17 +95,21 @@ def scrape_ratios(report: BenchReport, directory: Path, length: AgentBenchLength
     )
 
 
-def tick_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) -> None:
+def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBenchLength) -> None:
     """Measure a whole tick of about 3,000 values, from reading to the acknowledgement."""
     mixed, files = directory / "mixed", directory / "files"
     answers = directory / "answers.msgpack"
-    moving = write_tree(mixed, DEVICES)
-    write_answers(answers, ANSWER_SECONDS)
-    all_files = write_tree(files, VALUES // VALUES_A_PORT)
+    moving = host_files.write_tree(mixed, DEVICES)
+    host_files.write_answers(answers, ANSWER_SECONDS)
+    all_files = host_files.write_tree(files, VALUES // host_files.VALUES_A_PORT)
 
-    def cost(root: Path, moved: list[Path], period: float, kept: Path | None) -> TickCost:
+    def cost(
+        root: Path, moved: list[Path], period: float, kept: Path | None
+    ) -> agent_costs.TickCost:
         times = length.tick_seconds, length.settle_seconds, length.push_seconds
-        return agent_costs.measure_ticks(TickPlan(root, directory, moved, period, *times, kept))
+        return agent_costs.measure_ticks(
+            agent_costs.TickPlan(root, directory, moved, period, *times, kept)
+        )
 
     slow, fast = cost(mixed, moving, 1.0, answers), cost(mixed, moving, 0.1, answers)
     real = cost(files, all_files, 1.0, None)

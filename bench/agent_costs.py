@@ -28,8 +28,7 @@ from typing import Self
 
 import msgspec
 
-from bench import harness
-from bench.host_files import FileMover
+from bench import harness, host_files
 from railscope.envelopes import unpack
 from railscope.http_responses import ANSWER_HEADER, answer_mark
 from railscope.wire import BYTES_PER_VALUE
@@ -291,7 +290,7 @@ class TickPlan:
 def measure_ticks(plan: TickPlan) -> TickCost:
     """Run an agent that ships to a sink, and return its cost."""
     calls = plan.directory / "calls.json"
-    with FrameSink() as sink, FileMover(list(plan.moving), plan.period_seconds):
+    with FrameSink() as sink, host_files.FileMover(list(plan.moving), plan.period_seconds):
         with _server(plan, sink.url, calls) as server:
             time.sleep(plan.settle_seconds)
             values, wire = sink.received.values, sink.received.wire_bytes

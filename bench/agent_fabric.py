@@ -13,10 +13,8 @@ from agent.host import Json
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nic_burst import NicBurstSource
 from agent.sources.nvidia.activity import GpuBurstSource
-from bench import agent_costs, harness, host_files
-from bench.agent_costs import Scraper, ScrapeSchedule, shows_value
+from bench import agent_costs, harness, host_files, node
 from bench.long_run import ManualClock
-from bench.node import BenchHost
 from railscope.frame import FrameOrigin
 
 WINDOWS = {"10 Hz": 0.1, "50 Hz": 0.02}
@@ -70,7 +68,7 @@ class FabricBench:
 
     def counters(self) -> None:
         """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
-        schedule = ScrapeSchedule(self.length.scrapes, FOUR_A_SECOND)
+        schedule = agent_costs.ScrapeSchedule(self.length.scrapes, FOUR_A_SECOND)
         root, others = self.fabric.root, {}
         if self.report.has_program(agent_costs.NODE_EXPORTER):
             with agent_costs.node_exporter(root, self.directory) as server:
@@ -122,9 +120,11 @@ class FabricBench:
         """Measure the cost of one response of the agent's metrics endpoint."""
         responses = self.length.responses
         with self._server(WINDOWS["10 Hz"]) as server:
-            scraper = Scraper(server.port, gzip=False)
+            scraper = agent_costs.Scraper(server.port, gzip=False)
             lines = scraper.scrape().decode().splitlines()
-            shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
+            shown = sum(
+                not line.startswith("#") and agent_costs.shows_value(line) for line in lines
+            )
             with server.measure() as all_scrapes:
                 for _ in range(responses):
                     scraper.scrape()
@@ -171,7 +171,7 @@ class FabricBench:
         host_files.write_tree(root, SERIES // host_files.VALUES_A_PORT)
         with agent_costs.agent_server(root, self.directory, FOUR_A_SECOND) as server:
             time.sleep(self.length.settle_seconds)
-            scraper = Scraper(server.port, gzip=False)
+            scraper = agent_costs.Scraper(server.port, gzip=False)
             scraper.scrape()
             scraper.close()
             used = server.memory()
@@ -191,7 +191,7 @@ class FabricBench:
         self.report.figure("resident, simulated", figures)
 
 
-class _CallCountingHost(BenchHost):
+class _CallCountingHost(node.BenchHost):
     """A bench host that counts the calls for each device."""
 
     def __init__(self, fabric: host_files.FabricFiles, clock: ManualClock) -> None:

@@ -8,12 +8,9 @@ import sqlite3
 from pathlib import Path
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, wall_seconds
-from collector.audit.log_writer import AuditLog
-from collector.audit.tiles import Tiles, check_proof, make_proof
-from collector.audit.verification import verify_log
+from collector.audit import log_writer, tiles, verification
 from collector.ledger.audit_outbox import RecordDraft, record_of
-from railscope.audit.record import RecordActor, RecordSource, RecordSubject, encode_audit_record
-from railscope.audit.signed_note import SecretKey
+from railscope.audit import record, signed_note
 
 GROUP = 100
 APPENDED = Aim(">=", 20_000, " /s")
@@ -21,7 +18,7 @@ VERIFIED = Aim(">=", 150_000, " /s")
 PROVEN = Aim("<=", 5, " ms")
 PROOF_BYTES = Aim("<=", 1024, " B")
 NOON_NS = 1_790_000_000_000_000_000
-SOURCE = RecordSource("collector", "bench", "boot", 0)
+SOURCE = record.RecordSource("collector", "bench", "boot", 0)
 _CREATE = "create table log (seq integer primary key, record blob not null, chain blob not null)"
 
 
@@ -29,10 +26,12 @@ def draft(number: int) -> RecordDraft:
     """Return a record of the usual size."""
     return RecordDraft(
         "tenancy.assign",
-        RecordActor("scheduler", "slurm", "token", "10.0.0.1"),
+        record.RecordActor("scheduler", "slurm", "token", "10.0.0.1"),
         NOON_NS + number,
         "done",
-        RecordSubject(f"gpu-node-{number % 1000}", f"GPU-8f3b0c52-0000-0000-0000-{number:012d}"),
+        record.RecordSubject(
+            f"gpu-node-{number % 1000}", f"GPU-8f3b0c52-0000-0000-0000-{number:012d}"
+        ),
         {"tenant": "language", "workload": f"job-{number}", "level": "scheduler"},
         (f"frame/{number}",),
     )
@@ -41,13 +40,13 @@ def draft(number: int) -> RecordDraft:
 @benchmark("Audit log", full=100_000, quick=2_000, on_disk=True)
 def main(report: BenchReport, records: int, directory: Path) -> None:
     """Measure the audit log and print ratios."""
-    key = SecretKey.generate("bench.example")
+    key = signed_note.SecretKey.generate("bench.example")
     log, table = directory / "audit", directory / "table.sqlite"
     ours = asyncio.run(append(log, key, records))
     theirs = wall_seconds(lambda: append_sqlite(table, records))
     report.ratio(f"durable records, groups of {GROUP}", records / ours, APPENDED)
     report.ratio("time per durable record, audit log / SQLite", ours / theirs)
-    checked = wall_seconds(lambda: verify_log(log, key.public))
+    checked = wall_seconds(lambda: verification.verify_log(log, key.public))
     chained = wall_seconds(lambda: verify_sqlite(table))
     report.ratio("records verified", records / checked, VERIFIED)
     report.ratio("time per verified record, audit log / hash chain in SQLite", checked / chained)
@@ -59,9 +58,9 @@ def main(report: BenchReport, records: int, directory: Path) -> None:
     report.figure("SQLite", f"{1e6 * theirs / records:.1f} {per_record}, WAL, full synchronous")
 
 
-async def append(directory: Path, key: SecretKey, records: int) -> float:
+async def append(directory: Path, key: signed_note.SecretKey, records: int) -> float:
     """Return the seconds until all records are durable and signed, one group at a time."""
-    log = AuditLog(directory, key, SOURCE)
+    log = log_writer.AuditLog(directory, key, SOURCE)
     log.open()
     running = asyncio.create_task(log.run())
     with ProcessStopwatch() as spent:
@@ -84,7 +83,7 @@ def append_sqlite(path: Path, records: int) -> None:
     for first in range(0, records, GROUP):
         rows = []
         for number in range(first, first + GROUP):
-            raw = encode_audit_record(record_of(draft(number), SOURCE, number))
+            raw = record.encode_audit_record(record_of(draft(number), SOURCE, number))
             chain = hashlib.sha256(chain + raw).digest()
             rows.append((number, raw, chain))
         with connection:
@@ -106,15 +105,16 @@ def verify_sqlite(path: Path) -> None:
     connection.close()
 
 
-def proofs(report: BenchReport, directory: Path, key: SecretKey, records: int) -> None:
+def proofs(report: BenchReport, directory: Path, key: signed_note.SecretKey, records: int) -> None:
     """Measure the proof of single records, from files that were not read before."""
     many = 100
     with ProcessStopwatch() as spent:
         note = (directory / "checkpoint").read_text()
         texts = [
-            make_proof(Tiles(directory, records), at * records // many, note) for at in range(many)
+            tiles.make_proof(tiles.Tiles(directory, records), at * records // many, note)
+            for at in range(many)
         ]
-    checked = wall_seconds(lambda: [check_proof(text, key.public) for text in texts]) / many
+    checked = wall_seconds(lambda: [tiles.check_proof(text, key.public) for text in texts]) / many
     report.ratio("time to make a proof", 1e3 * spent.wall_seconds / many, PROVEN)
     path_bytes = max(len(text.partition("\nindex ")[2]) for text in texts)
     report.ratio("size of a proof, without its record", path_bytes, PROOF_BYTES)

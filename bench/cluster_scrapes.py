@@ -22,13 +22,9 @@ from agent.commands.check import WalkClock
 from agent.config import AgentSettings
 from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
-from bench import fleets, http_requests, load
-from bench.harness import http_get
-from bench.http_requests import Request
+from bench import fleets, harness, http_requests, load
 from dashboards.promql import metric_named
-from railscope import service
-from railscope.catalog import MetricKind
-from railscope.exposition import TextFormat
+from railscope import catalog, exposition, service
 from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
@@ -109,14 +105,16 @@ def loop_of(scrapes: Sequence[str], held: Container[str]) -> ScrapeLoop:
     metrics = [metric_named(dict(labels)["__name__"]) for labels in rows]
     values = np.array(list(rows.values())).reshape(len(rows), len(scrapes))
     gauges = np.array(
-        [m is not None and m.kind is MetricKind.GAUGE and m.unit != "" for m in metrics], bool
+        [m is not None and m.kind is catalog.MetricKind.GAUGE and m.unit != "" for m in metrics],
+        bool,
     )
     return ScrapeLoop(
         tuple(rows),
         values,
         np.array(
             [
-                m is not None and m.kind in {MetricKind.COUNTER, MetricKind.HISTOGRAM}
+                m is not None
+                and m.kind in {catalog.MetricKind.COUNTER, catalog.MetricKind.HISTOGRAM}
                 for m in metrics
             ],
             bool,
@@ -167,7 +165,7 @@ def _agent_scrapes(spec: NodeSpec, loop_scrapes: int) -> list[str]:
             for second in (scrape * SCRAPE_SECONDS - 1, scrape * SCRAPE_SECONDS):
                 clock.go_to(second * NS)
                 await agent.once()
-            found.append(agent.endpoint.text(TextFormat.PROMETHEUS))
+            found.append(agent.endpoint.text(exposition.TextFormat.PROMETHEUS))
         return found
 
     return asyncio.run(read())
@@ -189,7 +187,7 @@ def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Scrape
             loader.execute("prepare", turn, 1)
             loader.execute("post", fleets.CONNECTIONS)
             fleets.refreshes_of(server, 2)
-            found.append(http_get(server.port, "/metrics"))
+            found.append(harness.http_get(server.port, "/metrics"))
     return loop_of(found, held)
 
 
@@ -202,28 +200,28 @@ class SeriesWriter:
         self.seconds = [last - (scrapes - 1 - at) * SCRAPE_SECONDS for at in range(scrapes)]
         self._times = http_requests.encode_timestamps(second * 1000 for second in self.seconds)
 
-    def of_node(self, cluster: ClusterScrapes, number: int) -> Iterator[Request]:
+    def of_node(self, cluster: ClusterScrapes, number: int) -> Iterator[http_requests.Request]:
         """Return the requests that write the scrapes of a node."""
         loop, name = cluster.of(number), load.name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
         series = [_of(number, labels) for labels in loop.series]
         return self._scraped(loop, series, target, number)
 
-    def of_collector(self, loop: ScrapeLoop) -> Iterator[Request]:
+    def of_collector(self, loop: ScrapeLoop) -> Iterator[http_requests.Request]:
         """Return the requests that write the scrapes of the collector."""
         target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
         return self._scraped(loop, loop.series, target, 0)
 
     def _scraped(
         self, loop: ScrapeLoop, series: Sequence[Labels], target: Labels, number: int
-    ) -> Iterator[Request]:
+    ) -> Iterator[http_requests.Request]:
         values = loop.over(len(self.seconds), np.random.default_rng(number))
         up = np.ones((1, len(self.seconds)))
         return self.written([UP, *series], np.concatenate((up, values)), target)
 
     def written(
         self, series: Sequence[Labels], values: Values, target: Labels = ()
-    ) -> Iterator[Request]:
+    ) -> Iterator[http_requests.Request]:
         """Yield requests with these series; NaN values are omitted."""
         common = b"".join(http_requests.encode_label(*pair) for pair in target)
         for first in range(0, len(series), _SERIES_A_REQUEST):

@@ -16,7 +16,6 @@ import numpy as np
 
 from bench import fleets, harness, http_requests, load
 from bench.fleets import FleetCost, FleetSize
-from bench.http_requests import Request, post_all
 from railscope.catalog import KINDS, METRICS
 
 PATH = "/api/v1/write"
@@ -54,13 +53,13 @@ def measure_store(
     """Write some turns of some nodes; its later merges, until it is idle, count too."""
     prefixes = [_prefixes(streams, number) for number in range(nodes)]
     with harness.start_victoria(directory) as server:
-        post_all(server.port, _requests(streams, prefixes, 0), CONNECTIONS)
+        http_requests.post_all(server.port, _requests(streams, prefixes, 0), CONNECTIONS)
         harness.http_get(server.port, FLUSH)
         _wait_until_idle(server)
         requests = [r for turn in range(1, turns + 1) for r in _requests(streams, prefixes, turn)]
         with server.measure() as whole:
             with server.measure() as writing:
-                post_all(server.port, requests, CONNECTIONS)
+                http_requests.post_all(server.port, requests, CONNECTIONS)
                 harness.http_get(server.port, FLUSH)
             _wait_until_idle(server)
         inserted = _inserted(server.port)
@@ -95,7 +94,7 @@ def _inserted(port: int) -> int:
 
 def _requests(
     streams: Sequence[load.SourceLoad], prefixes: Sequence[list[bytes]], turn: int
-) -> list[Request]:
+) -> list[http_requests.Request]:
     variants = [_samples(streams, variant, turn) for variant in range(load.VARIANTS)]
     found = []
     for number, own in enumerate(prefixes):

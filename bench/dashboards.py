@@ -12,9 +12,7 @@ import click
 import numpy as np
 
 from bench import cluster_scrapes, harness, query_database
-from bench.cluster_scrapes import SCRAPE_SECONDS, ClusterScrapes, Labels, SeriesWriter
 from dashboards import promql
-from dashboards.promql import expanded, metrics_in, recorded, recorded_in
 
 LARGE = 1000
 """Nodes of the cluster for which dashboards and rules must stay cheap."""
@@ -101,7 +99,7 @@ def main(
     chosen = [q for q in query_database.panel_queries() if not names or q.dashboard in names]
     needed = query_database.needed_metrics(chosen, rules=not names)
     if not names:
-        needed |= metrics_in(BY_KIND[0])
+        needed |= promql.metrics_in(BY_KIND[0])
     cluster = cluster_scrapes.cluster_scrapes_of(size.nodes, size.loop_scrapes, size.faults, needed)
     check_other_database(report, size, cluster, chosen, directory)
     report_costs(report, measure(size, cluster, chosen, directory, rules=not names))
@@ -109,7 +107,7 @@ def main(
 
 def measure(
     size: ClusterSize,
-    cluster: ClusterScrapes,
+    cluster: cluster_scrapes.ClusterScrapes,
     chosen: Sequence[query_database.PanelQuery],
     directory: Path,
     *,
@@ -121,14 +119,17 @@ def measure(
         record(running, chosen, span)
         for question in chosen:
             found.answers[question] = running.ask(question, span)
-            if recorded_in(question.expression):
-                plain = replace(question, expression=expanded(question.expression))
+            if promql.recorded_in(question.expression):
+                plain = replace(question, expression=promql.expanded(question.expression))
                 found.unrecorded[question] = running.ask(plain, span)
         if rules:
             found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
             for group in promql.rule_groups():
                 found.queried[group["name"]] = sum(
-                    min(running.at(expanded(rule["expr"]), span.end).seconds for _ in range(TRIES))
+                    min(
+                        running.at(promql.expanded(rule["expr"]), span.end).seconds
+                        for _ in range(TRIES)
+                    )
                     for rule in group["rules"]
                 )
             with running.server.measure() as spent:
@@ -142,12 +143,14 @@ def measure(
 
 @contextmanager
 def loaded(
-    database: harness.ServerProcess, size: ClusterSize, cluster: ClusterScrapes
+    database: harness.ServerProcess, size: ClusterSize, cluster: cluster_scrapes.ClusterScrapes
 ) -> Iterator[tuple[query_database.QueryDatabase, query_database.QueryRange]]:
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
     with database as server:
         running = query_database.QueryDatabase(server)
-        writer = SeriesWriter(query_database.WRITE, time.time() + size.lead_seconds, size.scrapes)
+        writer = cluster_scrapes.SeriesWriter(
+            query_database.WRITE, time.time() + size.lead_seconds, size.scrapes
+        )
         running.write(writer.of_collector(cluster.collector))
         for number in range(size.nodes):
             running.write(writer.of_node(cluster, number))
@@ -165,18 +168,20 @@ def record(
     span: query_database.QueryRange,
 ) -> None:
     """Write the recorded series that dashboards show, as if the rules had always been evaluated."""
-    wanted = {name for question in chosen for name in recorded_in(question.expression)}
-    scrapes = round(span.seconds) // SCRAPE_SECONDS + 1
-    writer = SeriesWriter(query_database.WRITE, span.end, scrapes)
+    wanted = {name for question in chosen for name in promql.recorded_in(question.expression)}
+    scrapes = round(span.seconds) // cluster_scrapes.SCRAPE_SECONDS + 1
+    writer = cluster_scrapes.SeriesWriter(query_database.WRITE, span.end, scrapes)
     places = {second: place for place, second in enumerate(writer.seconds)}
-    for name in recorded().keys() & wanted:
-        _, answer = running.curves(expanded(name), span, SCRAPE_SECONDS)
+    for name in promql.recorded().keys() & wanted:
+        _, answer = running.curves(promql.expanded(name), span, cluster_scrapes.SCRAPE_SECONDS)
         curves = answer["data"]["result"]
         values = np.full((len(curves), scrapes), np.nan)
         for row, curve in enumerate(curves):
             for second, value in curve["values"]:
                 values[row, places[round(second)]] = float(value)
-        series: list[Labels] = [tuple({**c["metric"], "__name__": name}.items()) for c in curves]
+        series: list[cluster_scrapes.Labels] = [
+            tuple({**c["metric"], "__name__": name}.items()) for c in curves
+        ]
         running.write(writer.written(series, values))
 
 
@@ -255,7 +260,7 @@ def _cost_text(answer: query_database.QueryCost, times: float) -> str:
 def check_other_database(
     report: harness.BenchReport,
     size: ClusterSize,
-    cluster: ClusterScrapes,
+    cluster: cluster_scrapes.ClusterScrapes,
     chosen: Sequence[query_database.PanelQuery],
     directory: Path,
 ) -> None:

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, peak_resident_bytes
+from collector.billing import export, focus_rows
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
-from collector.billing.export import ExportFormat, ExportOrder, export_invoices
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS, Invoice, draft_invoices, issue_invoice
 from collector.metering.units import Period
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS
@@ -21,9 +20,9 @@ ROWS = 100_000
 TENANTS = 20
 MONTH = Period(20_000 * DAY_NS, 20_030 * DAY_NS)
 PRICE_NANO = 2_490_000_000
-SELLER = Seller(
+SELLER = focus_rows.Seller(
     "Bench",
-    {f"tenant-{at}": PayerAccount("research", "Research") for at in range(TENANTS)},
+    {f"tenant-{at}": focus_rows.PayerAccount("research", "Research") for at in range(TENANTS)},
 )
 WRITTEN = Aim("<=", 30, " s")
 GROWTH = Aim("<=", 256, " MiB")
@@ -37,17 +36,28 @@ def main(report: BenchReport, rows: int, directory: Path) -> None:
     before = peak_resident_bytes()
     seconds = {
         forms: cpu_seconds(partial(_exported, invoices, forms, directory))
-        for forms in ((ExportFormat.CSV,), (ExportFormat.PARQUET,), tuple(ExportFormat))
+        for forms in (
+            (export.ExportFormat.CSV,),
+            (export.ExportFormat.PARQUET,),
+            tuple(export.ExportFormat),
+        )
     }
     grown = (peak_resident_bytes() - before) / (1 << 20)
     plain = cpu_seconds(partial(_copied, directory / "focus-1.2.csv"))
-    sizes = [(directory / f"focus-1.2.{form}").stat().st_size / rows for form in ExportFormat]
-    both = seconds[tuple(ExportFormat)]
+    sizes = [
+        (directory / f"focus-1.2.{form}").stat().st_size / rows for form in export.ExportFormat
+    ]
+    both = seconds[tuple(export.ExportFormat)]
     report.ratio(f"CPU of {ROWS:,} rows in both forms", both * ROWS / rows, WRITTEN)
     report.ratio("memory added by the exports", grown, GROWTH)
-    report.ratio("CPU, CSV / reading and writing its text", seconds[ExportFormat.CSV,] / plain)
-    report.ratio("CPU, Parquet / CSV", seconds[ExportFormat.PARQUET,] / seconds[ExportFormat.CSV,])
-    for form, size in zip(ExportFormat, sizes, strict=True):
+    report.ratio(
+        "CPU, CSV / reading and writing its text", seconds[export.ExportFormat.CSV,] / plain
+    )
+    report.ratio(
+        "CPU, Parquet / CSV",
+        seconds[export.ExportFormat.PARQUET,] / seconds[export.ExportFormat.CSV,],
+    )
+    for form, size in zip(export.ExportFormat, sizes, strict=True):
         one = 1e6 * seconds[(form,)] / rows
         report.figure(f"{form}", f"{one:.0f} us CPU and {size:.0f} bytes per row")
 
@@ -81,9 +91,11 @@ def _charge(at: int) -> Charge:
 
 
 def _exported(
-    invoices: tuple[Invoice, ...], forms: tuple[ExportFormat, ...], directory: Path
+    invoices: tuple[Invoice, ...], forms: tuple[export.ExportFormat, ...], directory: Path
 ) -> None:
-    export_invoices(invoices, ExportOrder(SELLER, MONTH.end_ns, forms), directory, replace=True)
+    export.export_invoices(
+        invoices, export.ExportOrder(SELLER, MONTH.end_ns, forms), directory, replace=True
+    )
 
 
 def _copied(path: Path) -> None:

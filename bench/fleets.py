@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bench import load
-from bench.harness import HOST, BenchError, ServerProcess, free_port, http_get
+from bench import harness, load
 from collector.access.credentials import digest
 
 CONNECTIONS = 32
@@ -95,13 +94,13 @@ class LoadProcess:
         """Send one command and wait for the answer."""
         if self._process.stdin is None or self._process.stdout is None:
             message = "a command to the load generator failed: it is not started"
-            raise BenchError(message)
+            raise harness.BenchError(message)
         self._process.stdin.write(" ".join(map(str, parts)) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             message = "a command to the load generator failed: it has ended; its error is above"
-            raise BenchError(message)
+            raise harness.BenchError(message)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -148,20 +147,20 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
     )
 
 
-def collector(nodes: int, directory: Path, **environment: str) -> ServerProcess:
+def collector(nodes: int, directory: Path, **environment: str) -> harness.ServerProcess:
     """Start `railscope collector run` with the tokens of all nodes."""
-    port = free_port()
+    port = harness.free_port()
     tokens = directory / f"tokens-{nodes}.toml"
     lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
     tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")
     command = [sys.executable, "-m", "railscope", "collector", "run", "--allow-anonymous-read"]
-    command += ["--listen", f"{HOST}:{port}", "--tokens-file", str(tokens)]
+    command += ["--listen", f"{harness.HOST}:{port}", "--tokens-file", str(tokens)]
     command += ["--state-directory", str(directory / f"collector-{nodes}")]
     log = directory / f"collector-{nodes}.log"
-    return ServerProcess(command, port=port, log=log, environment=environment)
+    return harness.ServerProcess(command, port=port, log=log, environment=environment)
 
 
-def refreshes_of(server: ServerProcess, count: int) -> list[float]:
+def refreshes_of(server: harness.ServerProcess, count: int) -> list[float]:
     """Return the duration in seconds of each of the next refreshes of all views, as they end."""
     found = [_newest_refresh(server)]
     until = time.monotonic() + MAX_WAIT_SECONDS
@@ -173,10 +172,10 @@ def refreshes_of(server: ServerProcess, count: int) -> list[float]:
         elif time.monotonic() > until:
             done = len(found) - 1
             message = f"refreshes in {MAX_WAIT_SECONDS:g} s: {done}: expected {count}"
-            raise BenchError(message)
+            raise harness.BenchError(message)
     return found[1:]
 
 
-def _newest_refresh(server: ServerProcess) -> float:
-    match = _VIEWS.search(http_get(server.port, "/metrics"))
+def _newest_refresh(server: harness.ServerProcess) -> float:
+    match = _VIEWS.search(harness.http_get(server.port, "/metrics"))
     return float(match[1]) if match else 0.0

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench import load
-from bench.harness import Aim, BenchReport, benchmark, cpu_seconds
+from bench import harness, load
 from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
 from collector.http.read_api import render
@@ -29,8 +28,8 @@ NOW_NS = 1_790_000_000 * NS
 GPUS_A_JOB, TENANTS = 8, 50
 SMALL = 10
 TURNS = 30
-LINEAR = Aim("<=", 1.3)
-OF_A_PERIOD = Aim("<=", 0.01)
+LINEAR = harness.Aim("<=", 1.3)
+OF_A_PERIOD = harness.Aim("<=", 0.01)
 VIEWS_SECONDS = 2.0
 _ON_RAILS = {"nic", "rdma_port"}
 
@@ -98,8 +97,8 @@ class JobCluster:
         )
 
 
-@benchmark("Jobs", full=1000, quick=20)
-def main(report: BenchReport, nodes: int, directory: Path) -> None:
+@harness.benchmark("Jobs", full=1000, quick=20)
+def main(report: harness.BenchReport, nodes: int, directory: Path) -> None:
     """Measure the views of jobs and print ratios."""
     streams = [
         on_rails(stream)
@@ -108,7 +107,7 @@ def main(report: BenchReport, nodes: int, directory: Path) -> None:
     ]
     small = JobCluster.of(streams, nodes // SMALL, directory / "small")
     whole = JobCluster.of(streams, nodes, directory / "whole")
-    first = cpu_seconds(whole.assign_positions)
+    first = harness.cpu_seconds(whole.assign_positions)
     small.assign_positions()
     refresh, few = _median_seconds(whole.view), _median_seconds(small.view)
     view = whole.view()
@@ -143,7 +142,7 @@ def on_rails(stream: load.SourceLoad) -> load.SourceLoad:
 
 def _median_seconds(work: Callable[[], object], turns: int = TURNS) -> float:
     """Return the median of processor time."""
-    return statistics.median(cpu_seconds(work) for _ in range(turns))
+    return statistics.median(harness.cpu_seconds(work) for _ in range(turns))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ from agent.config import AgentSettings
 from agent.service import Agent
 from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
-from railscope import __version__, service, wire
-from railscope.catalog import METRICS
+from railscope import __version__, catalog, frame, service, wire
 from railscope.catalog.declare import MetricKind
-from railscope.frame import FrameOrigin
 
 ROWS = 10
 TICK_NS = 1_000_000_000
@@ -82,7 +80,7 @@ def columns_of(schema: wire.WireSchema) -> int:
 def _counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
     """Return a mask of the counter columns."""
     kinds = [
-        [METRICS[group.metric].kind is MetricKind.COUNTER] * len(group.entities)
+        [catalog.METRICS[group.metric].kind is MetricKind.COUNTER] * len(group.entities)
         for group in schema.groups
     ]
     return np.array([counts for some in kinds for counts in some], np.bool_)
@@ -211,9 +209,9 @@ def token(number: int) -> str:
     return f"token-of-{name(number)}"
 
 
-def origin(number: int) -> FrameOrigin:
+def origin(number: int) -> frame.FrameOrigin:
     """Return the origin of the frames of a node."""
-    return FrameOrigin(name(number), f"{number:016x}", f"boot-{number}")
+    return frame.FrameOrigin(name(number), f"{number:016x}", f"boot-{number}")
 
 
 def head(number: int, turn: int, path: str, content_type: str, size: int) -> bytes:

@@ -17,9 +17,7 @@ from typing import Any
 
 import click
 
-from bench import load
-from bench.harness import BenchError
-from bench.http_requests import PostConnection, Request, post_all
+from bench import harness, http_requests, load
 from railscope.wire import CONTENT_TYPE
 
 PATH = "/v1/frames"
@@ -28,7 +26,7 @@ _MAX_TRIES = 50
 _PAUSE_SECONDS = 0.2
 
 
-class PreparedTurns(Sequence[Request]):
+class PreparedTurns(Sequence[http_requests.Request]):
     """The requests of some turns; each carries the node's clock at the time of the lookup."""
 
     def __init__(self, nodes: int, first: int, bodies: list[bytes]) -> None:
@@ -69,7 +67,7 @@ class LoadGenerator:
             turns = int(arguments[1])
         self._requests, self._later = self._later.split(turns)
         over = float(arguments[1]) if paced else 0.0
-        posted = post_all(
+        posted = http_requests.post_all(
             self._port, self._requests, int(arguments[0]), over_seconds=over, answer=self._again
         )
         ordered = sorted(posted.latencies)
@@ -88,7 +86,9 @@ class LoadGenerator:
         values = len(bodies) * self._nodes.values_a_turn
         return {"requests": len(bodies), "bytes_a_value": sum(map(len, bodies)) / max(values, 1)}
 
-    def _again(self, wire: PostConnection, position: int, status: int, content: bytes) -> None:
+    def _again(
+        self, wire: http_requests.PostConnection, position: int, status: int, content: bytes
+    ) -> None:
         """Send the requested schemas, then the frames again; retry later if the collector requests it."""
         number = position % self._nodes.count
         for _ in range(_MAX_TRIES):
@@ -106,7 +106,7 @@ class LoadGenerator:
                 break
             status, content = wire.post(self._requests[position])
         message = f"the collector answered {status}: {content[:200]!r}"
-        raise BenchError(message)
+        raise harness.BenchError(message)
 
 
 def main() -> None:

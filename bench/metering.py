@@ -17,11 +17,9 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, cpu_seconds
+from collector.billing import invoices, price_book, usage
 from collector.billing.charges import Charge
-from collector.billing.invoices import draft_invoices
-from collector.billing.price_book import Price, PriceBook, Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import Usage, usages
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.metering import evidence as usage_evidence, measures, units
 from railscope.claim_terms import ClaimAuthority
@@ -46,7 +44,9 @@ LINEAR = Aim("<=", 2.2)
 AN_EVENT = Aim("<=", 1.3)
 A_PART = Aim("<=", 1.3)
 HALVED = Aim("<=", 0.65)
-BOOK = PriceBook(1, 0, "EUR", (Price(SKU, Tariff.ALLOCATED, 2_490_000_000, 0),))
+BOOK = price_book.PriceBook(
+    1, 0, "EUR", (price_book.Price(SKU, price_book.Tariff.ALLOCATED, 2_490_000_000, 0),)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +142,20 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
 
 def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
     """Return processor seconds in total and of metering alone, and the number of charges."""
-    used: list[Usage] = []
+    used: list[usage.Usage] = []
     with ProcessStopwatch() as metering:
         for one in months:
             used += _used(one)
     with ProcessStopwatch() as rating:
         charges = rate(used, BOOK, MONTH).charges
-        draft_invoices(charges, MONTH, BOOK.currency)
+        invoices.draft_invoices(charges, MONTH, BOOK.currency)
     return metering.cpu_seconds + rating.cpu_seconds, metering.cpu_seconds, len(charges)
 
 
-def _used(one: GpuMonth) -> list[Usage]:
+def _used(one: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
     gpu = MeteredGpu.of(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
-    return usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
+    return usage.usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
 def _on_cores(report: BenchReport, gpus: int) -> None:
@@ -187,13 +187,15 @@ def _closed(gpus: int, processes: int) -> tuple[float, float]:
         else:
             with ProcessPoolExecutor(processes, get_context("fork")) as pool:
                 rated = list(pool.map(_rated, parts))
-        draft_invoices([charge for _, charges in rated for charge in charges], MONTH, BOOK.currency)
+        invoices.draft_invoices(
+            [charge for _, charges in rated for charge in charges], MONTH, BOOK.currency
+        )
     return spent.wall_seconds, max(seconds for seconds, _ in rated)
 
 
 def _rated(part: range) -> tuple[float, list[Charge]]:
     """Return processor seconds and charges of some of the GPUs."""
-    used: list[Usage] = []
+    used: list[usage.Usage] = []
     with ProcessStopwatch() as spent:
         for index in part:
             used += _used(_SharedMemory.months[index])

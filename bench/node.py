@@ -19,26 +19,22 @@ import click
 import msgspec
 
 from agent.config import AgentSettings, BudgetSettings, BurstSettings, CollectorLink, SourcePeriods
-from agent.host import Clock, Json, KeptFiles, KernelLog
-from agent.host.live_host import LiveHost
-from agent.host.nvml_readers import SHORTEST_NS
-from agent.host.recorded_host import BATCH_FUNCTIONS, call_key
+from agent.host import Clock, Json, KeptFiles, KernelLog, live_host, nvml_readers, recorded_host
 from agent.service import Agent
-from railscope import service
-from railscope.capture import NvmlError, result
+from railscope import capture, service
 
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
 _STATISTICS = "ethtool.statistics("
 _NOT_ASKED = (3, 0)
-SHORTEST_SECONDS = SHORTEST_NS / 1e9
+SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / 1e9
 
 
 class BenchHost:
     """A tree of files, with canned answers of the drivers, and a count of all host calls."""
 
     def __init__(self, root: Path, answers: Path | None, clock: Clock | None = None) -> None:
-        self._real = LiveHost(root)
+        self._real = live_host.LiveHost(root)
         self._clock = clock or self._real.clock
         self.driver_calls = self.files = self.preads = 0
         moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
@@ -88,20 +84,20 @@ class BenchHost:
             turns = self._turns(seam, function, arguments)
             if turns is None:
                 if seam == "nvml":
-                    raise NvmlError(_LIBRARY_NOT_FOUND)
+                    raise capture.NvmlError(_LIBRARY_NOT_FOUND)
                 raise OSError(errno.EOPNOTSUPP, function)
             self._keys[function, *arguments] = turns
         answer = next(turns)
-        return result(answer) if isinstance(answer, dict) else answer
+        return capture.result(answer) if isinstance(answer, dict) else answer
 
     def _turns(
         self, seam: str, function: str, arguments: tuple[int | str, ...]
     ) -> Iterator[Json] | None:
         """Return the repeating answers to a call; those of a batch are assembled once."""
-        if function not in BATCH_FUNCTIONS:
-            return self._answers.get(call_key(seam, function, arguments))
+        if function not in recorded_host.BATCH_FUNCTIONS:
+            return self._answers.get(recorded_host.call_key(seam, function, arguments))
         device, *entries = arguments
-        keys = [call_key(seam, function, (device, entry)) for entry in entries]
+        keys = [recorded_host.call_key(seam, function, (device, entry)) for entry in entries]
         answers = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
         return cycle([[[v for _, v in pairs], [code for code, _ in pairs]] for pairs in answers])
 

@@ -35,7 +35,7 @@ from collector.jobs.job_list_import import number_stand_ins
 from collector.jobs.job_metering import job_evidence
 from collector.jobs.job_reconciliation import compare_jobs
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
+from collector.metering import evidence
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import CapacityRange, Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
@@ -98,9 +98,11 @@ def jobs_of_trace(found: Iterable[TraceInstance]) -> list[ListedJob]:
     ]
 
 
-def nic_evidence(found: Iterable[TraceInstance]) -> tuple[list[Evidence], list[TraceInstance]]:
+def nic_evidence(
+    found: Iterable[TraceInstance],
+) -> tuple[list[evidence.Evidence], list[TraceInstance]]:
     """Return usage evidence of the NICs with claims on parts, and the instances with inexact parts."""
-    claims: dict[str, list[MeteredClaim]] = defaultdict(list)
+    claims: dict[str, list[evidence.MeteredClaim]] = defaultdict(list)
     inexact: list[TraceInstance] = []
     pools: dict[int, _NicPool] = {}
     for one in sorted(found):
@@ -110,7 +112,7 @@ def nic_evidence(found: Iterable[TraceInstance]) -> tuple[list[Evidence], list[T
             continue
         nic, slots = pools.setdefault(units, _NicPool(units)).take(one.start_ns, one.end_ns)
         claims[nic].append(
-            MeteredClaim(
+            evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER,
                 one.start_ns,
                 one.name,
@@ -124,12 +126,14 @@ def nic_evidence(found: Iterable[TraceInstance]) -> tuple[list[Evidence], list[T
     return list(_evidence(claims)), inexact
 
 
-def _evidence(claims: dict[str, list[MeteredClaim]]) -> Iterator[Evidence]:
+def _evidence(claims: dict[str, list[evidence.MeteredClaim]]) -> Iterator[evidence.Evidence]:
     for nic, own in sorted(claims.items()):
         start = min(claim.start_ns for claim in own)
         end = max(claim.end_ns for claim in own)
-        sighting = NodeSighting(NodeWitness.SCHEDULER, start, end)
-        yield Evidence(nic, (NodeStay(start, nic, end),), tuple(own), sightings=(sighting,))
+        sighting = evidence.NodeSighting(evidence.NodeWitness.SCHEDULER, start, end)
+        yield evidence.Evidence(
+            nic, (evidence.NodeStay(start, nic, end),), tuple(own), sightings=(sighting,)
+        )
 
 
 def units_of_share(part: Fraction) -> int | None:
@@ -173,15 +177,15 @@ LINEAR = Aim("<=", 1.3)
 EXACT = Aim("<=", 0)
 
 
-def gpu(index: int) -> Evidence:
+def gpu(index: int) -> evidence.Evidence:
     """Return a month of a GPU with consecutive jobs; deterministic by index."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
     edges = sorted(chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS))
-    return Evidence(
+    return evidence.Evidence(
         gpu=f"GPU-{index}",
-        stays=(NodeStay(MONTH.start_ns, f"node-{index // GPUS_A_NODE}"),),
+        stays=(evidence.NodeStay(MONTH.start_ns, f"node-{index // GPUS_A_NODE}"),),
         claims=tuple(
-            MeteredClaim(
+            evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER,
                 start,
                 f"slurm/{index}/{at}/{start}",
@@ -191,7 +195,9 @@ def gpu(index: int) -> Evidence:
             )
             for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
         ),
-        sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
+        sightings=(
+            evidence.NodeSighting(evidence.NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),
+        ),
     )
 
 
@@ -218,7 +224,7 @@ def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
     _real(report)
 
 
-def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
+def _tiled(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter[str]]:
     """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
     found: Counter[str] = Counter()
     count = 0
@@ -234,7 +240,7 @@ def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
     return spent.cpu_seconds, count, found
 
 
-def _wrong(found: Counter[str], known: Sequence[Evidence]) -> int:
+def _wrong(found: Counter[str], known: Sequence[evidence.Evidence]) -> int:
     """Return the number of tenants that differ from a plain sum; time without a tenant is the remainder."""
     expected: Counter[str] = Counter()
     for one in known:

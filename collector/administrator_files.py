@@ -13,11 +13,8 @@ import structlog
 
 from collector.account.account_cells import Quotas, quotas_file
 from collector.config import CollectorSettings
-from collector.evidence.evidence_tables import PARSERS
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.review_rules import ReviewDecisions
-from collector.files import device_files, tenancy_files
-from collector.files.watched_file import WatchedFile
+from collector.evidence import evidence_tables, gpu_evidence, review_rules
+from collector.files import device_files, tenancy_files, watched_file
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -27,24 +24,26 @@ log = structlog.get_logger(__name__)
 class AdministratorFiles:
     """All administrator files, watched for changes."""
 
-    claims: WatchedFile[tenancy_files.FileClaims]
-    tenants: WatchedFile[tenancy_files.TenantMappings]
-    calendar: WatchedFile[device_files.Calendar]
-    quotas: WatchedFile[Quotas]
-    retired: WatchedFile[device_files.RetiredGpus]
-    inventory: WatchedFile[device_files.DeviceInventory]
-    decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
+    claims: watched_file.WatchedFile[tenancy_files.FileClaims]
+    tenants: watched_file.WatchedFile[tenancy_files.TenantMappings]
+    calendar: watched_file.WatchedFile[device_files.Calendar]
+    quotas: watched_file.WatchedFile[Quotas]
+    retired: watched_file.WatchedFile[device_files.RetiredGpus]
+    inventory: watched_file.WatchedFile[device_files.DeviceInventory]
+    decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
     """Decisions of people about evidence under review, from the database."""
     _parts: tuple[Any, ...] = ()
-    _now: AdministratorInputs = field(default_factory=AdministratorInputs)
+    _now: gpu_evidence.AdministratorInputs = field(default_factory=gpu_evidence.AdministratorInputs)
 
     @classmethod
     def of(cls, settings: CollectorSettings) -> AdministratorFiles:
         """Return the files that the settings name."""
-        empty = AdministratorInputs()
+        empty = gpu_evidence.AdministratorInputs()
 
-        def watched(kind: str, path: str) -> WatchedFile[Any]:
-            return WatchedFile(kind, _path(path), PARSERS[kind], getattr(empty, kind))
+        def watched(kind: str, path: str) -> watched_file.WatchedFile[Any]:
+            return watched_file.WatchedFile(
+                kind, _path(path), evidence_tables.PARSERS[kind], getattr(empty, kind)
+            )
 
         return cls(
             tenancy_files.claims_file(_path(settings.claims_file)),
@@ -56,24 +55,24 @@ class AdministratorFiles:
         )
 
     @property
-    def all(self) -> tuple[WatchedFile[Any], ...]:
+    def all(self) -> tuple[watched_file.WatchedFile[Any], ...]:
         """All files."""
         return *self._metering, self.quotas, self.inventory
 
     @property
-    def _metering(self) -> tuple[WatchedFile[Any], ...]:
+    def _metering(self) -> tuple[watched_file.WatchedFile[Any], ...]:
         """Files that metering requires to be valid."""
         return self.claims, self.tenants, self.calendar, self.retired
 
     @property
-    def evidence(self) -> AdministratorInputs:
+    def evidence(self) -> gpu_evidence.AdministratorInputs:
         """File contents for metering; the same object until one changes."""
         parts = (
             self.claims.content, self.tenants.content, self.calendar.content,
             self.retired.content, self.inventory.content, self.decisions,
         )  # fmt: skip
         if len(self._parts) != len(parts) or any(map(is_not, self._parts, parts)):
-            self._parts, self._now = parts, AdministratorInputs(*parts)
+            self._parts, self._now = parts, gpu_evidence.AdministratorInputs(*parts)
         return self._now
 
     @property

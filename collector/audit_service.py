@@ -25,8 +25,8 @@ from collector.audit import (
 from collector.config import CollectorSettings
 from collector.fleet.view_cells import ViewCell
 from collector.http.witness_api import WitnessApi
+from collector.ledger import head_chain
 from collector.ledger.database import Database
-from collector.ledger.head_chain import ChainHead
 from collector.state.restart import Restart
 from railscope import __version__
 from railscope.audit.record import RecordError, RecordSource
@@ -109,7 +109,7 @@ class AuditService:
             self.observed.open()
         except (tiles.TileError, RecordError) as error:
             raise self.trail.unusable(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
-        recorded = ChainHead(*self.observed.recorded.head)
+        recorded = head_chain.ChainHead(*self.observed.recorded.head)
         self.watch.start(recorded if recorded.database else None)
 
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:

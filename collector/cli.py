@@ -21,7 +21,6 @@ from collector.config import PREFIX, CollectorSettings
 from collector.framelog.segment_files import accept_loss
 from collector.service import Collector
 from railscope import service, settings
-from railscope.service import Serve, state_directory, supervise
 
 _config = click.option(
     "--config",
@@ -50,7 +49,7 @@ def collector() -> None:
 def run(config: Path | None, **flags: Any) -> None:
     """Receive frames and serve the views until stopped."""
 
-    def load() -> Serve:
+    def load() -> service.Serve:
         current = _loaded(config, flags)
         Collector(current)
 
@@ -61,7 +60,7 @@ def run(config: Path | None, **flags: Any) -> None:
         return serve
 
     service.configure_logs(_loaded(config, flags).log_level)
-    asyncio.run(supervise(load))
+    asyncio.run(service.supervise(load))
 
 
 def _loaded(config: Path | None, flags: Mapping[str, Any] | None = None) -> CollectorSettings:
@@ -138,7 +137,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
 @click.confirmation_option(prompt="Lost files stay lost once the collector starts again. Continue?")
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
-    directory = state_directory(_loaded(config))
+    directory = service.state_directory(_loaded(config))
     lost = list(accept_loss(directory))
     for one in lost:
         click.echo(one)
@@ -153,7 +152,7 @@ def accept_loss_command(config: Path | None) -> None:
 @click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
 def accept_clock_command(config: Path | None) -> None:
     """Make the running collector accept the current wall clock after it was found suspect."""
-    directory = state_directory(_loaded(config))
+    directory = service.state_directory(_loaded(config))
     try:
         state = clock.read(directory)
     except clock.ClockFileError as error:

@@ -12,52 +12,33 @@ from pathlib import Path
 import structlog
 from aiohttp.web import Application
 
-from collector import clock
+from collector import administrator_files, audit_service, clock, config, tables, view_refresh
 from collector.access.access_trail import AccessTrail
 from collector.access.credentials import Role
 from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
-from collector.administrator_files import AdministratorFiles
-from collector.audit_service import AuditService
 from collector.billing import focus_rows, tenant_statements
-from collector.clock import ClockState, CollectorClock
-from collector.config import CollectorSettings
-from collector.evidence.evidence_records import EvidenceQuarantine
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.review_rules import ReviewDecisions
-from collector.fleet.schemas import StoredSchemas
-from collector.fleet.view_cells import ViewCell
-from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import StateFiles
-from collector.http import web_server
+from collector.evidence import evidence_records, evidence_store, review_rules
+from collector.fleet import schemas, view_cells
+from collector.framelog import framelog, segment_files
+from collector.http import audit_api, billing_api, node_twins, read_api, web_server
 from collector.http.access_control import RequestAuthorizer, Route, application
-from collector.http.audit_api import AuditApi, SignedEntries
-from collector.http.billing_api import BillingApi, LedgerBooks
 from collector.http.ingest import Ingest
-from collector.http.node_twins import NodeTwins
-from collector.http.read_api import CollectorMetrics, JobsApi, ViewApi
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, unwritable
 from collector.inventory.comparison import InventoryWatch
-from collector.ledger.audit_outbox import RecordDraft
+from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import LedgerError, LedgerProbe, SharedDatabase, ledger_url
-from collector.ledger.ledger_store import Ledger
 from collector.settlement.day_finalizer import DayFinalizer
 from collector.settlement.ledger_days import MeteringStores
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.restart import CheckpointSchedule, Restart
-from collector.tables import metadata
-from collector.view_refresh import ViewRefresher
 from collector.workloads.job_readings import MeasureAverages
 from collector.workloads.job_roster import pattern_of
-from railscope import __version__, server_connections
+from railscope import __version__, durable_files, server_connections, service, timestamps
 from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
-from railscope.durable_files import lock_directory
-from railscope.server_connections import ServerConnections
-from railscope.service import feed_watchdog, notify, state_directory
 from railscope.settings import SettingsError
-from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +51,7 @@ _RELOAD_AGAIN_SECONDS = 10.0
 class Collector:
     """One collector: `run` receives frames and serves views until cancelled."""
 
-    settings: CollectorSettings
+    settings: config.CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     billing: Callable[[], tenant_statements.BillingReader] | None = None
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
@@ -85,33 +66,41 @@ class Collector:
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
-        self.directory = state_directory(self.settings)
+        self.directory = service.state_directory(self.settings)
         server_connections.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
-        self.core = CollectorState(StoredSchemas(self.directory / "schemas"))
+        self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
         self.restart = Restart(self.directory, self.core, limits=self.settings.limits)
-        self.twins = NodeTwins(self.core.evidence.problems.report)
+        self.twins = node_twins.NodeTwins(self.core.evidence.problems.report)
         self.core.on_envelope.append(self.twins.check)
         log_settings = self.settings.frame_log
-        self.log = FrameLog(
+        self.log = framelog.FrameLog(
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
         oldest_days = self.settings.limits.max_frame_age_days + 1
-        self.checkpoints = CheckpointSchedule(self.restart, self.log, oldest_days * DAY_NS)
+        self.checkpoints = CheckpointSchedule(
+            self.restart, self.log, oldest_days * timestamps.DAY_NS
+        )
         self.log.on_rotate = self.checkpoints.rotated
-        self.state_files = self.log.files = self.checkpoints.files = StateFiles(self.directory)
-        self.database = SharedDatabase(ledger_url(self.settings.ledger, self.directory), metadata)
-        self.audit = AuditService.of(
+        self.state_files = self.log.files = self.checkpoints.files = segment_files.StateFiles(
+            self.directory
+        )
+        self.database = SharedDatabase(
+            ledger_url(self.settings.ledger, self.directory), tables.metadata
+        )
+        self.audit = audit_service.AuditService.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
         self.access = AccessTrail(self.trail, RecordedCredentials(self.directory / "identities"))
         self.tokens.on_change = self.access.enrolled
-        self.entries = SignedEntries(self.trail.log.directory, self.trail.log.signer.public)
-        self.files = AdministratorFiles.of(self.settings)
+        self.entries = audit_api.SignedEntries(
+            self.trail.log.directory, self.trail.log.signer.public
+        )
+        self.files = administrator_files.AdministratorFiles.of(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
-        self._clock_records: list[RecordDraft] = []
-        self.clock = CollectorClock(self.directory, self._node_offsets, self._clock_changed)
+        self._clock_records: list[audit_outbox.RecordDraft] = []
+        self.clock = clock.CollectorClock(self.directory, self._node_offsets, self._clock_changed)
         self.restart.hold = lambda: self.clock.hold
         self.live = LiveAccount(
             self.core.evidence,
@@ -131,7 +120,7 @@ class Collector:
             self.audit.watch.check,
             self._decided,
         )
-        self.refresher = ViewRefresher(
+        self.refresher = view_refresh.ViewRefresher(
             self.core,
             self.live,
             self.settings.stale_seconds,
@@ -146,12 +135,12 @@ class Collector:
             wall_ns=self.clock.now_ns,
         )
         self.reading = ReadPool()
-        self.quarantine = EvidenceQuarantine()
+        self.quarantine = evidence_records.EvidenceQuarantine()
         limits = self.settings.limits
-        self.connections = ServerConnections.within_descriptors(
+        self.connections = server_connections.ServerConnections.within_descriptors(
             limits.connections, limits.connections_per_address
         )
-        self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
+        self.books = billing_api.LedgerBooks(self.database.open, self.settings.billing.seller_file)
         tls = self.settings.tls
         self._tls = server_connections.server_tls(
             tls.certificate_file, tls.key_file, tls.client_ca_file
@@ -161,11 +150,11 @@ class Collector:
 
     def _node_offsets(self) -> list[int]:
         """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
-        from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * SECOND_NS)
+        from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * timestamps.SECOND_NS)
         nodes = self.core.fleet.nodes.values()
         return [node.clock_offset_ns for node in nodes if node.instant_ns >= from_ns]
 
-    def _clock_changed(self, state: ClockState) -> None:
+    def _clock_changed(self, state: clock.ClockState) -> None:
         """Record that the clock became suspect, or no longer is."""
         data: RecordData = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
         if self.clock.is_replaced:
@@ -174,7 +163,9 @@ class Collector:
         actor = RecordActor("collector", self.trail.log.source.id)
         outcome = "failed" if state.problem else "done"
         self._clock_records.append(
-            RecordDraft("evidence.clock_step", actor, self.trail.wall_ns(), outcome, data=data)
+            audit_outbox.RecordDraft(
+                "evidence.clock_step", actor, self.trail.wall_ns(), outcome, data=data
+            )
         )
 
     async def _record_clock(self) -> None:
@@ -201,19 +192,21 @@ class Collector:
     def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
         return self.files.tenants.content.at(source, owner, instant_ns)
 
-    def _decided(self, decisions: ReviewDecisions) -> None:
+    def _decided(self, decisions: review_rules.ReviewDecisions) -> None:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
     def _metering_stores(self) -> MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises LedgerError."""
         database = self.database.open()
-        return MeteringStores(Ledger(database), EvidenceStore(database, self.quarantine))
+        return MeteringStores(
+            ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
+        )
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
         lock = self._lock()
-        watchdog = asyncio.create_task(feed_watchdog())
+        watchdog = asyncio.create_task(service.feed_watchdog())
         try:
             await self._wait_for_space()
             await asyncio.to_thread(self.restore)
@@ -262,7 +255,7 @@ class Collector:
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
-            notify("READY=1")
+            service.notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(one) for one in (self.tokens.watch(), self.refresher.run())
@@ -292,7 +285,7 @@ class Collector:
             self.settings.allow_anonymous_read,
             refused=self._count_rejection,
         )
-        own = CollectorMetrics(
+        own = read_api.CollectorMetrics(
             self.core,
             self.log,
             self.files,
@@ -306,11 +299,11 @@ class Collector:
             (self.core.lines, ingest.lines, authorizer.lines),
             lambda: [
                 *self.audit.cells(),
-                ViewCell(LOST_FILES, (), len(self.state_files.lost)),
-                ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
+                view_cells.ViewCell(LOST_FILES, (), len(self.state_files.lost)),
+                view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
             ],
         )
-        api = ViewApi(
+        api = read_api.ViewApi(
             self.core,
             own,
             lambda: self.refresher.views,
@@ -319,12 +312,16 @@ class Collector:
             unwritable=LedgerProbe(self.database.open).problem,
             read_only=self.read_only,
         )
-        billing = BillingApi(self.billing or self.books.open, self.reading, self.access.exported)
+        billing = billing_api.BillingApi(
+            self.billing or self.books.open, self.reading, self.access.exported
+        )
         handlers = {
             "frames": ingest.handle,
             **api.handlers(),
-            **JobsApi(lambda: self.refresher.views.jobs, self.core.names_of_gpu).handlers(),
-            **AuditApi(self.entries, self.reading).handlers(),
+            **read_api.JobsApi(
+                lambda: self.refresher.views.jobs, self.core.names_of_gpu
+            ).handlers(),
+            **audit_api.AuditApi(self.entries, self.reading).handlers(),
             **self.audit.witness_api.handlers(),
             **billing.handlers(),
         }
@@ -347,7 +344,7 @@ class Collector:
                 listen=f"{host}:{port}",
                 nodes=len(self.core.fleet.nodes),
             )
-            notify("READY=1")
+            service.notify("READY=1")
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
@@ -371,17 +368,19 @@ class Collector:
             if lost:
                 await self.trail.log.append(self._gap(lost))
 
-    def _gap(self, lost: Iterable[str]) -> RecordDraft:
+    def _gap(self, lost: Iterable[str]) -> audit_outbox.RecordDraft:
         """Return the record of files that were lost."""
         names = sorted(lost)
         data: RecordData = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
         actor = RecordActor("collector", self.trail.log.source.id)
-        return RecordDraft("evidence.gap", actor, self.trail.wall_ns(), "failed", data=data)
+        return audit_outbox.RecordDraft(
+            "evidence.gap", actor, self.trail.wall_ns(), "failed", data=data
+        )
 
     def _lock(self) -> int:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return lock_directory(self.directory)
+            return durable_files.lock_directory(self.directory)
         except BlockingIOError as error:
             message = (
                 f"state_directory {self.directory} is in use by another collector; fix: stop it,"
@@ -395,7 +394,9 @@ class Collector:
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""
         try:
-            self.files.start(lambda kind: EvidenceStore(self.database.open()).file(kind))
+            self.files.start(
+                lambda kind: evidence_store.EvidenceStore(self.database.open()).file(kind)
+            )
         except LedgerError as error:
             log.error("earlier_versions_read_failed", problem=str(error), files=self.files.unknown)
 

@@ -11,8 +11,7 @@ from functools import cache
 from collector.account.account_cells import Quotas, tenant_cells
 from collector.account.account_sums import AmountTotals, GpuTimeAccount
 from collector.account.live_account import LiveAccount
-from collector.fleet.fleet import FleetNode
-from collector.fleet.view_cells import View, ViewCell
+from collector.fleet import fleet, view_cells
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
 from collector.metering.units import Units
 from collector.state.collector_state import CollectorState
@@ -33,14 +32,14 @@ class CollectorViews:
     """All views as of one point in time."""
 
     instant_ns: int = 0
-    cluster: View = field(default_factory=lambda: View("cluster", 0))
-    rail: View = field(default_factory=lambda: View("rail", 0))
-    tenant: View = field(default_factory=lambda: View("tenant", 0))
-    node: View = field(default_factory=lambda: View("node", 0))
+    cluster: view_cells.View = field(default_factory=lambda: view_cells.View("cluster", 0))
+    rail: view_cells.View = field(default_factory=lambda: view_cells.View("rail", 0))
+    tenant: view_cells.View = field(default_factory=lambda: view_cells.View("tenant", 0))
+    node: view_cells.View = field(default_factory=lambda: view_cells.View("node", 0))
     account: GpuTimeAccount | None = None
     """None while the claims of GPUs cannot be determined."""
     duration_ns: int = 0
-    inventory: View = field(default_factory=lambda: View("inventory", 0))
+    inventory: view_cells.View = field(default_factory=lambda: view_cells.View("inventory", 0))
     found: InventoryComparison = field(default_factory=InventoryComparison)
     """Source data of the inventory view."""
     jobs: RunningJobs = field(default_factory=RunningJobs)
@@ -116,13 +115,13 @@ class ViewRefresher:
         )
         self.views = CollectorViews(
             now_ns,
-            View("cluster", now_ns, cluster),
-            View("rail", now_ns, tuple(tables["rail"])),
-            View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
-            View("node", now_ns, tuple(nodes)),
+            view_cells.View("cluster", now_ns, cluster),
+            view_cells.View("rail", now_ns, tuple(tables["rail"])),
+            view_cells.View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
+            view_cells.View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
-            View("inventory", now_ns, tuple(against)),
+            view_cells.View("inventory", now_ns, tuple(against)),
             found,
             jobs,
         )
@@ -178,12 +177,12 @@ class ViewRefresher:
 
     def _tenants(
         self, account: GpuTimeAccount | None, held: Mapping[str, Units]
-    ) -> Iterator[ViewCell]:
+    ) -> Iterator[view_cells.ViewCell]:
         if account:
             amounts: AmountTotals = self.live.amounts.totals()
             yield from tenant_cells(account, amounts, held, self.quotas())
 
-    def _fresh_nodes(self, now_ns: int, fresh_from_ns: int) -> dict[str, FleetNode]:
+    def _fresh_nodes(self, now_ns: int, fresh_from_ns: int) -> dict[str, fleet.FleetNode]:
         """Return all nodes except stale ones that were removed from the inventory."""
         return {
             name: node
@@ -193,37 +192,43 @@ class ViewRefresher:
         }
 
     def _cluster(
-        self, fresh_nodes: Mapping[str, FleetNode], fresh_from_ns: int
-    ) -> tuple[ViewCell, ...]:
+        self, fresh_nodes: Mapping[str, fleet.FleetNode], fresh_from_ns: int
+    ) -> tuple[view_cells.ViewCell, ...]:
         fresh = [name for name, node in fresh_nodes.items() if node.instant_ns >= fresh_from_ns]
         gpus = sum(len(self.core.holders_of(name)) for name in fresh)
         return (
-            ViewCell(catalog.NODES, (), len(fresh_nodes)),
-            ViewCell(catalog.NODES_UP, (), len(fresh)),
-            ViewCell(catalog.CLUSTER_GPUS, (), gpus),
+            view_cells.ViewCell(catalog.NODES, (), len(fresh_nodes)),
+            view_cells.ViewCell(catalog.NODES_UP, (), len(fresh)),
+            view_cells.ViewCell(catalog.CLUSTER_GPUS, (), gpus),
         )
 
     def _nodes(
-        self, fresh_nodes: Mapping[str, FleetNode], now_ns: int, fresh_from_ns: int
-    ) -> Iterator[ViewCell]:
+        self, fresh_nodes: Mapping[str, fleet.FleetNode], now_ns: int, fresh_from_ns: int
+    ) -> Iterator[view_cells.ViewCell]:
         for name, node in fresh_nodes.items():
-            yield ViewCell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
-            yield ViewCell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / SECOND_NS)
+            yield view_cells.ViewCell(
+                catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns)
+            )
+            yield view_cells.ViewCell(
+                catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / SECOND_NS
+            )
             if node.instant_ns:
-                yield ViewCell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / SECOND_NS)
+                yield view_cells.ViewCell(
+                    catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / SECOND_NS
+                )
 
 
-def _job_count_cells(jobs: RunningJobs) -> Iterator[ViewCell]:
+def _job_count_cells(jobs: RunningJobs) -> Iterator[view_cells.ViewCell]:
     """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
     if jobs.instant_ns:
-        yield ViewCell(account_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.left_out)
-        yield ViewCell(account_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
+        yield view_cells.ViewCell(account_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield view_cells.ViewCell(account_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
 
 
-async def _sliced(cells: Iterator[ViewCell | None]) -> list[ViewCell]:
+async def _sliced(cells: Iterator[view_cells.ViewCell | None]) -> list[view_cells.ViewCell]:
     """Collect all cells, yielding to other tasks periodically."""
     turns = TimeSlices()
-    found: list[ViewCell] = []
+    found: list[view_cells.ViewCell] = []
     for cell in cells:
         if cell is not None:
             found.append(cell)

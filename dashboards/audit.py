@@ -6,28 +6,30 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels
-from dashboards.dashboard_parts import assemble, claim_marks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown
+from dashboards import dashboard_parts, panels, query
 
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     question = "Is the audit log complete, signed and witnessed?"
-    marks = (claim_marks(),)
-    return assemble("Audit", "railscope-audit", question, SECTIONS, marks=marks, tags=("audit",))
+    marks = (dashboard_parts.claim_marks(),)
+    return dashboard_parts.assemble(
+        "Audit", "railscope-audit", question, SECTIONS, marks=marks, tags=("audit",)
+    )
 
 
-def _sum(name: str) -> Query:
-    return ask(f"sum(railscope_audit_{name})")
+def _sum(name: str) -> query.Query:
+    return query.ask(f"sum(railscope_audit_{name})")
 
 
-def _grown(name: str) -> Query:
-    return grown(f"railscope_audit_{name}_total")
+def _grown(name: str) -> query.Query:
+    return query.grown(f"railscope_audit_{name}_total")
 
 
-def _rate(name: str) -> Query:
-    return ask(f"sum(rate(railscope_audit_{name}_total[$__rate_interval]))", EVENTS_PER_SECOND)
+def _rate(name: str) -> query.Query:
+    return query.ask(
+        f"sum(rate(railscope_audit_{name}_total[$__rate_interval]))", query.EVENTS_PER_SECOND
+    )
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -39,7 +41,7 @@ def _summary() -> Iterator[panels.Panel]:
     yield from (
         panels.number(101, "Records", "In the log.", _sum("records")),
         panels.number(102, "Not signed yet", "Durable, without a signed checkpoint.", _sum("unsigned_records")),
-        panels.number(103, "Disputed, replaced, lost", "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.", ask(broken), panels.NONE_IS_GOOD),
+        panels.number(103, "Disputed, replaced, lost", "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.", query.ask(broken), panels.NONE_IS_GOOD),
         panels.number(104, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses"), cosigned),
         panels.number(105, "Lost records", "In the last hour: could not be written.", _grown("lost_records"), panels.NONE_IS_GOOD),
         panels.number(106, "Requests denied", "In the last hour.", _grown("denials")),
@@ -64,14 +66,14 @@ def _log() -> Iterator[panels.Panel]:
 
 def _others() -> Iterator[panels.Panel]:
     state, held = "railscope_agent_audit_witness_state", "railscope_agent_audit_checkpoint_records"
-    by_state = ask(f"sum by (state) ({state})", legend="{{state}}")
-    disputed = ask(f'max by (node) ({state}{{state="disputed"}}) == 1', COUNT)
+    by_state = query.ask(f"sum by (state) ({state})", legend="{{state}}")
+    disputed = query.ask(f'max by (node) ({state}{{state="disputed"}}) == 1', query.COUNT)
     column = panels.Column("State", disputed, panels.ANY_IS_BAD, {1: "disputed"}, "highest")
     yield from (
         panels.lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")),
         panels.layers(302, "Agents by state of their checkpoint", "Disputed: the log lacks their checkpoint.", by_state),
         panels.lines(303, "Records covered by the checkpoints of agents", "The oldest and the newest checkpoint, and the log itself.",
-                     ask(f"min({held})").named("oldest"), ask(f"max({held})").named("newest"), _sum("records").named("log")),
+                     query.ask(f"min({held})").named("oldest"), query.ask(f"max({held})").named("newest"), _sum("records").named("log")),
         panels.rows(304, "Agents that dispute the log", "Nothing is signed while there is one.", {"node": "Node"}, column),
         panels.bars(305, "Requests denied", "Requests without a sufficient credential.", _rate("denials"), span=12),
     )  # fmt: skip

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels
-from dashboards.dashboard_parts import assemble, claim_marks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
+from dashboards import dashboard_parts, panels, query
 
 TIME = "railscope_cluster_gpu_time_seconds"
 CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
@@ -21,23 +19,23 @@ TENANT = {"tenant": "Tenant"}
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     question = "Is every second of every GPU attributed, and does the account close?"
-    return assemble(
+    return dashboard_parts.assemble(
         "Billing and reconciliation",
         "railscope-billing",
         question,
         SECTIONS,
-        marks=(claim_marks(),),
+        marks=(dashboard_parts.claim_marks(),),
         tags=("tenant", "billing"),
     )
 
 
-def _total(name: str) -> Query:
-    return ask(f"sum(railscope_{name})")
+def _total(name: str) -> query.Query:
+    return query.ask(f"sum(railscope_{name})")
 
 
-def _rate(name: str) -> Query:
+def _rate(name: str) -> query.Query:
     counter = f"railscope_collector_{name}_total"
-    return ask(f"sum(rate({counter}[$__rate_interval]))", EVENTS_PER_SECOND)
+    return query.ask(f"sum(rate({counter}[$__rate_interval]))", query.EVENTS_PER_SECOND)
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -45,14 +43,14 @@ def _summary() -> Iterator[panels.Panel]:
     around_zero: panels.Steps = ((None, "red"), (-0.001, "green"), (0.001, "red"))
     nearly_all: panels.Steps = ((None, "red"), (0.99, "orange"), (0.999, "green"))
     yield from (
-        panels.number(101, "Difference", "Total GPU time less all states: 0 when the account closes.", ask(LEFT_OVER), around_zero),
-        panels.number(102, "Observed", "Share of GPU time with frames.", ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE), nearly_all),
-        panels.number(103, "Unknown", "GPU time without evidence so far.", ask(f'sum({TIME}{{state="unknown"}})'), panels.ANY_IS_BAD),
-        panels.number(104, "Used without a claim", "GPU time that is on no bill so far.", ask(f'sum({TIME}{{state="unclaimed"}})'), panels.ANY_IS_BAD),
-        panels.number(105, "Invalid files", "Invalid files among claims, tenants, calendar, quotas, retired, inventory and tokens.", ask(f"count({valid}) - sum({valid})", COUNT), panels.NONE_IS_GOOD),
+        panels.number(101, "Difference", "Total GPU time less all states: 0 when the account closes.", query.ask(LEFT_OVER), around_zero),
+        panels.number(102, "Observed", "Share of GPU time with frames.", query.ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", query.SHARE), nearly_all),
+        panels.number(103, "Unknown", "GPU time without evidence so far.", query.ask(f'sum({TIME}{{state="unknown"}})'), panels.ANY_IS_BAD),
+        panels.number(104, "Used without a claim", "GPU time that is on no bill so far.", query.ask(f'sum({TIME}{{state="unclaimed"}})'), panels.ANY_IS_BAD),
+        panels.number(105, "Invalid files", "Invalid files among claims, tenants, calendar, quotas, retired, inventory and tokens.", query.ask(f"count({valid}) - sum({valid})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(106, "Frames missing", "Gaps in the sequences of running agents; the frames may still arrive.", _total("collector_missing_frames"), panels.NONE_IS_GOOD),
         panels.number(107, "Not in the audit log", "Changes to the ledger that wait for it.", _total("audit_outbox_waiting_records")),
-        panels.number(108, "Ledger failures", "Failures in the last hour.", grown("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
+        panels.number(108, "Ledger failures", "Failures in the last hour.", query.grown("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 
@@ -62,7 +60,7 @@ def _account() -> Iterator[panels.Panel]:
         201,
         "GPUs by state",
         "GPU time per second equals GPUs.",
-        ask(rate, COUNT, "{{state}}"),
+        query.ask(rate, query.COUNT, "{{state}}"),
         span=12,
     )
     yield panels.in_colours(counted, panels.COUNTED_AS)
@@ -70,19 +68,19 @@ def _account() -> Iterator[panels.Panel]:
         202,
         "Total and accounted GPU time",
         "The curves coincide when the account closes.",
-        ask(CAPACITY).named("capacity"),
-        ask(f"sum({TIME})").named("accounted"),
+        query.ask(CAPACITY).named("capacity"),
+        query.ask(f"sum({TIME})").named("accounted"),
         span=12,
     )
-    yield panels.lines(203, "Difference", "GPU time in no state.", ask(LEFT_OVER))
+    yield panels.lines(203, "Difference", "GPU time in no state.", query.ask(LEFT_OVER))
     time, by_tenant = "railscope_tenant_gpu_time_seconds", "sum by (tenant)"
     yield panels.rows(
         204,
         "GPU time of tenants",
         "Since the first evidence. Observed: held, with samples.",
         TENANT,
-        panels.Column("All", ask(f"{by_tenant} ({time})"), worst="highest"),
-        panels.Column("Observed", ask(f'{by_tenant} ({time}{{state="observed"}})')),
+        panels.Column("All", query.ask(f"{by_tenant} ({time})"), worst="highest"),
+        panels.Column("Observed", query.ask(f'{by_tenant} ({time}{{state="observed"}})')),
         span=8,
     )
     held = f'deriv({time}{{state=~"observed|inferred|unknown"}}[$__rate_interval])'
@@ -90,7 +88,7 @@ def _account() -> Iterator[panels.Panel]:
         205,
         "GPUs held by tenant",
         "GPU time per second, all held states.",
-        ask(f"{by_tenant} ({held})", COUNT, "{{tenant}}"),
+        query.ask(f"{by_tenant} ({held})", query.COUNT, "{{tenant}}"),
     )
 
 
@@ -103,14 +101,14 @@ def _money() -> Iterator[panels.Panel]:
         (301, "Quotas", "Of this day or month (UTC). Quotas stop nothing.", TENANT | {"period": "Period"}, "Used", used, bound),
         (302, "GPUs at once", "Held now, and the quota.", TENANT, "Held", now, most),
     ):  # fmt: skip
-        share = ask(f"{value} / ({quota} > 0)", SHARE)
+        share = query.ask(f"{value} / ({quota} > 0)", query.SHARE)
         yield panels.rows(
             ident,
             title,
             about,
             keys,
-            panels.Column(column, ask(value)),
-            panels.Column("Agreed", ask(quota)),
+            panels.Column(column, query.ask(value)),
+            panels.Column("Agreed", query.ask(quota)),
             panels.Column("Share", share, panels.FULL, worst="highest"),
         )
     for ident, title, name in (
@@ -122,7 +120,7 @@ def _money() -> Iterator[panels.Panel]:
             ident,
             title,
             "By tenant; some minutes old, and corrected by late evidence.",
-            ask(f"sum by (tenant) (railscope_tenant_{name})", legend="{{tenant}}"),
+            query.ask(f"sum by (tenant) (railscope_tenant_{name})", legend="{{tenant}}"),
         )
 
 
@@ -137,7 +135,7 @@ def _ledger() -> Iterator[panels.Panel]:
         panels.lines(404, "Claims", "Claims in force in the claims file.", _total("collector_claims").named("in force")),
         panels.lines(405, "Rejected claims", "In events of agents.", _rate("rejected_claims"), steps=panels.ANY_IS_BAD),
     )  # fmt: skip
-    valid = ask("min by (file) (railscope_collector_file_valid)")
+    valid = query.ask("min by (file) (railscope_collector_file_valid)")
     yield panels.rows(
         406,
         "Administrators' files",

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels, query
-from dashboards.cluster_panels import inventory_panels, rail_panels
-from dashboards.dashboard_parts import assemble, claim_marks, xid_marks
+from dashboards import cluster_panels, dashboard_parts, panels, query
 from railscope.catalog import (
     Metric,
     Rollup,
@@ -29,8 +27,8 @@ AGENTS = 'up{job="railscope-agent"}'
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     question = "Is every GPU of the cluster present, busy, and well connected?"
-    marks, tags = (xid_marks(), claim_marks()), ("gpu", "rdma")
-    return assemble(
+    marks, tags = (dashboard_parts.xid_marks(), dashboard_parts.claim_marks()), ("gpu", "rdma")
+    return dashboard_parts.assemble(
         "Cluster overview", "railscope-cluster", question, SECTIONS, marks=marks, tags=tags
     )
 
@@ -122,8 +120,8 @@ def _trust() -> Iterator[panels.Panel]:
 SECTIONS = (
     ("", _summary),
     ("Are the GPUs busy, cool and healthy?", _gpus),
-    ("Does every rail carry its share, without pauses and losses?", rail_panels),
-    ("Does the cluster match the inventory?", inventory_panels),
+    ("Does every rail carry its share, without pauses and losses?", cluster_panels.rail_panels),
+    ("Does the cluster match the inventory?", cluster_panels.inventory_panels),
     ("Who holds the GPUs, and which GPU time is unaccounted?", _tenants),
     ("Can these numbers be trusted?", _trust),
 )

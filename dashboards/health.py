@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels
-from dashboards.dashboard_parts import DashboardVariable, assemble, xid_marks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, state_number, with_index
+from dashboards import dashboard_parts, panels, query
 from railscope.catalog import gpu_health
 
 NODES = '{node=~"$node"}'
@@ -22,34 +20,38 @@ def health(by: str, where: str) -> str:
 
     Groups are made before they are compared: that is cheap for many GPUs.
     """
-    return f"({state_number('railscope_gpu_health', HEALTH_TEXTS, by, where)})"
+    return f"({query.state_number('railscope_gpu_health', HEALTH_TEXTS, by, where)})"
 
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    return assemble(
+    return dashboard_parts.assemble(
         "Faults and health matrix",
         "railscope-health",
         "Which GPUs are faulty, and which are unknown?",
         SECTIONS,
-        choices=(DashboardVariable("node", "Node", "railscope_node_reporting", several=True),),
-        marks=(xid_marks(NODES),),
+        choices=(
+            dashboard_parts.DashboardVariable(
+                "node", "Node", "railscope_node_reporting", several=True
+            ),
+        ),
+        marks=(dashboard_parts.xid_marks(NODES),),
         tags=("gpu", "health"),
     )
 
 
-def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> Query:
-    return ask(f'sum(railscope_{metric}{{node=~"$node", state{matcher}"{state}"}})')
+def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> query.Query:
+    return query.ask(f'sum(railscope_{metric}{{node=~"$node", state{matcher}"{state}"}})')
 
 
-def _by(label: str, metric: str, unit: str = "") -> Query:
-    return ask(f"sum by ({label}) ({metric})", unit, f"{{{{{label}}}}}")
+def _by(label: str, metric: str, unit: str = "") -> query.Query:
+    return query.ask(f"sum by ({label}) ({metric})", unit, f"{{{{{label}}}}}")
 
 
 def _summary() -> Iterator[panels.Panel]:
     unknown = "GPUs with missing readings; those of stale nodes are not included."
     reporting = f"railscope_node_reporting{NODES}"
-    stale = ask(f"count({reporting}) - sum({reporting})", COUNT)
+    stale = query.ask(f"count({reporting}) - sum({reporting})", query.COUNT)
     action = _in_state("none|ignore", "gpu_recommended_action", "!~")
     yield from (
         panels.number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy")),
@@ -58,13 +60,13 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(104, "Unknown", unknown, _in_state("unknown"), panels.NONE_IS_GOOD),
         panels.number(105, "Stale nodes", "The state of their GPUs is unknown.", stale, panels.NONE_IS_GOOD),
         panels.number(106, "Devices missing", "GPUs that a node had and that left its bus.", _in_state("missing", "gpu_device_state"), panels.NONE_IS_GOOD),
-        panels.number(107, "Xids in the last hour", "Driver errors.", grown(f"railscope_kernel_xids_total{NODES}"), panels.NONE_IS_GOOD),
+        panels.number(107, "Xids in the last hour", "Driver errors.", query.grown(f"railscope_kernel_xids_total{NODES}"), panels.NONE_IS_GOOD),
         panels.number(108, "GPUs with a recommended action", "GPUs whose health recommends an action.", action, panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 
 def _matrix() -> Iterator[panels.Panel]:
-    by_gpu = ask(with_index(health("node, gpu", NODES), NODES), COUNT)
+    by_gpu = query.ask(query.with_index(health("node, gpu", NODES), NODES), query.COUNT)
     missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
     not_healthy = f"{health('node', NODES)} > 0 or ({missing}) + 2"
     by_health = panels.layers(
@@ -77,14 +79,14 @@ def _matrix() -> Iterator[panels.Panel]:
     yield from (
         panels.grid(201, "Health now, node by GPU", "An empty cell: no such GPU is reported.", "node", "index", by_gpu, texts=panels.HEALTH),
         panels.states(202, "Nodes that are not healthy", "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
-                      ask(not_healthy, COUNT, "{{node}}"), panels.HEALTH, span=12),
+                      query.ask(not_healthy, query.COUNT, "{{node}}"), panels.HEALTH, span=12),
         panels.in_colours(by_health, dict(panels.HEALTH.values())),
     )  # fmt: skip
     reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES} == 1)"
     verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
-    action = state_number("railscope_gpu_recommended_action", ACTIONS, "node, gpu", NODES)
+    action = query.state_number("railscope_gpu_recommended_action", ACTIONS, "node, gpu", NODES)
     last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
-    active, worst = ask(reasons, COUNT), ask(verdict, COUNT)
+    active, worst = query.ask(reasons, query.COUNT), query.ask(verdict, query.COUNT)
     yield panels.rows(
         204,
         "Reasons",
@@ -98,15 +100,17 @@ def _matrix() -> Iterator[panels.Panel]:
         "Recommended actions",
         "The recommended action; Railscope does not take it.",
         NODE_GPU,
-        panels.Column("Action", ask(action, COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"),
+        panels.Column(
+            "Action", query.ask(action, query.COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"
+        ),
     )
     yield panels.rows(
         206,
         "Stale nodes",
         "Nodes without fresh frames.",
         {"node": "Node"},
-        panels.Column("State", ask(missing, COUNT), panels.ALL_IS_GOOD, {0: "unknown"}),
-        panels.Column("Last frame", ask(last), panels.OLD, worst="highest"),
+        panels.Column("State", query.ask(missing, query.COUNT), panels.ALL_IS_GOOD, {0: "unknown"}),
+        panels.Column("Last frame", query.ask(last), panels.OLD, worst="highest"),
     )
 
 
@@ -115,36 +119,37 @@ def _errors() -> Iterator[panels.Panel]:
     in_log = f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})"
     ecc = 'railscope_gpu_ecc_errors_total{node=~"$node", lifetime="volatile"}'
     pending, failed = (
-        ask(f"sum(railscope_gpu_row_remap_{state}{NODES})") for state in ("pending", "failure")
+        query.ask(f"sum(railscope_gpu_row_remap_{state}{NODES})")
+        for state in ("pending", "failure")
     )
-    nvlink = _by("error", f"railscope:node_nvlink_errors:rate5m{NODES}", EVENTS_PER_SECOND)
+    nvlink = _by("error", f"railscope:node_nvlink_errors:rate5m{NODES}", query.EVENTS_PER_SECOND)
     by_reason = '{node=~"$node", reason=~".*thermal|.*power_brake"}'
-    throttled = _by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", COUNT)
+    throttled = _by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", query.COUNT)
     switches = f"sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval]))"
     xid_keys = {"node": "Node", "pci_address": "PCI address", "xid": "Xid"}
     yield from (
-        panels.bars(301, "Xids", "Driver errors of each node.", ask(xids, EVENTS_PER_SECOND, "{{node}}")),
-        panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", ask(in_log, COUNT), worst="highest"), span=16),
-        panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _by("error", ecc, COUNT)),
+        panels.bars(301, "Xids", "Driver errors of each node.", query.ask(xids, query.EVENTS_PER_SECOND, "{{node}}")),
+        panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", query.ask(in_log, query.COUNT), worst="highest"), span=16),
+        panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _by("error", ecc, query.COUNT)),
         panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _by("cause", f"railscope_gpu_remapped_rows{NODES}")),
         panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
                      pending.named("wait for a reset"), failed.named("failed"), steps=panels.NONE_IS_GOOD),
         panels.lines(306, "NVLink errors", "Errors of all links, by kind.", nvlink, steps=panels.ANY_IS_BAD),
         panels.lines(307, "Throttled by temperature or power brake", "GPUs, by reason.", throttled),
-        panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", ask(f"topk(10, {switches})", COUNT, "{{node}}")),
+        panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", query.ask(f"topk(10, {switches})", query.COUNT, "{{node}}")),
     )  # fmt: skip
 
 
 def _links() -> Iterator[panels.Panel]:
     active, present = f"railscope_gpu_nvlinks_active{NODES}", f"railscope_gpu_nvlinks{NODES}"
-    down = ask(f"max by (node) ({present} - {active})", COUNT)
+    down = query.ask(f"max by (node) ({present} - {active})", query.COUNT)
     yield panels.rows(
         401,
         "NVLinks",
         "The GPU of each node with the fewest links up.",
         {"node": "Node"},
-        panels.Column("Active", ask(f"min by (node) ({active})")),
-        panels.Column("Present", ask(f"max by (node) ({present})")),
+        panels.Column("Active", query.ask(f"min by (node) ({active})")),
+        panels.Column("Present", query.ask(f"max by (node) ({present})")),
         panels.Column("Down", down, panels.NONE_IS_GOOD, worst="highest"),
     )
     changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
@@ -152,7 +157,7 @@ def _links() -> Iterator[panels.Panel]:
         402,
         "Link changes of NICs",
         "Of each node.",
-        ask(f"topk(10, {changes})", COUNT, "{{node}}"),
+        query.ask(f"topk(10, {changes})", query.COUNT, "{{node}}"),
         span=12,
     )
 

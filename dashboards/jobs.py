@@ -6,36 +6,39 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import job_panels, panels
-from dashboards.dashboard_parts import DashboardVariable, assemble, claim_marks, xid_marks
-from dashboards.query import COUNT, SHARE, Query, ask, highest, lowest, with_index, with_port_rail
+from dashboards import dashboard_parts, job_panels, panels, query
 
 BY_JOB = "{{tenant}}, {{workload}}"
 STRAGGLERS = f"(railscope_job_straggler_deviation_ratio{job_panels.SELECTED_JOBS})"
 CHOICES = (
-    DashboardVariable("tenant", "Tenant", "railscope_job_gpus", several=True),
-    DashboardVariable("workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True),
-    DashboardVariable("node", "Node", "railscope_node_info", several=True),
+    dashboard_parts.DashboardVariable("tenant", "Tenant", "railscope_job_gpus", several=True),
+    dashboard_parts.DashboardVariable(
+        "workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True
+    ),
+    dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info", several=True),
 )
 
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    return assemble(
+    return dashboard_parts.assemble(
         "Jobs and stragglers",
         "railscope-jobs",
         "Which jobs run, and which GPU or port does each wait for?",
         SECTIONS,
         choices=CHOICES,
-        marks=(claim_marks(job_panels.NODES), xid_marks(job_panels.NODES)),
+        marks=(
+            dashboard_parts.claim_marks(job_panels.NODES),
+            dashboard_parts.xid_marks(job_panels.NODES),
+        ),
         tags=("gpu", "job"),
     )
 
 
-def _top_jobs(how: str, name: str) -> Query:
+def _top_jobs(how: str, name: str) -> query.Query:
     """Return the ten jobs with most of a metric; several collectors may each hold a part of a job."""
     jobs = f"{how} by ({job_panels.JOB_LABELS}) (railscope_job_{name}{job_panels.SELECTED_JOBS})"
-    return ask(f"topk(10, {jobs})", legend=BY_JOB)
+    return query.ask(f"topk(10, {jobs})", legend=BY_JOB)
 
 
 def _of_held_gpus(name: str, more: str = "") -> str:
@@ -46,7 +49,7 @@ def _of_held_gpus(name: str, more: str = "") -> str:
 
 def _of_gpus(name: str, more: str = "") -> str:
     """Return a metric of each GPU of the jobs, with its index in place of its UUID, and the job."""
-    with_indexes = with_index(_of_held_gpus(name, more))
+    with_indexes = query.with_index(_of_held_gpus(name, more))
     return f"max by (node, index, {job_panels.JOB_LABELS}) ({with_indexes})"
 
 
@@ -57,23 +60,27 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
         ident,
         title,
         about,
-        ask(lowest(gpus), legend="{{node}}, {{index}}"),
-        ask(highest(median), legend=f"median, {BY_JOB}"),
+        query.ask(query.lowest(gpus), legend="{{node}}, {{index}}"),
+        query.ask(query.highest(median), legend=f"median, {BY_JOB}"),
     )
 
 
 def _summary() -> Iterator[panels.Panel]:
-    late = ask(f"count(min by ({job_panels.JOB_LABELS}) {STRAGGLERS} < -0.2) or vector(0)", COUNT)
+    late = query.ask(
+        f"count(min by ({job_panels.JOB_LABELS}) {STRAGGLERS} < -0.2) or vector(0)", query.COUNT
+    )
     held, free = (
-        ask(f"count(max by (node, gpu) (railscope_gpu_claims) {claims} 0) or vector(0)", COUNT)
+        query.ask(
+            f"count(max by (node, gpu) (railscope_gpu_claims) {claims} 0) or vector(0)", query.COUNT
+        )
         for claims in (">", "==")
     )
-    stale = ask(f"sum(railscope_job_stale_gpus{job_panels.SELECTED_JOBS})")
-    active = ask(f"avg({_of_gpus('railscope_gpu_sm_activity_ratio')})")
+    stale = query.ask(f"sum(railscope_job_stale_gpus{job_panels.SELECTED_JOBS})")
+    active = query.ask(f"avg({_of_gpus('railscope_gpu_sm_activity_ratio')})")
     jobs, suppressed = (
-        ask(f"sum(railscope_cluster_{name})") for name in ("jobs", "suppressed_jobs")
+        query.ask(f"sum(railscope_cluster_{name})") for name in ("jobs", "suppressed_jobs")
     )
-    unclaimed = ask("sum(railscope_gpu_unclaimed_processes)")
+    unclaimed = query.ask("sum(railscope_gpu_unclaimed_processes)")
     yield from (
         panels.number(109, "Jobs", "Jobs that hold GPUs.", jobs),
         panels.number(110, "Jobs with a straggler", "Jobs with a GPU or a port 20 % below their median.", late, panels.NONE_IS_GOOD),
@@ -100,7 +107,7 @@ def _jobs() -> Iterator[panels.Panel]:
 
 
 def _stragglers() -> Iterator[panels.Panel]:
-    found = ask(f"bottomk(30, max by (tenant, workload, measure, node, gpu) {STRAGGLERS})")
+    found = query.ask(f"bottomk(30, max by (tenant, workload, measure, node, gpu) {STRAGGLERS})")
     yield panels.rows(
         601,
         "The GPU of each job that is furthest behind",
@@ -110,32 +117,33 @@ def _stragglers() -> Iterator[panels.Panel]:
         panels.Column("Deviation from the median", found, panels.BELOW_OTHERS, worst="lowest"),
     )
     behind = f"topk(10, 0 - min by (tenant, workload, measure) {STRAGGLERS})"
-    sent = with_port_rail("rate(railscope_rdma_transmit_bytes_total[$__rate_interval])")
-    ports = lowest(f"sum by (node, rail) ({sent}) {job_panels.ON_ITS_RAILS}")
+    sent = query.with_port_rail("rate(railscope_rdma_transmit_bytes_total[$__rate_interval])")
+    ports = query.lowest(f"sum by (node, rail) ({sent}) {job_panels.ON_ITS_RAILS}")
     yield from (
-        panels.lines(602, "Deviation of stragglers from the median of their jobs", "The ten worst.", ask(behind, SHARE, f"{BY_JOB}, {{{{measure}}}}"), span=12),
+        panels.lines(602, "Deviation of stragglers from the median of their jobs", "The ten worst.", query.ask(behind, query.SHARE, f"{BY_JOB}, {{{{measure}}}}"), span=12),
         _against_median(603, "SM activity of the jobs' GPUs", "The ten that are least active now, and the median of their jobs.", "railscope_gpu_sm_activity_ratio"),
         _against_median(604, "SM clock of the jobs' GPUs", "The ten that are slowest now, and the median of their jobs.", "railscope_gpu_clock_hertz", '{clock="sm"}'),
-        panels.lines(605, "RDMA out of the jobs' ports", "The ten that send least now.", ask(ports, legend="{{node}}, rail {{rail}}")),
+        panels.lines(605, "RDMA out of the jobs' ports", "The ten that send least now.", query.ask(ports, legend="{{node}}, rail {{rail}}")),
     )  # fmt: skip
 
 
 def _holders() -> Iterator[panels.Panel]:
-    held = ask("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}")
+    held = query.ask("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}")
     tensor = "avg by (tenant) (railscope_tenant_mean_gpu_tensor_activity_ratio)"
     activity, power = (
-        ask(_of_held_gpus(f"railscope_gpu_{name}")) for name in ("sm_activity_ratio", "power_watts")
+        query.ask(_of_held_gpus(f"railscope_gpu_{name}"))
+        for name in ("sm_activity_ratio", "power_watts")
     )
     yield from (
         panels.layers(401, "GPUs held by tenant", "A share of a GPU counts as that share.", held, span=12),
-        panels.lines(402, "Tensor activity by tenant", "Mean of the held GPUs.", ask(tensor, legend="{{tenant}}"), span=12),
+        panels.lines(402, "Tensor activity by tenant", "Mean of the held GPUs.", query.ask(tensor, legend="{{tenant}}"), span=12),
     )  # fmt: skip
     yield panels.rows(
         405,
         "Who holds which GPU",
         "A shared GPU has a row per holder; its activity is that of all of them.",
         {"node": "Node", "gpu": "GPU", **job_panels.JOB},
-        panels.Column("Held", ask(job_panels.HOLDERS, COUNT)),
+        panels.Column("Held", query.ask(job_panels.HOLDERS, query.COUNT)),
         panels.Column("SM activity", activity, worst="lowest"),
         panels.Column("Power", power),
         span=24,

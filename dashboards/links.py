@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels
-from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown, with_rail
+from dashboards import dashboard_parts, panels, query
 
 NODES = '{node=~"$node"}'
 ON_RAIL = '{node=~"$node", rail!=""}'
@@ -19,29 +17,31 @@ NODE_DEVICE = {"node": "Node", "pci_address": "PCI address"}
 
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
-    return assemble(
+    return dashboard_parts.assemble(
         "PCIe and optics",
         "railscope-links",
         "Is every PCIe link as wide and fast as expected, and does every cable carry light?",
         SECTIONS,
-        choices=(DashboardVariable("node", "Node", "railscope_node_info", several=True),),
-        marks=(settings_marks(NODES),),
+        choices=(
+            dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info", several=True),
+        ),
+        marks=(dashboard_parts.settings_marks(NODES),),
         tags=("pcie", "optics"),
     )
 
 
-def _events(counter: str) -> Query:
+def _events(counter: str) -> query.Query:
     """Return the ten nodes with the highest rate of a counter."""
     rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
-    return ask(f"topk(10, sum by (node) ({rate}))", EVENTS_PER_SECOND, "{{node}}")
+    return query.ask(f"topk(10, sum by (node) ({rate}))", query.EVENTS_PER_SECOND, "{{node}}")
 
 
-def _paths(state: str) -> Query:
-    return ask(f'sum(railscope_pcie_path_state{{node=~"$node", state="{state}"}})')
+def _paths(state: str) -> query.Query:
+    return query.ask(f'sum(railscope_pcie_path_state{{node=~"$node", state="{state}"}})')
 
 
-def _transceivers(how: str, name: str) -> Query:
-    return ask(f"{how}(railscope_nic_transceiver_{name}{NODES})")
+def _transceivers(how: str, name: str) -> query.Query:
+    return query.ask(f"{how}(railscope_nic_transceiver_{name}{NODES})")
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -52,11 +52,11 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(101, "Paths degraded", "Devices with a path to the CPU below its capacity.", _paths("degraded"), panels.NONE_IS_GOOD),
         panels.number(102, "Paths lost", "Devices that left the bus.", _paths("lost"), panels.NONE_IS_GOOD),
         panels.number(103, "Paths saving power", "Slow while idle.", _paths("power_saving")),
-        panels.number(104, "PCIe errors, one hour", "Uncorrected errors.", grown(errors), panels.NONE_IS_GOOD),
+        panels.number(104, "PCIe errors, one hour", "Uncorrected errors.", query.grown(errors), panels.NONE_IS_GOOD),
         panels.number(105, "Transceivers read", "Transceivers with readings.", _transceivers("sum", "readable")),
         panels.number(106, "Hottest transceiver", "Highest transceiver temperature of all NICs.", _transceivers("max", "temperature_celsius"), hot),
         panels.number(107, "Least light received", "Lowest receive power of any lane of an optical transceiver.", _transceivers("min", "receive_power_watts")),
-        panels.number(108, "Uncorrected blocks", "That FEC could not correct, per second.", ask(f"sum({blocks})", EVENTS_PER_SECOND), panels.ANY_IS_BAD),
+        panels.number(108, "Uncorrected blocks", "That FEC could not correct, per second.", query.ask(f"sum({blocks})", query.EVENTS_PER_SECOND), panels.ANY_IS_BAD),
     )  # fmt: skip
 
 
@@ -66,26 +66,26 @@ def _pcie() -> Iterator[panels.Panel]:
         " == 1)"
         for state in ("lost", "degraded")
     )
-    state = ask(f"{lost} * 2 or {degraded}", COUNT)
+    state = query.ask(f"{lost} * 2 or {degraded}", query.COUNT)
     states = {1: "degraded", 2: "lost"}
     bandwidth, limit = (
         f"max by (node, pci_address) (railscope_pcie_path_{name}_bytes_per_second{NODES})"
         for name in ("bandwidth", "limit")
     )
-    narrowest = ask(f"bottomk(10, {bandwidth} / {limit} < 1)", "percentunit")
+    narrowest = query.ask(f"bottomk(10, {bandwidth} / {limit} < 1)", "percentunit")
     errors = f"sum by (severity) (railscope:node_pcie_device_errors:rate5m{NODES})"
-    stall = with_rail(f"railscope_nic_pcie_write_stall_ratio{NODES}", ON_RAIL)
+    stall = query.with_rail(f"railscope_nic_pcie_write_stall_ratio{NODES}", ON_RAIL)
     generation, lanes = (
-        ask(f"min by (node) (railscope_gpu_pcie_link_{name}{NODES})")
+        query.ask(f"min by (node) (railscope_gpu_pcie_link_{name}{NODES})")
         for name in ("generation", "width_lanes")
     )
     yield from (
         panels.rows(201, "Degraded paths", "With their capacity.", NODE_DEVICE, panels.Column("State", state, panels.NONE_IS_GOOD, states, "highest")),
         panels.rows(202, "Narrowest paths", "The ten worst of the degraded ones.", NODE_DEVICE, panels.Column("Share of capacity", narrowest, worst="lowest")),
-        panels.bars(203, "Errors by severity", "Errors that the devices report (AER), by severity.", ask(errors, EVENTS_PER_SECOND, "{{severity}}")),
+        panels.bars(203, "Errors by severity", "Errors that the devices report (AER), by severity.", query.ask(errors, query.EVENTS_PER_SECOND, "{{severity}}")),
         panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", _events("gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
         panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", _events("nic_pcie_receive_signal_errors")),
-        panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "node", "rail", ask(f"max by (node, rail) ({stall})"), panels.STALL),
+        panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "node", "rail", query.ask(f"max by (node, rail) ({stall})"), panels.STALL),
         panels.rows(207, "GPU links", "The narrowest link of each node's GPUs, from the driver.", {"node": "Node"},
                     panels.Column("Generation", generation, worst="lowest"), panels.Column("Lanes", lanes, worst="lowest")),
     )  # fmt: skip
@@ -100,12 +100,12 @@ def _optics() -> Iterator[panels.Panel]:
         "length_metres": "Length (m)",
     }
     by = ", ".join(facts)
-    present = ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)
+    present = query.ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", query.COUNT)
     blocks = (
         "sum by (node, interface) (rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
         f"{NODES}[$__rate_interval])) and on (node, interface) railscope_nic_transceiver_info{NODES}"
     )
-    uncorrected = ask(blocks, EVENTS_PER_SECOND)
+    uncorrected = query.ask(blocks, query.EVENTS_PER_SECOND)
     yield panels.rows(
         301,
         "Transceivers and cables",
@@ -125,7 +125,7 @@ def _optics() -> Iterator[panels.Panel]:
         NODE_NIC,
         panels.Column(
             "Times the limit",
-            ask(f"bottomk(20, {multiple})", COUNT),
+            query.ask(f"bottomk(20, {multiple})", query.COUNT),
             ((None, "red"), (1, "orange"), (2, "green")),
             worst="lowest",
         ),
@@ -134,8 +134,8 @@ def _optics() -> Iterator[panels.Panel]:
     light = f"bottomk(10, min by (node) ({power}))"
     heat = f"topk(10, max by (node) (railscope_nic_transceiver_temperature_celsius{NODES}))"
     yield from (
-        panels.lines(303, "Light received", "The weakest lane of each node.", ask(light, legend="{{node}}")),
-        panels.lines(304, "Transceiver temperature", "The hottest transceiver of each node.", ask(heat, legend="{{node}}")),
+        panels.lines(303, "Light received", "The weakest lane of each node.", query.ask(light, legend="{{node}}")),
+        panels.lines(304, "Transceiver temperature", "The hottest transceiver of each node.", query.ask(heat, legend="{{node}}")),
     )  # fmt: skip
 
 
@@ -149,13 +149,13 @@ def _line() -> Iterator[panels.Panel]:
         f"max by (node, interface) (railscope_{name}_speed_bytes_per_second{NODES})"
         for name in ("network_link", "nic_setting_expected")
     )
-    share = ask(f"({speed} < {expected}) / {expected}", SHARE)
+    share = query.ask(f"({speed} < {expected}) / {expected}", query.SHARE)
     yield panels.rows(
         404,
         "Below the expected speed",
         "NICs with a link below the expected speed.",
         NODE_NIC,
-        panels.Column("Speed", ask(f"{speed} < {expected}")),
+        panels.Column("Speed", query.ask(f"{speed} < {expected}")),
         panels.Column("Share of expected", share, panels.ALL_IS_GOOD, worst="lowest"),
     )
     settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{WITH_SETTINGS})"
@@ -164,7 +164,7 @@ def _line() -> Iterator[panels.Panel]:
         "Settings of NICs on rails",
         "All should be equal: one row. The rarest settings come first.",
         {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
-        panels.Column("NICs", ask(settings, COUNT), worst="lowest"),
+        panels.Column("NICs", query.ask(settings, query.COUNT), worst="lowest"),
     )
 
 

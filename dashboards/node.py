@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import dashboard_parts, panels, query
+from dashboards import dashboard_parts, panels, query, self_monitoring
 from dashboards.health import HEALTH_TEXTS, health
-from dashboards.self_monitoring import unhealthy_sources
 
 HERE = '{node="$node"}'
 GPU, RAIL = "GPU {{index}}", "rail {{rail}}"
@@ -160,7 +159,7 @@ def _machine() -> Iterator[panels.Panel]:
             ("agent_cpu_use_ratio", "agent"),
         )
     )
-    failures = unhealthy_sources("source", HERE)
+    failures = self_monitoring.unhealthy_sources("source", HERE)
     yield from (
         panels.layers(401, "CPU time", "Seconds of CPU per second, by mode, without idle.", busy),
         panels.lines(402, "Pressure", "Share of time in which tasks waited for a resource.", waited),

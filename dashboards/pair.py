@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import dashboard_parts
-from dashboards.dashboard_parts import DashboardVariable
-from dashboards.panels import HOT, PAUSE, STALL, Panel, bars, lines, number
-from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
+from dashboards import dashboard_parts, panels, query
 
 HERE = '{node="$node"}'
 GPU = '{node="$node", gpu="$gpu"}'
@@ -17,13 +14,13 @@ NIC = '{node="$node", interface="$interface"}'
 PORT = '{node="$node", device="$device"}'
 ON_RAIL = '{node="$node", rail="$rail"}'
 CHOICES = (
-    DashboardVariable("node", "Node", "railscope_node_info"),
-    DashboardVariable("rail", "Rail", 'railscope_gpu_info{node="$node", rail!=""}'),
-    DashboardVariable("gpu", "GPU", f"railscope_gpu_info{ON_RAIL}", hidden=True),
-    DashboardVariable("interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True),
-    DashboardVariable("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
-    DashboardVariable("gpu_address", "GPU's PCI address", f"railscope_gpu_info{ON_RAIL}", hidden=True, of="pci_address"),
-    DashboardVariable("nic_address", "NIC's PCI address", f"railscope_nic_info{ON_RAIL}", hidden=True, of="pci_address"),
+    dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info"),
+    dashboard_parts.DashboardVariable("rail", "Rail", 'railscope_gpu_info{node="$node", rail!=""}'),
+    dashboard_parts.DashboardVariable("gpu", "GPU", f"railscope_gpu_info{ON_RAIL}", hidden=True),
+    dashboard_parts.DashboardVariable("interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True),
+    dashboard_parts.DashboardVariable("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
+    dashboard_parts.DashboardVariable("gpu_address", "GPU's PCI address", f"railscope_gpu_info{ON_RAIL}", hidden=True, of="pci_address"),
+    dashboard_parts.DashboardVariable("nic_address", "NIC's PCI address", f"railscope_nic_info{ON_RAIL}", hidden=True, of="pci_address"),
 )  # fmt: skip
 
 
@@ -45,90 +42,91 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _gpu(name: str) -> Query:
-    return ask(f"max(railscope_gpu_{name}{GPU})")
+def _gpu(name: str) -> query.Query:
+    return query.ask(f"max(railscope_gpu_{name}{GPU})")
 
 
-def _nic(name: str) -> Query:
-    return ask(f"max(railscope_nic_{name}{NIC})")
+def _nic(name: str) -> query.Query:
+    return query.ask(f"max(railscope_nic_{name}{NIC})")
 
 
-def _pause(direction: str) -> Query:
+def _pause(direction: str) -> query.Query:
     counter = f"railscope_nic_{direction}_pfc_pause_seconds_total{NIC}"
-    return ask(f"max(rate({counter}[$__rate_interval]))")
+    return query.ask(f"max(rate({counter}[$__rate_interval]))")
 
 
-def _rdma(name: str, unit: str = "") -> Query:
-    return ask(f"sum(rate(railscope_rdma_{name}_total{PORT}[$__rate_interval]))", unit)
+def _rdma(name: str, unit: str = "") -> query.Query:
+    return query.ask(f"sum(rate(railscope_rdma_{name}_total{PORT}[$__rate_interval]))", unit)
 
 
-def _events(name: str) -> Query:
-    return _rdma(name, EVENTS_PER_SECOND)
+def _events(name: str) -> query.Query:
+    return _rdma(name, query.EVENTS_PER_SECOND)
 
 
-def _pcie(name: str, variable: str) -> Query:
+def _pcie(name: str, variable: str) -> query.Query:
     where = f'{{node="$node", pci_address="${variable}"}}'
-    return ask(f"max(railscope_pcie_link_{name}{where})", COUNT)
+    return query.ask(f"max(railscope_pcie_link_{name}{where})", query.COUNT)
 
 
-def _summary() -> Iterator[Panel]:
+def _summary() -> Iterator[panels.Panel]:
     port_up, port_rate = (
-        ask(f"max(railscope_rdma_port_{name}{PORT})") for name in ("up", "rate_bytes_per_second")
+        query.ask(f"max(railscope_rdma_port_{name}{PORT})")
+        for name in ("up", "rate_bytes_per_second")
     )
     yield from (
-        number(101, "GPU utilization", "Share of time in which any kernel ran.", _gpu("utilization_ratio")),
-        number(102, "GPU temperature", "Temperature of the die.", _gpu("temperature_celsius"), HOT),
-        number(103, "GPU power", "Power of the GPU.", _gpu("power_watts")),
-        number(104, "Port", "1 is active.", port_up),
-        number(105, "Port speed", "Negotiated speed of the port.", port_rate),
-        number(106, "PCIe lanes of the GPU", "In use now.", _pcie("width_lanes", "gpu_address")),
-        number(107, "PCIe lanes of the NIC", "In use now.", _pcie("width_lanes", "nic_address")),
-        number(108, "Transceiver", "Temperature of the transceiver; none for copper.", _nic("transceiver_temperature_celsius")),
+        panels.number(101, "GPU utilization", "Share of time in which any kernel ran.", _gpu("utilization_ratio")),
+        panels.number(102, "GPU temperature", "Temperature of the die.", _gpu("temperature_celsius"), panels.HOT),
+        panels.number(103, "GPU power", "Power of the GPU.", _gpu("power_watts")),
+        panels.number(104, "Port", "1 is active.", port_up),
+        panels.number(105, "Port speed", "Negotiated speed of the port.", port_rate),
+        panels.number(106, "PCIe lanes of the GPU", "In use now.", _pcie("width_lanes", "gpu_address")),
+        panels.number(107, "PCIe lanes of the NIC", "In use now.", _pcie("width_lanes", "nic_address")),
+        panels.number(108, "Transceiver", "Temperature of the transceiver; none for copper.", _nic("transceiver_temperature_celsius")),
     )  # fmt: skip
 
 
-def _pair() -> Iterator[Panel]:
+def _pair() -> Iterator[panels.Panel]:
     yield from (
-        lines(201, "Activity of the GPU", "Shares of cycles. A waiting GPU does neither.",
+        panels.lines(201, "Activity of the GPU", "Shares of cycles. A waiting GPU does neither.",
               _gpu("sm_activity_ratio").named("SMs"), _gpu("tensor_activity_ratio").named("tensor cores"), _gpu("dram_bandwidth_ratio").named("memory bandwidth"), span=24),
-        lines(202, "NVLink traffic of the GPU", "Total of all NVLinks of the GPU.",
+        panels.lines(202, "NVLink traffic of the GPU", "Total of all NVLinks of the GPU.",
               _gpu("nvlink_transmit_bytes_per_second").named("out"), _gpu("nvlink_receive_bytes_per_second").named("in"), span=24),
-        lines(203, "PCIe traffic of the GPU", "Traffic of the GPU to its NIC, to memory and to storage.",
+        panels.lines(203, "PCIe traffic of the GPU", "Traffic of the GPU to its NIC, to memory and to storage.",
               _gpu("pcie_transmit_bytes_per_second").named("out"), _gpu("pcie_receive_bytes_per_second").named("in"), span=24),
-        lines(204, "RDMA traffic of the NIC", "RDMA traffic of the port.",
+        panels.lines(204, "RDMA traffic of the NIC", "RDMA traffic of the port.",
               _rdma("transmit_bytes").named("out"), _rdma("receive_bytes").named("in"), span=24),
-        lines(205, "Pause", "Received: the switch stops the NIC. Sent: the NIC stops the switch.",
-              _pause("receive").named("received"), _pause("transmit").named("sent"), steps=PAUSE, span=24),
-        lines(206, "Congestion", "Received marks, and notifications for them.",
+        panels.lines(205, "Pause", "Received: the switch stops the NIC. Sent: the NIC stops the switch.",
+              _pause("receive").named("received"), _pause("transmit").named("sent"), steps=panels.PAUSE, span=24),
+        panels.lines(206, "Congestion", "Received marks, and notifications for them.",
               _events("ecn_marked_packets").named("marked packets"),
               _events("congestion_notifications_sent").named("notifications sent"),
               _events("congestion_notifications_handled").named("notifications handled"), span=24),
-        lines(207, "Signs of retransmission", "Packets lost, late or repeated.",
+        panels.lines(207, "Signs of retransmission", "Packets lost, late or repeated.",
               _events("packet_sequence_errors").named("lost"), _events("ack_timeouts").named("timeouts"), _events("out_of_sequence_packets").named("out of order"), span=24),
     )  # fmt: skip
 
 
-def _between() -> Iterator[Panel]:
+def _between() -> Iterator[panels.Panel]:
     speed, width = "speed_transfers_per_second", "width_lanes"
     throttled = f"rate(railscope_gpu_throttle_seconds_total{GPU}[$__rate_interval])"
-    by_reason = ask(f"sum by (reason) ({throttled}) > 0", legend="{{reason}}")
+    by_reason = query.ask(f"sum by (reason) ({throttled}) > 0", legend="{{reason}}")
     within = '{node="$node", interface="$interface", le="0.5"}'
     short, counted = (
         f"sum by (direction) (rate(railscope_nic_burst_pause_ratio_{series}[$__rate_interval]))"
         for series in (f"bucket{within}", f"count{NIC}")
     )
-    windows = ask(f"1 - {short} / ({counted} > 0)", SHARE, "{{direction}}")
+    windows = query.ask(f"1 - {short} / ({counted} > 0)", query.SHARE, "{{direction}}")
     discarded = f"rate(railscope_nic_receive_discarded_packets_total{NIC}[$__rate_interval])"
     yield from (
-        lines(301, "PCIe speed", "Transfers per second on each lane, as negotiated.",
+        panels.lines(301, "PCIe speed", "Transfers per second on each lane, as negotiated.",
               _pcie(speed, "gpu_address").named("GPU"), _pcie(speed, "nic_address").named("NIC")),
-        lines(302, "PCIe lanes", "In use; fewer than available indicate a bad contact.",
+        panels.lines(302, "PCIe lanes", "In use; fewer than available indicate a bad contact.",
               _pcie(width, "gpu_address").named("GPU"), _pcie(width, "nic_address").named("NIC")),
-        lines(303, "PCIe stall of the NIC", "Share of time in which it waited for memory.",
-              _nic("pcie_read_stall_ratio").named("reads"), _nic("pcie_write_stall_ratio").named("writes"), steps=STALL),
-        lines(304, "Throttled time of the GPU", "By reason; reasons include low utilization.", by_reason),
-        bars(305, "Short windows in pause", "Share of windows paused for more than half of them.", windows),
-        lines(306, "Packets discarded by the NIC", "RoCE expects none.", ask(f"sum({discarded})", EVENTS_PER_SECOND)),
+        panels.lines(303, "PCIe stall of the NIC", "Share of time in which it waited for memory.",
+              _nic("pcie_read_stall_ratio").named("reads"), _nic("pcie_write_stall_ratio").named("writes"), steps=panels.STALL),
+        panels.lines(304, "Throttled time of the GPU", "By reason; reasons include low utilization.", by_reason),
+        panels.bars(305, "Short windows in pause", "Share of windows paused for more than half of them.", windows),
+        panels.lines(306, "Packets discarded by the NIC", "RoCE expects none.", query.ask(f"sum({discarded})", query.EVENTS_PER_SECOND)),
     )  # fmt: skip
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels
-from dashboards.dashboard_parts import DashboardVariable, assemble
-from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, state_number
+from dashboards import dashboard_parts, panels, query
 
 NODES = '{node=~"$node"}'
 UNHEALTHY_STATES = {1: "starting", 2: "partial", 3: "failed"}
@@ -18,53 +16,57 @@ NODE_SOURCE = {"node": "Node", "source": "Source"}
 def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     question = "What does Railscope cost, how old is its data, and what has it missed?"
-    choices = (DashboardVariable("node", "Node", "railscope_node_reporting", several=True),)
-    return assemble(
+    choices = (
+        dashboard_parts.DashboardVariable("node", "Node", "railscope_node_reporting", several=True),
+    )
+    return dashboard_parts.assemble(
         "Railscope itself", "railscope-own", question, SECTIONS, choices=choices, tags=("agent",)
     )
 
 
 def unhealthy_sources(by: str, where: str) -> panels.Column:
     """State of each source that fails, fails in part, or has not begun."""
-    state = ask(state_number("railscope_source_state", UNHEALTHY_STATES, by, where), COUNT)
+    state = query.ask(
+        query.state_number("railscope_source_state", UNHEALTHY_STATES, by, where), query.COUNT
+    )
     return panels.Column("State", state, panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
 
 
-def _of_nodes(how: str, name: str) -> Query:
-    return ask(f"{how}(railscope_{name}{NODES})")
+def _of_nodes(how: str, name: str) -> query.Query:
+    return query.ask(f"{how}(railscope_{name}{NODES})")
 
 
-def _rate(counter: str, by: str = "") -> Query:
+def _rate(counter: str, by: str = "") -> query.Query:
     grouping, legend = (f" by ({by}) ", f"{{{{{by}}}}}") if by else ("", "")
     rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
-    return ask(f"sum{grouping}({rate})", EVENTS_PER_SECOND, legend)
+    return query.ask(f"sum{grouping}({rate})", query.EVENTS_PER_SECOND, legend)
 
 
-def _highest_rates(counter: str) -> Query:
+def _highest_rates(counter: str) -> query.Query:
     """Return the ten nodes with the highest rate of a counter."""
     rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
-    return ask(f"topk(10, sum by (node) ({rate}))", EVENTS_PER_SECOND, "{{node}}")
+    return query.ask(f"topk(10, sum by (node) ({rate}))", query.EVENTS_PER_SECOND, "{{node}}")
 
 
 def _summary() -> Iterator[panels.Panel]:
     up, reporting = 'up{job="railscope-agent", node=~"$node"}', f"railscope_node_reporting{NODES}"
-    limit = ask('sum(railscope_governor_state{node=~"$node", state="at_limit"})')
-    failed = ask('sum(railscope_source_state{node=~"$node", state="failed"})')
+    limit = query.ask('sum(railscope_governor_state{node=~"$node", state="at_limit"})')
+    failed = query.ask('sum(railscope_source_state{node=~"$node", state="failed"})')
     expensive: panels.Steps = ((None, "green"), (0.02, "orange"))
     yield from (
-        panels.number(101, "Agents not scraped", "Failed scrapes.", ask(f"count({up}) - sum({up})", COUNT), panels.NONE_IS_GOOD),
-        panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", ask(f"count({reporting}) - sum({reporting})", COUNT), panels.NONE_IS_GOOD),
+        panels.number(101, "Agents not scraped", "Failed scrapes.", query.ask(f"count({up}) - sum({up})", query.COUNT), panels.NONE_IS_GOOD),
+        panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", query.ask(f"count({reporting}) - sum({reporting})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(103, "Oldest frame", "Of the node with the oldest newest frame.", _of_nodes("max", "node_last_frame_age_seconds"), panels.OLD),
         panels.number(104, "Most expensive agent", "Share of one CPU.", _of_nodes("max", "agent_cpu_use_ratio"), expensive),
         panels.number(105, "Largest agent", "Resident memory.", _of_nodes("max", "agent_resident_memory_bytes")),
         panels.number(106, "Governors at limit", "Agents with the longest permitted periods.", limit, panels.NONE_IS_GOOD),
-        panels.number(107, "Frames missing", "In the sequences of running agents.", ask("sum(railscope_collector_missing_frames)"), panels.NONE_IS_GOOD),
+        panels.number(107, "Frames missing", "In the sequences of running agents.", query.ask("sum(railscope_collector_missing_frames)"), panels.NONE_IS_GOOD),
         panels.number(108, "Sources failed", "Their readings are absent.", failed, panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 
 def _cost() -> Iterator[panels.Panel]:
-    median = ask(f"quantile(0.5, railscope_agent_cpu_use_ratio{NODES})")
+    median = query.ask(f"quantile(0.5, railscope_agent_cpu_use_ratio{NODES})")
     cpu = f"avg by (source) (rate(railscope_source_cpu_seconds_total{NODES}[$__rate_interval]))"
     reads = f"max by (source) (railscope_source_read_duration_seconds{NODES})"
     governors = f"sum by (resource, state) (railscope_governor_state{NODES})"
@@ -74,21 +76,21 @@ def _cost() -> Iterator[panels.Panel]:
                      _of_nodes("max", "agent_cpu_use_ratio").named("highest"), median.named("median")),
         panels.lines(202, "Memory of agents", "The largest, and the smallest budget.",
                      _of_nodes("max", "agent_resident_memory_bytes").named("highest"), _of_nodes("min", "agent_memory_budget_bytes").named("budget")),
-        panels.layers(203, "CPU by source", "Mean of all agents; the ten most expensive.", ask(f"topk(10, {cpu})", SHARE, "{{source}}")),
-        panels.lines(204, "Longest reads", "The ten slowest sources, on the slowest node.", ask(f"topk(10, {reads})", legend="{{source}}")),
-        panels.layers(205, "Governors", "State of the governors that keep agents within their budgets.", ask(governors, legend="{{resource}}, {{state}}")),
-        panels.lines(206, "Sources read less often", "Maximum ratio of the period in force to the configured one.", ask(stretched, "short", "{{source}}")),
+        panels.layers(203, "CPU by source", "Mean of all agents; the ten most expensive.", query.ask(f"topk(10, {cpu})", query.SHARE, "{{source}}")),
+        panels.lines(204, "Longest reads", "The ten slowest sources, on the slowest node.", query.ask(f"topk(10, {reads})", legend="{{source}}")),
+        panels.layers(205, "Governors", "State of the governors that keep agents within their budgets.", query.ask(governors, legend="{{resource}}, {{state}}")),
+        panels.lines(206, "Sources read less often", "Maximum ratio of the period in force to the configured one.", query.ask(stretched, "short", "{{source}}")),
     )  # fmt: skip
 
 
 def _age() -> Iterator[panels.Panel]:
     ages = f"topk(20, max by (node, source) (railscope_source_age_seconds{NODES}))"
-    column = panels.Column("Age", ask(ages), panels.OLD, worst="highest")
+    column = panels.Column("Age", query.ask(ages), panels.OLD, worst="highest")
     frames = f"topk(10, max by (node) (railscope_node_last_frame_age_seconds{NODES}))"
     offset = "node_clock_offset_seconds"
     yield from (
         panels.rows(301, "Oldest sources", "Time since their last complete read.", NODE_SOURCE, column, span=8),
-        panels.lines(302, "Oldest frames", "The ten nodes with the oldest newest frame.", ask(frames, legend="{{node}}"), steps=panels.OLD),
+        panels.lines(302, "Oldest frames", "The ten nodes with the oldest newest frame.", query.ask(frames, legend="{{node}}"), steps=panels.OLD),
         panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's.",
                      _of_nodes("max", offset).named("highest"), _of_nodes("min", offset).named("lowest")).min(-1),
     )  # fmt: skip
@@ -99,9 +101,9 @@ def _gaps() -> Iterator[panels.Panel]:
     absent = f"sum by (reason) (railscope:node_source_absent_readings:sum{NODES})"
     unhealthy = unhealthy_sources("node, source", NODES)
     yield from (
-        panels.layers(401, "Sources by state", "States of all sources.", ask(sources, legend="{{state}}")),
+        panels.layers(401, "Sources by state", "States of all sources.", query.ask(sources, legend="{{state}}")),
         panels.rows(402, "Sources with failures", "Their readings are absent, not zero.", NODE_SOURCE, unhealthy, span=8),
-        panels.layers(403, "Absent readings", "By reason; `unsupported` does not indicate a fault.", ask(absent, legend="{{reason}}")),
+        panels.layers(403, "Absent readings", "By reason; `unsupported` does not indicate a fault.", query.ask(absent, legend="{{reason}}")),
         panels.lines(404, "Missed ticks", "Reads that took longer than their period.", _rate("source_missed_ticks", "source")),
         panels.lines(405, "Dropped by agents", "Frames, by reason; these are lost.", _rate("agent_dropped_frames", "reason"), steps=panels.ANY_IS_BAD),
         panels.lines(406, "Spools", "Maximum that waits on the disks of agents.", _of_nodes("max", "spool_size_bytes")),
@@ -112,30 +114,31 @@ def _gaps() -> Iterator[panels.Panel]:
     )  # fmt: skip
 
 
-def _received(name: str, unit: str = "", by: str = "") -> Query:
+def _received(name: str, unit: str = "", by: str = "") -> query.Query:
     """Return the rate of a counter of all collectors."""
     grouping, legend = (f" by ({by}) ", f"{{{{{by}}}}}") if by else ("", "")
     rate = f"rate(railscope_collector_{name}_total[$__rate_interval])"
-    return ask(f"sum{grouping}({rate})", unit, legend)
+    return query.ask(f"sum{grouping}({rate})", unit, legend)
 
 
 def _collector() -> Iterator[panels.Panel]:
     seconds, commits = (
         _received(f"frame_log_{name}").expression for name in ("commit_seconds", "commits")
     )
-    refresh = ask("max(railscope_collector_views_refresh_seconds)")
+    refresh = query.ask("max(railscope_collector_views_refresh_seconds)")
     written, dropped = (
-        _received(f"influx_{name}_lines", EVENTS_PER_SECOND) for name in ("written", "dropped")
+        _received(f"influx_{name}_lines", query.EVENTS_PER_SECOND)
+        for name in ("written", "dropped")
     )
     yield from (
-        panels.lines(501, "Values received", "By all collectors.", _received("received_values", EVENTS_PER_SECOND)),
+        panels.lines(501, "Values received", "By all collectors.", _received("received_values", query.EVENTS_PER_SECOND)),
         panels.lines(502, "Bytes received", "Before decompression.", _received("received_bytes")),
         panels.lines(503, "Frames", "Accepted once each; repeated ones are ignored.",
                      _received("received_frames").named("accepted"), _received("duplicate_frames").named("repeated")),
-        panels.lines(504, "Rejected envelopes", "By reason; unknown_schema is part of the protocol.", _received("rejected_envelopes", EVENTS_PER_SECOND, "reason")),
-        panels.lines(505, "Time of a commit", "Until envelopes are durable, on average.", ask(f"{seconds} / ({commits} > 0)", "s")),
+        panels.lines(504, "Rejected envelopes", "By reason; unknown_schema is part of the protocol.", _received("rejected_envelopes", query.EVENTS_PER_SECOND, "reason")),
+        panels.lines(505, "Time of a commit", "Until envelopes are durable, on average.", query.ask(f"{seconds} / ({commits} > 0)", "s")),
         panels.lines(506, "Refresh of the views", "Duration of the last refresh.", refresh),
-        panels.lines(507, "Frame log", "Size on disk.", ask("sum(railscope_collector_frame_log_size_bytes)")),
+        panels.lines(507, "Frame log", "Size on disk.", query.ask("sum(railscope_collector_frame_log_size_bytes)")),
         panels.lines(508, "Lines to InfluxDB", "Written and dropped.", written.named("written"), dropped.named("dropped")),
     )  # fmt: skip
 

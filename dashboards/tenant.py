@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import panels
-from dashboards.dashboard_parts import DashboardVariable, assemble
-from dashboards.job_panels import job_columns
-from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
+from dashboards import dashboard_parts, job_panels, panels, query
 
 UID = "railscope-tenant"
 OWN = '{tenant="$tenant"}'
@@ -22,19 +19,19 @@ def build_dashboard() -> Dashboard:
     `/metrics`, so it works on a tenant's own Prometheus, which has no other tenant to select.
     """
     question = "What does this tenant hold, and how busy are its GPUs?"
-    choices = (DashboardVariable("tenant", "Tenant", "railscope_tenant_held_gpus"),)
-    return assemble(
+    choices = (dashboard_parts.DashboardVariable("tenant", "Tenant", "railscope_tenant_held_gpus"),)
+    return dashboard_parts.assemble(
         "Tenant", UID, question, SECTIONS, choices=choices, tags=("tenant",), shared=True
     )
 
 
-def _own(how: str, name: str, unit: str = "") -> Query:
+def _own(how: str, name: str, unit: str = "") -> query.Query:
     """Return a roll-up of the tenant; several collectors may each hold a part of it."""
-    return ask(f"{how}(railscope_tenant_{name}{OWN})", unit)
+    return query.ask(f"{how}(railscope_tenant_{name}{OWN})", unit)
 
 
-def _own_by(label: str, how: str, name: str, unit: str = "") -> Query:
-    return ask(f"{how} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}")
+def _own_by(label: str, how: str, name: str, unit: str = "") -> query.Query:
+    return query.ask(f"{how} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}")
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -49,7 +46,7 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(104, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
         panels.number(105, "Hottest GPU", "Highest die temperature of the GPUs held.", _own("max", "max_gpu_temperature_celsius"), panels.HOT),
         panels.number(106, "GPUs with faults", "Active reasons of the health of held GPUs.", _own("sum", "sum_gpu_health_reason_active"), panels.NONE_IS_GOOD),
-        panels.number(107, "Month's quota used", "GPU time held in this month, relative to the quota.", ask(f"{used} / {bound}", SHARE), panels.FULL),
+        panels.number(107, "Month's quota used", "GPU time held in this month, relative to the quota.", query.ask(f"{used} / {bound}", query.SHARE), panels.FULL),
         panels.number(108, "GPU quota", "Maximum GPUs at once.", _own("max", "quota_gpus")),
     )  # fmt: skip
 
@@ -60,7 +57,7 @@ def _jobs() -> Iterator[panels.Panel]:
         "Jobs",
         "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
         {"source": "Source", "workload": "Job"},
-        *job_columns("source, workload", OWN),
+        *job_panels.job_columns("source, workload", OWN),
         span=24,
     )
     busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OWN})"
@@ -68,7 +65,7 @@ def _jobs() -> Iterator[panels.Panel]:
         502,
         "SM activity of jobs",
         "Means over the GPUs of each job; the ten busiest.",
-        ask(f"topk(10, {busy})", legend="{{workload}}"),
+        query.ask(f"topk(10, {busy})", legend="{{workload}}"),
     )
     behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OWN})"
     yield panels.rows(
@@ -78,7 +75,7 @@ def _jobs() -> Iterator[panels.Panel]:
         {"workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
         panels.Column(
             "Deviation from the median",
-            ask(f"bottomk(30, {behind})"),
+            query.ask(f"bottomk(30, {behind})"),
             panels.BELOW_OTHERS,
             worst="lowest",
         ),
@@ -101,13 +98,15 @@ def _work() -> Iterator[panels.Panel]:
                      _own("sum", "sum_gpu_memory_used_bytes").named("used"),
                      _own("sum", "sum_gpu_memory_size_bytes").named("size")),
         panels.lines(204, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
-        panels.layers(205, "Throttled GPUs by reason", "Reasons include low utilization.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", COUNT)),
-        panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", ask(faults, legend="{{reason}}")),
+        panels.layers(205, "Throttled GPUs by reason", "Reasons include low utilization.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", query.COUNT)),
+        panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", query.ask(faults, legend="{{reason}}")),
     )  # fmt: skip
 
 
 def _traffic() -> Iterator[panels.Panel]:
-    notified = _own("sum", "sum_rdma_congestion_notifications_sent_per_second", EVENTS_PER_SECOND)
+    notified = _own(
+        "sum", "sum_rdma_congestion_notifications_sent_per_second", query.EVENTS_PER_SECOND
+    )
     yield from (
         panels.lines(301, "RDMA traffic", "Traffic of the ports on the rails of the GPUs held.",
                      _own("sum", "sum_rdma_transmit_bytes_per_second").named("out"),
@@ -116,7 +115,7 @@ def _traffic() -> Iterator[panels.Panel]:
                      _own("max", "max_nic_receive_pfc_pause_ratio").named("received"),
                      _own("max", "max_nic_transmit_pfc_pause_ratio").named("sent"), steps=panels.PAUSE),
         panels.lines(303, "Congestion", "Marks received, and notifications sent for them.",
-                     _own("sum", "sum_rdma_ecn_marked_packets_per_second", EVENTS_PER_SECOND).named("marks"),
+                     _own("sum", "sum_rdma_ecn_marked_packets_per_second", query.EVENTS_PER_SECOND).named("marks"),
                      notified.named("notifications")),
     )  # fmt: skip
 
@@ -125,7 +124,7 @@ def _account() -> Iterator[panels.Panel]:
     rate = f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))"
     held = "Total of the GPUs while they were held; some minutes old."
     yield from (
-        panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", ask(rate, COUNT, "{{state}}")),
+        panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.ask(rate, query.COUNT, "{{state}}")),
         panels.lines(402, "GPU time so far", "By state, since the first evidence.", _own_by("state", "sum", "gpu_time_seconds")),
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
                      _own_by("period", "max", "quota_used_gpu_time_seconds").named("used"),

@@ -20,10 +20,8 @@ from typing import Annotated
 
 import msgspec
 
-from railscope import wire
+from railscope import reading, untrusted_text, wire
 from railscope.frame import Event, Frame
-from railscope.reading import SIGNED_LIMIT, UNSIGNED_RANGE
-from railscope.untrusted_text import printable
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -225,7 +223,7 @@ def _check_texts(what: str, texts: Iterable[str], max_characters: int) -> None:
         if len(text) > max_characters:
             _check_size(what, len(text), max_characters, "characters")
         if not text.isprintable():
-            message = f"{what}: {printable(text)[: wire.MAX_NAME]}: expected printable characters"
+            message = f"{what}: {untrusted_text.printable(text)[: wire.MAX_NAME]}: expected printable characters"
             raise wire.WireError(message)
 
 
@@ -304,7 +302,7 @@ def _bits(flags: Sequence[int]) -> bytes:
 
 
 def _fold(value: int) -> int:
-    return (value + SIGNED_LIMIT) % UNSIGNED_RANGE - SIGNED_LIMIT
+    return (value + reading.SIGNED_LIMIT) % reading.UNSIGNED_RANGE - reading.SIGNED_LIMIT
 
 
 def _step_bytes(steps: list[int]) -> bytes:

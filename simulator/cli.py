@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from agent.cli import config_option, run_agent, settings_flags
-from agent.host import Clock, Host
-from agent.host.live_host import LiveClock
-from agent.host.recorded_host import RecordedHost
+from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, about, find_model, moments
@@ -67,7 +65,7 @@ def simulate(
     click.echo(f"{directory}: {seconds} s of {spec.node}, {SCENARIOS[spec.scenario]}")
 
 
-class SimulatedHost(RecordedHost):
+class SimulatedHost(recorded_host.RecordedHost):
     """Host with the simulated node's results at the present offset; it never restarts."""
 
     def __init__(self, node: LiveNode, clock: Clock) -> None:
@@ -94,7 +92,7 @@ def simulate_agent(config: Path | None, file: Path, **flags: str | None) -> None
 
 def _host(file: Path) -> tuple[Host, str]:
     try:
-        host = measure_memory(lambda: SimulatedHost(read_live_node(file), LiveClock()))
+        host = measure_memory(lambda: SimulatedHost(read_live_node(file), live_host.LiveClock()))
     except LiveNodeFileError as error:
         raise click.ClickException(str(error)) from error
     return host, host.node

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.device_models import LANES
+from simulator import device_models
 from simulator.port import USUAL, PortSettings
 from simulator.spec import NodeSpec, TimeSpan
 
@@ -45,7 +45,7 @@ class PortConditions:
     pcie_write_stall_percent: float = 0.0
     lossy: float = 0.0
     margin_lost: float = 0.0
-    lanes: int = LANES
+    lanes: int = device_models.LANES
     pcie_halved: Literal["", "lanes", "speed"] = ""
     pcie_errors: int = 0
     removed: bool = False

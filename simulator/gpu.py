@@ -20,12 +20,10 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from simulator import device_models, node_hardware, workload
 from simulator.conditions import GpuConditions
-from simulator.device_models import GpuModel, NvLinkModel
-from simulator.node_hardware import SimulatedGpu
 from simulator.silicon import Silicon
 from simulator.spec import NS_PER_SECOND, NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
-from simulator.workload import GpuSharing, JobDemand
 
 _PIPES = {"occupancy": 0.31, "tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp16": 0.09}
 """Fractions of an SM's busy time."""
@@ -33,7 +31,7 @@ _PIPES = {"occupancy": 0.31, "tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp1
 _DRAM = 0.85
 """Memory that is in use all the time moves this share of its peak bandwidth."""
 
-_USUAL = JobDemand(present=1.0, occupied=1.0, activity=0.6, memory_activity=0.4)
+_USUAL = workload.JobDemand(present=1.0, occupied=1.0, activity=0.6, memory_activity=0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class ActivityShares:
     dram: float = 0.0
 
 
-def activity_shares(demand: JobDemand, ripple: float) -> ActivityShares:
+def activity_shares(demand: workload.JobDemand, ripple: float) -> ActivityShares:
     """Return the activity of a GPU under the job's demand, times a factor for this GPU's own load."""
     sm = min(demand.activity * ripple, 1.0)
     return ActivityShares(
@@ -171,7 +169,9 @@ class GpuBus:
         for way in (self.pcie_out, self.pcie_in):
             way.moved_bytes = 0
 
-    def advance(self, span: TimeSpan, demand: JobDemand, rail_bytes: tuple[int, int]) -> None:
+    def advance(
+        self, span: TimeSpan, demand: workload.JobDemand, rail_bytes: tuple[int, int]
+    ) -> None:
         """Advance by a span in which the rail's NIC sent and received this many bytes."""
         outward = int(
             span.seconds
@@ -224,7 +224,9 @@ class NvLinkState:
 class GpuNvLinks:
     """All links of one GPU after the last span."""
 
-    def __init__(self, model: NvLinkModel, dice: random.Random, uptime_ns: int) -> None:
+    def __init__(
+        self, model: device_models.NvLinkModel, dice: random.Random, uptime_ns: int
+    ) -> None:
         self.model = model
         self.up_ns = uptime_ns
         self.recent_ns = NS_PER_SECOND
@@ -323,7 +325,11 @@ class GpuState:
     """State of a GPU after the last span. `identity` is the constant part."""
 
     def __init__(
-        self, spec: NodeSpec, model: GpuModel, identity: SimulatedGpu, uptime_ns: int
+        self,
+        spec: NodeSpec,
+        model: device_models.GpuModel,
+        identity: node_hardware.SimulatedGpu,
+        uptime_ns: int,
     ) -> None:
         name = f"gpu {identity.index}"
         dice = spec.stream(name)
@@ -331,12 +337,12 @@ class GpuState:
         self.silicon = Silicon(model, dice, uptime_ns)
         self.errors = MemoryErrors.usual(dice)
         self.pcie_replays = dice.choice((0, 0, 0, 0, 1))
-        self.sharing = GpuSharing(spec, model, identity.index)
+        self.sharing = workload.GpuSharing(spec, model, identity.index)
         self.bus = GpuBus(grace=model.grace, uptime_ns=uptime_ns)
         self.links: GpuNvLinks | None = None
         if model.nvlink and not self.sharing.mig_devices:  # the driver hides them under MIG
             self.links = GpuNvLinks(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
-        self.demand, self.activity = JobDemand(), ActivityShares()
+        self.demand, self.activity = workload.JobDemand(), ActivityShares()
         self.cycles = SmCycles.usual(uptime_ns, model.max_megahertz, model.multiprocessors)
         self.lost = self.hung = self.stuck = self.denied = False
         self.recovery_action = 0
@@ -346,7 +352,7 @@ class GpuState:
     def advance(
         self,
         span: TimeSpan,
-        wanted: JobDemand,
+        wanted: workload.JobDemand,
         conditions: GpuConditions,
         rail_bytes: tuple[int, int],
     ) -> None:

@@ -14,12 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from railscope.capture import CaptureMoment
-from simulator.conditions import Scenario
-from simulator.device_models import CONNECTX7, GpuGeneration
+from simulator import conditions, device_models, node_hardware, node_model, scenarios
 from simulator.gpu import BAD_ADDRESS, PAGE_BYTES, STRUCK_LINK
-from simulator.node_hardware import KERNEL, NodeHardware, SimulatedGpu, SimulatedPort
-from simulator.node_model import NodeModel
-from simulator.scenarios import DRAIN_AND_RESET, GPU_RESET, NODE_REBOOT
 from simulator.spec import NS_PER_US, NodeSpec, TimeSpan
 
 # nvml.h, nvmlEventType*.
@@ -29,9 +25,9 @@ _KINDS_SINCE = 590
 """First driver branch with events of retirement and of the recovery action."""
 
 _RECOVERY_NAMES = {
-    GPU_RESET: "GPU Reset Required",
-    NODE_REBOOT: "Node Reboot Required",
-    DRAIN_AND_RESET: "Drain and Reset",
+    scenarios.GPU_RESET: "GPU Reset Required",
+    scenarios.NODE_REBOOT: "Node Reboot Required",
+    scenarios.DRAIN_AND_RESET: "Drain and Reset",
 }
 _UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>, "
 
@@ -49,7 +45,9 @@ def strikes_gpu(spec: NodeSpec) -> bool:
     return spec.scenario in _FAULTS or spec.scenario == "thermal"
 
 
-def driver_reports(scenario: Scenario, parts: NodeHardware) -> list[DriverReport]:
+def driver_reports(
+    scenario: conditions.Scenario, parts: node_hardware.NodeHardware
+) -> list[DriverReport]:
     """Return the driver's reports at the onset, in order."""
     fault = _FAULTS.get(scenario.spec.scenario)
     if fault is None:
@@ -62,8 +60,8 @@ def driver_reports(scenario: Scenario, parts: NodeHardware) -> list[DriverReport
 class _ReportingDriver:
     """Driver of the struck GPU."""
 
-    parts: NodeHardware
-    gpu: SimulatedGpu
+    parts: node_hardware.NodeHardware
+    gpu: node_hardware.SimulatedGpu
 
     @property
     def address(self) -> str:
@@ -104,7 +102,7 @@ class _ReportingDriver:
 def _gpu_lost(driver: _ReportingDriver) -> Iterator[DriverReport]:
     yield driver.xid(79, _UNKNOWN_PROCESS + "GPU has fallen off the bus.", dead=True)
     yield DriverReport(f"NVRM: GPU {driver.address}.0: GPU has fallen off the bus.")
-    yield from driver.recovery(NODE_REBOOT, dead=True)
+    yield from driver.recovery(scenarios.NODE_REBOOT, dead=True)
 
 
 def _gpu_hung(driver: _ReportingDriver) -> Iterator[DriverReport]:
@@ -113,12 +111,12 @@ def _gpu_hung(driver: _ReportingDriver) -> Iterator[DriverReport]:
         " Expected function 76 (GSP_RM_CONTROL) (0x20803039 0x4)."
     )
     yield driver.xid(119, _UNKNOWN_PROCESS + text, dead=True)
-    yield from driver.recovery(GPU_RESET, dead=True)
+    yield from driver.recovery(scenarios.GPU_RESET, dead=True)
 
 
 def _row_remap(driver: _ReportingDriver) -> Iterator[DriverReport]:
     yield from driver.bad_memory()
-    yield from driver.recovery(DRAIN_AND_RESET)
+    yield from driver.recovery(scenarios.DRAIN_AND_RESET)
 
 
 def _uncorrected(driver: _ReportingDriver) -> Iterator[DriverReport]:
@@ -129,13 +127,13 @@ def _uncorrected(driver: _ReportingDriver) -> Iterator[DriverReport]:
     yield from driver.bad_memory()
     if driver.parts.model.remaps_rows:
         yield driver.xid(94, _UNKNOWN_PROCESS + "Contained: SM (0x1). RST: No, D-RST: Yes")
-    yield from driver.recovery(DRAIN_AND_RESET)
+    yield from driver.recovery(scenarios.DRAIN_AND_RESET)
 
 
 def _nvlink_errors(driver: _ReportingDriver) -> Iterator[DriverReport]:
     links = driver.parts.model.nvlink
     link = min(STRUCK_LINK, links.links - 1) if links else 0
-    if driver.parts.model.generation >= GpuGeneration.BLACKWELL:
+    if driver.parts.model.generation >= device_models.GpuGeneration.BLACKWELL:
         status = 0x0008_0226 | link << 13  # the link number is in the interrupt status word
         yield driver.xid(
             149,
@@ -157,7 +155,7 @@ def _nvlink_errors(driver: _ReportingDriver) -> Iterator[DriverReport]:
         f"{_UNKNOWN_PROCESS}NVLink: fatal error detected on link {link}"
         "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
     )
-    yield from driver.recovery(GPU_RESET)
+    yield from driver.recovery(scenarios.GPU_RESET)
 
 
 _FAULTS: dict[str, Callable[[_ReportingDriver], Iterator[DriverReport]]] = {
@@ -172,7 +170,9 @@ _FAULTS: dict[str, Callable[[_ReportingDriver], Iterator[DriverReport]]] = {
 ERROR, WARNING, INFO = 3, 4, 6
 
 
-def nic_reports(scenario: Scenario, parts: NodeHardware) -> Iterator[tuple[int, str]]:
+def nic_reports(
+    scenario: conditions.Scenario, parts: node_hardware.NodeHardware
+) -> Iterator[tuple[int, str]]:
     """Yield levels and texts at the onset, in order."""
     report = {"nic_lost": _nic_lost, "pcie_degraded": _nic_degraded}.get(scenario.spec.scenario)
     if report:
@@ -182,7 +182,9 @@ def nic_reports(scenario: Scenario, parts: NodeHardware) -> Iterator[tuple[int, 
         yield from report(port, root, above)
 
 
-def _nic_lost(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int, str]]:
+def _nic_lost(
+    port: node_hardware.SimulatedPort, root: str, above: str
+) -> Iterator[tuple[int, str]]:
     slot, nic = 1 + (port.rail or 0), f"{port.nic.driver} {port.pci_address}"
     yield INFO, f"pcieport {above}: pciehp: Slot({slot}): Link Down"
     yield INFO, f"pcieport {above}: pciehp: Slot({slot}): Card not present"
@@ -190,13 +192,15 @@ def _nic_lost(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int,
     yield ERROR, f"{aer} Uncorrectable (Fatal) error message received from {above}"
     yield ERROR, f"{error} severity=Uncorrectable (Fatal), type=Transaction Layer, (Receiver ID)"
     yield ERROR, f"pcieport {above}:    [ 5] SDES                   (First)"
-    if port.nic is CONNECTX7:
+    if port.nic is device_models.CONNECTX7:
         yield ERROR, f"{nic}: poll_health:831:(pid 0): Fatal error 3 detected"
         yield ERROR, f"{nic}: mlx5_health_try_recover:338:(pid 1211): handling bad device here"
     yield INFO, f"{nic} {port.interface}: {port.nic.link_down}"
 
 
-def _nic_degraded(port: SimulatedPort, root: str, above: str) -> Iterator[tuple[int, str]]:
+def _nic_degraded(
+    port: node_hardware.SimulatedPort, root: str, above: str
+) -> Iterator[tuple[int, str]]:
     del above
     nic = f"{port.nic.driver} {port.pci_address}"
     aer, error = f"pcieport {root}: AER:", f"{nic}: PCIe Bus Error:"
@@ -222,14 +226,14 @@ class SimulatedKernelMessage:
 class SimulatedKernelLog:
     """Records of a simulation, emitted as time passes."""
 
-    def __init__(self, model: NodeModel) -> None:
+    def __init__(self, model: node_model.NodeModel) -> None:
         boot = [*_greeting(), *_driver_load(model.machine)]
         self._boot = [
             f"{INFO},{number},{number * _BOOT_STEP_US},-;{text}" for number, text in enumerate(boot)
         ]
         self._number = len(boot)
 
-    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+    def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Add the records since the last call to a `CaptureMoment`."""
         into.log += self._boot
         self._boot = []
@@ -243,13 +247,13 @@ class SimulatedKernelLog:
 
 def _greeting() -> list[str]:
     return [
-        f"Linux version {KERNEL} (buildd@lcy02-amd64-080) (gcc 11.4.0) #64-Ubuntu SMP",
-        f"Command line: BOOT_IMAGE=/boot/vmlinuz-{KERNEL} root=/dev/nvme0n1p2 ro",
+        f"Linux version {node_hardware.KERNEL} (buildd@lcy02-amd64-080) (gcc 11.4.0) #64-Ubuntu SMP",
+        f"Command line: BOOT_IMAGE=/boot/vmlinuz-{node_hardware.KERNEL} root=/dev/nvme0n1p2 ro",
         "smpboot: Allowing 224 CPUs, 0 hotplug CPUs",
     ]
 
 
-def _driver_load(parts: NodeHardware) -> Iterator[str]:
+def _driver_load(parts: node_hardware.NodeHardware) -> Iterator[str]:
     for port in parts.ports:
         yield f"{port.nic.driver} {port.pci_address}: {port.nic.loaded}"
     yield f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {parts.model.driver}"
@@ -257,12 +261,12 @@ def _driver_load(parts: NodeHardware) -> Iterator[str]:
         yield _link_line(port, port.nic.link_up)
 
 
-def _link_line(port: SimulatedPort, text: str) -> str:
+def _link_line(port: node_hardware.SimulatedPort, text: str) -> str:
     return f"{port.nic.driver} {port.pci_address} {port.interface}: {text}"
 
 
 def _outage(
-    port: SimulatedPort, outage: TimeSpan, span: TimeSpan
+    port: node_hardware.SimulatedPort, outage: TimeSpan, span: TimeSpan
 ) -> Iterator[SimulatedKernelMessage]:
     if span.passes(outage.start_ns):
         yield SimulatedKernelMessage(outage.start_ns, INFO, _link_line(port, port.nic.link_down))
@@ -271,7 +275,7 @@ def _outage(
 
 
 def _messages(
-    scenario: Scenario, parts: NodeHardware, span: TimeSpan
+    scenario: conditions.Scenario, parts: node_hardware.NodeHardware, span: TimeSpan
 ) -> Iterator[SimulatedKernelMessage]:
     for port in parts.ports:
         for outage in scenario.link_outages(port.rail):

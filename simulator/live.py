@@ -18,11 +18,7 @@ import msgspec
 
 from railscope.capture import SECTIONS, Json
 from railscope.untrusted_text import parse_toml
-from simulator.conditions import GpuConditions, JobConditions, PortConditions, Scenario
-from simulator.kernel_log import strikes_gpu
-from simulator.node_model import NodeModel
-from simulator.scenarios import scenario_of
-from simulator.simulation import NodeInterfaces
+from simulator import conditions, kernel_log, node_model, scenarios, simulation
 from simulator.spec import NS_PER_SECOND, NodeSpec, SimulatorError, TimeSpan, seconds
 
 STEP_NS = NS_PER_SECOND
@@ -105,7 +101,7 @@ class FaultOccurrence:
     spec: NodeSpec
     begin_ns: int
     end_ns: int
-    scenario: Scenario
+    scenario: conditions.Scenario
 
     @classmethod
     def of(cls, node: LiveNode, fault: PlannedFault, number: int) -> FaultOccurrence:
@@ -119,7 +115,7 @@ class FaultOccurrence:
         )
         begin_ns = seconds(number * node.round_seconds + fault.begin_seconds)
         length_ns = seconds(fault.length_seconds)
-        return cls(spec, begin_ns, begin_ns + length_ns, scenario_of(spec, 2 * length_ns))
+        return cls(spec, begin_ns, begin_ns + length_ns, scenarios.scenario_of(spec, 2 * length_ns))
 
     @property
     def shift_ns(self) -> int:
@@ -132,7 +128,7 @@ class FaultOccurrence:
 
     def is_repaired(self, span: TimeSpan) -> bool:
         """True if the fault ends in a span, and only a reset of the GPU ends it."""
-        return span.passes(self.end_ns) and strikes_gpu(self.spec)
+        return span.passes(self.end_ns) and kernel_log.strikes_gpu(self.spec)
 
     def local(self, span: TimeSpan) -> TimeSpan:
         """Convert a span to the scenario's local time."""
@@ -147,7 +143,7 @@ class FaultOccurrence:
         ]
 
 
-class FaultRounds(Scenario):
+class FaultRounds(conditions.Scenario):
     """The faults of a live node, round by round."""
 
     def __init__(self, node: LiveNode) -> None:
@@ -172,28 +168,28 @@ class FaultRounds(Scenario):
     def _acting(self, span: TimeSpan) -> list[FaultOccurrence]:
         return [strike for strike in self._at(span.end_ns) if strike.acts(span)]
 
-    def job(self, span: TimeSpan) -> JobConditions:
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Return the combined effect of all faults on the job."""
         all_of = [one.scenario.job(one.local(span)) for one in self._acting(span)]
-        return JobConditions(
+        return conditions.JobConditions(
             present=min((one.present for one in all_of), default=1.0),
             exchange_speed=min((one.exchange_speed for one in all_of), default=1.0),
             hung=any(one.hung for one in all_of),
         )
 
-    def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
+    def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
         """Return the effect of the first fault that is active on a port."""
         for one in self._acting(span):
-            if (found := one.scenario.port(rail, one.local(span))) != PortConditions():
+            if (found := one.scenario.port(rail, one.local(span))) != conditions.PortConditions():
                 return found
-        return PortConditions()
+        return conditions.PortConditions()
 
-    def gpu(self, index: int, span: TimeSpan) -> GpuConditions:
+    def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
         """Return the effect of the first fault that is active on a GPU."""
         for one in self._acting(span):
-            if (found := one.scenario.gpu(index, one.local(span))) != GpuConditions():
+            if (found := one.scenario.gpu(index, one.local(span))) != conditions.GpuConditions():
                 return found
-        return GpuConditions()
+        return conditions.GpuConditions()
 
     def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the outages of this round and of the previous one."""
@@ -209,7 +205,7 @@ class FaultRounds(Scenario):
         """Return the GPUs that are reset because their fault ends in a span."""
         return [one.spec.struck for one in self._at(span.end_ns) if one.is_repaired(span)]
 
-    def onsets(self, span: TimeSpan) -> Sequence[tuple[int, Scenario]]:
+    def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:
         """Return the faults that begin in a span."""
         return [
             (onset_ns + one.shift_ns, fault)
@@ -227,8 +223,8 @@ class LiveTimeline:
 
     def __init__(self, node: LiveNode, since_ns: int) -> None:
         self._lock = threading.Lock()
-        self._model = NodeModel(node.spec, FaultRounds(node), since_ns)
-        self._views = NodeInterfaces(self._model)
+        self._model = node_model.NodeModel(node.spec, FaultRounds(node), since_ns)
+        self._views = simulation.NodeInterfaces(self._model)
         self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
         self._log: deque[tuple[int, str]] = deque(maxlen=MAX_RECORDS)
         self.steps = 0

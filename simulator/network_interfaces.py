@@ -22,13 +22,15 @@ import zlib
 from dataclasses import dataclass
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator.data import read_table
-from simulator.device_models import LANES
-from simulator.driver_counters import ethtool_statistics
-from simulator.fabric import Cable
-from simulator.host_files import network, show_files
-from simulator.node_hardware import ETHERNET, KERNEL, LOOPBACK, MANAGEMENT_ADDRESS
-from simulator.node_model import InterfaceTraffic, NodeModel
+from simulator import (
+    data,
+    device_models,
+    driver_counters,
+    fabric,
+    host_files,
+    node_hardware,
+    node_model,
+)
 from simulator.spec import MAX_GPUS, NodeSpec
 
 _COPPER_METRES = 2
@@ -50,25 +52,34 @@ class InterfaceTables:
     links: dict[str, dict[str, Json]]
 
 
-INTERFACES = read_table("interfaces", InterfaceTables)
+INTERFACES = data.read_table("interfaces", InterfaceTables)
 
 
-def show_interfaces(model: NodeModel, into: CaptureMoment) -> None:
+def show_interfaces(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add all interfaces to a `CaptureMoment`."""
     interfaces = [cable.port.interface for cable in model.present_cables]
-    into.names["/sys/class/net"] = sorted([*interfaces, ETHERNET, LOOPBACK])
+    into.names["/sys/class/net"] = sorted(
+        [*interfaces, node_hardware.ETHERNET, node_hardware.LOOPBACK]
+    )
     paths = {device.address: device.path for device in model.machine.pci}
     for cable in model.present_cables:
         port = cable.port
-        found = ethtool_statistics(cable)
+        found = driver_counters.ethtool_statistics(cable)
         _show_files(into, port.interface, _interface_files(cable), paths[port.pci_address])
-        driver = (port.nic.driver, KERNEL, port.nic.interface_firmware, port.pci_address)
+        driver = (
+            port.nic.driver,
+            node_hardware.KERNEL,
+            port.nic.interface_firmware,
+            port.pci_address,
+        )
         _show_ethtool(into, port.interface, driver, found)
-    _show_management(into, model.server.traffic[ETHERNET], paths[MANAGEMENT_ADDRESS])
+    _show_management(
+        into, model.server.traffic[node_hardware.ETHERNET], paths[node_hardware.MANAGEMENT_ADDRESS]
+    )
     _show_loopback(into)
 
 
-def _interface_files(cable: Cable) -> dict[str, Json]:
+def _interface_files(cable: fabric.Cable) -> dict[str, Json]:
     port = cable.port
     return {
         "speed": cable.gigabits * 1000 if cable.up else -1,
@@ -84,7 +95,7 @@ def _interface_files(cable: Cable) -> dict[str, Json]:
 
 def _show_files(into: CaptureMoment, interface: str, files: dict[str, Json], device: Json) -> None:
     directory = f"/sys/class/net/{interface}"
-    show_files(into, directory, files)
+    host_files.show_files(into, directory, files)
     into.links[f"{directory}/device"] = device
 
 
@@ -98,33 +109,50 @@ def _show_ethtool(
     into.calls[f"ethtool.statistics({interface})"] = statistics
 
 
-def _show_management(into: CaptureMoment, traffic: InterfaceTraffic, pci_path: str) -> None:
-    _show_files(into, ETHERNET, INTERFACES.files[ETHERNET], f"{pci_path}/virtio0")
+def _show_management(
+    into: CaptureMoment, traffic: node_model.InterfaceTraffic, pci_path: str
+) -> None:
+    _show_files(
+        into,
+        node_hardware.ETHERNET,
+        INTERFACES.files[node_hardware.ETHERNET],
+        f"{pci_path}/virtio0",
+    )
     statistics = {
         "rx_queue_0_packets": traffic.received_packets,
         "rx_queue_0_bytes": traffic.received_bytes,
         "tx_queue_0_packets": traffic.sent_packets,
         "tx_queue_0_bytes": traffic.sent_bytes,
     }
-    _show_ethtool(into, ETHERNET, ("virtio_net", "1.0.0", "", MANAGEMENT_ADDRESS), statistics)
+    _show_ethtool(
+        into,
+        node_hardware.ETHERNET,
+        ("virtio_net", "1.0.0", "", node_hardware.MANAGEMENT_ADDRESS),
+        statistics,
+    )
 
 
 def _show_loopback(into: CaptureMoment) -> None:
-    files = {"speed": failure(OSError(errno.EINVAL, "")), **INTERFACES.files[LOOPBACK]}
-    _show_files(into, LOOPBACK, files, failure(OSError(errno.ENOENT, "")))
+    files = {
+        "speed": failure(OSError(errno.EINVAL, "")),
+        **INTERFACES.files[node_hardware.LOOPBACK],
+    }
+    _show_files(into, node_hardware.LOOPBACK, files, failure(OSError(errno.ENOENT, "")))
     for function in ("driver", "statistics"):
-        into.calls[f"ethtool.{function}({LOOPBACK})"] = failure(OSError(errno.EOPNOTSUPP, ""))
+        into.calls[f"ethtool.{function}({node_hardware.LOOPBACK})"] = failure(
+            OSError(errno.EOPNOTSUPP, "")
+        )
 
 
 _FIRST_INDEX = 3
 
 
-def show_links(model: NodeModel, into: CaptureMoment) -> None:
+def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add all interfaces to a `CaptureMoment`."""
-    traffic = network(model)
+    traffic = host_files.network(model)
     interfaces = [
         _link(index, name, traffic[name]) | INTERFACES.links[name]
-        for index, name in enumerate((LOOPBACK, ETHERNET), 1)
+        for index, name in enumerate((node_hardware.LOOPBACK, node_hardware.ETHERNET), 1)
     ]
     for place, cable in enumerate(model.cables):
         if cable.removed:
@@ -145,7 +173,7 @@ def show_links(model: NodeModel, into: CaptureMoment) -> None:
     into.calls["netlink.links()"] = interfaces
 
 
-def _link(index: int, name: str, traffic: InterfaceTraffic) -> dict[str, Json]:
+def _link(index: int, name: str, traffic: node_model.InterfaceTraffic) -> dict[str, Json]:
     """Return an interface that has been up since boot."""
     return {
         "index": index,
@@ -163,13 +191,13 @@ def _link(index: int, name: str, traffic: InterfaceTraffic) -> dict[str, Json]:
     }
 
 
-def show_transceivers(model: NodeModel, into: CaptureMoment) -> None:
+def show_transceivers(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the transceivers of all ports to a `CaptureMoment`."""
     for cable in model.present_cables:
         into.calls[f"netlink.module({cable.port.interface})"] = _module(model.spec, cable)
 
 
-def _module(spec: NodeSpec, cable: Cable) -> dict[str, Json]:
+def _module(spec: NodeSpec, cable: fabric.Cable) -> dict[str, Json]:
     optical = cable.port.rail is not None
     models = INTERFACES.transceivers["optical" if optical else "copper"]
     serial = spec.stream(f"module {cable.port.rdma_device}").randrange(10**9)
@@ -190,7 +218,7 @@ def _module(spec: NodeSpec, cable: Cable) -> dict[str, Json]:
                 "transmit_power_nanowatts": optics.transmit_nanowatts(lane),
                 "bias_microamperes": optics.bias_microamperes(lane),
             }
-            for lane in range(LANES)
+            for lane in range(device_models.LANES)
         ],
         "thresholds": INTERFACES.transceiver_thresholds,
     }
@@ -201,7 +229,7 @@ _LARGEST_FRAME_BYTES = 9216
 _NUMBER = re.compile(r"(\d+)$")
 
 
-def show_neighbours(model: NodeModel, into: CaptureMoment) -> None:
+def show_neighbours(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the neighbours of all ports to a `CaptureMoment`."""
     number = _node_number(model.spec.node)
     storage = [cable for cable in model.cables if cable.port.rail is None]
@@ -216,7 +244,7 @@ def _node_number(name: str) -> int:
     return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
 
 
-def _neighbour(cable: Cable, node: int, storage: list[Cable]) -> dict[str, Json]:
+def _neighbour(cable: fabric.Cable, node: int, storage: list[fabric.Cable]) -> dict[str, Json]:
     group, place = divmod(max(node - 1, 0), _NODES_OF_A_GROUP)
     rail = cable.port.rail
     if rail is None:

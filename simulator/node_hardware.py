@@ -15,8 +15,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 
-from simulator.data import read_table
-from simulator.device_models import CONNECTX7, GpuGeneration, GpuModel, NicModel, find_model, nic_of
+from simulator import data, device_models
 from simulator.spec import MAX_GPUS, NodeSpec
 
 CLASS_ETHERNET, CLASS_INFINIBAND = 0x020000, 0x020700
@@ -56,7 +55,7 @@ class SimulatedPciDevice:
         return self.path.split("/")[-2]
 
 
-_KINDS = read_table("pci_devices", dict[str, SimulatedPciDevice])
+_KINDS = data.read_table("pci_devices", dict[str, SimulatedPciDevice])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +90,20 @@ class PciLayout:
     bridges: tuple[tuple[int, str], ...] = ()
 
 
-def layout(model: GpuModel, nics: str) -> PciLayout:
+def layout(model: device_models.GpuModel, nics: str) -> PciLayout:
     """Return the layout for such GPUs and NICs: a DGX H100's, or a tray with Grace processors."""
     make_rail, count = (_grace_rail, len(_GRACE_GPU_DOMAINS)) if model.grace else (_rail, MAX_GPUS)
-    rails = tuple(make_rail(index, model, nic_of(nics, index)) for index in range(count))
+    rails = tuple(
+        make_rail(index, model, device_models.nic_of(nics, index)) for index in range(count)
+    )
     if model.grace:
         return PciLayout(rails, (0, 1, 4, 5), ((2, "0006:01:00.0"), (6, "0016:01:00.0")))
     storage = ((1, "0000:29:00.0"), (7, "0000:aa:00.0"))
-    bridges = _BRIDGES if model.generation >= GpuGeneration.BLACKWELL else ()
+    bridges = _BRIDGES if model.generation >= device_models.GpuGeneration.BLACKWELL else ()
     return PciLayout(rails, (0, 3, 4, 5, 6, 9, 10, 11), storage, bridges)
 
 
-def _rail(index: int, model: GpuModel, nic_model: NicModel) -> PciRail:
+def _rail(index: int, model: device_models.GpuModel, nic_model: device_models.NicModel) -> PciRail:
     nic_bus, numa = _RAIL_BUSES[index], index // GPUS_PER_NUMA_NODE
     root_bus, upper_bus, lower_bus = nic_bus - 3, nic_bus - 2, nic_bus - 1
     nic, gpu = f"0000:{nic_bus:02x}:00.0", f"0000:{nic_bus + _GPU_AFTER_NIC:02x}:00.0"
@@ -121,7 +122,9 @@ def _rail(index: int, model: GpuModel, nic_model: NicModel) -> PciRail:
     )
 
 
-def _grace_rail(index: int, model: GpuModel, nic_model: NicModel) -> PciRail:
+def _grace_rail(
+    index: int, model: device_models.GpuModel, nic_model: device_models.NicModel
+) -> PciRail:
     """Return a rail of a GB200 tray: its PCI domains, with the bus and port numbers of its NICs."""
     numa = index // GRACE_GPUS_PER_NUMA_NODE
     gpu_domain, nic_domain = (
@@ -145,7 +148,7 @@ def _grace_rail(index: int, model: GpuModel, nic_model: NicModel) -> PciRail:
 
 
 def other_devices(
-    storage: list[str], nic: NicModel, *, bridges: list[str], nvswitches: int
+    storage: list[str], nic: device_models.NicModel, *, bridges: list[str], nvswitches: int
 ) -> list[SimulatedPciDevice]:
     """Return storage NICs, NVSwitches and their bridges, an NVMe drive and the management interface."""
     devices = []
@@ -154,7 +157,7 @@ def other_devices(
         devices += [_device("root_port", root, numa), _nic_device(f"{root}/{address}", numa, nic)]
     for place, address in enumerate(bridges):
         root, numa = _own_root(address), place * 2 // len(bridges)
-        bridge = _nic_device(f"{root}/{address}", numa, CONNECTX7)
+        bridge = _nic_device(f"{root}/{address}", numa, device_models.CONNECTX7)
         devices += [_device("root_port", root, numa), replace(bridge, pci_class=CLASS_INFINIBAND)]
     root = "/sys/devices/pci0000:22/0000:22:01.0"
     devices += [
@@ -187,12 +190,12 @@ def _device(kind: str, path: str, numa: int = 0) -> SimulatedPciDevice:
     return replace(_KINDS[kind], path=path, numa_node=numa)
 
 
-def _gpu_device(path: str, numa: int, model: GpuModel) -> SimulatedPciDevice:
+def _gpu_device(path: str, numa: int, model: device_models.GpuModel) -> SimulatedPciDevice:
     device = model.pci_device >> 16
     return replace(_device("gpu", path, numa), device=device, generation=model.pcie_generation)
 
 
-def _nic_device(path: str, numa: int, nic: NicModel) -> SimulatedPciDevice:
+def _nic_device(path: str, numa: int, nic: device_models.NicModel) -> SimulatedPciDevice:
     return SimulatedPciDevice(
         path,
         numa,
@@ -236,7 +239,7 @@ class SimulatedPort:
     mac: str
     gigabits: int
     rail: int | None
-    nic: NicModel
+    nic: device_models.NicModel
 
     @property
     def bytes_per_second(self) -> int:
@@ -260,7 +263,7 @@ class NodeHardware:
     `peers` are the PCI addresses of all GPUs that NVLinks may lead to.
     """
 
-    model: GpuModel
+    model: device_models.GpuModel
     gpus: tuple[SimulatedGpu, ...]
     ports: tuple[SimulatedPort, ...]
     pci: tuple[SimulatedPciDevice, ...]
@@ -271,7 +274,7 @@ class NodeHardware:
 
 def build_node_hardware(spec: NodeSpec) -> NodeHardware:
     """Create a node's components. Raises ValueError for an impossible configuration."""
-    model = find_model(spec.model)
+    model = device_models.find_model(spec.model)
     _check(spec, model)
     server = layout(model, spec.nic)
     own = server.rails[: spec.own_gpus]
@@ -282,7 +285,7 @@ def build_node_hardware(spec: NodeSpec) -> NodeHardware:
     tree = [device for rail in (*own, *passed_through) for device in rail.devices]
     tree += other_devices(
         storage,
-        nic_of(spec.nic, None),
+        device_models.nic_of(spec.nic, None),
         bridges=[bridge.pci_address for bridge in bridges],
         nvswitches=nvswitches,
     )
@@ -297,7 +300,7 @@ def build_node_hardware(spec: NodeSpec) -> NodeHardware:
     )
 
 
-def _check(spec: NodeSpec, model: GpuModel) -> None:
+def _check(spec: NodeSpec, model: device_models.GpuModel) -> None:
     wrong = ""
     if spec.gpus > model.per_node:
         wrong = f"invalid number of GPUs {model.name}: {spec.gpus}: expected 1 to {model.per_node}"
@@ -347,7 +350,7 @@ class _NicPosition:
 
 
 def _port(spec: NodeSpec, place: _NicPosition, places: list[_NicPosition]) -> SimulatedPort:
-    nic = nic_of(spec.nic, place.rail)
+    nic = device_models.nic_of(spec.nic, place.rail)
     tail = spec.stream(f"port {place.number} identity").getrandbits(24)
     mac = f"{nic.mac_prefix}{tail:06x}"
     domain, bus = (int(part, 16) for part in place.pci_address.split(":")[:2])
@@ -367,17 +370,21 @@ def _port(spec: NodeSpec, place: _NicPosition, places: list[_NicPosition]) -> Si
     )
 
 
-def _number(nic: NicModel, place: _NicPosition, places: list[_NicPosition], nics: str) -> int:
+def _number(
+    nic: device_models.NicModel, place: _NicPosition, places: list[_NicPosition], nics: str
+) -> int:
     """Return a NIC's number: as in a DGX H100 for ConnectX-7, else in bus order within the NIC model."""
-    if nic is CONNECTX7:
+    if nic is device_models.CONNECTX7:
         return place.number
-    addresses = [other.pci_address for other in places if nic_of(nics, other.rail) is nic]
+    addresses = [
+        other.pci_address for other in places if device_models.nic_of(nics, other.rail) is nic
+    ]
     return sorted(addresses).index(place.pci_address)
 
 
-def _guid(nic: NicModel, mac: str) -> str:
+def _guid(nic: device_models.NicModel, mac: str) -> str:
     """Return the GUID: ConnectX puts 0300 between the halves of its MAC address, others use an EUI-64."""
-    if nic is CONNECTX7:
+    if nic is device_models.CONNECTX7:
         digits = f"{mac[:6]}0300{mac[6:]}"
     else:
         digits = f"{int(mac[:2], 16) ^ 2:02x}{mac[2:6]}fffe{mac[6:]}"
@@ -386,5 +393,5 @@ def _guid(nic: NicModel, mac: str) -> str:
 
 def _bridge(spec: NodeSpec, number: int, pci_address: str) -> NvSwitchFunction:
     tail = spec.stream(f"bridge {number} identity").getrandbits(24)
-    mac = f"{CONNECTX7.mac_prefix}{tail:06x}"
-    return NvSwitchFunction(f"mlx5_{number}", pci_address, _guid(CONNECTX7, mac))
+    mac = f"{device_models.CONNECTX7.mac_prefix}{tail:06x}"
+    return NvSwitchFunction(f"mlx5_{number}", pci_address, _guid(device_models.CONNECTX7, mac))

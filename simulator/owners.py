@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from railscope.capture import CaptureMoment, Json
+from simulator import node_model, workload
 from simulator.gpu import GpuState
-from simulator.node_model import NodeModel
 from simulator.spec import NS_PER_SECOND, NodeSpec
-from simulator.workload import MPS_SERVER, GpuTenant
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _GROUPS = "/sys/fs/cgroup"
@@ -49,7 +48,7 @@ class SimulatedPod:
         return f"/kubepods.slice/{_QUALITY}/{name}/cri-containerd-{container}.scope"
 
 
-def show_owners(model: NodeModel, into: CaptureMoment) -> None:
+def show_owners(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the owners to a `CaptureMoment`; nothing without a scheduler."""
     scheduler = model.spec.scheduler
     if scheduler == "kubernetes":
@@ -58,7 +57,7 @@ def show_owners(model: NodeModel, into: CaptureMoment) -> None:
         _show_job(model, into)
 
 
-def _show_pods(model: NodeModel, into: CaptureMoment) -> None:
+def _show_pods(model: node_model.NodeModel, into: CaptureMoment) -> None:
     pods = list(_pods(model))
     into.calls[f"kubelet.List({KUBELET})"] = [_listed(pod) for pod in pods]
     into.calls[f"kubelet.GetAllocatableResources({KUBELET})"] = [_allocatable(model)]
@@ -69,11 +68,13 @@ def _show_pods(model: NodeModel, into: CaptureMoment) -> None:
     for gpu in model.gpus:
         for tenant in gpu.sharing.present:
             default = "/system.slice/nvidia-mps.service"
-            group = groups.get(tenant.pid, default if tenant.name == MPS_SERVER else _SESSION)
+            group = groups.get(
+                tenant.pid, default if tenant.name == workload.MPS_SERVER else _SESSION
+            )
             _show_process(model, into, tenant, group)
 
 
-def _pods(model: NodeModel) -> Iterator[SimulatedPod]:
+def _pods(model: node_model.NodeModel) -> Iterator[SimulatedPod]:
     """Yield the running pods; the unclaimed process is in none."""
     whole: SimulatedPod | None = None
     for gpu in model.gpus:
@@ -82,7 +83,7 @@ def _pods(model: NodeModel) -> Iterator[SimulatedPod]:
         shared = sharing.mode in {"mps", "time_slicing"}
         place = 0
         for tenant in sharing.present:
-            if tenant.name == MPS_SERVER or _is_unclaimed(model, gpu, tenant):
+            if tenant.name == workload.MPS_SERVER or _is_unclaimed(model, gpu, tenant):
                 continue
             if not cut and not shared:
                 whole = whole or _pod(model.spec, "train-0", "research", "nvidia.com/gpu")
@@ -115,7 +116,7 @@ def _pod(spec: NodeSpec, name: str, namespace: str, resource: str) -> SimulatedP
     return SimulatedPod(name, namespace, str(uuid.UUID(int=number, version=4)), resource)
 
 
-def _show_job(model: NodeModel, into: CaptureMoment) -> None:
+def _show_job(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add one job that has all GPUs of the node, with one task per process."""
     number = model.spec.shared_stream("slurm").randrange(10_000, 90_000)
     directory = f"job_{number}"
@@ -152,12 +153,14 @@ def _show_job(model: NodeModel, into: CaptureMoment) -> None:
         _show_process(model, into, tenant, group)
 
 
-def _is_unclaimed(model: NodeModel, gpu: GpuState, tenant: GpuTenant) -> bool:
+def _is_unclaimed(model: node_model.NodeModel, gpu: GpuState, tenant: workload.GpuTenant) -> bool:
     """True for the unclaimed process: the last one of its GPU."""
     return model.unclaimed_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
 
 
-def _show_process(model: NodeModel, into: CaptureMoment, tenant: GpuTenant, group: str) -> None:
+def _show_process(
+    model: node_model.NodeModel, into: CaptureMoment, tenant: workload.GpuTenant, group: str
+) -> None:
     """Add the kernel's files of a process that was started one hour ago."""
     started = model.spec.started_boot_ns // NS_PER_SECOND - _JOB_AGE_SECONDS
     ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
@@ -172,12 +175,12 @@ def _listed(pod: SimulatedPod) -> Json:
     return {"name": pod.name, "namespace": pod.namespace, "containers": [container]}
 
 
-def _allocatable(model: NodeModel) -> Json:
+def _allocatable(model: node_model.NodeModel) -> Json:
     """Return all allocatable devices, or all of their shares if GPUs are shared."""
     ids: list[str] = []
     for gpu in model.gpus:
         sharing = gpu.sharing
-        clients = [tenant for tenant in sharing.tenants if tenant.name != MPS_SERVER]
+        clients = [tenant for tenant in sharing.tenants if tenant.name != workload.MPS_SERVER]
         if sharing.mode in {"mps", "time_slicing"}:
             ids += [f"{gpu.identity.uuid}::{place}" for place in range(len(clients))]
         else:

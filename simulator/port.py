@@ -22,8 +22,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from simulator.device_models import LANES
-from simulator.spec import DriftNoise, TimeSpan, round_randomly, seconds
+from simulator import device_models, spec
 
 LOSSLESS, NOTIFICATION, BEST_EFFORT = 3, 6, 0
 PRIORITIES = range(8)
@@ -119,7 +118,7 @@ class PortCounters:
     link_downs: int = 0
     carrier_changes: int = 1
     observed_bits: int = 0
-    corrected_bits: list[int] = field(default_factory=lambda: [0] * LANES)
+    corrected_bits: list[int] = field(default_factory=lambda: [0] * device_models.LANES)
     corrected_blocks: int = 0
     broken_blocks: int = 0
     symbol_errors: int = 0
@@ -191,18 +190,18 @@ class PortOptics:
     def __init__(self, dice: random.Random, bit_error_rate: float) -> None:
         self._dice = dice
         self._decades = math.log10(_WORST_BIT_ERROR_RATE / bit_error_rate)
-        self._struck_lane = dice.randrange(LANES)
-        self._usual_receive_dbm = [dice.gauss(0.6, 0.4) for _ in range(LANES)]
-        self._usual_transmit_dbm = [dice.gauss(1.4, 0.3) for _ in range(LANES)]
-        self._usual_bias_milliamperes = [dice.gauss(92.0, 4.0) for _ in range(LANES)]
+        self._struck_lane = dice.randrange(device_models.LANES)
+        self._usual_receive_dbm = [dice.gauss(0.6, 0.4) for _ in range(device_models.LANES)]
+        self._usual_transmit_dbm = [dice.gauss(1.4, 0.3) for _ in range(device_models.LANES)]
+        self._usual_bias_milliamperes = [dice.gauss(92.0, 4.0) for _ in range(device_models.LANES)]
         self._usual_celsius = dice.gauss(46.0, 2.5)
         self._supply_volts = dice.gauss(3.29, 0.01)
-        self._warmth = DriftNoise(dice, 120.0)
-        self._ripples = [DriftNoise(dice, 60.0) for _ in range(LANES)]
+        self._warmth = spec.DriftNoise(dice, 120.0)
+        self._ripples = [spec.DriftNoise(dice, 60.0) for _ in range(device_models.LANES)]
         self._celsius = self._usual_celsius
-        self._lost = [0.0] * LANES
+        self._lost = [0.0] * device_models.LANES
 
-    def advance(self, span: TimeSpan, busy: float, margin_lost: float) -> None:
+    def advance(self, span: spec.TimeSpan, busy: float, margin_lost: float) -> None:
         """Advance by a span; a busy port is warmer."""
         aim = self._usual_celsius + 3.0 * busy + 0.5 * self._warmth.advance(span.seconds)
         self._celsius += (aim - self._celsius) * (1.0 - math.exp(-span.seconds / 60.0))
@@ -268,7 +267,7 @@ def _beyond_repair(errors: float) -> float:
     return min(total, 1.0)
 
 
-SAMPLE_PERIOD_NS = seconds(10)
+SAMPLE_PERIOD_NS = spec.seconds(10)
 """Period at which the NIC samples its optics; in between, the counters of an idle port do not change."""
 
 
@@ -288,26 +287,26 @@ class PortSignal:
 
     def __post_init__(self) -> None:
         """Start with a normal signal."""
-        self._strained_ns = [float(self.up_ns)] * LANES
+        self._strained_ns = [float(self.up_ns)] * device_models.LANES
 
     def reload(self) -> None:
         """Reset the counters, as after a driver load."""
-        self.up_ns, self._strained_ns, self._breaking = 0, [0.0] * LANES, 0.0
+        self.up_ns, self._strained_ns, self._breaking = 0, [0.0] * device_models.LANES, 0.0
 
     def advance(self, up_ns: int, lanes: int) -> None:
         """Advance by some time with a link on this many lanes."""
-        length_ns = up_ns * lanes // LANES
+        length_ns = up_ns * lanes // device_models.LANES
         self.up_ns += length_ns
         shares = [
-            self.optics.strain(lane) * LANES / lanes if lane < lanes else 0.0
-            for lane in range(LANES)
+            self.optics.strain(lane) * device_models.LANES / lanes if lane < lanes else 0.0
+            for lane in range(device_models.LANES)
         ]
         for lane, share in enumerate(shares):
             self._strained_ns[lane] += length_ns * share
-        bit_error_rate = self.bit_error_rate * sum(shares) / LANES
+        bit_error_rate = self.bit_error_rate * sum(shares) / device_models.LANES
         self._breaking += broken_blocks(self._bits(length_ns), bit_error_rate)
 
-    def due(self, span: TimeSpan) -> bool:
+    def due(self, span: spec.TimeSpan) -> bool:
         """True if the NIC samples during a span."""
         return span.count_recurring(self.first_sample_ns, SAMPLE_PERIOD_NS) > 0
 
@@ -316,10 +315,10 @@ class PortSignal:
         bits, corrected = self._bits(self.up_ns), []
         for strained_ns in self._strained_ns:
             strain = strained_ns / self.up_ns if self.up_ns else 0.0
-            mean = bits * self.bit_error_rate / LANES * strain
+            mean = bits * self.bit_error_rate / device_models.LANES * strain
             corrected.append(max(round(self.dice.gauss(mean, math.sqrt(mean))), 0))
-        broken = round_randomly(self._breaking, self.error_dice)
-        bad_frames = round_randomly(broken * loaded, self.error_dice)
+        broken = spec.round_randomly(self._breaking, self.error_dice)
+        bad_frames = spec.round_randomly(broken * loaded, self.error_dice)
         self.reload()
         counters.observed_bits += bits
         counters.corrected_bits = [

@@ -5,12 +5,7 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator.device_models import CONNECTX7, LANES, NicModel
-from simulator.driver_counters import RDMA, counters, hw_counters, optional_counters
-from simulator.fabric import Cable
-from simulator.host_files import show_files
-from simulator.node_hardware import NvSwitchFunction, SimulatedPort
-from simulator.node_model import NodeModel
+from simulator import device_models, driver_counters, fabric, host_files, node_hardware, node_model
 
 ROOT = "/sys/class/infiniband"
 _LANE_SPEEDS = {100: "NDR", 50: "HDR", 25: "EDR"}
@@ -20,7 +15,7 @@ _GIDS = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
 """Types of the first four: two of the link-local address, two of the IPv4 address."""
 
 
-def show_rdma_devices(model: NodeModel, into: CaptureMoment) -> None:
+def show_rdma_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add the RDMA devices to a `CaptureMoment`."""
     cables, bridges = model.present_cables, model.machine.bridges
     into.names[ROOT] = sorted(
@@ -34,12 +29,12 @@ def show_rdma_devices(model: NodeModel, into: CaptureMoment) -> None:
         into.names[f"{directory}/device/net"] = [port.interface]
         _show_files(into, directory, _device_files(cable))
         _show_gids(into, cable)
-        found = hw_counters(cable)
-        _show_counters(into, directory, "counters", counters(cable))
+        found = driver_counters.hw_counters(cable)
+        _show_counters(into, directory, "counters", driver_counters.counters(cable))
         _show_counters(into, directory, "hw_counters", found)
         found.pop("lifespan")
         call = f"netlink.rdma_statistics({port.rdma_device},1)"
-        into.calls[call] = found | optional_counters(cable)
+        into.calls[call] = found | driver_counters.optional_counters(cable)
     for bridge in bridges:
         _show_bridge(into, bridge, paths[bridge.pci_address])
 
@@ -47,7 +42,7 @@ def show_rdma_devices(model: NodeModel, into: CaptureMoment) -> None:
 def _show_files(into: CaptureMoment, directory: str, files: dict[str, str]) -> None:
     into.names[f"{directory}/ports"] = ["1"]
     into.names[f"{directory}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
-    show_files(into, directory, files)
+    host_files.show_files(into, directory, files)
 
 
 def _show_counters(
@@ -58,20 +53,20 @@ def _show_counters(
         into.names[place] = failure(OSError(errno.ENOENT, ""))
         return
     into.names[place] = sorted(values)
-    show_files(into, place, values)
+    host_files.show_files(into, place, values)
 
 
-def _device_files(cable: Cable) -> dict[str, str]:
+def _device_files(cable: fabric.Cable) -> dict[str, str]:
     port, nic = cable.port, cable.port.nic
-    rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[port.gigabits // LANES]})"
+    rate = f"{cable.gigabits} Gb/sec ({cable.lanes}X {_LANE_SPEEDS[port.gigabits // device_models.LANES]})"
     state = ("4: ACTIVE", "5: LinkUp", rate) if cable.up else ("1: DOWN", "3: Disabled", DOWN_RATE)
     board = {"board_id": nic.board_id} if nic.board_id else {}
     return _files(port, nic, board, (*state, "Ethernet"))
 
 
 def _files(
-    device: SimulatedPort | NvSwitchFunction,
-    nic: NicModel,
+    device: node_hardware.SimulatedPort | node_hardware.NvSwitchFunction,
+    nic: device_models.NicModel,
     board: dict[str, str],
     state: tuple[str, str, str, str],
 ) -> dict[str, str]:
@@ -89,7 +84,7 @@ def _files(
     }
 
 
-def _show_gids(into: CaptureMoment, cable: Cable) -> None:
+def _show_gids(into: CaptureMoment, cable: fabric.Cable) -> None:
     """Add the GID table to a `CaptureMoment`: the addresses of the interface, by type."""
     port = cable.port
     place = f"{ROOT}/{port.rdma_device}/ports/1"
@@ -104,17 +99,17 @@ def _show_gids(into: CaptureMoment, cable: Cable) -> None:
         gid = local if number in "01" else routed
         attributes = {"types": kind, "ndevs": port.interface}
         files = {f"gid_attrs/{name}/{number}": text for name, text in attributes.items()}
-        show_files(into, place, {f"gids/{number}": gid, **files})
+        host_files.show_files(into, place, {f"gids/{number}": gid, **files})
 
 
-def _show_bridge(into: CaptureMoment, bridge: NvSwitchFunction, path: Json) -> None:
+def _show_bridge(into: CaptureMoment, bridge: node_hardware.NvSwitchFunction, path: Json) -> None:
     """Add a function that manages NVSwitches to a `CaptureMoment`: InfiniBand, and without traffic."""
     directory = f"{ROOT}/{bridge.rdma_device}"
     into.links[f"{directory}/device"] = path
     into.names[f"{directory}/device/net"] = failure(OSError(errno.ENOENT, ""))
     state = ("4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)", "InfiniBand")
-    files = _files(bridge, CONNECTX7, {"board_id": "MT_0000001130"}, state)
+    files = _files(bridge, device_models.CONNECTX7, {"board_id": "MT_0000001130"}, state)
     _show_files(into, directory, files)
-    _show_counters(into, directory, "counters", RDMA.counters.zeros)
+    _show_counters(into, directory, "counters", driver_counters.RDMA.counters.zeros)
     _show_counters(into, directory, "hw_counters", {"lifespan": 10})
     into.calls[f"netlink.rdma_statistics({bridge.rdma_device},1)"] = {}

@@ -11,9 +11,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from simulator.device_models import GpuModel
-from simulator.spec import DriftNoise, TimeSpan
-from simulator.workload import JobDemand
+from simulator import device_models, spec, workload
 
 IDLE, SOFTWARE_POWER_CAP, HARDWARE_SLOWDOWN = 0x1, 0x4, 0x8
 SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x20, 0x40
@@ -55,14 +53,14 @@ class ThrottleTimes:
 class Silicon:
     """State of one GPU's silicon after the last span."""
 
-    def __init__(self, model: GpuModel, dice: random.Random, uptime_ns: int) -> None:
+    def __init__(self, model: device_models.GpuModel, dice: random.Random, uptime_ns: int) -> None:
         self.model = model
         full_watts = _FULL_LOAD * (model.limit_watts - model.idle_watts)
         self._degrees_per_watt = _RISE_AT_FULL_LOAD / (model.idle_watts + full_watts)
         self._idle_watts = model.idle_watts * dice.gauss(1.0, 0.028)
         self._full_watts = full_watts * dice.gauss(1.0, 0.037)
         self._inlet = dice.uniform(24.0, 30.0)
-        self._drift = DriftNoise(dice, 8.0)
+        self._drift = spec.DriftNoise(dice, 8.0)
         self.ripple = 1.0
         self._dice = dice
         self._throttled = False
@@ -105,7 +103,9 @@ class Silicon:
         """Degrees from the die's temperature to the operating limit, which lowers the clocks."""
         return self.model.thresholds.operating - self.core_celsius
 
-    def advance(self, span: TimeSpan, demand: JobDemand, thermal_resistance: float) -> None:
+    def advance(
+        self, span: spec.TimeSpan, demand: workload.JobDemand, thermal_resistance: float
+    ) -> None:
         """Advance by a span, with the heat sink as designed (1) or worse."""
         resistance = self._degrees_per_watt * thermal_resistance
         self.ripple = 1.0 + _RIPPLE * self._drift.value
@@ -128,7 +128,7 @@ class Silicon:
         self.energy_picojoules = 0
         self.throttled = ThrottleTimes()
 
-    def _run(self, demand: JobDemand, resistance: float) -> float:
+    def _run(self, demand: workload.JobDemand, resistance: float) -> float:
         """Choose the clock, and return the resulting power."""
         model = self.model
         if not demand.occupied:
@@ -168,7 +168,7 @@ class Silicon:
             int(clock) // _CLOCK_STEP_MEGAHERTZ * _CLOCK_STEP_MEGAHERTZ, self.model.idle_megahertz
         )
 
-    def _account(self, span: TimeSpan) -> None:
+    def _account(self, span: spec.TimeSpan) -> None:
         if self.reasons & SOFTWARE_POWER_CAP:
             self.throttled.power_cap_ns += span.length_ns
         if self.reasons & SOFTWARE_THERMAL:
@@ -176,7 +176,7 @@ class Silicon:
         if self.reasons & HARDWARE_THERMAL:
             self.throttled.hardware_thermal_ns += span.length_ns
 
-    def _heat(self, span: TimeSpan, watts: float, resistance: float) -> None:
+    def _heat(self, span: spec.TimeSpan, watts: float, resistance: float) -> None:
         kept = math.exp(-span.seconds / _SETTLING_SECONDS)
         core = self._inlet + resistance * watts
         memory = self._inlet + _MEMORY_WARMER + _MEMORY_SHARE_OF_RISE * resistance * watts

@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from simulator import device_models
 from simulator.conditions import JobConditions
-from simulator.device_models import MEBIBYTE, GpuModel, MigProfile, VgpuType
 from simulator.spec import NodeSpec, TimeSpan, seconds
 
 EXCHANGE_RATE = 0.78
@@ -130,11 +130,11 @@ ALONE = frozenset({"whole", "passthrough"})
 """Modes in which a process has a complete GPU, and takes part in the job's exchange."""
 
 _CLIENTS, _VIRTUAL_MACHINES = 4, 3
-_SERVER_BYTES = 30 * MEBIBYTE
-_OVERHEAD_BYTES = 9 * MEBIBYTE
+_SERVER_BYTES = 30 * device_models.MEBIBYTE
+_OVERHEAD_BYTES = 9 * device_models.MEBIBYTE
 """Driver overhead in each memory slice of a MIG instance."""
 
-_PAGE_BYTES = 2 * MEBIBYTE
+_PAGE_BYTES = 2 * device_models.MEBIBYTE
 _PIDS_PER_GPU = 8
 _MAX_DEVICES = 7
 _FIRST_VGPU = 3_251_634_176
@@ -146,7 +146,7 @@ class SimulatedMigDevice:
 
     uuid: str
     index: int
-    profile: MigProfile
+    profile: device_models.MigProfile
     gpu_instance: int
     start: int
     """Its first memory slice."""
@@ -155,7 +155,7 @@ class SimulatedMigDevice:
     @property
     def memory_bytes(self) -> int:
         """Memory of the instance."""
-        return self.profile.memory_mebibytes * MEBIBYTE
+        return self.profile.memory_mebibytes * device_models.MEBIBYTE
 
     @property
     def overhead_bytes(self) -> int:
@@ -170,7 +170,7 @@ class SimulatedVgpu:
     number: int
     uuid: str
     machine: str
-    kind: VgpuType
+    kind: device_models.VgpuType
     used_bytes: int
 
 
@@ -197,7 +197,7 @@ class GpuTenant:
 class GpuSharing:
     """All tenants of one GPU, and those present after the last span."""
 
-    def __init__(self, spec: NodeSpec, model: GpuModel, index: int) -> None:
+    def __init__(self, spec: NodeSpec, model: device_models.GpuModel, index: int) -> None:
         self.mode = spec.mode
         self.mig_devices = _mig_devices_of(spec, model, index) if spec.mode == "mig" else ()
         first_pid = spec.stream("processes").randrange(20_000, 50_000)
@@ -261,7 +261,7 @@ class GpuSharing:
 class _TenantInputs:
     """Inputs for the creation of tenants."""
 
-    model: GpuModel
+    model: device_models.GpuModel
     dice: random.Random
     pids: Iterator[int]
     server_pid: int
@@ -341,7 +341,9 @@ _TENANTS: dict[str, Callable[[_TenantInputs], Iterator[GpuTenant]]] = {
 }
 
 
-def _mig_devices_of(spec: NodeSpec, model: GpuModel, index: int) -> tuple[SimulatedMigDevice, ...]:
+def _mig_devices_of(
+    spec: NodeSpec, model: device_models.GpuModel, index: int
+) -> tuple[SimulatedMigDevice, ...]:
     """Partition even GPUs into seven small instances, odd ones into a large and two medium ones."""
     small, middle, large = model.mig_profiles
     profiles = [large, middle, middle] if index % 2 else [small] * _MAX_DEVICES

@@ -18,9 +18,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
-from railscope import settings
-from railscope.http_responses import bound_answers
-from railscope.service import state_directory
+from railscope import http_responses, service, settings
 
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
@@ -78,7 +76,7 @@ class AgentClient:
 
     def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
         connection = self._connection()
-        bound_answers(connection, self._max_bytes, self._answer_seconds)
+        http_responses.bound_answers(connection, self._max_bytes, self._answer_seconds)
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -158,7 +156,7 @@ def _create_client(where: Mapping[str, Any]) -> AgentClient:
         return AgentClient(where["path"], "", where["timeout_seconds"])
     config = where["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-    state = state_directory(loaded)
+    state = service.state_directory(loaded)
     return AgentClient(
         loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", where["timeout_seconds"]
     )

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from agent.health import RULES, rule
-from agent.health.driver_rules import is_firmware_unresponsive
+from agent.health import RULES, driver_rules, rule
 from agent.host.files import BootState, BootStateFile
 from agent.streams.kernel_log import JudgedXid
 from railscope.catalog import declare, entities, gpu as c, gpu_health as h, kernel
@@ -315,7 +314,7 @@ class FactCollector:
         xids = tuple(xid for xid in gpu_xids if xid.boot_ns > known.lifetime.cleared_ns)
         state = self._device_state(known)
         # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
-        hung = state == _MISSING and is_firmware_unresponsive(xids)
+        hung = state == _MISSING and driver_rules.is_firmware_unresponsive(xids)
         why = Absent.TIMEOUT if hung else Absent.GONE
         unlisted = {s: why for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns}
         return rule.GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)

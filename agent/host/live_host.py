@@ -32,11 +32,7 @@ from typing import Any
 
 import psutil
 
-from agent.host import Clock, NvmlError
-from agent.host.files import RootedFiles
-from agent.host.network_calls import SEAMS, NetworkCalls
-from agent.host.nvml import Nvml
-from agent.host.owners import SEAMS as OF_OWNERS, OwnerCalls
+from agent.host import Clock, NvmlError, files, network_calls, nvml, owners
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import SECOND_NS
@@ -287,7 +283,7 @@ def read_health_log(descriptor: int) -> bytes:
 _LIBRARY_NOT_FOUND = 12
 
 
-class LiveHost(RootedFiles):
+class LiveHost(files.RootedFiles):
     """This node. With a root other than "/" only the files of that tree exist.
 
     A copied tree has no GPUs and no network interfaces of its own: NVML and network calls would
@@ -302,9 +298,9 @@ class LiveHost(RootedFiles):
         self._live = not self.real("")
         self.clock = clock or LiveClock()
         self._machine = PsutilCalls(self.real("/proc"))
-        self._nvml = Nvml()
-        self._network = NetworkCalls(self.clock)
-        self._owners = OwnerCalls(self, live=self._live)
+        self._nvml = nvml.Nvml()
+        self._network = network_calls.NetworkCalls(self.clock)
+        self._owners = owners.OwnerCalls(self, live=self._live)
 
     @property
     def boot_id(self) -> str:
@@ -322,7 +318,7 @@ class LiveHost(RootedFiles):
             if not self._live:
                 raise NvmlError(_LIBRARY_NOT_FOUND, "NVML is not available in a copied tree")
             return self._nvml.call(function, *arguments)
-        if seam in SEAMS:
+        if seam in network_calls.SEAMS:
             if not self._live:
                 raise OSError(errno.ENODEV, "network interfaces are not available in a copied tree")
             return self._network.call(seam, function, *arguments)
@@ -330,7 +326,7 @@ class LiveHost(RootedFiles):
             if not self._live:
                 raise OSError(errno.EOPNOTSUPP, "drives are not available in a copied tree")
             return call_nvme(function, str(arguments[0]))
-        if seam in OF_OWNERS:
+        if seam in owners.SEAMS:
             return self._owners.call(seam, function, *arguments)
         message = f"unknown seam {seam!r}"
         raise ValueError(message)

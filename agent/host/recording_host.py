@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog
-from agent.host.files import PlainFiles
-from agent.host.recorded_host import BATCH_FUNCTIONS, KERNEL_LOG, call_key
+from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog, files, recorded_host
 from agent.host.redactor import Redactor
 from railscope.capture import PENDING, CaptureMoment, failure
 
@@ -110,13 +108,13 @@ class RecordingHost(HostWrapper):
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
         """Open a group of counter files, read one by one so that their text can be recorded."""
-        return PlainFiles(self.read, paths)
+        return files.PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Call a function of a seam of the host, and record its answer."""
-        if function in BATCH_FUNCTIONS:
+        if function in recorded_host.BATCH_FUNCTIONS:
             return self._batch(seam, function, arguments)
-        key = call_key(seam, function, arguments)
+        key = recorded_host.call_key(seam, function, arguments)
 
         def ask() -> Json:
             answer = self._host.call(seam, function, *arguments)
@@ -134,7 +132,7 @@ class RecordingHost(HostWrapper):
     def _batch(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         """Record the answer to each entry of a batch, or one failure for all of them."""
         device, *entries = arguments
-        keys = [call_key(seam, function, (device, entry)) for entry in entries]
+        keys = [recorded_host.call_key(seam, function, (device, entry)) for entry in entries]
         with self._asking("calls", keys):
             answer = self._host.call(seam, function, *arguments)
         for key, value, code in zip(keys, *answer, strict=True):
@@ -146,9 +144,9 @@ class RecordingHost(HostWrapper):
         try:
             log = self._host.kernel_log()
         except OSError as error:
-            self._keep("calls", KERNEL_LOG, failure(error))
+            self._keep("calls", recorded_host.KERNEL_LOG, failure(error))
             raise
-        self._keep("calls", KERNEL_LOG, "")
+        self._keep("calls", recorded_host.KERNEL_LOG, "")
         return _RecordingKernelLog(self, log)
 
     def _recorded_answer(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:

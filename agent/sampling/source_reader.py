@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from agent.host import Host, NvmlError
-from agent.sampling import known_devices, source
-from agent.sampling.counter_unwrap import column_picker
+from agent.sampling import counter_unwrap, known_devices, source
 from agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
 from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
@@ -63,7 +62,7 @@ class SourceReader:
         self._hidden = b""
         self._failed: tuple[known_devices.FailedCall, ...] = ()
         self._repeat_due_ns = 0
-        self._ordered = column_picker([])
+        self._ordered = counter_unwrap.column_picker([])
         self._sequence = 0
         self._probe_due_ns = 0
         self._kept_events: tuple[Event, ...] = ()
@@ -156,7 +155,9 @@ class SourceReader:
         self._width, self._hidden = len(inventory.columns), known.hidden
         order = Schema.ordered(known.columns)
         columns = tuple(known.columns[position] for position in order)
-        self._ordered = column_picker([known.positions[position] for position in order])
+        self._ordered = counter_unwrap.column_picker(
+            [known.positions[position] for position in order]
+        )
         if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
             self._schema = Schema(self.source.name, columns, known.bystanders)
 

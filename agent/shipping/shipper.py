@@ -25,13 +25,10 @@ from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import ShippingStats
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
-from railscope import __version__, wire
+from railscope import __version__, durable_files, envelopes, timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.durable_files import DamagedFileError, read_json, write_json
-from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, Schema
-from railscope.timestamps import SECOND_NS
 
 log = structlog.get_logger(__name__)
 
@@ -131,7 +128,7 @@ class Shipper:
     # Frames to envelopes -----------------------------------------------------------------------
 
     async def _flush_regularly(self) -> None:
-        period_ns = round(self.link.push_seconds * SECOND_NS)
+        period_ns = round(self.link.push_seconds * timestamps.SECOND_NS)
         while True:
             now_ns = self.clock.now().boot_ns
             await self.clock.sleep_until((now_ns // period_ns + 1) * period_ns)
@@ -168,7 +165,9 @@ class Shipper:
 
     def _write_run_end(self) -> None:
         try:
-            write_json(self.directory / RUN_END_FILE, wire.RunEnd(self.origin.run, self._last))
+            durable_files.write_json(
+                self.directory / RUN_END_FILE, wire.RunEnd(self.origin.run, self._last)
+            )
         except OSError as error:
             # The envelope itself is safe; the file is written again at the next push.
             log.warning("run_end_write_failed", directory=str(self.directory), problem=str(error))
@@ -176,8 +175,8 @@ class Shipper:
     def _earlier_run(self) -> wire.RunEnd | None:
         """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
-            return read_json(self.directory / RUN_END_FILE, wire.RunEnd)
-        except DamagedFileError as error:
+            return durable_files.read_json(self.directory / RUN_END_FILE, wire.RunEnd)
+        except durable_files.DamagedFileError as error:
             log.warning("earlier_run_end_lost", problem=str(error))
             return None
 
@@ -190,7 +189,7 @@ class Shipper:
         return wire.pack(
             wire.envelope(
                 self.origin,
-                encode_batches(frames),
+                envelopes.encode_batches(frames),
                 schemas,
                 agent_version=__version__,
                 ended=ended,
@@ -247,7 +246,7 @@ class Shipper:
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
         now_ns = self.clock.now().boot_ns
-        await self.clock.sleep_until(now_ns + round(seconds * spread * SECOND_NS))
+        await self.clock.sleep_until(now_ns + round(seconds * spread * timestamps.SECOND_NS))
 
     async def _oldest(self) -> tuple[SpooledEnvelope | None, bytes] | None:
         """Return the next envelope: from the spool, then from memory."""

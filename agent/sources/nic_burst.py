@@ -16,8 +16,8 @@ from agent.sampling import burst_windows, source
 from agent.sources.ethtool_statistics import match_statistics
 from agent.sources.network import NET, parse_speed
 from agent.sources.rdma import rdma_driver
+from agent.topology import rails
 from agent.topology.network import NetworkScanner
-from agent.topology.rails import BRIDGE, VIRTUAL_FUNCTION
 from railscope.catalog import bursts as c, declare, entities, nic, rdma
 from railscope.frame import Entity
 from railscope.reading import PRESENT, Absent, reason_of
@@ -283,7 +283,7 @@ class _NicCounters:
 
 
 _NS_PER_MS = 1_000_000
-_EXCLUDED_PURPOSES = frozenset({BRIDGE, VIRTUAL_FUNCTION})
+_EXCLUDED_PURPOSES = frozenset({rails.BRIDGE, rails.VIRTUAL_FUNCTION})
 """RDMA devices without their own port: a virtual function's counters are those of its physical one."""
 
 

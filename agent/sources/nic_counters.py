@@ -21,11 +21,9 @@ from operator import itemgetter
 
 from agent.host import Host, Json
 from agent.sampling import counter_unwrap, source
-from agent.sources import ethtool_statistics
-from agent.sources.nic_interfaces import NET, physical_interfaces
-from agent.sources.source_bases import UnwrappingSource
+from agent.sources import ethtool_statistics, nic_interfaces, source_bases
+from agent.topology import rails
 from agent.topology.network import NetworkScanner, nic_entity
-from agent.topology.rails import BRIDGE
 from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
@@ -41,7 +39,7 @@ class _NicStatistics:
     start: int
 
 
-class NicSource(UnwrappingSource, source.SourceWithoutResources):
+class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them."""
 
     name = "nic"
@@ -75,7 +73,7 @@ class NicSource(UnwrappingSource, source.SourceWithoutResources):
             found = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
             names = statistics["names"]
             findings.append(_statistics_finding(interface, driver["driver"], names, found))
-            if not found or nic.facts.get("role") == BRIDGE:
+            if not found or nic.facts.get("role") == rails.BRIDGE:
                 bystanders.append(nic)
                 continue
             start = len(columns.columns)
@@ -125,7 +123,7 @@ def _unwrap(
 
 def _interfaces(host: Host) -> list[str]:
     try:
-        return host.names(NET)
+        return host.names(nic_interfaces.NET)
     except FileNotFoundError:
         return []
 
@@ -210,7 +208,7 @@ class LinkErrorSource(source.SourceWithoutResources):
         columns = source.ColumnBuilder()
         findings: list[source.ProbeFinding] = []
         self._requests = []
-        for interface in physical_interfaces(host):
+        for interface in nic_interfaces.physical_interfaces(host):
             findings += self._plan(host, interface, columns)
         return columns.result(*findings, bystanders=self._wiring.find_nics(host))
 
@@ -259,7 +257,7 @@ def _read_driver(host: Host, interface: str) -> str:
     try:
         driver: str = host.call("ethtool", "driver", interface)["driver"]
     except OSError:
-        return source.read_link_name(host, f"{NET}/{interface}/device/driver")
+        return source.read_link_name(host, f"{nic_interfaces.NET}/{interface}/device/driver")
     return driver
 
 

@@ -14,13 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agent.host import Host, Json
-from agent.sampling.source import (
-    MALFORMED_ERRORS,
-    ProbeFinding,
-    format_count,
-    nonempty_facts,
-    parsed_reading,
-)
+from agent.sampling import source as base
 from agent.sources.nic_interfaces import NET, NO_INTERFACE, physical_interfaces
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NetworkScanner
@@ -61,11 +55,11 @@ class NeighbourSource(ScanningSource):
         scan = NodeScan(described=list(self._wiring.find_nics(host)))
         links = {
             # An interface that is administratively down returns EINVAL.
-            name: parsed_reading(host.read, f"{NET}/{name}/carrier")
+            name: base.parsed_reading(host.read, f"{NET}/{name}/carrier")
             for name in physical_interfaces(host)
         }
         if not links:
-            scan.findings.append(ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
+            scan.findings.append(base.ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
             return scan
         try:
             neighbours = host.call("lldp", "neighbours")
@@ -93,25 +87,23 @@ class NeighbourSource(ScanningSource):
         listened_ns = now_ns - self._up_since[interface]
         return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
 
-    def _finding(self, reporting: int, now_ns: int) -> ProbeFinding:
+    def _finding(self, reporting: int, now_ns: int) -> base.ProbeFinding:
         ups = self._up_since
-        detail = (
-            f"neighbours of {reporting} of {format_count(len(ups), 'interface')} with a carrier"
-        )
+        detail = f"neighbours of {reporting} of {base.format_count(len(ups), 'interface')} with a carrier"
         if reporting < len(ups) and now_ns - max(ups.values()) < FIRST_FRAME_WITHIN_NS:
             detail += " so far: frames arrive about every 30 s"
-        return ProbeFinding.supported(_LLDP_SUBJECT, detail)
+        return base.ProbeFinding.supported(_LLDP_SUBJECT, detail)
 
 
 def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
     """Record that all neighbours are unknown; the verdict depends on the reason."""
     reason = reason_of(error)
     if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-        scan.findings.append(ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error)))
+        scan.findings.append(base.ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error)))
         return
     for interface in links:
         scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
-    scan.findings.append(ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
+    scan.findings.append(base.ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
 
 
 def _column(interface: str) -> Column:
@@ -120,7 +112,7 @@ def _column(interface: str) -> Column:
 
 def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
     texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
-    facts = nonempty_facts(**texts)
+    facts = base.nonempty_facts(**texts)
     scan.described.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
     if place := _join_facts(facts, "switch", "switch_port", "chassis"):
         scan.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
@@ -166,7 +158,7 @@ class OpticsSource(ScanningSource):
         for interface in interfaces:
             _scan_module(host, interface, scan)
         if not interfaces:
-            scan.findings.append(ProbeFinding.absent("transceivers", NO_INTERFACE))
+            scan.findings.append(base.ProbeFinding.absent("transceivers", NO_INTERFACE))
         return scan
 
 
@@ -177,26 +169,28 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
         answer = host.call("netlink", _MODULE, interface)
         facts = _module_facts(answer)
         scan.add_readings(part, dict(_module_readings(interface, answer)))
-    except (OSError, *MALFORMED_ERRORS) as error:
+    except (OSError, *base.MALFORMED_ERRORS) as error:
         reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
         if isinstance(error, OSError) and reason in {Absent.UNSUPPORTED, Absent.GONE}:
             detail = f"not reported: {error.strerror or error}"
-            scan.findings.append(ProbeFinding.absent(what, detail))
+            scan.findings.append(base.ProbeFinding.absent(what, detail))
             return
         usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
         scan.failure(part, reason, usual)
-        scan.findings.append(ProbeFinding.failed(what, error, _MODULE_REMEDY))
+        scan.findings.append(base.ProbeFinding.failed(what, error, _MODULE_REMEDY))
     else:
         scan.described.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         if identity := _join_facts(facts, "vendor", "part_number", "serial"):
             scan.watched[part] = {_MODULE: identity}
         detail = _join_facts(facts, "type", "vendor", "part_number")
-        scan.findings.append(ProbeFinding.supported(what, detail or "a transceiver without a name"))
+        scan.findings.append(
+            base.ProbeFinding.supported(what, detail or "a transceiver without a name")
+        )
 
 
 def _module_facts(answer: Json) -> dict[str, str]:
     texts = {fact: str(answer.get(fact, "")).strip() for fact in entities.NIC_TRANSCEIVER.facts}
-    return nonempty_facts(**texts)
+    return base.nonempty_facts(**texts)
 
 
 def _join_facts(facts: Mapping[str, str], *names: str) -> str:

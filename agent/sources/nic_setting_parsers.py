@@ -20,14 +20,7 @@ from itertools import groupby
 
 from agent.host import Host, Json
 from agent.sampling.source import parsed_reading
-from agent.sources.nic_interfaces import (
-    NET,
-    NO_VALUE,
-    PRIORITIES,
-    PhysicalInterface,
-    SettingAnswers,
-    join_items,
-)
+from agent.sources import nic_interfaces
 from railscope.catalog import nic_settings as c
 from railscope.reading import Absent, Reading, reason_of
 
@@ -38,11 +31,13 @@ _FEC = {name: code for code, name in c.FEC_ACTIVE.states.items()}
 _SPEED = re.compile(r"(\d+)base")
 
 
-def parse_dcb(answers: SettingAnswers, answer: Json) -> None:
+def parse_dcb(answers: nic_interfaces.SettingAnswers, answer: Json) -> None:
     """PFC, ETS, applications, trust, buffers and rate limits of a NIC."""
     if pfc := answer.get("pfc"):
         on = set(pfc["enabled"])
-        states: dict[int, Reading] = {number: int(number in on) for number in range(PRIORITIES)}
+        states: dict[int, Reading] = {
+            number: int(number in on) for number in range(nic_interfaces.PRIORITIES)
+        }
         answers.switches("pfc", c.PFC_ENABLED, states)
         if "delay_bits" in pfc:
             answers.set("pfc_delay_bits", str(pfc["delay_bits"]))
@@ -51,27 +46,32 @@ def parse_dcb(answers: SettingAnswers, answer: Json) -> None:
     if "applications" in answer:
         _applications(answers, answer["applications"])
     if trust := answer.get("trust"):
-        answers.set("trust", join_items(trust))
+        answers.set("trust", nic_interfaces.join_items(trust))
     if "dcbx" in answer:
-        answers.set("dcbx", join_items(sorted(answer["dcbx"])))
+        answers.set("dcbx", nic_interfaces.join_items(sorted(answer["dcbx"])))
     if buffer := answer.get("buffer"):
-        answers.set("buffer_of_priority", join_items(buffer["of_priority"]))
+        answers.set("buffer_of_priority", nic_interfaces.join_items(buffer["of_priority"]))
         add_buffers(answers, dict(enumerate(buffer["size_bytes"])), buffer.get("total_bytes"))
     if rates := answer.get("maximum_rate_kilobits"):
-        answers.set("rate_limits", join_items(rates) if any(rates) else NO_VALUE)
+        answers.set(
+            "rate_limits",
+            nic_interfaces.join_items(rates) if any(rates) else nic_interfaces.NO_VALUE,
+        )
 
 
-def _ets(answers: SettingAnswers, ets: Mapping[str, Sequence[int | str]]) -> None:
-    answers.set("traffic_classes", join_items(ets["traffic_class"]))
+def _ets(answers: nic_interfaces.SettingAnswers, ets: Mapping[str, Sequence[int | str]]) -> None:
+    answers.set("traffic_classes", nic_interfaces.join_items(ets["traffic_class"]))
     for priority, traffic_class in enumerate(ets["traffic_class"]):
         answers.put(c.TRAFFIC_CLASS, int(traffic_class), str(priority))
-    answers.set("bandwidth", join_items(ets["bandwidth_percent"]))
+    answers.set("bandwidth", nic_interfaces.join_items(ets["bandwidth_percent"]))
     for traffic_class, percent in enumerate(ets["bandwidth_percent"]):
         answers.put(c.BANDWIDTH, int(percent), str(traffic_class))
-    answers.set("scheduling", join_items(ets["algorithm"]))
+    answers.set("scheduling", nic_interfaces.join_items(ets["algorithm"]))
 
 
-def _applications(answers: SettingAnswers, entries: Sequence[Mapping[str, int | str]]) -> None:
+def _applications(
+    answers: nic_interfaces.SettingAnswers, entries: Sequence[Mapping[str, int | str]]
+) -> None:
     """Add the rules for the priority of a packet.
 
     mlx5 has no trust table: it has DSCP entries only while the NIC trusts DSCP (Linux
@@ -87,15 +87,15 @@ def _applications(answers: SettingAnswers, entries: Sequence[Mapping[str, int | 
         for entry in entries
         if entry["selector"] != _DSCP
     )
-    answers.set("applications", join_items(others))
+    answers.set("applications", nic_interfaces.join_items(others))
     if answers.nic.driver == MLX5:
         answers.set("trust", _DSCP if dscp else "pcp")
 
 
-def add_dscp_map(answers: SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
+def add_dscp_map(answers: nic_interfaces.SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
     """Add the DSCPs of each priority, as in 3:24-31,6:48."""
     entries = (f"{priority}:{_spans(dscp[priority])}" for priority in sorted(dscp))
-    answers.set("dscp_map", join_items(entries))
+    answers.set("dscp_map", nic_interfaces.join_items(entries))
 
 
 def _spans(numbers: Iterable[int]) -> str:
@@ -105,34 +105,36 @@ def _spans(numbers: Iterable[int]) -> str:
     return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def add_buffers(answers: SettingAnswers, sizes: Mapping[int, int], total: int | None) -> None:
+def add_buffers(
+    answers: nic_interfaces.SettingAnswers, sizes: Mapping[int, int], total: int | None
+) -> None:
     """Add the receive buffers of a port in bytes, and the memory that they are allocated from."""
-    answers.set("buffer_size", join_items(sizes.values()))
+    answers.set("buffer_size", nic_interfaces.join_items(sizes.values()))
     for buffer, size in sizes.items():
         answers.put(c.BUFFER, size, str(buffer))
     if total is not None:
         answers.number("port_buffer", c.PORT_BUFFER, total)
 
 
-def parse_pause(answers: SettingAnswers, answer: Json) -> None:
+def parse_pause(answers: nic_interfaces.SettingAnswers, answer: Json) -> None:
     """Link-wide pause."""
     for direction in _DIRECTIONS:
         answers.put(c.PAUSE_ENABLED, int(answer[direction]), direction)
     modes = ["automatic"] if answer.get("autonegotiation") else []
     modes += [direction for direction in _DIRECTIONS if answer[direction]]
-    answers.set("pause", join_items(modes))
+    answers.set("pause", nic_interfaces.join_items(modes))
 
 
-def parse_fec(answers: SettingAnswers, answer: Json) -> None:
+def parse_fec(answers: nic_interfaces.SettingAnswers, answer: Json) -> None:
     """Forward error correction: the configured modes are a setting, the mode in use is a state."""
     modes = ["automatic"] if answer.get("automatic") else []
     modes += sorted(mode.lower() for mode in answer["modes"])
-    answers.set("fec", join_items(modes))
+    answers.set("fec", nic_interfaces.join_items(modes))
     if active := answer.get("active"):
         answers.put(c.FEC_ACTIVE, _FEC.get(active.lower(), Absent.ERROR))
 
 
-def parse_rings(answers: SettingAnswers, answer: Json) -> None:
+def parse_rings(answers: nic_interfaces.SettingAnswers, answer: Json) -> None:
     """Sizes of the rings."""
     for direction in _DIRECTIONS:
         if direction in answer:
@@ -141,7 +143,7 @@ def parse_rings(answers: SettingAnswers, answer: Json) -> None:
             answers.put(c.RING_LIMIT, answer[f"{direction}_limit"], direction)
 
 
-def parse_link_modes(answers: SettingAnswers, answer: Json) -> None:
+def parse_link_modes(answers: nic_interfaces.SettingAnswers, answer: Json) -> None:
     """Autonegotiation, and lanes and expected speed of the link. The current speed is a state."""
     if "autonegotiation" in answer:
         on = bool(answer["autonegotiation"])
@@ -206,15 +208,17 @@ def _names(host: Host, path: str) -> list[str]:
         return []
 
 
-def read_mtu(answers: SettingAnswers, host: Host) -> None:
+def read_mtu(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """The MTU."""
-    answers.number("mtu", c.MTU, parsed_reading(host.read, f"{NET}/{answers.nic.interface}/mtu"))
+    answers.number(
+        "mtu", c.MTU, parsed_reading(host.read, f"{nic_interfaces.NET}/{answers.nic.interface}/mtu")
+    )
 
 
-def read_ecn(answers: SettingAnswers, host: Host) -> None:
+def read_ecn(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """OFED's congestion control: on or off for each priority and side, and its parameters."""
     for side, point in _SIDES.items():
-        directory = f"{NET}/{answers.nic.interface}/ecn/roce_{side}"
+        directory = f"{nic_interfaces.NET}/{answers.nic.interface}/ecn/roce_{side}"
         found = _names(host, directory)
         if _ENABLE in found:
             priorities = filter(str.isdecimal, _names(host, f"{directory}/{_ENABLE}"))
@@ -233,11 +237,11 @@ def parameter_name(side: str, name: str) -> str:
     return _IRREGULAR.get(name) or f"{side}_{name.removeprefix('rpg_')}"
 
 
-def _parameter(answers: SettingAnswers, name: str, reading: Reading) -> None:
+def _parameter(answers: nic_interfaces.SettingAnswers, name: str, reading: Reading) -> None:
     answers.number(name, c.DCQCN_PARAMETER, reading, name)
 
 
-def congestion_directories(nic: PhysicalInterface) -> Mapping[str, str]:
+def congestion_directories(nic: nic_interfaces.PhysicalInterface) -> Mapping[str, str]:
     """Other directories in which the driver of a NIC has parameters of congestion control."""
     if nic.driver == MLX5 and nic.pci_address:
         return {"cc_params": f"/sys/kernel/debug/mlx5/{nic.pci_address}/cc_params"}
@@ -251,7 +255,10 @@ def congestion_directories(nic: PhysicalInterface) -> Mapping[str, str]:
 
 
 def read_congestion(
-    answers: SettingAnswers, host: Host, directory: str, settings_before: Iterable[str]
+    answers: nic_interfaces.SettingAnswers,
+    host: Host,
+    directory: str,
+    settings_before: Iterable[str],
 ) -> None:
     """Parameters of congestion control; reading each costs a firmware command.
 
@@ -272,9 +279,9 @@ def _parse_parameter(content: bytes) -> Reading:
     return int(found[0], 0) if found else Absent.UNSUPPORTED
 
 
-def read_qos(answers: SettingAnswers, host: Host) -> None:
+def read_qos(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """OFED's trust, DSCP map and buffers with their thresholds."""
-    directory = f"{NET}/{answers.nic.interface}/qos"
+    directory = f"{nic_interfaces.NET}/{answers.nic.interface}/qos"
     if trust := _text(host, f"{directory}/trust"):
         answers.set("trust", trust)
     if mapped := _text(host, f"{directory}/dscp2prio"):
@@ -284,12 +291,14 @@ def read_qos(answers: SettingAnswers, host: Host) -> None:
         add_dscp_map(answers, dscp)
     if of_priority := _text(host, f"{directory}/prio2buffer"):
         pairs = {int(p): int(b) for p, b in _BUFFER_OF.findall(of_priority)}
-        answers.set("buffer_of_priority", join_items(pairs[p] for p in sorted(pairs)))
+        answers.set(
+            "buffer_of_priority", nic_interfaces.join_items(pairs[p] for p in sorted(pairs))
+        )
     if sizes := _text(host, f"{directory}/buffer_size"):
         _buffers(answers, sizes)
 
 
-def _buffers(answers: SettingAnswers, text: str) -> None:
+def _buffers(answers: nic_interfaces.SettingAnswers, text: str) -> None:
     """Parse a line with the port's memory, then a line for each buffer: size, xoff and xon threshold."""
     port = _PORT_BUFFER.search(text)
     rows = [tuple(map(int, row)) for row in _BUFFER.findall(text)]
@@ -299,7 +308,7 @@ def _buffers(answers: SettingAnswers, text: str) -> None:
         answers.number(f"buffer_{buffer}_xon", c.BUFFER_THRESHOLD, xon, str(buffer), "xon")
 
 
-def read_rdma(answers: SettingAnswers, host: Host) -> None:
+def read_rdma(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class."""
     nic = answers.nic
     if not nic.rdma_port:
@@ -314,15 +323,15 @@ def read_rdma(answers: SettingAnswers, host: Host) -> None:
     class_ = _text(host, f"{_INFINIBAND}/{device}/tc/{port}/traffic_class")
     if class_ is not None:
         found = _GLOBAL_CLASS.search(class_)
-        answers.set("rdma_traffic_class", found[1] if found else NO_VALUE)
+        answers.set("rdma_traffic_class", found[1] if found else nic_interfaces.NO_VALUE)
         if found:
             answers.put(c.RDMA_TRAFFIC_CLASS, int(found[1]))
 
 
-def read_gids(answers: SettingAnswers, host: Host) -> None:
+def read_gids(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """GID types of the NIC's RDMA port; reading an empty entry of the table fails with EINVAL."""
     nic = answers.nic
     directory = f"{_INFINIBAND}/{nic.rdma_device}/ports/{nic.rdma_port}/gid_attrs/types"
     entries = range(_GIDS) if nic.rdma_port else ()
     if known := sorted(filter(None, {_text(host, f"{directory}/{entry}") for entry in entries})):
-        answers.set("gid_types", join_items(known))
+        answers.set("gid_types", nic_interfaces.join_items(known))

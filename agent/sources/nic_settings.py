@@ -15,24 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from agent.host import Host, Json
-from agent.sampling.source import (
-    MALFORMED_ERRORS,
-    ProbeFinding,
-    ProbeVerdict,
-    format_count,
-    read_text,
-)
-from agent.sources import nic_setting_parsers as parsers
-from agent.sources.nic_interfaces import (
-    NET,
-    NO_INTERFACE,
-    PRIORITIES,
-    PhysicalInterface,
-    SettingAnswers,
-    physical_interfaces,
-    read_interface,
-)
-from agent.sources.source_bases import NodeScan, ScanningSource
+from agent.sampling import source as base
+from agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
 from agent.topology.network import NetworkScanner, NodeNetwork
 from railscope.catalog import declare, entities, nic_settings as c
 from railscope.frame import Column, Entity
@@ -55,7 +39,7 @@ _FILES = {
     "gids": parsers.read_gids,
 }
 _USUAL: Mapping[str, tuple[tuple[declare.Metric, *tuple[str, ...]], ...]] = {
-    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(PRIORITIES)),
+    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(nic_interfaces.PRIORITIES)),
     "pause": tuple((c.PAUSE_ENABLED, direction) for direction in _DIRECTIONS),
     "fec": ((c.FEC_ACTIVE,),),
     "rings": tuple((c.RING, direction) for direction in _DIRECTIONS),
@@ -68,11 +52,11 @@ _AS_ROOT = (
 _REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
 _ALLOW = "allow the agent netlink sockets (AF_NETLINK) and the calls that its unit forbids"
 
-SettingsQuery = Callable[[SettingAnswers, Host], None]
+SettingsQuery = Callable[[nic_interfaces.SettingAnswers, Host], None]
 """Adds the answers to one query of a NIC. Raises OSError."""
 
 
-class NicSettingsSource(ScanningSource):
+class NicSettingsSource(source_bases.ScanningSource):
     """Settings of every physical interface."""
 
     name = "nic_settings"
@@ -85,34 +69,38 @@ class NicSettingsSource(ScanningSource):
         self._wiring = wiring or NetworkScanner()
         self._network = NodeNetwork()
 
-    def scan(self, host: Host) -> NodeScan:
+    def scan(self, host: Host) -> source_bases.NodeScan:
         """Query all settings of every NIC."""
-        scan = NodeScan(described=list(self._wiring.find_nics(host)))
+        scan = source_bases.NodeScan(described=list(self._wiring.find_nics(host)))
         self._network = self._wiring.scan(host)
-        interfaces = physical_interfaces(host)
+        interfaces = nic_interfaces.physical_interfaces(host)
         for interface in interfaces:
-            self._scan_nic(host, read_interface(host, interface), scan)
+            self._scan_nic(host, nic_interfaces.read_interface(host, interface), scan)
         if not interfaces:
-            scan.findings.append(ProbeFinding.absent("NIC settings", NO_INTERFACE))
+            scan.findings.append(
+                base.ProbeFinding.absent("NIC settings", nic_interfaces.NO_INTERFACE)
+            )
         return scan
 
-    def _scan_nic(self, host: Host, nic: PhysicalInterface, scan: NodeScan) -> None:
+    def _scan_nic(
+        self, host: Host, nic: nic_interfaces.PhysicalInterface, scan: source_bases.NodeScan
+    ) -> None:
         settings: dict[str, str] = {}
         unanswered: list[str] = []
         link = _link(host, nic)
         for name, query in self._queries(nic, settings):
             part = (nic.interface, name)
-            answers = SettingAnswers(nic)
+            answers = nic_interfaces.SettingAnswers(nic)
             try:
                 query(answers, host)
-            except (OSError, *MALFORMED_ERRORS) as error:
+            except (OSError, *base.MALFORMED_ERRORS) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
                 if reason in {Absent.UNSUPPORTED, Absent.GONE}:
                     unanswered.append(name)
                     continue
                 scan.failure(part, reason, _usual_columns(nic, name))
                 what, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
-                scan.findings.append(ProbeFinding.failed(what, error, remedy, name))
+                scan.findings.append(base.ProbeFinding.failed(what, error, remedy, name))
             else:
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new
@@ -126,7 +114,7 @@ class NicSettingsSource(ScanningSource):
         scan.findings.append(_finding(nic, len(settings), unanswered))
 
     def _queries(
-        self, nic: PhysicalInterface, settings: Mapping[str, str]
+        self, nic: nic_interfaces.PhysicalInterface, settings: Mapping[str, str]
     ) -> Iterator[tuple[str, SettingsQuery]]:
         """Queries in order of precedence, for settings that several of them return."""
         yield "expected_speed", self._add_expected_speed
@@ -138,7 +126,7 @@ class NicSettingsSource(ScanningSource):
             read = partial(parsers.read_congestion, directory=directory, settings_before=settings)
             yield name, read
 
-    def _add_expected_speed(self, answers: SettingAnswers, host: Host) -> None:  # noqa: ARG002 - a query
+    def _add_expected_speed(self, answers: nic_interfaces.SettingAnswers, host: Host) -> None:  # noqa: ARG002 - a query
         nic = answers.nic
         role = self._network.at(nic.pci_address).role
         names = (nic.interface, nic.rdma_device, nic.pci_address, role)
@@ -147,33 +135,40 @@ class NicSettingsSource(ScanningSource):
             answers.put(c.EXPECTED_SPEED, speed)
 
 
-def _link(host: Host, nic: PhysicalInterface) -> tuple[str, ...]:
+def _link(host: Host, nic: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:
     """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
-    return tuple(read_text(host, f"{NET}/{nic.interface}/{file}") for file in files)
+    return tuple(
+        base.read_text(host, f"{nic_interfaces.NET}/{nic.interface}/{file}") for file in files
+    )
 
 
-def _add_firmware(answers: SettingAnswers, host: Host) -> None:
+def _add_firmware(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     if firmware := host.call("ethtool", "driver", answers.nic.interface).get("firmware"):
         answers.set("firmware", firmware)
 
 
 def _add_netlink(
-    answers: SettingAnswers, host: Host, name: str, parse: Callable[[SettingAnswers, Json], None]
+    answers: nic_interfaces.SettingAnswers,
+    host: Host,
+    name: str,
+    parse: Callable[[nic_interfaces.SettingAnswers, Json], None],
 ) -> None:
     parse(answers, host.call("netlink", name, answers.nic.interface))
 
 
-def _usual_columns(nic: PhysicalInterface, name: str) -> list[Column]:
+def _usual_columns(nic: nic_interfaces.PhysicalInterface, name: str) -> list[Column]:
     return [
         (metric, Entity(metric.about, (nic.interface, *part)))
         for metric, *part in _USUAL.get(name, ())
     ]
 
 
-def _finding(nic: PhysicalInterface, settings: int, unanswered: list[str]) -> ProbeFinding:
-    detail = format_count(settings, "setting")
+def _finding(
+    nic: nic_interfaces.PhysicalInterface, settings: int, unanswered: list[str]
+) -> base.ProbeFinding:
+    detail = base.format_count(settings, "setting")
     if unanswered:
         detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
-    verdict = ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT
-    return ProbeFinding(f"settings of {nic.interface}", verdict, detail)
+    verdict = base.ProbeVerdict.SUPPORTED if settings else base.ProbeVerdict.ABSENT
+    return base.ProbeFinding(f"settings of {nic.interface}", verdict, detail)

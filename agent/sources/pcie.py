@@ -17,7 +17,6 @@ from functools import partial
 from agent.host import Host, KeptFiles
 from agent.sampling import source
 from agent.topology import pci, pcie_links
-from agent.topology.pci import DEVICES as ROOT, GPU, NVME, PciDevice, find_device_names
 from railscope.catalog import declare, pcie as catalog
 from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
 from railscope.frame import Entity, Event, NodeTimestamp
@@ -135,7 +134,7 @@ class PcieSource(source.SourceWithFiles):
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the relevant devices, and all devices between them and the processor."""
         try:
-            addresses = host.names(ROOT)
+            addresses = host.names(pci.DEVICES)
         except FileNotFoundError:
             addresses = []
         devices = pci.read_pci_devices(host)
@@ -146,18 +145,20 @@ class PcieSource(source.SourceWithFiles):
             entity = entities[address]
             for file in pcie_links.FILES:
                 metric, what = _LINKS[file]
-                if source.read_text(host, f"{ROOT}/{address}/{file}"):
+                if source.read_text(host, f"{pci.DEVICES}/{address}/{file}"):
                     plan.links.append((plan.columns.add(metric, entity), address, what))
             path = pcie_links.links_of_path(device.place.chain, roles)
-            if path and source.read_text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
+            if path and source.read_text(
+                host, f"{pci.DEVICES}/{path[-1].lower}/current_link_speed"
+            ):
                 metrics = catalog.PCIE_PATH_LIMIT, catalog.PCIE_PATH_BANDWIDTH
                 plan.paths.append((plan.columns.add_each(metrics, entity), path))
-                if device.role != GPU:
+                if device.role != pci.GPU:
                     column = plan.columns.add(catalog.PCIE_PATH_STATE, entity)
                     plan.states.append((column, path))
             _place_errors(host, plan, entity)
         lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
-        names = find_device_names(host, devices)
+        names = pci.find_device_names(host, devices)
         for address, entity in self._presence.learn(addresses, lasting, names).items():
             column = plan.columns.add(catalog.PCIE_PRESENT, entity)
             plan.present.append((column, address))
@@ -184,7 +185,7 @@ class PcieSource(source.SourceWithFiles):
 
     def _read_presence(self, host: Host, into: source.RowBuilder) -> None:
         try:
-            there = set(host.names(ROOT))
+            there = set(host.names(pci.DEVICES))
         except OSError as error:
             into.put_each((column for column, _ in self._plan.present), reason_of(error))
             return
@@ -221,7 +222,7 @@ def parse_aer(text: bytes) -> dict[str, int]:
 
 
 def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
-    directory = f"{ROOT}/{entity.key[0]}"
+    directory = f"{pci.DEVICES}/{entity.key[0]}"
     for severity in _SEVERITIES:
         path = f"{directory}/aer_dev_{severity}"
         positions = {
@@ -247,10 +248,12 @@ def _is_saving_power(host: Host, address: str) -> bool | Absent:
 
     A drive may, but not in D0 (Documentation/ABI/testing/sysfs-bus-pci, power_state).
     """
-    if pci.read_role(host, address) != NVME:
+    if pci.read_role(host, address) != pci.NVME:
         return False
     try:
-        power_state = host.read(f"{ROOT}/{address}/power_state").decode(errors="replace").strip()
+        power_state = (
+            host.read(f"{pci.DEVICES}/{address}/power_state").decode(errors="replace").strip()
+        )
     except FileNotFoundError:
         return Absent.UNSUPPORTED
     except OSError as error:
@@ -260,8 +263,8 @@ def _is_saving_power(host: Host, address: str) -> bool | Absent:
     return power_state != _AWAKE
 
 
-def _facts(host: Host, device: PciDevice) -> dict[str, str]:
-    directory = f"{ROOT}/{device.address}"
+def _facts(host: Host, device: pci.PciDevice) -> dict[str, str]:
+    directory = f"{pci.DEVICES}/{device.address}"
     return source.nonempty_facts(
         role=device.role,
         vendor=device.vendor,
@@ -271,9 +274,11 @@ def _facts(host: Host, device: PciDevice) -> dict[str, str]:
     )
 
 
-def _finding(devices: Mapping[str, PciDevice], errors: bool) -> source.ProbeFinding:  # noqa: FBT001 - a plain fact
+def _finding(devices: Mapping[str, pci.PciDevice], errors: bool) -> source.ProbeFinding:  # noqa: FBT001 - a plain fact
     if not devices:
-        return source.ProbeFinding.absent("PCIe devices", f"{ROOT} contains no GPU, NIC or drive")
+        return source.ProbeFinding.absent(
+            "PCIe devices", f"{pci.DEVICES} contains no GPU, NIC or drive"
+        )
     aer = f"{'with' if errors else 'without'} AER counters"
     what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
     return source.ProbeFinding.supported("PCIe devices", f"{what}, {aer}")

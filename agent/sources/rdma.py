@@ -19,8 +19,8 @@ from operator import ge
 from agent.host import Host
 from agent.sampling import counter_unwrap, source
 from agent.sources.source_bases import UnwrappingSource
+from agent.topology import rails
 from agent.topology.network import NetworkScanner, NodeNetwork
-from agent.topology.rails import BRIDGE
 from railscope.catalog import declare, rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity
@@ -140,7 +140,9 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         """Find all ports and all their counter files."""
         network = self._wiring.scan(host)
         there = _devices(host, network)
-        bridges = [device.whole for device in there if device.whole.facts.get("role") == BRIDGE]
+        bridges = [
+            device.whole for device in there if device.whole.facts.get("role") == rails.BRIDGE
+        ]
         devices = [device for device in there if device.whole not in bridges]
         columns = source.ColumnBuilder()
         files = [file for device in devices for file in counter_files(host, device)]

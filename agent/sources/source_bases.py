@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.host import Host
-from agent.sampling.counter_unwrap import CarriedCounters, CounterStateFile, CounterUnwrapper
-from agent.sampling.known_devices import failed_calls, find_hidden
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeFinding,
-    ProbeResult,
-    RowBuilder,
-    SourceWithoutResources,
-)
+from agent.sampling import counter_unwrap, known_devices, source as base
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
@@ -50,7 +42,7 @@ class NodeScan:
     """Entities with facts to report."""
     watched: dict[WatchedPart, dict[str, str]] = field(default_factory=dict)
     """By query and name: values that raise an event when they change; only those that could be read."""
-    findings: list[ProbeFinding] = field(default_factory=list)
+    findings: list[base.ProbeFinding] = field(default_factory=list)
     columns: dict[WatchedPart, tuple[Column, ...]] = field(default_factory=dict)
     failed: dict[WatchedPart, Absent] = field(default_factory=dict)
 
@@ -108,7 +100,7 @@ class WatchedValues:
         return found
 
 
-class ScanningSource(SourceWithoutResources, ABC):
+class ScanningSource(base.SourceWithoutResources, ABC):
     """A source that scans in its probe and reports in its read."""
 
     changed: EventClass
@@ -124,13 +116,13 @@ class ScanningSource(SourceWithoutResources, ABC):
     def scan(self, host: Host) -> NodeScan:
         """Scan the node."""
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> base.ProbeResult:
         """Scan, and create a column for every reading."""
         scan = self._fresh = self._complete_scan(host)
         self._columns = tuple(scan.readings)
-        return ProbeResult(self._columns, tuple(scan.described), tuple(scan.findings))
+        return base.ProbeResult(self._columns, tuple(scan.described), tuple(scan.findings))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: base.RowBuilder) -> None:
         """Report the probe's scan; if it is too old, scan again."""
         scan, self._fresh = self._fresh, None
         now = host.clock.now()
@@ -153,7 +145,7 @@ class ScanningSource(SourceWithoutResources, ABC):
             scan.columns[part] = self._known.get(part, scan.columns[part])
             for column in scan.columns[part]:
                 scan.readings.setdefault(column, reason)
-        failed = failed_calls(host)
+        failed = known_devices.failed_calls(host)
         incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
         for part, columns in self._known.items():
             if part[0] in incomplete or (part not in scan.columns and failed):
@@ -190,7 +182,7 @@ class KeyedFile:
     columns: list[tuple[int, Hashable]] = field(default_factory=list)
     _seen: frozenset[Hashable] = frozenset()
 
-    def place(self, host: Host, columns: ColumnBuilder, column_of: ColumnOfKey) -> None:
+    def place(self, host: Host, columns: base.ColumnBuilder, column_of: ColumnOfKey) -> None:
         """Add the columns of the keys that the file contains; none if it cannot be read."""
         try:
             values = self.parse(host.read(self.path))
@@ -201,7 +193,7 @@ class KeyedFile:
             if column := column_of(key):
                 self.columns.append((columns.add(*column), key))
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: base.RowBuilder) -> None:
         """Fill the columns; a key missing from the file is gone, a new one requests a probe."""
         try:
             values = self.parse(host.read(self.path))
@@ -214,7 +206,7 @@ class KeyedFile:
             into.put(column, values.get(key, Absent.GONE))
 
 
-class KeyedFileSource(SourceWithoutResources):
+class KeyedFileSource(base.SourceWithoutResources):
     """Base class of sources of keyed files."""
 
     def __init__(self, period_seconds: float = 10.0) -> None:
@@ -224,7 +216,7 @@ class KeyedFileSource(SourceWithoutResources):
     def _add_file(
         self,
         host: Host,
-        columns: ColumnBuilder,
+        columns: base.ColumnBuilder,
         path: str,
         parse: ParseFile,
         column_of: ColumnOfKey,
@@ -235,7 +227,7 @@ class KeyedFileSource(SourceWithoutResources):
         if file.columns:
             self._files.append(file)
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: base.RowBuilder) -> None:
         """Read each file once."""
         for file in self._files:
             file.read(host, into)
@@ -260,24 +252,26 @@ class UnwrappingSource:
     """
 
     def __init__(self) -> None:
-        self._unwraps: dict[str, CounterUnwrapper] = {}
-        self._memory: CounterStateFile | None = None
-        self._before: dict[str, CarriedCounters] = {}
+        self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
+        self._memory: counter_unwrap.CounterStateFile | None = None
+        self._before: dict[str, counter_unwrap.CarriedCounters] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: CounterStateFile) -> None:
+    def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
         """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()
 
     @property
-    def _carried(self) -> dict[str, CarriedCounters]:
+    def _carried(self) -> dict[str, counter_unwrap.CarriedCounters]:
         return {name: unwrap.carried for name, unwrap in self._unwraps.items()}
 
-    def _replace_unwraps(self, host: Host, unwraps: dict[str, CounterUnwrapper]) -> None:
+    def _replace_unwraps(
+        self, host: Host, unwraps: dict[str, counter_unwrap.CounterUnwrapper]
+    ) -> None:
         """Use the unwrappers of a new probe, which started with the state in `_before`."""
         self._unwraps = unwraps
-        self._before = find_hidden(host, self._before, self._carried)
+        self._before = known_devices.find_hidden(host, self._before, self._carried)
 
     def _save_unwraps(self, host: Host) -> None:
         if self._memory:

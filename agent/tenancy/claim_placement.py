@@ -16,7 +16,7 @@ import msgspec
 
 from agent.gpus.mig_slots import count_covered_slots
 from agent.sampling.source import ProbeFinding, format_count
-from agent.tenancy.claim_tracker import ProviderReport
+from agent.tenancy import claim_tracker
 from agent.tenancy.claims import NodeClaim
 from agent.tenancy.devices import NodeDevices
 from railscope.claim_terms import GPU_CAPACITY, parse_share
@@ -26,10 +26,10 @@ _MAX_QUOTED = 5
 
 
 def place_claims(
-    reports: Sequence[ProviderReport],
+    reports: Sequence[claim_tracker.ProviderReport],
     in_force: Callable[[str], tuple[NodeClaim, ...]],
     devices: NodeDevices,
-) -> tuple[list[ProviderReport], list[NodeClaim]]:
+) -> tuple[list[claim_tracker.ProviderReport], list[NodeClaim]]:
     """Return the reports with devices from other providers, and the claims without a device."""
     claimed = [(report.adapter, held) for report in reports for held in report.report.held]
     counts = [(adapter, held) for adapter, held in claimed if not held.gpu]

@@ -21,7 +21,7 @@ from agent.config import TenancySettings
 from agent.host import Host
 from agent.host.owners import KUBELET, PODS
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
-from agent.tenancy.claims import failure_finding
+from agent.tenancy import claims
 from agent.tenancy.devices import NodeDevices
 from railscope.pod_shares import PodEntry, PodShareRequests, requests_of
 
@@ -114,7 +114,7 @@ class PodRequests:
             self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
         except (OSError, msgspec.ValidationError) as error:
             remedy = f"check tenancy.kubelet_url {url}, kubelet_token_file and kubelet_ca_file"
-            self.findings = (failure_finding(SUBJECT, error, remedy),)
+            self.findings = (claims.failure_finding(SUBJECT, error, remedy),)
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
         found = {
             (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)

@@ -10,9 +10,7 @@ import msgspec
 import structlog
 
 from agent.sampling.source import ProbeFinding, ProbeVerdict
-from agent.tenancy.claim_tracker import ClaimTracker, ClaimTrackerState
-from agent.tenancy.claims import ClockHistory, ClockOffsets
-from agent.tenancy.devices import GpuNames
+from agent.tenancy import claim_tracker, claims, devices
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.frame import NodeTimestamp
 
@@ -28,9 +26,9 @@ class TenancyState(msgspec.Struct, frozen=True):
     """Content of the file; another format is treated as damaged."""
 
     format: Literal[1]
-    book: ClaimTrackerState
-    gpus: list[GpuNames]
-    clock: ClockOffsets | None = None
+    book: claim_tracker.ClaimTrackerState
+    gpus: list[devices.GpuNames]
+    clock: claims.ClockOffsets | None = None
 
 
 class TenancyStateFile:
@@ -68,9 +66,9 @@ class TenancyStateFile:
 
     def save(
         self,
-        book: ClaimTracker,
-        gpus: Mapping[str, GpuNames],
-        clock: ClockHistory,
+        book: claim_tracker.ClaimTracker,
+        gpus: Mapping[str, devices.GpuNames],
+        clock: claims.ClockHistory,
         now: NodeTimestamp,
         *,
         names_changed: bool,

@@ -21,7 +21,7 @@ from agent.host.owners import OWNER
 from agent.owners import FormatError, cgroup
 from agent.owners.runtimes import LibvirtDomain
 from agent.sampling import source
-from agent.tenancy.claims import ClaimReport, NodeClaim, absent_report, failed_report
+from agent.tenancy import claims
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.topology.pci import DEVICES, gpu_addresses, is_address
 from railscope.claim_terms import ClaimAuthority
@@ -88,30 +88,30 @@ class VirtualMachineProvider:
     """QEMU processes among the scanned ones, by process id."""
 
     def poll(
-        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
-    ) -> ClaimReport:
+        self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+    ) -> claims.ClaimReport:
         """Return the claims of running machines. No machine is read without a passed-through GPU."""
         passed = self._passed.scan(host)
         mediated = set(source.list_names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
-            return absent_report(SUBJECT, "no GPU is passed through")
+            return claims.absent_report(SUBJECT, "no GPU is passed through")
         try:
             domains = list(_read_running_domains(host))
             known = {domain.name for domain in domains}
             domains += [machine for machine in self._by_process(host) if machine.name not in known]
             held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
         except (OSError, msgspec.ValidationError) as error:
-            return failed_report(SUBJECT, error, "read the log of libvirtd")
+            return claims.failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
             f"{source.format_count(len(passed), 'GPU')} passed through, {len(held)} held by "
             "running virtual machines"
         )
-        return ClaimReport(tuple(held), (source.ProbeFinding.supported(SUBJECT, detail),))
+        return claims.ClaimReport(tuple(held), (source.ProbeFinding.supported(SUBJECT, detail),))
 
     def _held(
         self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
-    ) -> Iterator[NodeClaim]:
+    ) -> Iterator[claims.NodeClaim]:
         for address in domain.pci_addresses:
             whole = source.read_link_name(host, f"{DEVICES}/{address}/physfn")
             if address in passed and not whole:
@@ -131,8 +131,8 @@ class VirtualMachineProvider:
 
     def _claim(
         self, domain: LibvirtDomain, device: ClaimableDevice, *, exclusive: bool
-    ) -> NodeClaim:
-        return NodeClaim(
+    ) -> claims.NodeClaim:
+        return claims.NodeClaim(
             source=self.name,
             level=ClaimAuthority.NODE_PLUGIN,
             workload=domain.name or domain.uuid,

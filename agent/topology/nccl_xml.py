@@ -11,48 +11,41 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 
-from agent.topology.pci import (
-    NO_NUMA_NODE,
-    NcclFileError,
-    NcclTopology,
-    PciPlace,
-    is_address,
-    pci_address,
-)
+from agent.topology import pci as pci_tree
 
 _LINKS = {"nvlink": "NV", "xgmi": "XGMI"}
 _MASK_BITS = 32
 
 
-def parse_nccl_topology(content: bytes) -> NcclTopology:
+def parse_nccl_topology(content: bytes) -> pci_tree.NcclTopology:
     """Parse such a file. Raises NcclFileError."""
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
-        raise NcclFileError(message)
+        raise pci_tree.NcclFileError(message)
     try:
         root = ET.fromstring(content)  # noqa: S314 - the operator's file, and no entities
     except ET.ParseError as error:
         message = f"invalid XML: {error}"
-        raise NcclFileError(message) from error
+        raise pci_tree.NcclFileError(message) from error
     if root.tag != "system":
         message = f"unexpected root element {root.tag!r}: expected 'system'"
-        raise NcclFileError(message)
-    found = NcclTopology()
+        raise pci_tree.NcclFileError(message)
+    found = pci_tree.NcclTopology()
     for number, cpu in enumerate(root.findall("cpu")):
         node = cpu.get("numaid", "")
-        node = "" if node == NO_NUMA_NODE else node
+        node = "" if node == pci_tree.NO_NUMA_NODE else node
         if cpu.get("affinity"):
             found.cpus[node] = format_cpu_list(cpu.attrib["affinity"])
         for pci, above in _devices(cpu, ()):
-            _add_device(found, pci, PciPlace(f"cpu{number}", _chain(above, pci), node))
+            _add_device(found, pci, pci_tree.PciPlace(f"cpu{number}", _chain(above, pci), node))
     return found
 
 
-def _add_device(found: NcclTopology, pci: ET.Element, place: PciPlace) -> None:
+def _add_device(found: pci_tree.NcclTopology, pci: ET.Element, place: pci_tree.PciPlace) -> None:
     address = place.address
     if address in found.places:
         message = f"duplicate PCI address {address}"
-        raise NcclFileError(message)
+        raise pci_tree.NcclFileError(message)
     found.places[address] = place
     found.classes[address] = pci.get("class", "")
     for net in pci.findall("nic/net"):
@@ -60,8 +53,8 @@ def _add_device(found: NcclTopology, pci: ET.Element, place: PciPlace) -> None:
     counts: Counter[tuple[str, str]] = Counter()
     for tag, kind in _LINKS.items():
         for link in pci.findall(f"gpu/{tag}"):
-            target = pci_address(link.get("target", ""))
-            if is_address(target) and target != address:
+            target = pci_tree.pci_address(link.get("target", ""))
+            if pci_tree.is_address(target) and target != address:
                 counts[target, kind] += _link_count(link)
     for (target, kind), count in counts.items():
         found.links[address, target] = kind, count
@@ -71,7 +64,7 @@ def _link_count(link: ET.Element) -> int:
     text = link.get("count", "1")
     if not text.isdecimal():
         message = f"invalid number of links {text!r}"
-        raise NcclFileError(message)
+        raise pci_tree.NcclFileError(message)
     return int(text)
 
 
@@ -87,12 +80,12 @@ def _devices(
 def _address(pci: ET.Element) -> str:
     bus_id = pci.get("busid", "")
     try:
-        address = pci_address(bus_id)
+        address = pci_tree.pci_address(bus_id)
     except ValueError:
         address = ""
-    if not is_address(address):
+    if not pci_tree.is_address(address):
         message = f"invalid busid {bus_id!r}: expected a PCI address such as 0000:3b:00.0"
-        raise NcclFileError(message)
+        raise pci_tree.NcclFileError(message)
     return address
 
 
@@ -116,7 +109,7 @@ def format_cpu_list(mask: str) -> str:
             value = value << _MASK_BITS | int(part, 16)
     except ValueError:
         message = f"invalid affinity {mask!r}: expected a CPU mask"
-        raise NcclFileError(message) from None
+        raise pci_tree.NcclFileError(message) from None
     ranges, cpu = [], 0
     while value >> cpu:
         if value >> cpu & 1:

@@ -17,7 +17,6 @@ from agent.host import Host
 from agent.sampling.known_devices import FailedCall, failed_calls, repeat_failures, unwrap_host
 from agent.sampling.source import list_names, network_file, nonempty_facts, read_text
 from agent.topology import pci, rails as rail_map
-from agent.topology.pci import NET_CLASS, RDMA_CLASS, PciDevice, bus_order, pci_functions, pci_slot
 from railscope.catalog.entities import NIC
 from railscope.frame import Entity
 
@@ -81,7 +80,7 @@ class NetworkDevice:
     `gpu` is the address of its GPU; `why` explains the role and the rail.
     """
 
-    device: PciDevice
+    device: pci.PciDevice
     rdma: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     link_layer: str = ""
@@ -112,7 +111,7 @@ class NetworkDevice:
         return nonempty_facts(role=self.role, rail="" if self.rail is None else str(self.rail))
 
 
-NO_NETWORK_DEVICE = NetworkDevice(PciDevice("", "", "", pci.PciPlace("", ("",))))
+NO_NETWORK_DEVICE = NetworkDevice(pci.PciDevice("", "", "", pci.PciPlace("", ("",))))
 """Placeholder for a device that is not on the PCI bus: it has neither role nor rail."""
 
 
@@ -126,7 +125,7 @@ class NodeNetwork:
     """
 
     devices: tuple[NetworkDevice, ...] = ()
-    gpus: tuple[PciDevice, ...] = ()
+    gpus: tuple[pci.PciDevice, ...] = ()
     gpu_rails: Mapping[str, int] = field(default_factory=dict)
     nic_by_gpu: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -171,7 +170,8 @@ class NetworkScanner:
         same.
         """
         there = tuple(
-            tuple(list_names(host, directory)) for directory in (pci.DEVICES, RDMA_CLASS, NET_CLASS)
+            tuple(list_names(host, directory))
+            for directory in (pci.DEVICES, pci.RDMA_CLASS, pci.NET_CLASS)
         )
         now_ns, last = host.clock.now().boot_ns, self._last
         if last and last.serves(host, there, now_ns):
@@ -189,7 +189,7 @@ class NetworkScanner:
         """Return every interface whose driver identifies itself."""
         network = self.scan(host)
         found = []
-        for interface in list_names(host, NET_CLASS):
+        for interface in list_names(host, pci.NET_CLASS):
             try:
                 driver = host.call("ethtool", "driver", interface)
             except OSError:  # virtual, or denied: source `nic` reports it
@@ -197,7 +197,7 @@ class NetworkScanner:
             found.append(nic_entity(interface, driver, network.at(driver.get("bus", ""))))
         return tuple(found)
 
-    def network(self, host: Host, devices: Iterable[PciDevice]) -> NodeNetwork:
+    def network(self, host: Host, devices: Iterable[pci.PciDevice]) -> NodeNetwork:
         """Return the network devices, given the devices of the PCI bus."""
         there = list(devices)
         gpus = pci.gpus_among(there)
@@ -219,7 +219,7 @@ class NetworkScanner:
             else _without_gpus(device)
             for device in named
         ]
-        final.sort(key=lambda device: bus_order(device.address))
+        final.sort(key=lambda device: pci.bus_order(device.address))
         nics = dict(zip(addresses, assignment.nics, strict=True))
         rails = dict(zip(addresses, assignment.rails, strict=True))
         if self.rules.name_rails:
@@ -240,7 +240,7 @@ class NetworkScanner:
             return replace(device, role=rail_map.BRIDGE, why="SW_MNG in its vital product data")
         return device
 
-    def _is_bridge(self, host: Host, device: PciDevice) -> bool:
+    def _is_bridge(self, host: Host, device: pci.PciDevice) -> bool:
         """True if a function leads to an NVSwitch. Its slow vital product data is read once.
 
         The data is readable by root only; if it cannot be read, the function counts as a NIC.
@@ -274,7 +274,7 @@ class NetworkScanner:
             if (
                 other
                 and not self.rules.rail(device.names)
-                and pci_slot(other.address) != pci_slot(device.address)
+                and pci.pci_slot(other.address) != pci.pci_slot(device.address)
             ):
                 problems.append(
                     f"conflicting rail {device.rail} of {device.names[0]} "
@@ -284,9 +284,12 @@ class NetworkScanner:
         return found, problems
 
 
-def _find_network_devices(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
+def _find_network_devices(host: Host, devices: list[pci.PciDevice]) -> list[NetworkDevice]:
     """Return all functions of the bus that are network devices, with their names."""
-    rdma, interfaces = pci_functions(host, RDMA_CLASS), pci_functions(host, NET_CLASS)
+    rdma, interfaces = (
+        pci.pci_functions(host, pci.RDMA_CLASS),
+        pci.pci_functions(host, pci.NET_CLASS),
+    )
     by_address = {device.address: device for device in devices}
     there = {d.address for d in devices if d.role == pci.NIC}
     found = []
@@ -294,9 +297,11 @@ def _find_network_devices(host: Host, devices: list[PciDevice]) -> list[NetworkD
         names_ = tuple(name for name, at in rdma.items() if at == address)
         nets = [name for name, at in interfaces.items() if at == address]
         nets += [
-            net for name in names_ for net in list_names(host, f"{RDMA_CLASS}/{name}/device/net")
+            net
+            for name in names_
+            for net in list_names(host, f"{pci.RDMA_CLASS}/{name}/device/net")
         ]
-        device = by_address.get(address) or PciDevice(
+        device = by_address.get(address) or pci.PciDevice(
             pci.NIC,
             read_text(host, f"{pci.DEVICES}/{address}/vendor"),
             read_text(host, f"{pci.DEVICES}/{address}/device"),
@@ -310,16 +315,18 @@ def _find_network_devices(host: Host, devices: list[PciDevice]) -> list[NetworkD
 
 
 def _link_layer(host: Host, device: str) -> str:
-    ports = list_names(host, f"{RDMA_CLASS}/{device}/ports")
-    return read_text(host, f"{RDMA_CLASS}/{device}/ports/{ports[0]}/link_layer") if ports else ""
+    ports = list_names(host, f"{pci.RDMA_CLASS}/{device}/ports")
+    return (
+        read_text(host, f"{pci.RDMA_CLASS}/{device}/ports/{ports[0]}/link_layer") if ports else ""
+    )
 
 
 def _group_by_slot(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice]]:
     """Return NICs that may be rails: RDMA functions by slot, in the order of their functions."""
     units: dict[str, list[NetworkDevice]] = {}
-    for device in sorted(devices, key=lambda device: bus_order(device.address)):
+    for device in sorted(devices, key=lambda device: pci.bus_order(device.address)):
         if device.rdma and device.role in {"", rail_map.COMPUTE}:
-            units.setdefault(pci_slot(device.address), []).append(device)
+            units.setdefault(pci.pci_slot(device.address), []).append(device)
     return units
 
 
@@ -369,7 +376,7 @@ def _with_other_role(
         return replace(device, why=f"RDMA, but no NIC of this node has a rail: {device.why}")
     if device.rdma:
         return replace(device, role=rail_map.STORAGE, why=f"RDMA, but no rail: {device.why}")
-    speeds = [read_text(host, f"{NET_CLASS}/{name}/speed") for name in device.interfaces]
+    speeds = [read_text(host, f"{pci.NET_CLASS}/{name}/speed") for name in device.interfaces]
     if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
         return replace(device, role=rail_map.STORAGE, why="no RDMA, but 40 Gb/s or more")
     return replace(device, role=rail_map.MANAGEMENT, why="no RDMA, and less than 40 Gb/s")

@@ -12,10 +12,8 @@ from itertools import permutations
 
 from agent.host import Host, Json
 from agent.sampling.source import call_nvml
-from agent.topology import pci
+from agent.topology import pci, pcie_links, rails
 from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
-from agent.topology.pcie_links import PcieLinkState, link_files, read_links
-from agent.topology.rails import RailRules
 
 _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
 _MAX_LINKS = 36
@@ -144,7 +142,7 @@ class NodeTopology:
 
     devices: Mapping[str, pci.PciDevice]
     names: Mapping[str, list[str]]
-    links: Mapping[str, PcieLinkState]
+    links: Mapping[str, pcie_links.PcieLinkState]
     cpus: Mapping[str, str]
     gpus: tuple[TopologyGpu, ...]
     network: NodeNetwork
@@ -177,7 +175,7 @@ class NodeTopology:
         return known.place if known else self.network.at(address).device.place
 
 
-def read_topology(host: Host, rules: RailRules) -> NodeTopology:
+def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
     """Return the node as it is now."""
     tree = rules.tree or pci.NcclTopology()
     devices = pci.read_pci_devices(host, tree.places)
@@ -187,8 +185,8 @@ def read_topology(host: Host, rules: RailRules) -> NodeTopology:
     for position, device in enumerate(network.gpus):
         links = reported.get(device.address)
         gpus.append(TopologyGpu(links.index if links else position, device, links))
-    files = host.keep(link_files(devices))
-    states = read_links(files, devices)
+    files = host.keep(pcie_links.link_files(devices))
+    states = pcie_links.read_links(files, devices)
     files.close()
     bonds = {pair: f"{kind}{count}" for pair, (kind, count) in tree.links.items()}
     bonded = count_bonded_links(tuple(reported.values()))

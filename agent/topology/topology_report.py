@@ -13,19 +13,15 @@ from typing import Any
 
 from agent.config import TopologySettings
 from agent.host import Host
-from agent.topology import pci
+from agent.topology import node_topology, pci, pcie_links, rails
 from agent.topology.network import NetworkDevice
-from agent.topology.node_topology import NodeTopology, TopologyGpu, read_topology
-from agent.topology.pci import DISTANCE_MEANINGS, PciDevice, bus_order
-from agent.topology.pcie_links import PcieLinkState
-from agent.topology.rails import parse_rail_rules
 from railscope.reading import Absent, Reading
 
 _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _NONE = "N/A"
 
 
-def distance_matrix(node: NodeTopology) -> tuple[list[str], list[list[str]]]:
+def distance_matrix(node: node_topology.NodeTopology) -> tuple[list[str], list[list[str]]]:
     """Return the column heads, and a row for each GPU and each NIC, with its name first.
 
     Rows of GPUs end with CPUs, NUMA node and NUMA node of the GPU's memory.
@@ -48,13 +44,13 @@ def distance_matrix(node: NodeTopology) -> tuple[list[str], list[list[str]]]:
     return [*(name for name, _ in ends), *_AFFINITY], rows
 
 
-def matrix_nics(node: NodeTopology) -> list[tuple[str, NetworkDevice]]:
+def matrix_nics(node: node_topology.NodeTopology) -> list[tuple[str, NetworkDevice]]:
     """Return RDMA devices by name, in the order of the table: mlx5_2 precedes mlx5_10."""
     named = [(name, nic) for nic in node.nics for name in nic.rdma]
     return sorted(named, key=lambda entry: _natural_order(entry[0]))
 
 
-def format_matrix(node: NodeTopology) -> str:
+def format_matrix(node: node_topology.NodeTopology) -> str:
     """Format the table and its legends like nvidia-smi: columns separated by tabs."""
     heads, rows = distance_matrix(node)
     lines = ["\t" + "\t".join(heads)]
@@ -67,7 +63,7 @@ def format_matrix(node: NodeTopology) -> str:
     lines += ["", "Legend:", "", "  X    = Self"]
     lines += [
         f"  {distance.name:<4} = {meaning}"
-        for distance, meaning in DISTANCE_MEANINGS.items()
+        for distance, meaning in pci.DISTANCE_MEANINGS.items()
         if distance.name != "P2C" or "P2C" in used
     ]
     lines.append("  NV#  = Connection traversing a bonded set of # NVLinks")
@@ -88,7 +84,7 @@ _INNER = ">"
 """Separator in the name of the downstream port of a switch in a topology file."""
 
 
-def as_text(node: NodeTopology) -> str:
+def as_text(node: node_topology.NodeTopology) -> str:
     """Return the tree, the table, the rail of each GPU, and the roles of the other network devices."""
     parts = [
         "\n".join(_tree_lines(node)) + "\n",
@@ -104,7 +100,7 @@ def as_text(node: NodeTopology) -> str:
     return "\n".join(parts)
 
 
-def as_json(node: NodeTopology) -> dict[str, Any]:
+def as_json(node: node_topology.NodeTopology) -> dict[str, Any]:
     """Return the same as plain numbers, strings, lists and dictionaries."""
     heads, rows = distance_matrix(node)
     return {
@@ -124,11 +120,11 @@ def as_json(node: NodeTopology) -> dict[str, Any]:
 # Text -------------------------------------------------------------------------------------------
 
 
-def _tree_lines(node: NodeTopology) -> Iterator[str]:
+def _tree_lines(node: node_topology.NodeTopology) -> Iterator[str]:
     places = [device.place for device in node.devices.values()]
     of_bridge = {place.bridge: place.numa_node for place in places if place.numa_node}
 
-    def numa_node_of(device: PciDevice) -> str:
+    def numa_node_of(device: pci.PciDevice) -> str:
         """Return its NUMA node; for a port without one, that of devices at the same host bridge."""
         return device.place.numa_node or of_bridge.get(device.place.bridge, "")
 
@@ -143,7 +139,9 @@ def _tree_lines(node: NodeTopology) -> Iterator[str]:
             yield from _device_lines(node, below)
 
 
-def _device_lines(node: NodeTopology, devices: Iterable[PciDevice]) -> Iterator[str]:
+def _device_lines(
+    node: node_topology.NodeTopology, devices: Iterable[pci.PciDevice]
+) -> Iterator[str]:
     """Yield a line for each device, and for switches that are in a topology file only."""
     shown: set[str] = set()
     for device in devices:
@@ -162,7 +160,7 @@ def _line(depth: int, address: str, what: str) -> str:
     return f"    {'  ' * depth}{address} {what}"
 
 
-def _describe(node: NodeTopology, device: PciDevice) -> str:
+def _describe(node: node_topology.NodeTopology, device: pci.PciDevice) -> str:
     gpu = _gpu_at(node, device)
     names = [f"GPU{gpu.index} {gpu.model}"] if gpu else node.names.get(device.address, [])
     network = node.network.at(device.address)
@@ -171,7 +169,7 @@ def _describe(node: NodeTopology, device: PciDevice) -> str:
     return ", ".join([" ".join(filter(None, terms)), *_format_link(node.links[device.address])])
 
 
-def _device_kind(node: NodeTopology, device: PciDevice) -> str:
+def _device_kind(node: node_topology.NodeTopology, device: pci.PciDevice) -> str:
     if device.role != pci.BRIDGE:
         return "" if _gpu_at(node, device) else device.role
     depth = len([a for a in device.place.chain[:-1] if a in node.devices])
@@ -180,11 +178,13 @@ def _device_kind(node: NodeTopology, device: PciDevice) -> str:
     return "switch" if depth % 2 else "switch port"
 
 
-def _gpu_at(node: NodeTopology, device: PciDevice) -> TopologyGpu | None:
+def _gpu_at(
+    node: node_topology.NodeTopology, device: pci.PciDevice
+) -> node_topology.TopologyGpu | None:
     return next((gpu for gpu in node.gpus if gpu.address == device.address), None)
 
 
-def _format_link(state: PcieLinkState) -> list[str]:
+def _format_link(state: pcie_links.PcieLinkState) -> list[str]:
     """Format speed and width, with the maximum if that is more: `32 GT/s x16`, `16 of 32 GT/s x16`."""
     speed = _format_value(state.speed, state.speed_limit, _MEGATRANSFERS)
     width = _format_value(state.width, state.width_limit, 1)
@@ -200,7 +200,7 @@ def _format_value(now: Reading, limit: Reading, scale: int) -> str:
     return f"{now / scale:g} of {limit / scale:g}"
 
 
-def _rail_lines(node: NodeTopology) -> Iterator[str]:
+def _rail_lines(node: node_topology.NodeTopology) -> Iterator[str]:
     """Yield the rail of each GPU, and the roles of the other network devices."""
     if node.gpus:
         yield "Rails:"
@@ -221,13 +221,17 @@ def _rail_lines(node: NodeTopology) -> Iterator[str]:
         yield f"  {' '.join(device.names)}: {device.role or 'role unknown'}; {device.why}"
 
 
-def _format_reason(node: NodeTopology, gpu: TopologyGpu, nic: NetworkDevice) -> str:
+def _format_reason(
+    node: node_topology.NodeTopology, gpu: node_topology.TopologyGpu, nic: NetworkDevice
+) -> str:
     """Return the reason for assigning a NIC to this GPU, with the distance if it is not included."""
     apart = node.apart(gpu.address, nic.address)
     return nic.why if nic.why.startswith(apart) else f"{apart}, {nic.why}"
 
 
-def _nics_of_gpu(node: NodeTopology, gpu: TopologyGpu) -> list[NetworkDevice]:
+def _nics_of_gpu(
+    node: node_topology.NodeTopology, gpu: node_topology.TopologyGpu
+) -> list[NetworkDevice]:
     """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
     own = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.nic_by_gpu.get(gpu.address, "")
@@ -235,13 +239,13 @@ def _nics_of_gpu(node: NodeTopology, gpu: TopologyGpu) -> list[NetworkDevice]:
 
 
 def _sortable(address: str) -> tuple[int, ...]:
-    return bus_order(address.rpartition(_INNER)[2])
+    return pci.bus_order(address.rpartition(_INNER)[2])
 
 
 # JSON -------------------------------------------------------------------------------------------
 
 
-def _device_json(node: NodeTopology, device: PciDevice) -> dict[str, Any]:
+def _device_json(node: node_topology.NodeTopology, device: pci.PciDevice) -> dict[str, Any]:
     state = node.links[device.address]
     return {
         "address": device.address,
@@ -265,7 +269,7 @@ def _device_json(node: NodeTopology, device: PciDevice) -> dict[str, Any]:
     }
 
 
-def _gpu_json(node: NodeTopology, gpu: TopologyGpu) -> dict[str, Any]:
+def _gpu_json(node: node_topology.NodeTopology, gpu: node_topology.TopologyGpu) -> dict[str, Any]:
     return {
         "index": gpu.index,
         "address": gpu.address,
@@ -295,6 +299,6 @@ def show_topology(host: Host, settings: TopologySettings, form: str) -> tuple[st
 
     Raises SettingsError for settings that are invalid on every node.
     """
-    node = read_topology(host, parse_rail_rules(settings))
+    node = node_topology.read_topology(host, rails.parse_rail_rules(settings))
     shown = json.dumps(as_json(node), indent=1) + "\n" if form == "json" else as_text(node)
     return shown, not node.network.problems

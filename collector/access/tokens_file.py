@@ -15,16 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from collector.access.credentials import (
-    MAX_RANK,
-    Credential,
-    CredentialEntry,
-    CredentialKey,
-    Credentials,
-    Role,
-    load_credentials,
-    parse_credentials,
-)
+from collector.access import credentials as credential_types
 from railscope.durable_files import write_durably
 
 _WATCH_SECONDS = 1.0
@@ -37,15 +28,15 @@ class TokensFile:
     """Credentials in force: the last that could be read. Raises SettingsError at the start."""
 
     path: Path
-    on_change: Callable[[Credentials], None] = lambda _credentials: None
-    credentials: Credentials = field(init=False)
+    on_change: Callable[[credential_types.Credentials], None] = lambda _credentials: None
+    credentials: credential_types.Credentials = field(init=False)
     valid: bool = True
     """True if the current content of the file could be read."""
     _seen: bytes = b""
     _judged: bytes = b""
 
     def __post_init__(self) -> None:
-        self.credentials = load_credentials(self.path)
+        self.credentials = credential_types.load_credentials(self.path)
 
     async def watch(self) -> None:
         """Read the file after each change, until cancelled."""
@@ -57,7 +48,7 @@ class TokensFile:
                 self.on_change(found)
             await asyncio.sleep(_WATCH_SECONDS)
 
-    def read(self) -> Credentials | None:
+    def read(self) -> credential_types.Credentials | None:
         """Return the content of the file if it has changed and can be read. Blocking.
 
         A change takes effect when two consecutive reads agree: a file that is being written is empty at
@@ -70,7 +61,7 @@ class TokensFile:
             if changing or digest == self._judged:
                 return None
             self._judged = digest
-            found = parse_credentials(content.decode())
+            found = credential_types.parse_credentials(content.decode())
         except (OSError, ValueError) as error:
             if self.valid or not isinstance(error, OSError):
                 log.error(
@@ -97,7 +88,7 @@ class CredentialChange:
 
     type: str
     """Type of the audit record: identity.enrol_approve, rotate or revoke."""
-    holder: Credential | None
+    holder: credential_types.Credential | None
     """None for the revocation of a certificate that the file does not list."""
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -108,11 +99,11 @@ class _StoredEntry(msgspec.Struct, frozen=True):
 
     kind: str
     value: str
-    role: Role
+    role: credential_types.Role
     name: str
     tenant: str
     until_ns: int | None
-    max_rank: int = MAX_RANK
+    max_rank: int = credential_types.MAX_RANK
 
 
 class _StoredCredentials(msgspec.Struct, frozen=True):
@@ -125,20 +116,22 @@ class RecordedCredentials:
     """Credentials that are recorded in the audit log. Blocking; raises OSError."""
 
     path: Path
-    credentials: Credentials = field(default_factory=Credentials)
+    credentials: credential_types.Credentials = field(default_factory=credential_types.Credentials)
 
     def read(self) -> None:
         """Read the stored state. Raises MsgspecError if the file is damaged."""
         if not self.path.exists():
             return
         state = msgspec.json.decode(self.path.read_bytes(), type=_StoredCredentials)
-        entries: dict[CredentialKey, CredentialEntry] = {}
+        entries: dict[credential_types.CredentialKey, credential_types.CredentialEntry] = {}
         for one in state.entries:
-            credential = Credential(one.name, one.role, one.tenant, one.max_rank)
-            entries[CredentialKey(one.kind, one.value)] = CredentialEntry(credential, one.until_ns)
-        self.credentials = Credentials(entries, frozenset(state.revoked))
+            credential = credential_types.Credential(one.name, one.role, one.tenant, one.max_rank)
+            entries[credential_types.CredentialKey(one.kind, one.value)] = (
+                credential_types.CredentialEntry(credential, one.until_ns)
+            )
+        self.credentials = credential_types.Credentials(entries, frozenset(state.revoked))
 
-    def keep(self, credentials: Credentials) -> None:
+    def keep(self, credentials: credential_types.Credentials) -> None:
         """Store these credentials as recorded; durable on return."""
         entries = [
             _StoredEntry(**asdict(key), **asdict(entry.credential), until_ns=entry.until_ns)
@@ -149,7 +142,9 @@ class RecordedCredentials:
         self.credentials = credentials
 
 
-def find_changes(old: Credentials, new: Credentials) -> list[CredentialChange]:
+def find_changes(
+    old: credential_types.Credentials, new: credential_types.Credentials
+) -> list[CredentialChange]:
     """Return the changes to record, by holder."""
     before, after = _by_holder(old.entries), _by_holder(new.entries)
     found = []
@@ -168,19 +163,23 @@ def find_changes(old: Credentials, new: Credentials) -> list[CredentialChange]:
     return found
 
 
-def _certificates(digests: frozenset[str]) -> list[CredentialKey]:
-    return [CredentialKey("certificate", digest) for digest in sorted(digests)]
+def _certificates(digests: frozenset[str]) -> list[credential_types.CredentialKey]:
+    return [credential_types.CredentialKey("certificate", digest) for digest in sorted(digests)]
 
 
 def _by_holder(
-    entries: Mapping[CredentialKey, CredentialEntry],
-) -> dict[Credential, dict[CredentialKey, str]]:
-    found: dict[Credential, dict[CredentialKey, str]] = {}
+    entries: Mapping[credential_types.CredentialKey, credential_types.CredentialEntry],
+) -> dict[credential_types.Credential, dict[credential_types.CredentialKey, str]]:
+    found: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
     for key, entry in entries.items():
         credential = entry.credential
         until = "" if entry.until_ns is None else f" until {entry.until_ns // 10**9}"
-        rank = f" max_rank {credential.max_rank}" if credential.max_rank != MAX_RANK else ""
-        holder = replace(credential, max_rank=MAX_RANK)
+        rank = (
+            f" max_rank {credential.max_rank}"
+            if credential.max_rank != credential_types.MAX_RANK
+            else ""
+        )
+        holder = replace(credential, max_rank=credential_types.MAX_RANK)
         found.setdefault(holder, {})[key] = f"{key.short}{until}{rank}"
     return found
 

@@ -17,8 +17,7 @@ from typing import Any
 from collector.account.account_sums import AmountTotals, GpuTimeAccount, gpu_nanoseconds, month_of
 from collector.files.watched_file import FileError, WatchedFile, parse_span, read_rows
 from collector.fleet.view_cells import ViewCell
-from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.tiling import HELD, SlotState
+from collector.metering import measures, tiling
 from collector.metering.units import Units
 from railscope.catalog import account as catalog, declare
 from railscope.claim_terms import GPU_CAPACITY
@@ -102,12 +101,12 @@ def quotas_file(path: Path | None) -> WatchedFile[Quotas]:
 
 
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
-_AMOUNTS: dict[CountedQuantity, declare.Metric] = {
-    CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
-    CountedQuantity.USED: catalog.TENANT_BUSY,
-    CountedQuantity.MEMORY: catalog.TENANT_MEMORY,
-    CountedQuantity.RECEIVED: catalog.TENANT_RECEIVED,
-    CountedQuantity.TRANSMITTED: catalog.TENANT_TRANSMITTED,
+_AMOUNTS: dict[measures.CountedQuantity, declare.Metric] = {
+    measures.CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
+    measures.CountedQuantity.USED: catalog.TENANT_BUSY,
+    measures.CountedQuantity.MEMORY: catalog.TENANT_MEMORY,
+    measures.CountedQuantity.RECEIVED: catalog.TENANT_RECEIVED,
+    measures.CountedQuantity.TRANSMITTED: catalog.TENANT_TRANSMITTED,
 }
 
 
@@ -130,7 +129,7 @@ def tenant_cells(
             )
         yield ViewCell(catalog.TENANT_GPUS, (tenant,), float(held.get(tenant, 0) / GPU_CAPACITY))
     for key, amount in sorted(amounts.items()):
-        if key.use is AmountAttribution.ATTRIBUTED and key.tenant:
+        if key.use is measures.AmountAttribution.ATTRIBUTED and key.tenant:
             metric = _AMOUNTS[key.measure]
             value = amount * metric.scale.numerator / metric.scale.denominator
             yield ViewCell(metric, (key.tenant,), value)
@@ -151,14 +150,14 @@ def account_json(account: GpuTimeAccount) -> dict[str, Any]:
     the capacity.
     """
     states = gpu_nanoseconds(account.states())
-    held_ns = sum(states[state] for state in HELD)
+    held_ns = sum(states[state] for state in tiling.HELD)
     return {
         "until_ns": str(account.until_ns),
         "gpus": account.gpus,
         "capacity_ns": str(account.capacity // GPU_CAPACITY),
         "held_ns": str(held_ns),
-        "idle_ns": str(states[SlotState.IDLE]),
-        "unknown_ns": str(states[SlotState.UNKNOWN]),
+        "idle_ns": str(states[tiling.SlotState.IDLE]),
+        "unknown_ns": str(states[tiling.SlotState.UNKNOWN]),
         "states": {state.value: str(ns) for state, ns in states.items()},
         "balances": account.balances,
         "clock_suspect": [
@@ -172,8 +171,11 @@ def account_json(account: GpuTimeAccount) -> dict[str, Any]:
     }
 
 
-def _tenant_json(states: Mapping[SlotState, int]) -> dict[str, Any]:
-    observed, inferred = states.get(SlotState.OBSERVED, 0), states.get(SlotState.INFERRED, 0)
+def _tenant_json(states: Mapping[tiling.SlotState, int]) -> dict[str, Any]:
+    observed, inferred = (
+        states.get(tiling.SlotState.OBSERVED, 0),
+        states.get(tiling.SlotState.INFERRED, 0),
+    )
     return {
         "held_ns": str(observed + inferred),
         "held_observed_ns": str(observed),

@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from collector.evidence.gpu_evidence import AssembledGpu
 from collector.ledger.day_tiling import DayTiling, MeasuredShare
-from collector.metering.evidence import ClockDoubt
-from collector.metering.measures import AmountAttribution, CountedQuantity, owners, shares
-from collector.metering.tiling import HELD, SlotState, TilingEntry
+from collector.metering import evidence, measures, tiling
 from collector.metering.units import Tiling, Units, exact, round_parts
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
@@ -30,14 +28,14 @@ class TimeKey(NamedTuple):
     """Key of an amount of time."""
 
     day: int
-    state: SlotState
+    state: tiling.SlotState
     tenant: str
 
 
 class StateUnits(NamedTuple):
     """Number of units of a GPU in a state."""
 
-    state: SlotState
+    state: tiling.SlotState
     tenant: str
     units: Units
 
@@ -55,7 +53,7 @@ def add_span(sums: TimeSums, rate: StateUnits, start_ns: int, end_ns: int) -> No
         start_ns = until_ns
 
 
-def sum_entries(entries: Iterable[TilingEntry]) -> TimeSums:
+def sum_entries(entries: Iterable[tiling.TilingEntry]) -> TimeSums:
     """Return the sums of entries: all compute slots of the GPU, each once."""
     sums: TimeSums = {}
     for entry in entries:
@@ -89,7 +87,7 @@ class GpuTimeAccount:
     gpus: int
     capacity: Units
     sums: Mapping[TimeKey, Units] = field(default_factory=dict)
-    clock_suspect: Mapping[ClockDoubt, int] = field(default_factory=dict)
+    clock_suspect: Mapping[evidence.ClockDoubt, int] = field(default_factory=dict)
     """GPU-days of the ledger with evidence that was received while the collector's clock was suspect."""
 
     @property
@@ -97,16 +95,16 @@ class GpuTimeAccount:
         """True if the states add up to the capacity, to the unit and nanosecond."""
         return sum(self.sums.values()) == self.capacity
 
-    def states(self) -> dict[SlotState, Units]:
+    def states(self) -> dict[tiling.SlotState, Units]:
         """Return cap-unit-nanoseconds by state."""
-        found: dict[SlotState, Units] = dict.fromkeys(SlotState, 0)
+        found: dict[tiling.SlotState, Units] = dict.fromkeys(tiling.SlotState, 0)
         for key, quantity in self.sums.items():
             found[key.state] = exact(found[key.state] + quantity)
         return found
 
-    def tenants(self) -> dict[str, dict[SlotState, Units]]:
+    def tenants(self) -> dict[str, dict[tiling.SlotState, Units]]:
         """Return the same by tenant, for tenants with any."""
-        found: dict[str, dict[SlotState, Units]] = {}
+        found: dict[str, dict[tiling.SlotState, Units]] = {}
         for key, quantity in sorted(self.sums.items()):
             if key.tenant:
                 states = found.setdefault(key.tenant, {})
@@ -117,12 +115,12 @@ class GpuTimeAccount:
         """Return the time held by each tenant on days of [first, end): of open days, or of whole months."""
         found: dict[str, Units] = {}
         for key, quantity in self.sums.items():
-            if key.state in HELD and first_day <= key.day < end_day:
+            if key.state in tiling.HELD and first_day <= key.day < end_day:
                 found[key.tenant] = exact(found.get(key.tenant, 0) + quantity)
         return found
 
 
-def gpu_nanoseconds(parts: Mapping[SlotState, Units]) -> dict[SlotState, int]:
+def gpu_nanoseconds(parts: Mapping[tiling.SlotState, Units]) -> dict[tiling.SlotState, int]:
     """Return GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum."""
     whole = {name: Fraction(units) / GPU_CAPACITY for name, units in parts.items()}
     return round_parts(whole, int(sum(whole.values(), Fraction(0))))
@@ -131,8 +129,8 @@ def gpu_nanoseconds(parts: Mapping[SlotState, Units]) -> dict[SlotState, int]:
 class AmountKey(NamedTuple):
     """Key of an amount."""
 
-    measure: CountedQuantity
-    use: AmountAttribution
+    measure: measures.CountedQuantity
+    use: measures.AmountAttribution
     tenant: str
 
 
@@ -146,7 +144,7 @@ class DaySums(NamedTuple):
 
     times: TimeSums
     amounts: AmountTotals
-    clock_suspect: tuple[ClockDoubt, ...]
+    clock_suspect: tuple[evidence.ClockDoubt, ...]
 
     @classmethod
     def of(cls, day: DayTiling | None) -> DaySums:
@@ -216,7 +214,7 @@ def totals_of_shares(found: Iterable[MeasuredShare]) -> AmountTotals:
 
 def count_amounts(known: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
     """Return the amounts of readings after the start and up to the end, by day."""
-    owned = owners(known.evidence)
+    owned = measures.owners(known.evidence)
     found: OpenDayTotals = {}
     for measure, increments in known.counted.items():
         if not len(increments.ends_ns):
@@ -228,7 +226,8 @@ def count_amounts(known: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTot
             day = first // DAY_NS
             until = min(last, (day + 1) * DAY_NS)
             measured = (
-                MeasuredShare(measure, share) for share in shares(owned, increments, first, until)
+                MeasuredShare(measure, share)
+                for share in measures.shares(owned, increments, first, until)
             )
             add_totals(found.setdefault(day, {}), totals_of_shares(measured))
             first = until

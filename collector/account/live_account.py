@@ -16,13 +16,15 @@ from fractions import Fraction
 from functools import partial
 
 from collector.account import account_sums
-from collector.evidence.claim_events import is_gpu
-from collector.evidence.claim_placement import ClaimPlacer
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.gpu_places import GpuPlaces
-from collector.evidence.node_chunks import SampleSpan
+from collector.evidence import (
+    claim_events,
+    claim_placement,
+    evidence_book,
+    evidence_records,
+    gpu_evidence,
+    gpu_places,
+    node_chunks,
+)
 from collector.metering import evidence as usage_evidence, holders, placement, tiling
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.units import Tiling, Units, exact
@@ -49,7 +51,7 @@ class GpuAccount:
     since_ns: int
     """Start of the counted time: its first evidence, or its first open day."""
     at_ns: int
-    tail: SampleSpan | None
+    tail: node_chunks.SampleSpan | None
     tail_ns: int
     """The last sample at the time of the computation, within the counted time."""
     fixed: account_sums.TimeSums
@@ -70,7 +72,11 @@ class GpuAccount:
 
     @classmethod
     def of(
-        cls, evidence: usage_evidence.Evidence, tail: SampleSpan | None, open_ns: int, now_ns: int
+        cls,
+        evidence: usage_evidence.Evidence,
+        tail: node_chunks.SampleSpan | None,
+        open_ns: int,
+        now_ns: int,
     ) -> GpuAccount | None:
         """Compute the account of a GPU from its first open day; None without evidence until now."""
         first_ns = min((stay.start_ns for stay in evidence.stays), default=FOREVER_NS)
@@ -238,8 +244,8 @@ class FinalizedSums:
 class LiveAccount:
     """Finalized sums, and the open days of every GPU in the book."""
 
-    book: EvidenceBook
-    files: Callable[[], AdministratorInputs]
+    book: evidence_book.EvidenceBook
+    files: Callable[[], gpu_evidence.AdministratorInputs]
     finalized: FinalizedSums = field(default_factory=FinalizedSums)
     amounts: account_sums.CounterAmounts = field(default_factory=account_sums.CounterAmounts)
     ready: bool = True
@@ -254,8 +260,8 @@ class LiveAccount:
     _held: dict[str, Units] = field(default_factory=dict)
     _excess: dict[str, Sequence[placement.ClaimExcess]] = field(default_factory=dict)
     """By node, the excess of its claims without devices."""
-    _files: AdministratorInputs | None = None
-    _placer: ClaimPlacer | None = None
+    _files: gpu_evidence.AdministratorInputs | None = None
+    _placer: claim_placement.ClaimPlacer | None = None
     """Placer of the current refresh: a node's claims are placed once for all of its GPUs."""
 
     async def refresh(self, now_ns: int, offer: LoopTurns) -> account_sums.GpuTimeAccount:
@@ -268,8 +274,8 @@ class LiveAccount:
             sums: account_sums.TimeSums = {}
             capacity = 0
             gpus = 0
-            self._placer = ClaimPlacer(self.book, files)
-            for gpu in filter(is_gpu, list(self.book.gpus)):
+            self._placer = claim_placement.ClaimPlacer(self.book, files)
+            for gpu in filter(claim_events.is_gpu, list(self.book.gpus)):
                 account = await self._of(gpu, files, now_ns)
                 if account is not None:
                     account.extend(sums, now_ns)
@@ -308,7 +314,9 @@ class LiveAccount:
                 before = self._held.get(rate.tenant, 0)
                 self._held[rate.tenant] = exact(before + sign * rate.units)
 
-    async def _of(self, gpu: str, files: AdministratorInputs, now_ns: int) -> GpuAccount | None:
+    async def _of(
+        self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
+    ) -> GpuAccount | None:
         account = self._gpus.get(gpu)
         if account and gpu not in self.book.changed and account.holds(now_ns):
             return account
@@ -317,11 +325,11 @@ class LiveAccount:
         return await self._compute(gpu, files, now_ns)
 
     async def _compute(
-        self, gpu: str, files: AdministratorInputs, now_ns: int
+        self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
     ) -> GpuAccount | None:
         self.book.changed.discard(gpu)
         self.book.tails.pop(gpu, None)
-        placer = self._placer or ClaimPlacer(self.book, files)
+        placer = self._placer or claim_placement.ClaimPlacer(self.book, files)
         evidence, where = placer.evidence(gpu)
         tail = self._tail(gpu, where)
         if tail:
@@ -343,7 +351,7 @@ class LiveAccount:
         self._hold(new, 1)
         return new
 
-    def _tail(self, gpu: str, where: GpuPlaces) -> SampleSpan | None:
+    def _tail(self, gpu: str, where: gpu_places.GpuPlaces) -> node_chunks.SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
         believed = (s for s in where.stretches if s.skew_ns <= usage_evidence.QUARANTINE_NS)
         newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
@@ -356,7 +364,9 @@ class LiveAccount:
                     return span
         return None
 
-    def _report_excess(self, placer: ClaimPlacer, where: GpuPlaces) -> None:
+    def _report_excess(
+        self, placer: claim_placement.ClaimPlacer, where: gpu_places.GpuPlaces
+    ) -> None:
         """Report claims without a device that do not fit into their node."""
         for node in {stay.node for stay in where.stays}:
             excess = placer.excess(node)
@@ -366,17 +376,21 @@ class LiveAccount:
             for one in excess:
                 facts = {"claim": one.claim, "tenant": one.tenant, "gpus": str(one.amount)}
                 self.book.problems.report(
-                    EvidenceProblem("unplaced_excess", "", node, one.start_ns, facts)
+                    evidence_records.EvidenceProblem(
+                        "unplaced_excess", "", node, one.start_ns, facts
+                    )
                 )
 
     def _report_conflicts(
-        self, gpu: str, evidence: usage_evidence.Evidence, where: GpuPlaces
+        self, gpu: str, evidence: usage_evidence.Evidence, where: gpu_places.GpuPlaces
     ) -> None:
         """Report two claims on one slot, and two nodes with one GPU."""
         for stands, refused in where.refused:
             facts = {"stands": stands, "refused": refused}
             self.book.problems.report(
-                EvidenceProblem("seen_twice", gpu, refused, where.stays[0].start_ns, facts)
+                evidence_records.EvidenceProblem(
+                    "seen_twice", gpu, refused, where.stays[0].start_ns, facts
+                )
             )
         levels = {claim.id: claim.level for claim in evidence.claims}
         # The ledger has the overlaps of any number of claims.
@@ -389,5 +403,5 @@ class LiveAccount:
                 facts = {"earlier": one.claim, "later": one.other}
                 node = where.stays[-1].node if where.stays else ""
                 self.book.problems.report(
-                    EvidenceProblem("conflict", gpu, node, one.start_ns, facts)
+                    evidence_records.EvidenceProblem("conflict", gpu, node, one.start_ns, facts)
                 )

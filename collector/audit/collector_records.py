@@ -20,10 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import structlog
 
-from collector.audit.housekeeping_files import EPOCH_FILE, HousekeepingError
-from collector.audit.journal import JournalError
-from collector.audit.log_writer import AuditError, AuditLog, SigningPostponedError
-from collector.audit.tiles import TileError
+from collector.audit import housekeeping_files, journal, log_writer, tiles
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database, LedgerError
 from collector.work_limits import run_to_end
@@ -45,7 +42,7 @@ class OutboxDrain:
 
     database: Callable[[], Database]
     """Raises LedgerError while the database is unavailable."""
-    audit: AuditLog
+    audit: log_writer.AuditLog
     poll_seconds: float = POLL_SECONDS
     retry_seconds: float = RETRY_SECONDS
     waiting: int = 0
@@ -67,7 +64,13 @@ class OutboxDrain:
         while True:
             try:
                 full = await self.step()
-            except (LedgerError, AuditError, record.RecordError, TileError, OSError) as error:
+            except (
+                LedgerError,
+                log_writer.AuditError,
+                record.RecordError,
+                tiles.TileError,
+                OSError,
+            ) as error:
                 if str(error) != self.problem:
                     log.error("audit_outbox_delayed", problem=str(error))
                 self.problem = str(error)
@@ -101,7 +104,7 @@ class OutboxDrain:
         genesis = next(self.audit.records(0), None)
         if genesis is None:
             message = f"{self.audit.directory}: the log has no genesis record"
-            raise AuditError(message)
+            raise log_writer.AuditError(message)
         name = merkle.leaf_hash(genesis).hex()
         with database.transaction() as connection:
             last = audit_outbox.last_recorded(connection, name)
@@ -114,7 +117,7 @@ class OutboxDrain:
                 " the log was restored, or its end is lost"
             )
             self.stop_signing(message)
-            raise AuditError(message)
+            raise log_writer.AuditError(message)
         for raw in behind:
             if reference := row_reference(raw):
                 self._found[reference] = record.decode_audit_record(raw).seq
@@ -155,9 +158,14 @@ class OutboxDrain:
         """Sign if that is possible now; return the number of signed records."""
         try:
             await self.audit.sign()
-        except SigningPostponedError:
+        except log_writer.SigningPostponedError:
             pass  # signed soon, with the remaining records
-        except (AuditError, JournalError, HousekeepingError, OSError) as error:
+        except (
+            log_writer.AuditError,
+            journal.JournalError,
+            housekeeping_files.HousekeepingError,
+            OSError,
+        ) as error:
             log.warning("audit_signing_postponed", problem=str(error))
         return self.audit.signed.size
 
@@ -210,7 +218,7 @@ _OTHER_SENDERS = DeniedRequest("", "", "more senders than are counted separately
 class AuditTrail:
     """Writes the collector's records; `open` it, `run` it, `close` it."""
 
-    log: AuditLog
+    log: log_writer.AuditLog
     version: str
     wall_ns: Callable[[], int] = time.time_ns
     settings: str = ""
@@ -244,7 +252,7 @@ class AuditTrail:
     def _open(self) -> None:
         try:
             self.log.open()
-        except AuditError as error:
+        except log_writer.AuditError as error:
             raise self.unusable(str(error)) from error
         if self.log.size == 0:
             signer = self.log.signer
@@ -281,7 +289,12 @@ class AuditTrail:
     def _life(self, what: str) -> record.RecordData:
         known: record.RecordData = {"settings": self.settings} if self.settings else {}
         epoch = self.log.publisher.ownership.epoch
-        return {"collector": self.version, "what": what, EPOCH_FILE: epoch, **known}
+        return {
+            "collector": self.version,
+            "what": what,
+            housekeeping_files.EPOCH_FILE: epoch,
+            **known,
+        }
 
     async def run(self) -> None:
         """Record events until cancelled; then the remaining ones, and the stop."""
@@ -356,7 +369,7 @@ class AuditTrail:
         """Record a draft; if that fails, count and log the loss, and return False."""
         try:
             await self.log.append(draft)
-        except (AuditError, record.RecordError) as error:
+        except (log_writer.AuditError, record.RecordError) as error:
             self._lose(draft.type, draft.data, str(error))
             return False
         return True

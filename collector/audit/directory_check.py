@@ -15,21 +15,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from collector.audit import AuditLogError, housekeeping_files, journal, signing_guard
-from collector.audit.housekeeping_files import EPOCH_FILE, HousekeepingError, read_bytes
-from collector.audit.tiles import (
-    LEVELS,
-    WIDTH,
-    TileError,
-    Tiles,
-    TruncatedTileError,
-    complete_root,
-    depth_of,
-    encode_bundle,
-    tile_name,
+from collector.audit import (
+    AuditLogError,
+    housekeeping_files,
+    journal,
+    signing_guard,
+    tiles as tile_files,
 )
-from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash
-from railscope.audit.signed_note import Checkpoint, PublicKey
+from railscope.audit import merkle, signed_note
 from railscope.durable_files import LOCK_FILE, PARTIAL
 
 
@@ -71,9 +64,11 @@ def verifying_tiles() -> Iterator[None]:
     """Raise VerifyError in place of TileError, with the outcome for its cause."""
     try:
         yield
-    except TileError as error:
+    except tile_files.TileError as error:
         cause, outcome = error.__cause__, VerifyOutcome.ALTERED
-        if isinstance(cause, FileNotFoundError | NotADirectoryError | TruncatedTileError):
+        if isinstance(
+            cause, FileNotFoundError | NotADirectoryError | tile_files.TruncatedTileError
+        ):
             outcome = VerifyOutcome.TAIL_MISSING
         elif isinstance(cause, OSError):
             outcome = VerifyOutcome.UNREADABLE
@@ -81,7 +76,7 @@ def verifying_tiles() -> Iterator[None]:
 
 
 _TOP = frozenset({
-    EPOCH_FILE, housekeeping_files.ACKNOWLEDGED_FILE, housekeeping_files.WITNESSES_FILE,
+    housekeeping_files.EPOCH_FILE, housekeeping_files.ACKNOWLEDGED_FILE, housekeeping_files.WITNESSES_FILE,
     housekeeping_files.KEY_FILE, LOCK_FILE, "checkpoint",
 })  # fmt: skip
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
@@ -96,26 +91,30 @@ class HousekeepingState:
     acknowledged: housekeeping_files.Acknowledgement
     witnesses: dict[str, housekeeping_files.CosignedCheckpoint]
     files: list[journal.JournalFile]
-    checkpoint: Checkpoint
+    checkpoint: signed_note.Checkpoint
 
 
 def read_housekeeping(
-    directory: Path, key: PublicKey, checkpoint: Callable[[], Checkpoint]
+    directory: Path, key: signed_note.PublicKey, checkpoint: Callable[[], signed_note.Checkpoint]
 ) -> HousekeepingState:
     """Read and check everything that is not a tile. Raises VerifyError, OSError.
 
     The log may be written concurrently: the files are read again until nothing was replaced between the
     first file and the last.
     """
-    with verifying(VerifyOutcome.ALTERED, HousekeepingError, journal.JournalError):
+    with verifying(
+        VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError, journal.JournalError
+    ):
         while True:
             before = _acknowledged(directory, key)
             witnesses, kept = housekeeping_files.read_witnesses(directory, key)
             files = journal.read_journal(directory / "journal")
             signed = checkpoint()
-            path = directory / EPOCH_FILE
-            content = read_bytes(path)
-            epoch = housekeeping_files.read_statement(path, content, EPOCH_FILE, key).epoch
+            path = directory / housekeeping_files.EPOCH_FILE
+            content = housekeeping_files.read_bytes(path)
+            epoch = housekeeping_files.read_statement(
+                path, content, housekeeping_files.EPOCH_FILE, key
+            ).epoch
             after = _acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
             if same and (before.count >= signed.tree.size or before == after):
@@ -125,38 +124,44 @@ def read_housekeeping(
         )
         housekeeping_files.check_epoch(directory / housekeeping_files.WITNESSES_FILE, kept, epoch)
         journal.check_files(directory / "journal", files, before, signed.tree.size)
-        if read_bytes(directory / LOCK_FILE):
+        if housekeeping_files.read_bytes(directory / LOCK_FILE):
             message = f"{directory / LOCK_FILE}: expected an empty file"
-            raise HousekeepingError(message)
+            raise housekeeping_files.HousekeepingError(message)
     return HousekeepingState(epoch, before, witnesses, files, signed)
 
 
-def _acknowledged(directory: Path, key: PublicKey) -> housekeeping_files.Acknowledgement:
+def _acknowledged(
+    directory: Path, key: signed_note.PublicKey
+) -> housekeeping_files.Acknowledgement:
     path = directory / housekeeping_files.ACKNOWLEDGED_FILE
-    content = read_bytes(path)
+    content = housekeeping_files.read_bytes(path)
     # A writer may be overwriting it: accept the content on which two reads agree.
-    while (again := read_bytes(path)) != content:
+    while (again := housekeeping_files.read_bytes(path)) != content:
         content = again
     return housekeeping_files.read_acknowledgement(path, content, key)
 
 
-def check_key_file(directory: Path, recorded: str, key: PublicKey) -> None:
+def check_key_file(directory: Path, recorded: str, key: signed_note.PublicKey) -> None:
     """Check `key.pub` against the genesis record, or the given key. Raises VerifyError, OSError."""
     path = directory / housekeeping_files.KEY_FILE
-    with verifying(VerifyOutcome.ALTERED, HousekeepingError):
-        content = read_bytes(path)
+    with verifying(VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError):
+        content = housekeeping_files.read_bytes(path)
     if content != f"{recorded or key}\n".encode():
         message = f"{path}: not the key of this log: expected {recorded or key}"
         raise VerifyError(VerifyOutcome.ALTERED, message)
 
 
-def check_foreign(directory: Path, key: PublicKey, signed: int, unsigned: Sequence[bytes]) -> None:
+def check_foreign(
+    directory: Path, key: signed_note.PublicKey, signed: int, unsigned: Sequence[bytes]
+) -> None:
     """Check that the directory contains no foreign files. Raises VerifyError, OSError.
 
     Tiles beyond the signed size may exist, because a writer creates them first. They must match the records
     of the journal.
     """
-    tiles = _ExpectedTiles(Tiles(directory, signed), [leaf_hash(raw) for raw in unsigned], unsigned)
+    tiles = _ExpectedTiles(
+        tile_files.Tiles(directory, signed), [merkle.leaf_hash(raw) for raw in unsigned], unsigned
+    )
     for path in _existing_files(directory):
         name = path.relative_to(directory).as_posix()
         if _TEMPORARY.fullmatch(name):
@@ -198,7 +203,7 @@ def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     for group in groups:
         index = index * 1000 + group
     level = tile[1] if tile[1] == "entries" else int(tile[1])
-    return tiles.problem(path, level, index, int(tile[3] or WIDTH))
+    return tiles.problem(path, level, index, int(tile[3] or tile_files.WIDTH))
 
 
 def _journal_problem(path: Path) -> str:
@@ -213,52 +218,62 @@ def _journal_problem(path: Path) -> str:
 class _ExpectedTiles:
     """Tiles that a directory may contain."""
 
-    signed: Tiles
-    behind: list[Hash]
+    signed: tile_files.Tiles
+    behind: list[merkle.Hash]
     """Leaves after the signed ones."""
     records: Sequence[bytes]
 
     def problem(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Return the reason why a tile is not allowed here; empty if it is."""
-        depth = depth_of(level)
-        begin, end = index * WIDTH, index * WIDTH + width
-        if end << (LEVELS * depth) <= self.signed.size:
+        depth = tile_files.depth_of(level)
+        begin, end = index * tile_files.WIDTH, index * tile_files.WIDTH + width
+        if end << (tile_files.LEVELS * depth) <= self.signed.size:
             # Full tiles, and the partial tiles that are needed, are checked elsewhere.
             return self._left_behind(path, level, index, width)
-        if end << (LEVELS * depth) > self.signed.size + len(self.behind):
+        if end << (tile_files.LEVELS * depth) > self.signed.size + len(self.behind):
             return "foreign file: the log does not contain this tile"
         hashes = [self._hash(depth, at) for at in range(begin, end)]
         expected = b"".join(hashes)
         if isinstance(level, str):
             first = self.signed.size
             signed = [] if begin >= first else self.signed.records(index)[: first - begin]
-            expected = encode_bundle([*signed, *self.records[max(0, begin - first) : end - first]])
+            expected = tile_files.encode_bundle(
+                [*signed, *self.records[max(0, begin - first) : end - first]]
+            )
         is_equal = path.read_bytes() == expected
         return "" if is_equal else "altered: expected the records of the journal"
 
     def _left_behind(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Check that a partial tile superseded by a full one is a prefix of it."""
-        if width == WIDTH or index >= (self.signed.size >> (LEVELS * depth_of(level))) // WIDTH:
+        if (
+            width == tile_files.WIDTH
+            or index
+            >= (self.signed.size >> (tile_files.LEVELS * tile_files.depth_of(level)))
+            // tile_files.WIDTH
+        ):
             return ""
-        whole = Tiles(self.signed.directory, self.signed.size)
+        whole = tile_files.Tiles(self.signed.directory, self.signed.size)
         if isinstance(level, str):
-            expected = encode_bundle(whole.records(index)[:width])
+            expected = tile_files.encode_bundle(whole.records(index)[:width])
         else:
-            expected = whole.row(level, index)[: width * HASH_BYTES]
+            expected = whole.row(level, index)[: width * merkle.HASH_BYTES]
         try:
             is_equal = path.read_bytes() == expected
         except FileNotFoundError:
             return ""
         return "" if is_equal else "altered: expected the beginning of its full tile"
 
-    def _hash(self, level: int, index: int) -> Hash:
+    def _hash(self, level: int, index: int) -> merkle.Hash:
         """Return the hash of a complete subtree of tile level `level`, signed or not."""
-        if (index + 1) << (LEVELS * level) <= self.signed.size:
-            return self.signed.node(LEVELS * level, index)
+        if (index + 1) << (tile_files.LEVELS * level) <= self.signed.size:
+            return self.signed.node(tile_files.LEVELS * level, index)
         if level == 0:
             return self.behind[index - self.signed.size]
-        return complete_root(
-            [self._hash(level - 1, at) for at in range(index * WIDTH, (index + 1) * WIDTH)]
+        return tile_files.complete_root(
+            [
+                self._hash(level - 1, at)
+                for at in range(index * tile_files.WIDTH, (index + 1) * tile_files.WIDTH)
+            ]
         )
 
 
@@ -266,42 +281,49 @@ class _ExpectedTiles:
 class HashTileCheck:
     """The hash tiles, each compared with the hashes of the records."""
 
-    tiles: Tiles
-    rows: list[list[Hash]] = field(default_factory=lambda: [[] for _ in range(LEVELS)])
-    full: list[int] = field(default_factory=lambda: [0] * LEVELS)
+    tiles: tile_files.Tiles
+    rows: list[list[merkle.Hash]] = field(
+        default_factory=lambda: [[] for _ in range(tile_files.LEVELS)]
+    )
+    full: list[int] = field(default_factory=lambda: [0] * tile_files.LEVELS)
 
-    def add(self, leaves: list[Hash]) -> Hash | None:
+    def add(self, leaves: list[merkle.Hash]) -> merkle.Hash | None:
         """Add the leaves of the next tile; return its root if it is full."""
         self._compare(0, leaves)
-        if len(leaves) < WIDTH:
+        if len(leaves) < tile_files.WIDTH:
             return None
         self.full[0] += 1
-        first = carried = complete_root(leaves)
-        for level in range(1, LEVELS):
+        first = carried = tile_files.complete_root(leaves)
+        for level in range(1, tile_files.LEVELS):
             row = self.rows[level]
             row.append(carried)
-            if len(row) < WIDTH:
+            if len(row) < tile_files.WIDTH:
                 break
             self._compare(level, row)
             self.full[level] += 1
             self.rows[level] = []
-            carried = complete_root(row)
+            carried = tile_files.complete_root(row)
         return first
 
     def finish(self) -> None:
         """Compare the tiles that are not full."""
-        for level in range(1, LEVELS):
+        for level in range(1, tile_files.LEVELS):
             if self.rows[level]:
                 self._compare(level, self.rows[level])
 
-    def _compare(self, level: int, hashes: list[Hash]) -> None:
-        name = tile_name(level, self.full[level], len(hashes))
+    def _compare(self, level: int, hashes: list[merkle.Hash]) -> None:
+        name = tile_files.tile_name(level, self.full[level], len(hashes))
         with verifying_tiles():
             content = self.tiles.row(level, self.full[level])
         if content != b"".join(hashes):
-            wanted = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
-            at = next((i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), WIDTH)
-            record = (self.full[level] * WIDTH + at) << (LEVELS * level)
+            wanted = [
+                content[at : at + merkle.HASH_BYTES]
+                for at in range(0, len(content), merkle.HASH_BYTES)
+            ]
+            at = next(
+                (i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), tile_files.WIDTH
+            )
+            record = (self.full[level] * tile_files.WIDTH + at) << (tile_files.LEVELS * level)
             message = (
                 f"{name}: altered: hash {at} does not match the stored data from record {record} on"
             )

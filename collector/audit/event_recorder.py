@@ -22,7 +22,6 @@ from pathlib import Path
 import structlog
 
 from collector.audit import event_records, log_secrets, log_writer, recorder_state
-from collector.audit.event_records import drafts_of, source_of
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft, record_of
@@ -106,7 +105,7 @@ class EventRecorder:
                     advice="update the agent: its events have no sequence numbers",
                 )
             self.unnumbered += 1
-        elif self.recorded.has(source_of(seen)):
+        elif self.recorded.has(event_records.source_of(seen)):
             return
         elif len(self._waiting) >= self.max_waiting:
             self.overflowed += 1
@@ -152,7 +151,9 @@ class EventRecorder:
     def _missing_from(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
         audited = (seen for seen in events if event_records.is_audited(seen.event))
         numbered = (seen for seen in audited if event_records.is_numbered(seen.event))
-        missing = filterfalse(lambda seen: self.recorded.has(source_of(seen)), numbered)
+        missing = filterfalse(
+            lambda seen: self.recorded.has(event_records.source_of(seen)), numbered
+        )
         return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_some(self) -> None:
@@ -177,13 +178,15 @@ class EventRecorder:
         found: list[RecordDraft] = []
         numbers: set[tuple[str, str, int]] = set()
         for seen in events:
-            source = source_of(seen)
+            source = event_records.source_of(seen)
             number = source.id, source.boot, source.n
             if self.recorded.has(source) or number in numbers:
                 continue
             numbers.add(number)
             try:
-                converted = drafts_of(seen, holdings, self.salts.commitment, self.tenant_of)
+                converted = event_records.drafts_of(
+                    seen, holdings, self.salts.commitment, self.tenant_of
+                )
                 drafts = list(converted)
                 records = [record_of(one, one.source or source, _ANY_NUMBER) for one in drafts]
                 for record in records:

@@ -36,7 +36,6 @@ import msgspec
 
 from collector.audit import AuditLogError
 from railscope.audit import merkle, signed_note
-from railscope.audit.signed_note import PublicKey
 from railscope.durable_files import lock_directory, make_directory, write_durably
 
 KEY_FILE = "key.pub"
@@ -64,7 +63,9 @@ class SignedStatement:
         return signed_note.sign("".join(f"{line}\n" for line in lines), signer).encode()
 
 
-def read_statement(path: Path, content: bytes, kind: str, key: PublicKey) -> SignedStatement:
+def read_statement(
+    path: Path, content: bytes, kind: str, key: signed_note.PublicKey
+) -> SignedStatement:
     """Read the statement of this kind from the content of a file. Raises HousekeepingError."""
     try:
         note = content.decode()
@@ -130,7 +131,7 @@ class Acknowledgement:
         return SignedStatement(_KIND, self.epoch, fields).signed(signer)
 
 
-def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowledgement:
+def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey) -> Acknowledgement:
     """Read an acknowledgement from the content of a file. Raises HousekeepingError."""
     found = read_statement(path, content, _KIND, key)
     count, encoded, *files = (*found.fields, "", "")[: max(2, len(found.fields))]
@@ -283,7 +284,9 @@ class CosignatureStore:
             write_durably(self.directory / WITNESSES_FILE, content)
 
 
-def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, CosignedCheckpoint], int]:
+def read_witnesses(
+    directory: Path, key: signed_note.PublicKey
+) -> tuple[dict[str, CosignedCheckpoint], int]:
     """Return the unchecked cosignatures beside a log, and the epoch in which they were written.
 
     Raises HousekeepingError, OSError.

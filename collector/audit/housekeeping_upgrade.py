@@ -13,14 +13,13 @@ from pathlib import Path
 import msgspec
 
 from collector.audit import housekeeping_files, journal, log_writer, tiles
-from railscope.audit.merkle import CompactRange, leaf_hash, subtrees
-from railscope.audit.signed_note import SecretKey
+from railscope.audit import merkle, signed_note
 from railscope.durable_files import write_durably
 
 _NUMBER = re.compile(rb"[0-9]{1,20}\n?")
 
 
-def upgrade_housekeeping(directory: Path, signer: SecretKey) -> int:
+def upgrade_housekeeping(directory: Path, signer: signed_note.SecretKey) -> int:
     """Sign the housekeeping files of a log; return the number of its durable records.
 
     Raises HousekeepingError, LogLockedError, JournalError, NoteError, TileError, OSError.
@@ -34,7 +33,7 @@ def upgrade_housekeeping(directory: Path, signer: SecretKey) -> int:
 
 
 def _upgraded(
-    directory: Path, signer: SecretKey, ownership: housekeeping_files.LogOwnership
+    directory: Path, signer: signed_note.SecretKey, ownership: housekeeping_files.LogOwnership
 ) -> int:
     epoch = _number(directory / housekeeping_files.EPOCH_FILE)
     count = _number(directory / housekeeping_files.ACKNOWLEDGED_FILE)
@@ -42,11 +41,11 @@ def _upgraded(
     publisher.open()
     size = publisher.signed.size
     node = tiles.Tiles(directory, size).node
-    tree = CompactRange(size, [node(level, index) for level, index in subtrees(size)])
+    tree = merkle.CompactRange(size, [node(level, index) for level, index in merkle.subtrees(size)])
     files = journal.read_journal(directory / "journal")
     first = files[0].first if files else size
     for raw in [raw for file in files for raw in file.records][max(0, size - first) :]:
-        tree.append(leaf_hash(raw))
+        tree.append(merkle.leaf_hash(raw))
     if count > tree.size or first > size:
         message = (
             f"{directory / housekeeping_files.ACKNOWLEDGED_FILE}: states {count} records: expected {tree.size};"

@@ -21,11 +21,9 @@ from pathlib import Path
 import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, tiles
-from collector.audit.housekeeping_files import Acknowledgement
 from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, payload_at
-from railscope.audit.merkle import CompactRange, leaf_hash
+from railscope.audit import merkle, signed_note
 from railscope.audit.record import MAX_RECORD_BYTES
-from railscope.audit.signed_note import SecretKey
 from railscope.durable_files import append_durably, make_directory, sync_directory, write_durably
 
 MAX_GROUP_RECORDS = 256
@@ -144,7 +142,10 @@ def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
 
 
 def check_files(
-    directory: Path, files: Sequence[JournalFile], stated: Acknowledgement, signed: int
+    directory: Path,
+    files: Sequence[JournalFile],
+    stated: housekeeping_files.Acknowledgement,
+    signed: int,
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
 
@@ -172,7 +173,9 @@ def check_files(
         raise JournalError(message)
 
 
-def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> None:
+def check_root(
+    directory: Path, stated: housekeeping_files.Acknowledgement, tree: merkle.CompactRange
+) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == stated.count and tree.root != stated.root:
         message = f"{directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
@@ -184,7 +187,7 @@ class Journal:
     """Writes groups. Only one writer at a time: the process that has opened the log."""
 
     directory: Path
-    signer: SecretKey
+    signer: signed_note.SecretKey
     lost: int = 0
     """Number of records that were acknowledged before the journal was opened, and are missing."""
     _epoch: int = 0
@@ -192,7 +195,7 @@ class Journal:
     _stated: int = field(default=-1, repr=False)
     """Descriptor of `acknowledged`."""
     _statement: bytes = field(default=b"", repr=False)
-    _tree: CompactRange = field(default_factory=CompactRange)
+    _tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     _files: list[str] = field(default_factory=list)
     _offset: int = 0
     _marker: bytes = field(default=b"", repr=False)
@@ -201,7 +204,7 @@ class Journal:
     def _path(self) -> Path:
         return self.directory.parent / housekeeping_files.ACKNOWLEDGED_FILE
 
-    def open(self, signed: CompactRange, owned: int) -> list[bytes]:
+    def open(self, signed: merkle.CompactRange, owned: int) -> list[bytes]:
         """Return the records after the signed ones; a torn group at the end is truncated.
 
         `owned` is the epoch of the last owner; 0 if the log is new. Raises JournalError, HousekeepingError,
@@ -226,7 +229,7 @@ class Journal:
         self._tree = signed
         for raw in unsigned:
             check_root(self.directory, stated, self._tree)
-            self._tree.append(leaf_hash(raw))
+            self._tree.append(merkle.leaf_hash(raw))
         check_root(self.directory, stated, self._tree)
         self.lost = max(0, stated.count - self._tree.size)
         self._epoch = owned + 1
@@ -243,12 +246,12 @@ class Journal:
             self.rotate()
         return unsigned
 
-    def _acknowledged(self, owned: int) -> Acknowledgement:
+    def _acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
                 message = f"{self.directory.parent / housekeeping_files.EPOCH_FILE} is missing"
                 raise JournalError(message)
-            return Acknowledgement(0, 0, CompactRange().root, ())
+            return housekeeping_files.Acknowledgement(0, 0, merkle.CompactRange().root, ())
         key = self.signer.public
         stated = housekeeping_files.read_acknowledgement(
             self._path, housekeeping_files.read_bytes(self._path), key
@@ -262,7 +265,7 @@ class Journal:
         append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
         for record in records:
-            self._tree.append(leaf_hash(record))
+            self._tree.append(merkle.leaf_hash(record))
         self._state()
 
     def _state(self) -> None:
@@ -277,7 +280,9 @@ class Journal:
         self._statement = statement
 
     def _current(self) -> bytes:
-        stated = Acknowledgement(self._epoch, self._tree.size, self._tree.root, tuple(self._files))
+        stated = housekeeping_files.Acknowledgement(
+            self._epoch, self._tree.size, self._tree.root, tuple(self._files)
+        )
         return stated.signed(self.signer)
 
     def _replace_statement(self) -> None:

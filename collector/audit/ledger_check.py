@@ -19,9 +19,7 @@ from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
 
 from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.ledger import audit_outbox, head_chain, schema
-from collector.ledger.audit_outbox import LedgerRecords, outbox_rows, placed_rows
 from collector.ledger.database import Database, LedgerError, NoLedgerError
-from collector.ledger.head_chain import HashedRow
 from railscope.audit.record import RecordData
 
 RECORDED = frozenset(
@@ -49,13 +47,13 @@ class LedgerComparison:
             self.more += 1
 
 
-def outbox_records(connection: Connection) -> LedgerRecords:
+def outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
-    found = LedgerRecords()
+    found = audit_outbox.LedgerRecords()
     known = audit_outbox.identities(connection)
     kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
-    query = select(outbox_rows).where(outbox_rows.c.type.in_(kinds))
-    for row in connection.execute(query.order_by(outbox_rows.c.number)):
+    query = select(audit_outbox.outbox_rows).where(audit_outbox.outbox_rows.c.type.in_(kinds))
+    for row in connection.execute(query.order_by(audit_outbox.outbox_rows.c.number)):
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
@@ -66,7 +64,7 @@ def outbox_records(connection: Connection) -> LedgerRecords:
 
 
 def compare_ledger(
-    connection: Connection, records: LedgerRecords, days: range | None = None
+    connection: Connection, records: audit_outbox.LedgerRecords, days: range | None = None
 ) -> LedgerComparison:
     """Compare a database with its records; `days` restricts the ledger days that are compared."""
     found = LedgerComparison()
@@ -89,11 +87,11 @@ class _LedgerCheck:
     """Both sides of a comparison, and its differences."""
 
     connection: Connection
-    records: LedgerRecords
+    records: audit_outbox.LedgerRecords
     days: range | None
     found: LedgerComparison
     waiting: Mapping[str, str]
-    committed: dict[str, tuple[HashedRow, bool]] = field(default_factory=dict)
+    committed: dict[str, tuple[head_chain.HashedRow, bool]] = field(default_factory=dict)
     """Every row that heads commit to, by name, and if it was adopted."""
 
     def heads(self) -> None:
@@ -158,7 +156,7 @@ class _LedgerCheck:
         for name in sorted(gone):
             self.found.differ(f"{name} was removed")
 
-    def _differences(self, one: HashedRow) -> Iterator[str]:
+    def _differences(self, one: head_chain.HashedRow) -> Iterator[str]:
         head, adopted = self.committed.get(one.name, (None, False))
         if head is None:
             yield "no head covers it: it was added by hand"
@@ -182,7 +180,7 @@ class _LedgerCheck:
         if not self.records.sources:
             return
         known = audit_outbox.identities(self.connection)
-        rows = self.connection.execute(select(outbox_rows))
+        rows = self.connection.execute(select(audit_outbox.outbox_rows))
         there = {audit_outbox.reference(row, known) for row in rows}
         for source, number in self.records.sources.items():
             if source not in there:
@@ -207,17 +205,27 @@ def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
     return ""
 
 
-def _items(rows: str) -> list[HashedRow]:
-    return [HashedRow(*one) for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])]
+def _items(rows: str) -> list[head_chain.HashedRow]:
+    return [
+        head_chain.HashedRow(*one)
+        for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])
+    ]
 
 
 def _waiting(connection: Connection, log: str) -> dict[str, str]:
     """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
-    joined = outbox_rows.outerjoin(placed_rows, placed_rows.c.id == outbox_rows.c.id)
-    query = select(outbox_rows.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
-    elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
+    joined = audit_outbox.outbox_rows.outerjoin(
+        audit_outbox.placed_rows, audit_outbox.placed_rows.c.id == audit_outbox.outbox_rows.c.id
+    )
+    query = select(
+        audit_outbox.outbox_rows.c.data,
+        audit_outbox.placed_rows.c.log,
+        audit_outbox.placed_rows.c.leaf,
+    ).select_from(joined)
+    elsewhere = or_(audit_outbox.placed_rows.c.id.is_(None), audit_outbox.placed_rows.c.log != log)
     query = query.where(
-        elsewhere, outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES))
+        elsewhere,
+        audit_outbox.outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES)),
     )
     found: dict[str, str] = {}
     for row in connection.execute(query):
@@ -231,7 +239,7 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
     return found
 
 
-def _in_days(one: HashedRow, days: range | None) -> bool:
+def _in_days(one: head_chain.HashedRow, days: range | None) -> bool:
     if one.kind == head_chain.ADOPTED:
         return False
     if days is None or one.kind != "revision":
@@ -246,7 +254,9 @@ def summarize_differences(found: LedgerComparison) -> str:
     return "; ".join([*found.wrong, *more])
 
 
-def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str]:
+def compare_database_url(
+    url: str, tables: MetaData, recorded: audit_outbox.LedgerRecords
+) -> list[str]:
     """Compare the database of a URL; return the findings that need an explanation. Raises VerifyError."""
     try:
         database = Database(url, tables, make=False)
@@ -265,7 +275,7 @@ def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) ->
         raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
 
 
-def compare_database(database: Database, recorded: LedgerRecords) -> list[str]:
+def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -> list[str]:
     """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
     with database.transaction() as connection:
         found = compare_ledger(connection, recorded)

@@ -16,7 +16,6 @@ from pathlib import Path
 import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, journal
-from collector.audit.housekeeping_files import HousekeepingError
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft, record_of, with_number
 from collector.work_limits import run_to_end
@@ -86,7 +85,7 @@ class CheckpointPublisher:
             tiles.grow(records[old.size - self.signed.size :])
             new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
             proof = merkle.consistency_proof(tiles.node, old.size, new.size)
-        except (signed_note.NoteError, TileError, HousekeepingError) as error:
+        except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
             message = f"{self.directory}: {error}; fix: run `railscope audit verify`"
             raise AuditError(message) from error
         if not merkle.consistent(old, new, proof):
@@ -175,7 +174,12 @@ class AuditLog:
             self._open()
         except housekeeping_files.LogLockedError as error:
             raise AuditError(str(error)) from error
-        except (signed_note.NoteError, TileError, journal.JournalError, HousekeepingError) as error:
+        except (
+            signed_note.NoteError,
+            TileError,
+            journal.JournalError,
+            housekeeping_files.HousekeepingError,
+        ) as error:
             self.close()
             raise AuditError(ALTERED_LOG_MESSAGE.format(error)) from error
 
@@ -334,7 +338,12 @@ class AuditLog:
     async def _sign_or_log_reason(self) -> None:
         try:
             await self.sign()
-        except (AuditError, journal.JournalError, HousekeepingError, OSError) as error:
+        except (
+            AuditError,
+            journal.JournalError,
+            housekeeping_files.HousekeepingError,
+            OSError,
+        ) as error:
             if self.unsigned_because != str(error):
                 report = log.info if isinstance(error, SigningPostponedError) else log.error
                 report("audit_log_not_signed", directory=str(self.directory), problem=str(error))

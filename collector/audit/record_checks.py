@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collector.audit.event_records import ASSIGN, DONE, RELEASE, TRANSFER
-from collector.audit.housekeeping_files import EPOCH_FILE
+from collector.audit import event_records, housekeeping_files
 from collector.framelog.received_frames import SequenceRanges
 from collector.ledger.audit_outbox import LedgerRecords
-from railscope.audit.merkle import leaf_hash
+from railscope.audit import merkle
 from railscope.audit.record import AuditRecord, RecordSource, encode_audit_record
 
 MAX_FINDINGS = 1000
@@ -125,12 +124,12 @@ class ClaimPairing:
         key = record.obj.node, record.obj.gpu, claim
         since = self._open.get(key)
         problem = ""
-        if record.type == ASSIGN and record.out == DONE:
+        if record.type == event_records.ASSIGN and record.out == event_records.DONE:
             self._open[key] = record.seq
             problem = f"was already assigned by record {since}" if since is not None else ""
-        elif record.type in {ASSIGN, TRANSFER, RELEASE}:
+        elif record.type in {event_records.ASSIGN, event_records.TRANSFER, event_records.RELEASE}:
             problem = "had not been assigned" if since is None else ""
-            if record.type == RELEASE:
+            if record.type == event_records.RELEASE:
                 self._open.pop(key, None)
         if problem and len(self.findings) < MAX_FINDINGS:
             what = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
@@ -186,16 +185,20 @@ class RecordChecks:
         self.times.add(record)
         self.ledger.add(record)
         if record.seq == 0:
-            self.ledger.log = leaf_hash(encode_audit_record(record)).hex()
+            self.ledger.log = merkle.leaf_hash(encode_audit_record(record)).hex()
         key = record.data.get("key")
-        epoch = record.data.get(EPOCH_FILE)
+        epoch = record.data.get(housekeeping_files.EPOCH_FILE)
         if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
             self.genesis_key = key
         elif (
             record.type == "admin.config" and record.src.kind != "agent" and isinstance(epoch, int)
         ):
             self.epoch = max(self.epoch, epoch)
-        if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
+        if (
+            record.type == "log.witness"
+            and record.out == event_records.DONE
+            and isinstance(key, str)
+        ):
             self.witnesses[record.obj.node] = key
         elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
             damaged, missing = record.data.get("damaged"), record.data.get("missing")

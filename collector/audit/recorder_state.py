@@ -16,17 +16,15 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from collector.audit.event_records import CONFLICT, JOIN, ClaimsInForce, clean
-from collector.audit.log_writer import AuditLog
+from collector.audit import event_records, log_writer
 from collector.fleet.fleet import EventPosition, SeenEvent
-from collector.framelog.received_frames import SequenceRanges
-from collector.framelog.segment_files import FrameRecord
+from collector.framelog import received_frames, segment_files
 from collector.ledger.audit_outbox import HEAD, RecordDraft, record_of
 from railscope.audit import merkle, record as audit_record
 from railscope.wire import Envelope, WireEvent
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
-OF_NODES = frozenset({JOIN, BOOT, UPGRADE, STEP})
+OF_NODES = frozenset({event_records.JOIN, BOOT, UPGRADE, STEP})
 CONFIG = "admin.config"
 RECEIVED = "received_ns"
 MAX_BOOTS = 8
@@ -58,7 +56,9 @@ class RecordedNode(msgspec.Struct, array_like=True):
 class RecordedRun(msgspec.Struct, array_like=True):
     """Record numbers of one run of an agent that are in the log, and the receipt time of the last one."""
 
-    numbers: SequenceRanges = msgspec.field(default_factory=SequenceRanges)
+    numbers: received_frames.SequenceRanges = msgspec.field(
+        default_factory=received_frames.SequenceRanges
+    )
     last_ns: int = 0
 
 
@@ -70,7 +70,9 @@ class RecordedState(msgspec.Struct):
     size: int = 0
     runs: dict[str, dict[str, RecordedRun]] = {}
     nodes: dict[str, RecordedNode] = {}
-    holdings: ClaimsInForce = msgspec.field(default_factory=ClaimsInForce)
+    holdings: event_records.ClaimsInForce = msgspec.field(
+        default_factory=event_records.ClaimsInForce
+    )
     head: tuple[str, int, str] = ("", 0, "")
     """Database, number and hash of the newest recorded head of the ledger."""
     version: str = ""
@@ -95,7 +97,7 @@ class RecordedState(msgspec.Struct):
         elif record.type == HEAD:
             database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
             self.head = str(database), n if isinstance(n, int) else 0, str(head)
-        elif record.type == CONFLICT:
+        elif record.type == event_records.CONFLICT:
             self.holdings.add(record)
         elif record.obj.node and record.type in OF_NODES:
             self.nodes.setdefault(record.obj.node, RecordedNode()).take(record)
@@ -138,7 +140,7 @@ class RecordedSnapshot(msgspec.Struct):
         ]
 
 
-def load_recorded_state(path: Path, audit: AuditLog) -> RecordedSnapshot:
+def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnapshot:
     """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
     raw = next(audit.records(0), None)
     genesis = merkle.leaf_hash(raw).hex() if raw is not None else ""
@@ -205,15 +207,18 @@ class NodeRecorder:
         for draft in drafts:
             self._take(draft)
 
-    def observe(self, record: FrameRecord, envelope: Envelope) -> list[RecordDraft]:
+    def observe(self, record: segment_files.FrameRecord, envelope: Envelope) -> list[RecordDraft]:
         """Return drafts of everything that is new in an envelope."""
-        name = clean(envelope.node)
+        name = event_records.clean(envelope.node)
         state = self._nodes.get(name)
         found = []
         if state is None or not state.boots:
-            found.append(_draft(JOIN, name, record, envelope))
+            found.append(_draft(event_records.JOIN, name, record, envelope))
         elif record.received_wall_ns > state.received_ns:
-            boot_id, version = clean(envelope.boot_id), clean(envelope.agent_version)
+            boot_id, version = (
+                event_records.clean(envelope.boot_id),
+                event_records.clean(envelope.agent_version),
+            )
             # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
             if boot_id not in state.boots:
                 found.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
@@ -229,7 +234,9 @@ class NodeRecorder:
         record = record_of(draft, audit_record.RecordSource("collector", "", "", 0), 0)
         self._nodes.setdefault(draft.subject.node, RecordedNode()).take(record)
 
-    def _step(self, name: str, state: RecordedNode | None, record: FrameRecord) -> int:
+    def _step(
+        self, name: str, state: RecordedNode | None, record: segment_files.FrameRecord
+    ) -> int:
         """Return the clock step of a node in ns; 0 if it is not evidence."""
         sent = record.sent
         offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
@@ -246,14 +253,14 @@ class NodeRecorder:
 
 
 def _draft(
-    kind: str, name: str, record: FrameRecord, envelope: Envelope, **more: str
+    kind: str, name: str, record: segment_files.FrameRecord, envelope: Envelope, **more: str
 ) -> RecordDraft:
     data: audit_record.RecordData = {
-        "boot_id": clean(envelope.boot_id),
-        "version": clean(envelope.agent_version),
-        "run": clean(envelope.run),
+        "boot_id": event_records.clean(envelope.boot_id),
+        "version": event_records.clean(envelope.agent_version),
+        "run": event_records.clean(envelope.run),
         RECEIVED: str(record.received_wall_ns),
-        **{key: clean(text) for key, text in more.items()},
+        **{key: event_records.clean(text) for key, text in more.items()},
     }
     actor = audit_record.RecordActor("agent", name)
     return RecordDraft(

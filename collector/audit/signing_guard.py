@@ -17,13 +17,10 @@ from urllib.parse import quote
 
 import structlog
 
-from collector.audit import AuditLogError
-from collector.audit.log_writer import AuditError, AuditLog, SigningPostponedError
+from collector.audit import AuditLogError, log_writer
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft
-from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of, subtrees
-from railscope.audit.record import RecordActor, RecordData
-from railscope.audit.signed_note import Checkpoint, read_checkpoint
+from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import sync_directory, write_durably
 
 DISPUTED_DIRECTORY = "disputed"
@@ -40,7 +37,7 @@ class DisputeError(AuditLogError, RuntimeError):
 class SigningGuard:
     """Decides if the log may be signed. `open` it after the log, `run` it beside it."""
 
-    audit: AuditLog
+    audit: log_writer.AuditLog
     ask: int
     """Number of agents to wait for; fewer if fewer exist."""
     wait_seconds: float
@@ -79,16 +76,16 @@ class SigningGuard:
         """True if a node has not submitted its checkpoint yet."""
         return node not in self.shown
 
-    def allow(self, _: TreeHead) -> None:
+    def allow(self, _: merkle.TreeHead) -> None:
         """Raise AuditError if nothing may be signed now."""
         if self.stopped:
-            raise AuditError(self.stopped)
+            raise log_writer.AuditError(self.stopped)
         if not self._open:
             message = (
                 f"{len(self.shown)} of {self.wanted} agents have presented their checkpoints:"
                 " signing starts when all have"
             )
-            raise SigningPostponedError(message)
+            raise log_writer.SigningPostponedError(message)
 
     async def run(self) -> None:
         """Wait for the agents, then permit signing."""
@@ -105,13 +102,13 @@ class SigningGuard:
     async def _record_that_few_came(self) -> None:
         wanted, shown = self.wanted, len(self.shown)
         log.warning("audit_log_signed_without_witnesses", required=wanted, presented=shown)
-        actor = RecordActor("collector", self.audit.source.id)
-        data: RecordData = {"signed_without": "witnesses", "asked": wanted, "shown": shown}
+        actor = record.RecordActor("collector", self.audit.source.id)
+        data: record.RecordData = {"signed_without": "witnesses", "asked": wanted, "shown": shown}
         data["waited_seconds"] = round(self.wait_seconds)
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
         try:
             await self.audit.append(draft)
-        except AuditError as error:
+        except log_writer.AuditError as error:
             log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
 
     async def show(self, node: str, note: str) -> None:
@@ -122,7 +119,7 @@ class SigningGuard:
         """
         size = 0
         if note:
-            checkpoint = read_checkpoint(note, self.audit.signer.public)
+            checkpoint = signed_note.read_checkpoint(note, self.audit.signer.public)
             problem = await asyncio.to_thread(self._problem, checkpoint)
             if problem:
                 await self._dispute(node, note, problem)
@@ -130,7 +127,7 @@ class SigningGuard:
         self.shown[node] = size
         self._changed.set()
 
-    def _problem(self, held: Checkpoint) -> str:
+    def _problem(self, held: signed_note.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
         if held.tree.size > self.audit.size:
             return f"it covers {held.tree.size} records, and this log has {self.audit.size}"
@@ -145,12 +142,14 @@ class SigningGuard:
         signed = self.audit.signed.size
         tiles = Tiles(self.audit.directory, signed)
         if size <= signed:
-            return root_of(tiles.node, size)
-        tree = CompactRange(signed, [tiles.node(level, index) for level, index in subtrees(signed)])
+            return merkle.root_of(tiles.node, size)
+        tree = merkle.CompactRange(
+            signed, [tiles.node(level, index) for level, index in merkle.subtrees(signed)]
+        )
         for raw in self.audit.records(signed):
             if tree.size == size:
                 break
-            tree.append(leaf_hash(raw))
+            tree.append(merkle.leaf_hash(raw))
         return tree.root
 
     def stop_signing(self, problem: str) -> None:

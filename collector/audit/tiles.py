@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.audit import AuditLogError
-from railscope.audit.merkle import HASH_BYTES, Hash, includes, inclusion_proof, leaf_hash, node_hash
-from railscope.audit.signed_note import SIZE, PublicKey, read_checkpoint
+from railscope.audit import merkle, signed_note
 from railscope.durable_files import PARTIAL, make_directory, write_durably
 
 WIDTH = 256
@@ -87,14 +86,14 @@ class Tiles:
     size: int = 0
     _kept: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
-    def node(self, level: int, index: int) -> Hash:
+    def node(self, level: int, index: int) -> merkle.Hash:
         """Return the hash of a complete subtree of the signed part. Raises TileError."""
         tile_level, height = divmod(level, LEVELS)
         first = index << height
         offset = first % WIDTH
-        wanted = slice(offset * HASH_BYTES, (offset + (1 << height)) * HASH_BYTES)
+        wanted = slice(offset * merkle.HASH_BYTES, (offset + (1 << height)) * merkle.HASH_BYTES)
         row = self._tile(tile_level, first // WIDTH)[wanted]
-        if len(row) != HASH_BYTES << height:
+        if len(row) != merkle.HASH_BYTES << height:
             message = (
                 f"{tile_name(tile_level, first // WIDTH)}: hash {index} of level {level} is missing"
             )
@@ -114,7 +113,7 @@ class Tiles:
     def row(self, level: int, index: int) -> bytes:
         """Return the hashes of one tile, as stored on disk. Raises TileError."""
         content, outgrown = self._read(level, index)
-        return content[: self.width(level, index) * HASH_BYTES] if outgrown else content
+        return content[: self.width(level, index) * merkle.HASH_BYTES] if outgrown else content
 
     def width(self, level: int | str, index: int) -> int:
         """Return the number of entries of a tile that belong to a log of this size."""
@@ -200,12 +199,12 @@ class Tiles:
         begun = self._begun() if old % WIDTH else []
         for at, bundle in _entries_of([*begun, *records], old // WIDTH):
             self._write("entries", at, len(bundle), encode_bundle(bundle))
-        added = [leaf_hash(record) for record in records]
+        added = [merkle.leaf_hash(record) for record in records]
         level = 0
         while added or level == 0:
             begins = old >> (LEVELS * level)
             full, partial = divmod(begins, WIDTH)
-            row = _hashes(self._tile(level, full)[: partial * HASH_BYTES]) if partial else []
+            row = _hashes(self._tile(level, full)[: partial * merkle.HASH_BYTES]) if partial else []
             above = []
             for at, tile in _entries_of([*row, *added], full):
                 self._write(level, at, len(tile), b"".join(tile))
@@ -219,7 +218,7 @@ class Tiles:
         """Return the records of the last tile, which is rewritten; checked, as they are signed again."""
         index = self.size // WIDTH
         records = self.records(index)
-        if b"".join(leaf_hash(record) for record in records) != self.row(0, index):
+        if b"".join(merkle.leaf_hash(record) for record in records) != self.row(0, index):
             message = f"{self._path('entries', index)}: the records do not match the signed ones"
             raise TileError(message)
         return records
@@ -237,18 +236,18 @@ class Tiles:
         write_durably(path, content)
 
 
-def complete_root(hashes: Sequence[Hash]) -> Hash:
+def complete_root(hashes: Sequence[merkle.Hash]) -> merkle.Hash:
     """Return the root of a complete subtree; its number of leaves is a power of two."""
     row = list(hashes)
     while len(row) > 1:
-        row = [node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]
+        row = [merkle.node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]
     return row[0]
 
 
 def _beginning(content: bytes, level: int | str, width: int) -> bytes:
     """Return the first entries of a tile."""
     if isinstance(level, int):
-        return content[: width * HASH_BYTES]
+        return content[: width * merkle.HASH_BYTES]
     return encode_bundle(decode_bundle(content)[:width])
 
 
@@ -257,8 +256,8 @@ def _entries_of(entries: Sequence[bytes], first: int) -> Iterator[tuple[int, Seq
         yield first + at // WIDTH, entries[at : at + WIDTH]
 
 
-def _hashes(row: bytes) -> list[Hash]:
-    return [row[at : at + HASH_BYTES] for at in range(0, len(row), HASH_BYTES)]
+def _hashes(row: bytes) -> list[merkle.Hash]:
+    return [row[at : at + merkle.HASH_BYTES] for at in range(0, len(row), merkle.HASH_BYTES)]
 
 
 PROOF_HEAD = "c2sp.org/tlog-proof@v1"
@@ -272,7 +271,7 @@ class ProofError(AuditLogError, ValueError):
 
 def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
     """Return the inclusion proof of a record in these tiles. Raises ValueError, TileError, OSError."""
-    path = inclusion_proof(tiles.node, sequence, tiles.size)
+    path = merkle.inclusion_proof(tiles.node, sequence, tiles.size)
     lines = [
         PROOF_HEAD,
         _EXTRA + base64.b64encode(tiles.record(sequence)).decode(),
@@ -282,7 +281,7 @@ def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
     return "\n".join(lines) + "\n\n" + checkpoint
 
 
-def check_proof(text: str, key: PublicKey) -> bytes:
+def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
     """Return the record that is proven. Raises ProofError, NoteError."""
     head, divider, note = text.partition("\n\n")
     lines = head.split("\n")
@@ -294,14 +293,16 @@ def check_proof(text: str, key: PublicKey) -> bytes:
         message = "invalid proof: expected the record and its index after the first line"
         raise ProofError(message)
     index = lines[2].removeprefix(_INDEX)
-    if not SIZE.fullmatch(index):
+    if not signed_note.SIZE.fullmatch(index):
         message = f"invalid index {index[:30]!r}: expected a number"
         raise ProofError(message)
     record = _decoded(lines[1].removeprefix(_EXTRA))
     path = [_decoded(line) for line in lines[least:]]
-    tree = read_checkpoint(note, key).tree
-    whole = all(len(one) == HASH_BYTES for one in path)
-    if not whole or not includes(leaf_hash(record), int(index), tree.size, path, tree.root):
+    tree = signed_note.read_checkpoint(note, key).tree
+    whole = all(len(one) == merkle.HASH_BYTES for one in path)
+    if not whole or not merkle.includes(
+        merkle.leaf_hash(record), int(index), tree.size, path, tree.root
+    ):
         message = f"the path does not lead from record {index} to the signed root"
         raise ProofError(message)
     return record

@@ -16,15 +16,19 @@ from pathlib import Path
 
 import structlog
 
-from collector.audit import directory_check, journal, ledger_check, record_checks, signing_guard
-from collector.audit.directory_check import VerifyError, VerifyOutcome
-from collector.audit.housekeeping_files import EPOCH_FILE, CosignedCheckpoint
+from collector.audit import (
+    directory_check,
+    housekeeping_files,
+    journal,
+    ledger_check,
+    record_checks,
+    signing_guard,
+)
 from collector.audit.tiles import WIDTH, Tiles, widths
-from collector.ledger.audit_outbox import LedgerRecords
+from collector.ledger import audit_outbox
 from collector.ledger.database import Database, LedgerError
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
-from railscope.audit.signed_note import PublicKey
 from railscope.timestamps import SECOND_NS
 
 
@@ -37,7 +41,9 @@ class Cosigner:
     seconds: int
 
 
-def signed_notes(cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
+def signed_notes(
+    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint], key: signed_note.PublicKey
+) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
     for vouched in cosigned.values():
@@ -58,7 +64,9 @@ def read_disputed_notes(directory: Path) -> Iterator[str]:
 
 
 def find_cosigners(
-    cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
+    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint],
+    key: signed_note.PublicKey,
+    keys: Mapping[str, str],
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
@@ -100,20 +108,24 @@ class VerifiedLog:
     """Findings that no signature covers but a person must explain: gaps in the records of a source."""
     witnesses: tuple[Cosigner, ...] = ()
     """Witnesses with a cosignature of the log, the one with the largest checkpoint first."""
-    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    ledger: audit_outbox.LedgerRecords = field(default_factory=audit_outbox.LedgerRecords)
     """Records of operations on the ledger's database."""
 
 
-def verify_log(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> VerifiedLog:
+def verify_log(
+    directory: Path, key: signed_note.PublicKey, anchors: Iterable[str] = ()
+) -> VerifiedLog:
     """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
     try:
         return _verified(directory, key, anchors)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
-        raise VerifyError(VerifyOutcome.UNREADABLE, message) from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.UNREADABLE, message
+        ) from error
 
 
-def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> VerifiedLog:
+def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
     kept, damage = _housekeeping(directory, key)
     checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
     cosigned = signed_notes(kept.witnesses, key) if kept else ()
@@ -124,7 +136,7 @@ def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verifi
     verification.check_records(held)
     if kept is None:
         message = f"{directory}: the housekeeping files are missing"
-        raise damage or VerifyError(VerifyOutcome.ALTERED, message)
+        raise damage or directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     unsigned = verification.check_journal(kept)
     verification.check_directory(kept, unsigned)
     explaining = verification.explaining
@@ -135,8 +147,8 @@ def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verifi
 
 
 def _housekeeping(
-    directory: Path, key: PublicKey
-) -> tuple[directory_check.HousekeepingState | None, VerifyError | None]:
+    directory: Path, key: signed_note.PublicKey
+) -> tuple[directory_check.HousekeepingState | None, directory_check.VerifyError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
     Damage of these files is reported after defects of signed records, and after a fork.
@@ -146,26 +158,34 @@ def _housekeeping(
         return directory_check.read_housekeeping(
             directory, key, lambda: _own_checkpoint(directory, key)
         ), None
-    except VerifyError as error:
+    except directory_check.VerifyError as error:
         return None, error
 
 
-def _own_checkpoint(directory: Path, key: PublicKey) -> signed_note.Checkpoint:
+def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     path = directory / "checkpoint"
     try:
         return signed_note.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"{path} is missing: the minimum length of the log is unknown"
-        raise VerifyError(VerifyOutcome.TAIL_MISSING, message) from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.TAIL_MISSING, message
+        ) from error
     except signed_note.UnsignedError as error:
-        raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.KEY_PROBLEM, f"{path}: {error}"
+        ) from error
     except signed_note.NoteError as error:
-        raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {error}") from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.ALTERED, f"{path}: {error}"
+        ) from error
 
 
-def _anchor(note: str, key: PublicKey) -> signed_note.Checkpoint:
+def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     where = "checkpoint kept elsewhere: "
-    with directory_check.verifying(VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where):
+    with directory_check.verifying(
+        directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where
+    ):
         return signed_note.read_checkpoint(note, key)
 
 
@@ -174,7 +194,7 @@ class _Verification:
     """One verification: the tree over the records read so far, and what they contain."""
 
     directory: Path
-    key: PublicKey
+    key: signed_note.PublicKey
     ours: signed_note.Checkpoint
     tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     explaining: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
@@ -201,7 +221,7 @@ class _Verification:
         levels.finish()
         if self.tree.root != self.ours.tree.root:
             message = f"the {size} records do not match the signed root"
-            raise VerifyError(VerifyOutcome.ALTERED, message)
+            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 
     def _compare_anchors(self, awaited: list[signed_note.Checkpoint]) -> None:
         """Compare the anchors of this size, and remove them from the pending ones."""
@@ -213,18 +233,18 @@ class _Verification:
 
     def _report_fork(self, theirs: signed_note.Checkpoint, why: str) -> None:
         texts = f"--- signed, here:\n{self.ours.text}--- signed, kept elsewhere:\n{theirs.text}"
-        raise VerifyError(VerifyOutcome.FORKED, f"{why}\n{texts}")
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.FORKED, f"{why}\n{texts}")
 
     def check_journal(self, kept: directory_check.HousekeepingState) -> list[bytes]:
         """Check the records that are not signed yet and return them; they are appended to the tree."""
         files, signed, stated = kept.files, self.tree.size, kept.acknowledged
         if files and files[0].first > signed:
             message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
-            raise VerifyError(VerifyOutcome.TAIL_MISSING, message)
+            raise directory_check.VerifyError(directory_check.VerifyOutcome.TAIL_MISSING, message)
         raws = [raw for file in files for raw in file.records]
         behind = signed - files[0].first if files else 0
         _compare_signed(self.directory, signed, raws[:behind])
-        with directory_check.verifying(VerifyOutcome.ALTERED, journal.JournalError):
+        with directory_check.verifying(directory_check.VerifyOutcome.ALTERED, journal.JournalError):
             for sequence, raw in enumerate(raws[behind:], signed):
                 journal.check_root(self.directory / "journal", stated, self.tree)
                 self.explaining.add(_record(raw, sequence))
@@ -233,7 +253,7 @@ class _Verification:
         if (lost := stated.count - self.tree.size) > 0:
             # The count is never too high: neither a crash nor a power failure explains the difference.
             message = f"the journal: {lost} acknowledged records are missing"
-            raise VerifyError(VerifyOutcome.ALTERED, message)
+            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         return raws[behind:]
 
     def check_directory(
@@ -242,10 +262,10 @@ class _Verification:
         """Check the key file, the epoch, and that the directory contains no foreign files."""
         if kept.epoch < self.explaining.epoch:
             message = (
-                f"{self.directory / EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+                f"{self.directory / housekeeping_files.EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
                 f"{self.explaining.epoch}, which a record names: it is an older copy"
             )
-            raise VerifyError(VerifyOutcome.ALTERED, message)
+            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         directory_check.check_key_file(self.directory, self.explaining.genesis_key, self.key)
         tiles = Tiles(self.directory, kept.checkpoint.tree.size)
         with directory_check.verifying_tiles():
@@ -271,17 +291,24 @@ def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
         return raws
     message = f"tile {index} of entries has {len(raws)} records: expected {expected}"
     is_short = len(raws) < expected
-    raise VerifyError(VerifyOutcome.TAIL_MISSING if is_short else VerifyOutcome.ALTERED, message)
+    raise directory_check.VerifyError(
+        directory_check.VerifyOutcome.TAIL_MISSING
+        if is_short
+        else directory_check.VerifyOutcome.ALTERED,
+        message,
+    )
 
 
 def _record(raw: bytes, sequence: int) -> AuditRecord:
     try:
         record = decode_audit_record(raw)
     except RecordError as error:
-        raise VerifyError(VerifyOutcome.ALTERED, f"record {sequence}: {error}") from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.ALTERED, f"record {sequence}: {error}"
+        ) from error
     if record.seq != sequence:
         message = f"record {sequence} has the number {record.seq}"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
+        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     return record
 
 
@@ -292,7 +319,7 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     for sequence, (raw, there) in enumerate(zip(raws, stored, strict=False), first):
         if raw != there:
             message = f"the journal: record {sequence} does not match the signed one"
-            raise VerifyError(VerifyOutcome.ALTERED, message)
+            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 
 
 log = structlog.get_logger(__name__)
@@ -306,7 +333,7 @@ class PeriodicVerification:
     """Verifies a log periodically; provides the result, and the age of the last success."""
 
     directory: Path
-    key: PublicKey
+    key: signed_note.PublicKey
     period_seconds: float
     """Zero disables verification."""
     clock_ns: Callable[[], int]
@@ -331,10 +358,10 @@ class PeriodicVerification:
         began_ns = self.clock_ns()
         try:
             await asyncio.to_thread(self._verify)
-        except VerifyError as error:
+        except directory_check.VerifyError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
-            if error.outcome is not VerifyOutcome.UNREADABLE:
+            if error.outcome is not directory_check.VerifyOutcome.UNREADABLE:
                 self.whole = False
         else:
             self.whole, self._whole_ns = True, began_ns
@@ -343,7 +370,7 @@ class PeriodicVerification:
         """Verify the log, then compare the ledger with it. Raises VerifyError."""
         found = verify_log(self.directory, self.key)
         if self.database is not None:
-            with directory_check.verifying(VerifyOutcome.UNREADABLE, LedgerError):
+            with directory_check.verifying(directory_check.VerifyOutcome.UNREADABLE, LedgerError):
                 ledger_check.compare_database(self.database(), found.ledger)
 
     @property

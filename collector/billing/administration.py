@@ -8,10 +8,7 @@ from hashlib import sha256
 from sqlalchemy import Connection, func, select
 
 from collector.billing import charges, invoices, period_closing, price_book, tables
-from collector.ledger import head_chain, schema
-from collector.ledger.audit_outbox import RecordDraft, TimedActor
-from collector.ledger.row_conversion import RowValues
-from collector.ledger.schema import row_of
+from collector.ledger import audit_outbox, head_chain, row_conversion, schema
 from collector.metering.units import Period, period_name
 from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
 
@@ -19,7 +16,7 @@ _AMOUNT_PLACES = 9
 
 
 def publish(
-    books: period_closing.BillingBooks, text: str, file: str, by: TimedActor
+    books: period_closing.BillingBooks, text: str, file: str, by: audit_outbox.TimedActor
 ) -> tuple[price_book.PriceBook, bool]:
     """Publish a price book and make it the current one; false if it is current already.
 
@@ -37,7 +34,7 @@ def publish(
             price_book.check_appended(newest.book, book)
             _check_open(books, connection, book)
         content_hash = sha256(text.encode()).hexdigest()
-        row = row_of(
+        row = schema.row_of(
             tables.price_books, book, content_hash=content_hash, text=text, **_recorded(by)
         )
         draft = by.draft(
@@ -53,7 +50,9 @@ def publish(
     return book, True
 
 
-def accept_copy(books: period_closing.BillingBooks, reason: str, by: TimedActor) -> str:
+def accept_copy(
+    books: period_closing.BillingBooks, reason: str, by: audit_outbox.TimedActor
+) -> str:
     """Accept an older copy of the database, if the newest is lost; return its new identity."""
     with books.store.writing() as connection:
         return head_chain.accept_copy(connection, reason, by.actor, by.now_ns)
@@ -73,12 +72,16 @@ def _check_open(
         raise price_book.PriceBookError(message)
 
 
-def _recorded(by: TimedActor) -> RowValues:
+def _recorded(by: audit_outbox.TimedActor) -> row_conversion.RowValues:
     return {"recorded_ns": by.now_ns, "recorded_by": by.actor.id}
 
 
 def _add_row(
-    connection: Connection, kind: str, row: RowValues, draft: RecordDraft, id_: str = ""
+    connection: Connection,
+    kind: str,
+    row: row_conversion.RowValues,
+    draft: audit_outbox.RecordDraft,
+    id_: str = "",
 ) -> None:
     """Add a row with its record in the audit log, and commit to it in the chain of heads."""
     table = schema.covered_tables[kind].table
@@ -91,7 +94,7 @@ def _add_row(
 def record(
     books: period_closing.BillingBooks,
     charge: charges.Charge,
-    by: TimedActor,
+    by: audit_outbox.TimedActor,
     *,
     force: bool = False,
 ) -> tuple[bool, str]:
@@ -117,7 +120,7 @@ def record(
             return False, currency
         if charge.amount < 0 and not force:
             _check_credit(charge, books.store.invoiced(connection, charge), by.now_ns)
-        row = row_of(
+        row = schema.row_of(
             tables.adjustments,
             charge,
             amount=str(charge.amount),
@@ -162,7 +165,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
 
 
 def set_opening(
-    books: period_closing.BillingBooks, opening_ns: int, reason: str, by: TimedActor
+    books: period_closing.BillingBooks, opening_ns: int, reason: str, by: audit_outbox.TimedActor
 ) -> None:
     """Exclude all time before an instant from bills. Raises ClosingError.
 
@@ -188,7 +191,7 @@ def set_opening(
 
 
 def void(
-    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: TimedActor
+    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: audit_outbox.TimedActor
 ) -> invoices.Invoice:
     """Void an invoice: its charges are billed by the next closing, or by `replace`.
 
@@ -203,13 +206,13 @@ def _void(
     connection: Connection,
     invoice_id: str,
     reason: str,
-    by: TimedActor,
+    by: audit_outbox.TimedActor,
 ) -> invoices.Invoice:
     invoice, _ = _issued(invoice_id, books.store.invoice(invoice_id, connection))
     if invoice.status is not invoices.InvoiceStatus.ISSUED:
         message = f"{invoice_id}: already void"
         raise invoices.ClosingError(message)
-    row: RowValues = {
+    row: row_conversion.RowValues = {
         "invoice_id": invoice_id,
         "voided_ns": by.now_ns,
         "voided_by": by.actor.id,
@@ -229,7 +232,7 @@ def _void(
 
 
 def replace(
-    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: TimedActor
+    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: audit_outbox.TimedActor
 ) -> period_closing.ClosedPeriod:
     """Void an invoice and issue another in its place, from the current ledger and prices.
 

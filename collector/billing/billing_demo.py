@@ -23,9 +23,7 @@ from collector.billing import (
     reconciliation,
 )
 from collector.evidence.gpu_evidence import AssembledGpu
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.day_metering import MeteringComputation
-from collector.ledger.ledger_store import Ledger
+from collector.ledger import audit_outbox, day_metering, ledger_store
 from collector.metering import evidence as usage_evidence, measures, units
 from railscope.audit.record import RecordActor
 from railscope.claim_terms import ClaimAuthority
@@ -219,10 +217,13 @@ class BillingDemo:
         return all(check.passes for check in self.checks)
 
 
-def run_demo(ledger: Ledger) -> BillingDemo:
+def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
     """Simulate, meter, rate, close, correct and reconcile, in an empty ledger."""
     actor = RecordActor("operator", "demo", "command line")
-    first, second = TimedActor(actor, CLOSED_NS), TimedActor(actor, CLOSED_AGAIN_NS)
+    first, second = (
+        audit_outbox.TimedActor(actor, CLOSED_NS),
+        audit_outbox.TimedActor(actor, CLOSED_AGAIN_NS),
+    )
     first_day = MONTH.start_ns // DAY_NS
     known = simulate_evidence()
     books = period_closing.BillingBooks.of(ledger, known)
@@ -242,8 +243,10 @@ def run_demo(ledger: Ledger) -> BillingDemo:
     return BillingDemo(closed, later, tuple(checks))
 
 
-def meter_days(ledger: Ledger, known: SimulatedEvidence, days: range, now_ns: int) -> None:
+def meter_days(
+    ledger: ledger_store.Ledger, known: SimulatedEvidence, days: range, now_ns: int
+) -> None:
     """Meter the given days and write them to the ledger."""
-    computed = MeteringComputation(ENGINE, now_ns)
+    computed = day_metering.MeteringComputation(ENGINE, now_ns)
     gpus = [one.metered() for one in known.known.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from collector.billing.billing_store import BillingOpening, RecordedAdjustment
+from collector.billing import billing_store, period_closing, period_rating
 from collector.billing.charges import Charge, format_amount, plain_decimal
 from collector.billing.invoices import Invoice, PeriodClosing
-from collector.billing.period_closing import BillingBooks, PendingItems
-from collector.billing.period_rating import UndecidedUse
 from collector.jobs.job_metering import format_table
 from collector.metering.units import Period, period_name
 from railscope.timestamps import format_timestamp
@@ -29,16 +27,16 @@ class BillingListing:
     decided.
     """
 
-    opening: BillingOpening | None
+    opening: billing_store.BillingOpening | None
     closings: Sequence[PeriodClosing]
     invoices: Sequence[Invoice]
-    adjusted: Sequence[RecordedAdjustment]
+    adjusted: Sequence[billing_store.RecordedAdjustment]
     billed_on: dict[str, str]
-    pending: PendingItems
-    undecided: Sequence[tuple[Period, UndecidedUse]]
+    pending: period_closing.PendingItems
+    undecided: Sequence[tuple[Period, period_rating.UndecidedUse]]
 
 
-def read_listing(books: BillingBooks) -> BillingListing:
+def read_listing(books: period_closing.BillingBooks) -> BillingListing:
     """Read the listing. Raises LedgerError, ClosingError, MissingPriceError."""
     closings = books.store.closings()
     invoices = books.store.invoices()
@@ -60,8 +58,8 @@ def read_listing(books: BillingBooks) -> BillingListing:
 
 
 def _current_undecided(
-    books: BillingBooks, closings: Sequence[PeriodClosing]
-) -> Iterator[tuple[Period, UndecidedUse]]:
+    books: period_closing.BillingBooks, closings: Sequence[PeriodClosing]
+) -> Iterator[tuple[Period, period_rating.UndecidedUse]]:
     """Undecided use of every closed period, from the last closing that computed it."""
     latest: dict[tuple[Period, str], int] = {}
     for closing in closings:
@@ -189,7 +187,7 @@ _TABLES = (
 )  # fmt: skip
 
 
-def _corrections(pending: PendingItems) -> Iterator[tuple[Period, str, Fraction]]:
+def _corrections(pending: period_closing.PendingItems) -> Iterator[tuple[Period, str, Fraction]]:
     """Periods and tenants with corrections, and the amount by which these change the bill."""
     for period, charges in pending.corrections:
         amounts: dict[str, Fraction] = {}
@@ -198,7 +196,7 @@ def _corrections(pending: PendingItems) -> Iterator[tuple[Period, str, Fraction]
         yield from ((period, tenant, amounts[tenant]) for tenant in sorted(amounts))
 
 
-def _undecided(period: Period, one: UndecidedUse) -> dict[str, str]:
+def _undecided(period: Period, one: period_rating.UndecidedUse) -> dict[str, str]:
     return {
         "period": period_name(period),
         "tenant": one.tenant,

@@ -17,11 +17,8 @@ from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 
 from collector.billing import charges, period_rating, price_book, tables
 from collector.billing.invoices import Invoice, InvoiceStatus, PeriodClosing
-from collector.ledger import schema
-from collector.ledger.audit_outbox import LogPosition, placed_rows, recorded_position
+from collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.ledger_queries import chunks
-from collector.ledger.row_conversion import GpuDay, RowValues
 from collector.metering.units import Period
 
 
@@ -139,17 +136,22 @@ class BillingStore:
         with self._reading(connection) as reading:
             return [tables.closing_from_row(row) for row in reading.execute(query)]
 
-    def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
+    def revisions(
+        self, closing: int, gpus: Iterable[str] | None = None
+    ) -> dict[row_conversion.GpuDay, int]:
         """The ledger revisions that a closing used, of all GPUs or of some."""
         table = tables.closing_revisions
         query = select(table.c.gpu_uuid, table.c.day, table.c.revision)
         query = query.where(table.c.closing == closing)
         queries = [query]
         if gpus is not None:
-            queries = [query.where(table.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
+            queries = [
+                query.where(table.c.gpu_uuid.in_(some))
+                for some in ledger_queries.chunks(sorted(gpus))
+            ]
         with self.database.transaction() as connection:
             rows = [row for each in queries for row in connection.execute(each)]
-        return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+        return {row_conversion.GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
     def reviews(self, closing: int) -> list[period_rating.UndecidedUse]:
         """Undecided use of a closing."""
@@ -226,17 +228,17 @@ class BillingStore:
             found = self._read(query, reading)
             return (found[0], reading.execute(query).one().closing) if found else None
 
-    def audit_position(self, invoice_id: str) -> LogPosition | None:
+    def audit_position(self, invoice_id: str) -> audit_outbox.LogPosition | None:
         """Position of an invoice's record in the audit log; None if it is not recorded yet."""
         with self.database.transaction() as connection:
-            return recorded_position(connection, ISSUE + invoice_id)
+            return audit_outbox.recorded_position(connection, ISSUE + invoice_id)
 
     def _read(self, query: Select[Any], connection: Connection | None = None) -> list[Invoice]:
         table = tables.charges
         lines: dict[str, list[Row[Any]]] = defaultdict(list)
         with self._reading(connection) as reading:
             rows = reading.execute(query).all()
-            for some in chunks([row.invoice_id for row in rows]):
+            for some in ledger_queries.chunks([row.invoice_id for row in rows]):
                 own = select(table).where(table.c.invoice_id.in_(some)).order_by(table.c.charge_id)
                 for row in reading.execute(own):
                     lines[row.invoice_id].append(row)
@@ -305,11 +307,15 @@ class BillingStore:
 
 def _select_invoices() -> Select[Any]:
     table, void = tables.invoices, tables.voids
-    record = placed_rows.c.id == ISSUE + table.c.invoice_id
+    record = audit_outbox.placed_rows.c.id == ISSUE + table.c.invoice_id
     joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
-    columns = (*table.c, void.c.voided_ns, void.c.reason, placed_rows.c.leaf)
+    columns = (*table.c, void.c.voided_ns, void.c.reason, audit_outbox.placed_rows.c.leaf)
     order = (table.c.closing, table.c.tenant_id)
-    return select(*columns).select_from(joined.outerjoin(placed_rows, record)).order_by(*order)
+    return (
+        select(*columns)
+        .select_from(joined.outerjoin(audit_outbox.placed_rows, record))
+        .order_by(*order)
+    )
 
 
 def _restrict_invoices(
@@ -335,7 +341,9 @@ def _adjustment(row: Row[Any]) -> charges.Charge:
     )
 
 
-def insert_rows(connection: Connection, table: Table, rows: Iterable[RowValues]) -> None:
+def insert_rows(
+    connection: Connection, table: Table, rows: Iterable[row_conversion.RowValues]
+) -> None:
     """Insert rows, if there are any."""
     if found := list(rows):
         connection.execute(table.insert(), found)

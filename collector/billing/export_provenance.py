@@ -24,16 +24,12 @@ from collector.billing import (
     invoices,
     period_closing,
 )
-from collector.ledger.audit_outbox import TimedActor, put_record
-from collector.ledger.ledger_queries import by_day, quantities
-from collector.ledger.row_conversion import GpuDay
-from collector.ledger.schema import entries, revisions
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling, Units, exact
+from collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
+from collector.metering import tiling, units
 from railscope.audit.record import RecordData
 from railscope.timestamps import DAY_NS
 
-_UNSEEN = (SlotState.INFERRED.value, SlotState.UNKNOWN.value)
+_UNSEEN = (tiling.SlotState.INFERRED.value, tiling.SlotState.UNKNOWN.value)
 
 
 class _SourceDay(NamedTuple):
@@ -41,12 +37,12 @@ class _SourceDay(NamedTuple):
 
     revision: int
     evidence_root: str
-    quantity: Units
-    unseen: Units
+    quantity: units.Units
+    unseen: units.Units
 
 
 def _provenance(
-    days: Mapping[GpuDay, _SourceDay], charge: charges.Charge
+    days: Mapping[row_conversion.GpuDay, _SourceDay], charge: charges.Charge
 ) -> focus_rows.ChargeProvenance:
     """Provenance of one charge; empty if the ledger has none of its days.
 
@@ -65,12 +61,12 @@ def _provenance(
     )
 
 
-def gpu_days(charge: charges.Charge) -> list[GpuDay]:
+def gpu_days(charge: charges.Charge) -> list[row_conversion.GpuDay]:
     """The days of the charge's service on its GPU, in order; empty for a charge without a GPU."""
     if not charge.resource:
         return []
     first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
-    return [GpuDay(charge.resource, day) for day in range(first, last + 1)]
+    return [row_conversion.GpuDay(charge.resource, day) for day in range(first, last + 1)]
 
 
 def provenance_of_lines(
@@ -85,30 +81,36 @@ def provenance_of_lines(
 
 
 def _read_source_days(
-    store: billing_store.BillingStore, numbers: Mapping[GpuDay, int]
-) -> dict[GpuDay, _SourceDay]:
-    found: dict[GpuDay, _SourceDay] = {}
+    store: billing_store.BillingStore, numbers: Mapping[row_conversion.GpuDay, int]
+) -> dict[row_conversion.GpuDay, _SourceDay]:
+    found: dict[row_conversion.GpuDay, _SourceDay] = {}
     with store.database.transaction() as connection:
-        for day, gpus in by_day(numbers):
+        for day, gpus in ledger_queries.by_day(numbers):
             heads = connection.execute(
-                select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.evidence_root).where(
-                    revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus)
-                )
+                select(
+                    schema.revisions.c.gpu_uuid,
+                    schema.revisions.c.revision,
+                    schema.revisions.c.evidence_root,
+                ).where(schema.revisions.c.day == day, schema.revisions.c.gpu_uuid.in_(gpus))
             ).all()
-            keys = (entries.c.gpu_uuid, entries.c.revision, entries.c.state.in_(_UNSEEN))
+            keys = (
+                schema.entries.c.gpu_uuid,
+                schema.entries.c.revision,
+                schema.entries.c.state.in_(_UNSEEN),
+            )
             which = [
-                entries.c.day == day,
-                entries.c.gpu_uuid.in_(gpus),
-                entries.c.tiling == Tiling.COMPUTE.value,
+                schema.entries.c.day == day,
+                schema.entries.c.gpu_uuid.in_(gpus),
+                schema.entries.c.tiling == units.Tiling.COMPUTE.value,
             ]
-            length = entries.c.t1_ns - entries.c.t0_ns
-            times = quantities(connection, keys, length, None, which)
+            length = schema.entries.c.t1_ns - schema.entries.c.t0_ns
+            times = ledger_queries.quantities(connection, keys, length, None, which)
             for gpu, revision, root in heads:
-                at = GpuDay(gpu, day)
+                at = row_conversion.GpuDay(gpu, day)
                 if numbers[at] == revision:
                     unseen = times.get((gpu, revision, True), 0)
                     seen = times.get((gpu, revision, False), 0)
-                    found[at] = _SourceDay(revision, root, exact(seen + unseen), unseen)
+                    found[at] = _SourceDay(revision, root, units.exact(seen + unseen), unseen)
     return found
 
 
@@ -142,7 +144,7 @@ def _shorten_checkpoint(checkpoint: str) -> str:
 
 
 def record_exported_files(
-    books: period_closing.BillingBooks, manifest: export.ExportManifest, by: TimedActor
+    books: period_closing.BillingBooks, manifest: export.ExportManifest, by: audit_outbox.TimedActor
 ) -> None:
     """Record an export in the audit log. Raises LedgerError."""
     start, end = manifest.period or ("", "")
@@ -158,4 +160,4 @@ def record_exported_files(
     }
     id_ = f"billing.export/{hashlib.sha256(manifest.encoded).hexdigest()}"
     with books.store.database.transaction(writes=True) as connection:
-        put_record(connection, id_, by.draft("billing.export", data))
+        audit_outbox.put_record(connection, id_, by.draft("billing.export", data))

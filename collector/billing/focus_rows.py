@@ -40,59 +40,58 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from collector.billing import BillingError
-from collector.billing.charges import NANO, Charge, ChargeKind, PriceUnit, price_quantity
-from collector.billing.focus_files import PRECISION, UNIT_OF_DECIMALS, FocusRow
-from collector.billing.invoices import Invoice, InvoiceError, InvoiceStatus
+from collector.billing import BillingError, charges, focus_files, invoices
 from railscope.timestamps import to_datetime
 from railscope.untrusted_text import TomlError, parse_toml
 
 _METERS = {
-    PriceUnit.GPU_HOURS: "GPU Time",
-    PriceUnit.INSTANCE_HOURS: "MIG Instance Time",
-    PriceUnit.KILOWATT_HOURS: "Energy",
+    charges.PriceUnit.GPU_HOURS: "GPU Time",
+    charges.PriceUnit.INSTANCE_HOURS: "MIG Instance Time",
+    charges.PriceUnit.KILOWATT_HOURS: "Energy",
 }
 _MIG_UUID = "MIG-"  # prefix of the driver's ids of MIG instances
 
 
-def sku_id(charge: Charge) -> str | None:
+def sku_id(charge: charges.Charge) -> str | None:
     """The SKU; None for a charge without one (FOCUS requires null for taxes)."""
-    if not charge.sku or charge.kind is ChargeKind.TAX:
+    if not charge.sku or charge.kind is charges.ChargeKind.TAX:
         return None
-    if charge.unit is None or charge.unit is PriceUnit.GPU_HOURS:
+    if charge.unit is None or charge.unit is charges.PriceUnit.GPU_HOURS:
         return charge.sku
-    if charge.unit is PriceUnit.INSTANCE_HOURS:
+    if charge.unit is charges.PriceUnit.INSTANCE_HOURS:
         return f"{charge.sku}/{charge.mig_profile}"
     return f"{charge.sku}/{charge.kind.value}"
 
 
-def meter_name(charge: Charge) -> str | None:
+def meter_name(charge: charges.Charge) -> str | None:
     """Name of the metered quantity: the same for all charges of a SKU."""
     return _METERS.get(charge.unit, charge.unit.label) if charge.unit else None
 
 
-def price_id(charge: Charge) -> str | None:
+def price_id(charge: charges.Charge) -> str | None:
     """The price: SKU, tariff, and the version of the price book that introduced it.
 
     A minimum is billed at the price of the time that it tops up.
     """
     if charge.unit is None:
         return None
-    kind = ChargeKind.USAGE if charge.kind is ChargeKind.MINIMUM_TOPUP else charge.kind
+    kind = (
+        charges.ChargeKind.USAGE if charge.kind is charges.ChargeKind.MINIMUM_TOPUP else charge.kind
+    )
     parts = (charge.sku, charge.mig_profile, kind.value, f"v{charge.price_version}")
     return "/".join(part for part in parts if part)
 
 
-def price_details(charge: Charge) -> str | None:
+def price_details(charge: charges.Charge) -> str | None:
     """Properties of one pricing unit: GPUs in a GPU-hour, the profile of an instance-hour."""
-    if charge.unit is PriceUnit.GPU_HOURS:
+    if charge.unit is charges.PriceUnit.GPU_HOURS:
         return key_values({"GpuCount": 1})
-    if charge.unit is PriceUnit.INSTANCE_HOURS:
+    if charge.unit is charges.PriceUnit.INSTANCE_HOURS:
         return key_values({"x_MigProfile": charge.mig_profile})
     return None
 
 
-def resource_id(charge: Charge) -> str | None:
+def resource_id(charge: charges.Charge) -> str | None:
     """The UUID of the GPU or of the MIG instance; without one, the GPU's with the MIG profile.
 
     So no id denotes a whole GPU in one row and an instance in another.
@@ -102,7 +101,7 @@ def resource_id(charge: Charge) -> str | None:
     return charge.resource or None
 
 
-def resource_type(charge: Charge) -> str | None:
+def resource_type(charge: charges.Charge) -> str | None:
     """Type of the resource."""
     if not charge.resource:
         return None
@@ -117,7 +116,7 @@ def key_values(found: Mapping[str, str | int]) -> str | None:
     return json.dumps(dict(found), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-MAX_DECIMAL_UNITS = 10**PRECISION  # in units of the last decimal
+MAX_DECIMAL_UNITS = 10**focus_files.PRECISION  # in units of the last decimal
 
 _COSTS = (
     "BilledCost",
@@ -133,17 +132,17 @@ _ALWAYS_APPLICABLE = (
     "UNIT_PRICING_SUPPORTED", "USAGE_MEASUREMENT_SUPPORTED",
 )  # fmt: skip
 _CATEGORIES = {
-    ChargeKind.CREDIT: "Credit",
-    ChargeKind.ADJUSTMENT: "Adjustment",
-    ChargeKind.ROUNDING: "Adjustment",
-    ChargeKind.TAX: "Tax",
+    charges.ChargeKind.CREDIT: "Credit",
+    charges.ChargeKind.ADJUSTMENT: "Adjustment",
+    charges.ChargeKind.ROUNDING: "Adjustment",
+    charges.ChargeKind.TAX: "Tax",
 }
 _DESCRIPTIONS = {
-    ChargeKind.USAGE: "GPU time",
-    ChargeKind.MINIMUM_TOPUP: "GPU time up to the minimum or the granularity of a claim",
-    ChargeKind.RESERVATION: "Reserved GPU time that was not used",
-    ChargeKind.ENERGY: "Energy",
-    ChargeKind.TAX: "Tax",
+    charges.ChargeKind.USAGE: "GPU time",
+    charges.ChargeKind.MINIMUM_TOPUP: "GPU time up to the minimum or the granularity of a claim",
+    charges.ChargeKind.RESERVATION: "Reserved GPU time that was not used",
+    charges.ChargeKind.ENERGY: "Energy",
+    charges.ChargeKind.TAX: "Tax",
 }
 
 
@@ -200,22 +199,22 @@ class ExportContext:
 
 
 def invoice_rows(
-    invoice: Invoice, seller: Seller, background: ExportContext | None = None
-) -> Iterator[FocusRow]:
+    invoice: invoices.Invoice, seller: Seller, background: ExportContext | None = None
+) -> Iterator[focus_files.FocusRow]:
     """Yield the rows of an issued invoice, with a rounding row if there is a difference.
 
     Raises InvoiceError for a draft or void invoice and for a tenant without an account, and
     OverflowError for a number beyond 38 digits.
     """
-    if invoice.status is not InvoiceStatus.ISSUED:
+    if invoice.status is not invoices.InvoiceStatus.ISSUED:
         message = (
             f"cannot export {invoice.invoice_id}: status {invoice.status}: expected an"
             " issued invoice"
         )
-        raise InvoiceError(message)
+        raise invoices.InvoiceError(message)
     if invoice.tenant not in seller.accounts:
         message = f"{invoice.invoice_id}: unknown billing account of tenant {invoice.tenant}"
-        raise InvoiceError(message)
+        raise invoices.InvoiceError(message)
     known = background or ExportContext()
     common = _invoice_columns(invoice, seller, known)
     difference = invoice.payable
@@ -223,7 +222,7 @@ def invoice_rows(
         difference -= round_decimal(line.charge.amount)
         yield common | _charge_columns(line.charge, known)
     if difference:
-        costs: FocusRow = dict.fromkeys(_COSTS, round_decimal(difference))
+        costs: focus_files.FocusRow = dict.fromkeys(_COSTS, round_decimal(difference))
         yield common | _charge_columns(invoice.rounding, known) | costs
 
 
@@ -238,7 +237,7 @@ def applicability_criteria(seller: Seller) -> tuple[str, ...]:
     return tuple(sorted([*_ALWAYS_APPLICABLE, *(name for name, is_so in depends.items() if is_so)]))
 
 
-def billed_cost(found: Iterable[FocusRow]) -> Fraction:
+def billed_cost(found: Iterable[focus_files.FocusRow]) -> Fraction:
     """The sum of BilledCost."""
     costs = (row["BilledCost"] for row in found)
     return sum((cost for cost in costs if isinstance(cost, Fraction)), Fraction(0))
@@ -247,16 +246,18 @@ def billed_cost(found: Iterable[FocusRow]) -> Fraction:
 def round_decimal(value: Fraction) -> Fraction:
     """Round to 12 decimals, half to even. Raises OverflowError beyond 38 digits."""
     # In integers, for speed: each row has several, and Fraction computes a gcd for every operation.
-    counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
+    counted, rest = divmod(value.numerator * focus_files.UNIT_OF_DECIMALS, value.denominator)
     if 2 * rest > value.denominator or (2 * rest == value.denominator and counted % 2):
         counted += 1
     if abs(counted) >= MAX_DECIMAL_UNITS:
         message = f"{value}: expected at most 38 digits"
         raise OverflowError(message)
-    return Fraction(counted, UNIT_OF_DECIMALS)
+    return Fraction(counted, focus_files.UNIT_OF_DECIMALS)
 
 
-def _invoice_columns(invoice: Invoice, seller: Seller, known: ExportContext) -> FocusRow:
+def _invoice_columns(
+    invoice: invoices.Invoice, seller: Seller, known: ExportContext
+) -> focus_files.FocusRow:
     """Columns that are equal in all rows of an invoice."""
     account = seller.accounts[invoice.tenant]
     return {
@@ -285,10 +286,12 @@ def _invoice_columns(invoice: Invoice, seller: Seller, known: ExportContext) -> 
     }
 
 
-def _charge_columns(charge: Charge, known: ExportContext) -> FocusRow:
-    row: FocusRow = {
+def _charge_columns(charge: charges.Charge, known: ExportContext) -> focus_files.FocusRow:
+    row: focus_files.FocusRow = {
         "CapacityReservationId": _reservation(charge),
-        "CapacityReservationStatus": "Unused" if charge.kind is ChargeKind.RESERVATION else None,
+        "CapacityReservationStatus": "Unused"
+        if charge.kind is charges.ChargeKind.RESERVATION
+        else None,
         "ChargeCategory": _CATEGORIES.get(charge.kind, "Usage"),
         "ChargeClass": "Correction" if charge.corrects else None,
         "ChargeDescription": charge.note or _DESCRIPTIONS.get(charge.kind),
@@ -302,16 +305,16 @@ def _charge_columns(charge: Charge, known: ExportContext) -> FocusRow:
     return row | _cost_columns(charge) | _own_columns(charge, known)
 
 
-def _cost_columns(charge: Charge) -> FocusRow:
+def _cost_columns(charge: charges.Charge) -> focus_files.FocusRow:
     """Costs, quantities and unit prices; without a price all costs are the amount."""
     unit = charge.unit
     quantity = round_decimal(charge.quantity / unit.size) if unit else None
-    price = Fraction(charge.price_nano, NANO) if unit else None
+    price = Fraction(charge.price_nano, charges.NANO) if unit else None
     list_price, cost = price, round_decimal(charge.amount)
     list_cost = cost
     if unit and charge.list_nano != charge.price_nano:
-        list_price = Fraction(charge.list_nano, NANO)
-        list_cost = round_decimal(price_quantity(charge.quantity, unit, charge.list_nano))
+        list_price = Fraction(charge.list_nano, charges.NANO)
+        list_cost = round_decimal(charges.price_quantity(charge.quantity, unit, charge.list_nano))
     return {
         **dict.fromkeys(_COSTS, cost),
         "ConsumedQuantity": quantity,
@@ -331,7 +334,7 @@ def _cost_columns(charge: Charge) -> FocusRow:
     }
 
 
-def _own_columns(charge: Charge, known: ExportContext) -> FocusRow:
+def _own_columns(charge: charges.Charge, known: ExportContext) -> focus_files.FocusRow:
     origin = known.provenance.get(charge.charge_id, ChargeProvenance())
     ratio = origin.coverage_ratio
     return {
@@ -346,13 +349,13 @@ def _own_columns(charge: Charge, known: ExportContext) -> FocusRow:
     }
 
 
-def _corrected_invoice(charge: Charge) -> str | None:
+def _corrected_invoice(charge: charges.Charge) -> str | None:
     """The corrected invoice; None if the tenant had none and `corrects` names the period instead."""
     return None if charge.corrects.startswith("period:") else charge.corrects or None
 
 
-def _reservation(charge: Charge) -> str | None:
-    if charge.kind is not ChargeKind.RESERVATION:
+def _reservation(charge: charges.Charge) -> str | None:
+    if charge.kind is not charges.ChargeKind.RESERVATION:
         return None
     return charge.claim or charge.resource
 

@@ -19,16 +19,7 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import groupby
 
-from collector.billing import BillingError
-from collector.billing.charges import (
-    Charge,
-    ChargeKind,
-    Content,
-    content_digest,
-    exponent_of,
-    price_quantity,
-    spread_rounding,
-)
+from collector.billing import BillingError, charges as charge_types
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.units import Period
 from railscope.timestamps import DAY_NS
@@ -52,7 +43,7 @@ class InvoiceStatus(StrEnum):
 class InvoiceLine:
     """One charge, and its share of the rounded total in minor units of the currency."""
 
-    charge: Charge
+    charge: charge_types.Charge
     minor: int
 
 
@@ -94,15 +85,15 @@ class Invoice:
                 c.unit and not c.corrects and not _within(c, self.period) for c in charges
             ),
             "its lines differ from its rounded charges": minor
-            != spread_rounding(amounts, exponent_of(self.currency)),
+            != charge_types.spread_rounding(amounts, charge_types.exponent_of(self.currency)),
             "its content does not match its hash": self.content_hash
-            != content_digest(self._content),
+            != charge_types.content_digest(self._content),
             "expected an issue time, unless it is a draft": undated,
         }
         return next((wrong for wrong, is_so in checks.items() if is_so), "")
 
     @property
-    def _content(self) -> Content:
+    def _content(self) -> charge_types.Content:
         return _content(self.tenant, self.period, self.currency, self.replaces, self.lines)
 
     @property
@@ -118,7 +109,7 @@ class Invoice:
     @property
     def payable(self) -> Fraction:
         """Payable amount in units of the currency."""
-        return Fraction(self.total_minor, 10 ** exponent_of(self.currency))
+        return Fraction(self.total_minor, 10 ** charge_types.exponent_of(self.currency))
 
     @property
     def exact(self) -> Fraction:
@@ -126,11 +117,11 @@ class Invoice:
         return sum((line.charge.amount for line in self.lines), Fraction(0))
 
     @property
-    def rounding(self) -> Charge:
+    def rounding(self) -> charge_types.Charge:
         """The rounding difference, as a charge over the whole period."""
-        return Charge(
+        return charge_types.Charge(
             tenant=self.tenant,
-            kind=ChargeKind.ROUNDING,
+            kind=charge_types.ChargeKind.ROUNDING,
             service_t0_ns=self.period.start_ns,
             service_t1_ns=self.period.end_ns,
             amount=self.payable - self.exact,
@@ -142,18 +133,24 @@ class Invoice:
 
 
 def draft_invoice(
-    charges: Iterable[Charge], tenant: str, period: Period, currency: str, replaces: str = ""
+    charges: Iterable[charge_types.Charge],
+    tenant: str,
+    period: Period,
+    currency: str,
+    replaces: str = "",
 ) -> Invoice:
     """The invoice of a tenant's charges, in any order. Raises InvoiceError, UnknownCurrencyError."""
     ordered = sorted(charges, key=lambda charge: charge.charge_id)
     exact = {charge.charge_id: charge.amount for charge in ordered}
-    minor = spread_rounding(exact, exponent_of(currency))
+    minor = charge_types.spread_rounding(exact, charge_types.exponent_of(currency))
     lines = tuple(InvoiceLine(charge, minor[charge.charge_id]) for charge in ordered)
-    content_hash = content_digest(_content(tenant, period, currency, replaces, lines))
+    content_hash = charge_types.content_digest(_content(tenant, period, currency, replaces, lines))
     return Invoice(tenant, period, currency, lines, content_hash, replaces)
 
 
-def draft_invoices(charges: Iterable[Charge], period: Period, currency: str) -> tuple[Invoice, ...]:
+def draft_invoices(
+    charges: Iterable[charge_types.Charge], period: Period, currency: str
+) -> tuple[Invoice, ...]:
     """The drafts of a period, one for every tenant with charges, in order of tenant."""
     ordered = sorted(charges, key=lambda charge: (charge.tenant, charge.charge_id))
     by_tenant = groupby(ordered, key=lambda charge: charge.tenant)
@@ -179,7 +176,7 @@ def issue_invoice(invoice: Invoice, issued_ns: int) -> Invoice:
 
 def _content(
     tenant: str, period: Period, currency: str, replaces: str, lines: Sequence[InvoiceLine]
-) -> Content:
+) -> charge_types.Content:
     return {
         "tenant": tenant,
         "period": [period.start_ns, period.end_ns],
@@ -190,7 +187,9 @@ def _content(
     }
 
 
-def invoiced_charges(invoices: Iterable[Invoice], period: Period) -> tuple[Charge, ...]:
+def invoiced_charges(
+    invoices: Iterable[Invoice], period: Period
+) -> tuple[charge_types.Charge, ...]:
     """Charges on valid invoices for service in a period, corrections included.
 
     `invoices` are those of the period and of all later ones. Drafts and void invoices do not count,
@@ -206,8 +205,11 @@ def invoiced_charges(invoices: Iterable[Invoice], period: Period) -> tuple[Charg
 
 
 def correction_charges(
-    invoices: Iterable[Invoice], recomputed: Iterable[Charge], period: Period, open_start_ns: int
-) -> tuple[Charge, ...]:
+    invoices: Iterable[Invoice],
+    recomputed: Iterable[charge_types.Charge],
+    period: Period,
+    open_start_ns: int,
+) -> tuple[charge_types.Charge, ...]:
     """The signed difference between a closed period as rated again and as invoiced so far.
 
     The charges go on the invoices of the open period that starts at `open_start_ns`. If only the
@@ -216,8 +218,8 @@ def correction_charges(
     """
     issued = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
     closed = {one.tenant: one.invoice_id for one in issued if one.period == period}
-    missing: dict[Charge, Fraction] = defaultdict(Fraction)
-    states: dict[Charge, str] = {}
+    missing: dict[charge_types.Charge, Fraction] = defaultdict(Fraction)
+    states: dict[charge_types.Charge, str] = {}
     for sign, charges in ((-1, invoiced_charges(issued, period)), (1, tuple(recomputed))):
         for charge in charges:
             missing[_matter(charge)] += sign * charge.quantity
@@ -235,29 +237,40 @@ def correction_charges(
     return tuple(sorted(found, key=lambda charge: (charge.tenant, charge.charge_id)))
 
 
-def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
+def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> charge_types.Charge:
     """A credit for service in a period. Raises ValueError if the amount is not positive."""
     if amount <= 0 or not note:
         message = (
             f"invalid credit of {amount} for {tenant}: expected a positive amount and a reason"
         )
         raise ValueError(message)
-    return Charge(tenant, ChargeKind.CREDIT, period.start_ns, period.end_ns, -amount, note=note)
+    return charge_types.Charge(
+        tenant, charge_types.ChargeKind.CREDIT, period.start_ns, period.end_ns, -amount, note=note
+    )
 
 
-def adjustment_charge(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
+def adjustment_charge(
+    tenant: str, amount: Fraction, period: Period, note: str
+) -> charge_types.Charge:
     """An amount of either sign, by decision and not by rating. Raises ValueError without a note."""
     if not note:
         message = f"invalid adjustment of {amount} for {tenant}: expected a reason"
         raise ValueError(message)
-    return Charge(tenant, ChargeKind.ADJUSTMENT, period.start_ns, period.end_ns, amount, note=note)
+    return charge_types.Charge(
+        tenant,
+        charge_types.ChargeKind.ADJUSTMENT,
+        period.start_ns,
+        period.end_ns,
+        amount,
+        note=note,
+    )
 
 
-def _within(charge: Charge, period: Period) -> bool:
+def _within(charge: charge_types.Charge, period: Period) -> bool:
     return period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
 
 
-def _matter(charge: Charge) -> Charge:
+def _matter(charge: charge_types.Charge) -> charge_types.Charge:
     """The charge without quantity, amount, state and correction references."""
     nothing = Fraction(0)
     return replace(
@@ -265,13 +278,15 @@ def _matter(charge: Charge) -> Charge:
     )
 
 
-def _undated(matter: Charge) -> Charge:
+def _undated(matter: charge_types.Charge) -> charge_types.Charge:
     return replace(matter, service_t0_ns=0, service_t1_ns=0)
 
 
-def _changed_matters(missing: Mapping[Charge, Fraction]) -> set[Charge]:
+def _changed_matters(missing: Mapping[charge_types.Charge, Fraction]) -> set[charge_types.Charge]:
     """The matters, without dates, of which the billed quantity changed at some instant."""
-    steps: dict[Charge, dict[int, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+    steps: dict[charge_types.Charge, dict[int, Fraction]] = defaultdict(
+        lambda: defaultdict(Fraction)
+    )
     for matter, quantity in missing.items():
         density = quantity / (matter.service_t1_ns - matter.service_t0_ns)
         step = steps[_undated(matter)]
@@ -280,11 +295,13 @@ def _changed_matters(missing: Mapping[Charge, Fraction]) -> set[Charge]:
     return {matter for matter, step in steps.items() if any(step.values())}
 
 
-def _correction(matter: Charge, quantity: Fraction, corrects: str) -> Charge:
+def _correction(
+    matter: charge_types.Charge, quantity: Fraction, corrects: str
+) -> charge_types.Charge:
     if matter.unit is None:
         message = f"cannot correct a {matter.kind}: expected a rated charge"
         raise ValueError(message)
-    amount = price_quantity(quantity, matter.unit, matter.price_nano)
+    amount = charge_types.price_quantity(quantity, matter.unit, matter.price_nano)
     return replace(matter, quantity=quantity, amount=amount, corrects=corrects)
 
 
@@ -323,10 +340,10 @@ def manifest_root(
     period: Period, price_version: int, ledger_root: str, invoices: Iterable[Invoice]
 ) -> str:
     """Hash over a period, the prices, the ledger's revisions and the resulting invoices."""
-    content: Content = {
+    content: charge_types.Content = {
         "period": [period.start_ns, period.end_ns],
         "price_version": price_version,
         "ledger": ledger_root,
         "invoices": sorted(invoice.content_hash for invoice in invoices),
     }
-    return content_digest(content)
+    return charge_types.content_digest(content)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, func, or_, select
 
 from collector.billing import (
     billing_store,
+    invoices as invoicing,
     period_completeness,
     period_rating,
     price_book,
@@ -21,19 +22,15 @@ from collector.billing import (
     tables,
 )
 from collector.billing.charges import Charge
-from collector.billing.invoices import (
-    CLOSE_AFTER_NS,
-    ClosingError,
-    Invoice,
-    PeriodClosing,
-    correction_charges,
-    draft_invoices,
-    issue_invoice,
-    manifest_root,
-)
 from collector.jobs import imported_lists
-from collector.ledger import head_chain, ledger_queries, ledger_store, row_conversion, schema
-from collector.ledger.audit_outbox import TimedActor
+from collector.ledger import (
+    audit_outbox,
+    head_chain,
+    ledger_queries,
+    ledger_store,
+    row_conversion,
+    schema,
+)
 from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordData
 from railscope.timestamps import format_timestamp
@@ -48,7 +45,7 @@ class Bill:
     period: Period
     book: price_book.PriceBook
     rated: period_rating.RatedPeriod
-    drafts: tuple[Invoice, ...]
+    drafts: tuple[invoicing.Invoice, ...]
     corrected: tuple[Period, ...]
     reviews: tuple[rating.UsageReview, ...]
     sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision]
@@ -61,7 +58,7 @@ class Bill:
         """Use that is not billed, of the period and of the periods corrected with it."""
         return period_rating.merge_reviews(self.reviews)
 
-    def rests_on(self, closings: Sequence[PeriodClosing]) -> bool:
+    def rests_on(self, closings: Sequence[invoicing.PeriodClosing]) -> bool:
         """True if no closing was added since it was computed; closings are never removed."""
         return self.row_counts[tables.closings.name] == len(closings)
 
@@ -69,8 +66,8 @@ class Bill:
 class ClosedPeriod(NamedTuple):
     """A closing with its invoices; `added` is true if this call made it."""
 
-    closing: PeriodClosing
-    invoices: tuple[Invoice, ...]
+    closing: invoicing.PeriodClosing
+    invoices: tuple[invoicing.Invoice, ...]
     added: bool
 
 
@@ -127,7 +124,7 @@ class BillingBooks:
             period=period,
             book=book,
             rated=rated,
-            drafts=draft_invoices(charges, period, book.currency),
+            drafts=invoicing.draft_invoices(charges, period, book.currency),
             corrected=tuple(earlier.rated.period for earlier in corrections),
             reviews=tuple(reviews),
             sources=sources,
@@ -166,7 +163,7 @@ class BillingBooks:
         published = self.store.book()
         if published is None:
             message = "no price book is published; fix: run `railscope bill prices publish FILE`"
-            raise ClosingError(message)
+            raise invoicing.ClosingError(message)
         return published.book
 
     def _corrections(
@@ -177,7 +174,7 @@ class BillingBooks:
         for earlier in self._to_correct(open_ns):
             recomputed = period_rating.rate_period(self.ledger, book, earlier, numbers)
             valid = self.store.valid_invoices(earlier.start_ns)
-            charges = correction_charges(valid, recomputed.charges, earlier, open_ns)
+            charges = invoicing.correction_charges(valid, recomputed.charges, earlier, open_ns)
             found.append(_CorrectedPeriod(recomputed, charges))
         return found
 
@@ -191,7 +188,7 @@ class BillingBooks:
             message = (
                 f"{wrong.charge.kind} of {wrong.charge.tenant}: expected the currency {currency}"
             )
-            raise ClosingError(message)
+            raise invoicing.ClosingError(message)
         billed = self.store.decided()
         return [one.charge for one in recorded if one.charge.charge_id not in billed]
 
@@ -220,7 +217,9 @@ class BillingBooks:
 
     # Closing -------------------------------------------------------------------------------------
 
-    def close(self, period: Period, by: TimedActor, *, provisional: bool = False) -> ClosedPeriod:
+    def close(
+        self, period: Period, by: audit_outbox.TimedActor, *, provisional: bool = False
+    ) -> ClosedPeriod:
         """Close a period and issue its invoices; a closed period is left unchanged.
 
         Raises ClosingError for a period that is not over, does not follow the previous one, leaves
@@ -241,8 +240,8 @@ class BillingBooks:
                     f"cannot close {period_name(period)} yet: {bill.missing_days}; fix: wait for them, or"
                     " close with --provisional: the next period then contains the corrections"
                 )
-                raise ClosingError(message)
-            invoices = tuple(issue_invoice(one, by.now_ns) for one in bill.drafts)
+                raise invoicing.ClosingError(message)
+            invoices = tuple(invoicing.issue_invoice(one, by.now_ns) for one in bill.drafts)
             closing = closing_of_bill(bill, invoices, by)
             closed = ClosedPeriod(closing, invoices, added=True)
             with self.store.writing() as connection:
@@ -254,9 +253,11 @@ class BillingBooks:
             f"cannot close {period_name(period)}: prices, invoices or closings keep changing"
             " at the same time; fix: try again"
         )
-        raise ClosingError(message)
+        raise invoicing.ClosingError(message)
 
-    def _closed(self, period: Period, known: Iterable[PeriodClosing]) -> ClosedPeriod | None:
+    def _closed(
+        self, period: Period, known: Iterable[invoicing.PeriodClosing]
+    ) -> ClosedPeriod | None:
         for closing in known:
             if closing.period == period and not closing.tenant:
                 return ClosedPeriod(
@@ -266,11 +267,11 @@ class BillingBooks:
 
 
 def closing_of_bill(
-    bill: Bill, invoices: Iterable[Invoice], by: TimedActor, tenant: str = ""
-) -> PeriodClosing:
+    bill: Bill, invoices: Iterable[invoicing.Invoice], by: audit_outbox.TimedActor, tenant: str = ""
+) -> invoicing.PeriodClosing:
     """The closing that issues the invoices of a bill."""
     root = period_rating.ledger_root(bill.sources)
-    return PeriodClosing(
+    return invoicing.PeriodClosing(
         number=bill.row_counts[tables.closings.name] + 1,
         period=bill.period,
         tenant=tenant,
@@ -279,7 +280,7 @@ def closing_of_bill(
         currency=bill.book.currency,
         price_version=bill.book.version,
         ledger_root=root,
-        manifest_root=manifest_root(bill.period, bill.book.version, root, invoices),
+        manifest_root=invoicing.manifest_root(bill.period, bill.book.version, root, invoices),
         corrected=bill.corrected,
         missing=bill.missing_days.all,
     )
@@ -290,7 +291,9 @@ def period_data(period: Period) -> RecordData:
     return {"start": format_timestamp(period.start_ns), "end": format_timestamp(period.end_ns)}
 
 
-def write_closing(connection: Connection, closed: ClosedPeriod, bill: Bill, by: TimedActor) -> None:
+def write_closing(
+    connection: Connection, closed: ClosedPeriod, bill: Bill, by: audit_outbox.TimedActor
+) -> None:
     """Write a closing with its invoices, and record both in the audit log."""
     closing, number = closed.closing, closed.closing.number
     billing_store.insert_rows(connection, tables.closings, [tables.closing_row(closing)])
@@ -340,35 +343,35 @@ def write_closing(connection: Connection, closed: ClosedPeriod, bill: Bill, by: 
     head_chain.append(connection, rows, closing.closed_ns)
 
 
-def _write_invoice(connection: Connection, invoice: Invoice, closing: int) -> None:
+def _write_invoice(connection: Connection, invoice: invoicing.Invoice, closing: int) -> None:
     row = schema.row_of(tables.invoices, invoice, closing=closing)
     billing_store.insert_rows(connection, tables.invoices, [row])
     lines = (tables.charge_row(line, invoice.invoice_id) for line in invoice.lines)
     billing_store.insert_rows(connection, tables.charges, lines)
 
 
-def _check(period: Period, known: Iterable[PeriodClosing], now_ns: int) -> None:
+def _check(period: Period, known: Iterable[invoicing.PeriodClosing], now_ns: int) -> None:
     """Check that a period may be closed at `now_ns`. Raises ClosingError."""
     name = period_name(period)
-    if now_ns < period.end_ns + CLOSE_AFTER_NS:
+    if now_ns < period.end_ns + invoicing.CLOSE_AFTER_NS:
         message = (
             f"cannot close {name} yet: expected "
-            f"{format_timestamp(period.end_ns + CLOSE_AFTER_NS)} or later: evidence may be"
+            f"{format_timestamp(period.end_ns + invoicing.CLOSE_AFTER_NS)} or later: evidence may be"
             " received until three days after its end"
         )
-        raise ClosingError(message)
+        raise invoicing.ClosingError(message)
     closed = [one.period for one in known]
     for other in closed:
         if other.overlaps(period):
             message = f"{name}: overlaps the closed period {period_name(other)}"
-            raise ClosingError(message)
+            raise invoicing.ClosingError(message)
     last_ns = max((one.end_ns for one in closed), default=period.start_ns)
     if last_ns != period.start_ns:
         message = (
             f"{name}: gap or overlap with closed periods: expected the start "
             f"{format_timestamp(last_ns)}"
         )
-        raise ClosingError(message)
+        raise invoicing.ClosingError(message)
 
 
 def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Period]:

@@ -14,13 +14,10 @@ from typing import NamedTuple, Protocol
 from sqlalchemy import select
 
 from collector.billing import billing_store, invoices, period_rating
-from collector.evidence.evidence_store import EvidenceStore, LoadedFacts
-from collector.evidence.gpu_evidence import AdministratorInputs, AssembledGpu
+from collector.evidence import evidence_store, gpu_evidence
 from collector.jobs.imported_lists import ImportedList, is_listed, uncovered_days
 from collector.ledger import ledger_queries, row_conversion, schema
-from collector.metering.holders import stays
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period, Tiling, period_name
+from collector.metering import holders, tiling, units
 from railscope.timestamps import DAY_NS, format_timestamp
 
 _MAX_DAY_RANGES = 8
@@ -33,7 +30,7 @@ class UsageEvidence(Protocol):
         """GPUs with any evidence in [start, end)."""
         ...
 
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
         """Evidence of a GPU for entries and shares of [start, end)."""
         ...
 
@@ -59,7 +56,7 @@ class MissingDays(NamedTuple):
 
 
 def find_missing_days(
-    period: Period,
+    period: units.Period,
     sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision],
     evidence: UsageEvidence | None = None,
     imported: Sequence[ImportedList] = (),
@@ -101,7 +98,7 @@ def find_missing_days(
 
 
 def _present(
-    missing: Iterable[row_conversion.GpuDay], period: Period, evidence: UsageEvidence
+    missing: Iterable[row_conversion.GpuDay], period: units.Period, evidence: UsageEvidence
 ) -> list[row_conversion.GpuDay]:
     """Those GPU-days on which the GPU was in a node for some time."""
     found = []
@@ -109,7 +106,9 @@ def _present(
     for key in missing:
         if key.gpu not in places:
             known = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
-            places[key.gpu] = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+            places[key.gpu] = [
+                (stay.start_ns, stay.end_ns) for stay in holders.stays(known.evidence)
+            ]
         start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
         if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
             found.append(key)
@@ -139,13 +138,15 @@ def _format_day_range(first: int, last: int) -> str:
 
 
 NEVER_BILLED = frozenset({
-    SlotState.IDLE, SlotState.STRANDED, SlotState.SYSTEM, SlotState.MAINTENANCE, SlotState.DOWN, SlotState.UNKNOWN
+    tiling.SlotState.IDLE, tiling.SlotState.STRANDED, tiling.SlotState.SYSTEM, tiling.SlotState.MAINTENANCE, tiling.SlotState.DOWN, tiling.SlotState.UNKNOWN
 })  # fmt: skip
 """States that never need a bill or a decision; time in any other state is billable or undecided."""
 
 
 def find_unclosed_days(
-    store: billing_store.BillingStore, period: Period, closings: Sequence[invoices.PeriodClosing]
+    store: billing_store.BillingStore,
+    period: units.Period,
+    closings: Sequence[invoices.PeriodClosing],
 ) -> list[row_conversion.GpuDay]:
     """GPU-days before a period with billable or undecided time that no closing covers.
 
@@ -158,17 +159,19 @@ def find_unclosed_days(
         return []
     days = select(schema.entries.c.gpu_uuid, schema.entries.c.day).distinct()
     days = ledger_queries.within(days, schema.entries, since_ns, first_ns).where(
-        schema.entries.c.tiling == Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
+        schema.entries.c.tiling == units.Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
     )
     with store.database.transaction() as connection:
         return sorted(row_conversion.GpuDay(*row) for row in connection.execute(days))
 
 
 def check_earlier(
-    store: billing_store.BillingStore, period: Period, closings: Sequence[invoices.PeriodClosing]
+    store: billing_store.BillingStore,
+    period: units.Period,
+    closings: Sequence[invoices.PeriodClosing],
 ) -> None:
     """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
-    name, opened = period_name(period), store.opening()
+    name, opened = units.period_name(period), store.opening()
     if opened and period.start_ns < opened.opening_ns:
         message = (
             f"cannot close {name}: it begins before the opening date: expected a period from "
@@ -197,11 +200,11 @@ class DatabaseEvidence:
     its next GPU.
     """
 
-    store: EvidenceStore
+    store: evidence_store.EvidenceStore
     _homes: dict[str, dict[str, int]] = field(default_factory=dict)
-    _files: AdministratorInputs | None = None
+    _files: gpu_evidence.AdministratorInputs | None = None
     _of: tuple[frozenset[str], int, int] | None = None
-    _loaded: LoadedFacts | None = None
+    _loaded: evidence_store.LoadedFacts | None = None
 
     @property
     def empty(self) -> bool:
@@ -214,7 +217,7 @@ class DatabaseEvidence:
         seen = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
         return sorted(seen, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
 
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
         """Evidence of a GPU in a window, with everything that affects it."""
         if self._files is None or gpu not in self._homes:
             return self.store.evidence(gpu, start_ns, end_ns)

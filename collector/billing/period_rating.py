@@ -12,14 +12,12 @@ from fractions import Fraction
 from hashlib import sha256
 from typing import NamedTuple
 
+from collector.billing import price_book
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, format_decimal
-from collector.billing.price_book import PriceBook, PriceGroup
 from collector.billing.rating import ClaimMinimums, CountedClaim, Rater, RatingResult, UsageReview
 from collector.billing.usage import WITH_TENANT, Usage, usages
-from collector.ledger.day_tiling import DayTiling, HeldClaim
-from collector.ledger.ledger_store import Ledger, Revision
-from collector.ledger.row_conversion import GpuDay
-from collector.metering.evidence import ClockDoubt
+from collector.ledger import day_tiling, ledger_store, row_conversion
+from collector.metering import evidence
 from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_HOUR, Period, Tiling, Units, exact
 from railscope.timestamps import DAY_NS, format_timestamp
@@ -42,7 +40,7 @@ class SourceRevision(NamedTuple):
     content_root: str
     evidence_root: str
     computed_ns: int
-    clock_suspect: tuple[ClockDoubt, ...] = ()
+    clock_suspect: tuple[evidence.ClockDoubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,12 @@ class RatedPeriod:
     period: Period
     charges: tuple[Charge, ...]
     reviews: tuple[UsageReview, ...]
-    sources: Mapping[GpuDay, SourceRevision]
+    sources: Mapping[row_conversion.GpuDay, SourceRevision]
     held: Mapping[LedgerTimeKey, Units]
     taken: Mapping[LedgerTimeKey, Fraction]
 
 
-def ledger_root(sources: Mapping[GpuDay, SourceRevision]) -> str:
+def ledger_root(sources: Mapping[row_conversion.GpuDay, SourceRevision]) -> str:
     """SHA-256 in hex over the GPU-days in order, each with its revision and content root."""
     found = sha256()
     for key in sorted(sources):
@@ -84,16 +82,18 @@ def rating_days(period: Period) -> range:
     return range(days.start - 1, days.stop + 1)
 
 
-RevisionNumbers = Callable[[range], dict[GpuDay, int]]
+RevisionNumbers = Callable[[range], dict[row_conversion.GpuDay, int]]
 """Revision number of each GPU-day of some days, constant over all calls."""
 
 
-def newest_revisions(ledger: Ledger) -> RevisionNumbers:
+def newest_revisions(ledger: ledger_store.Ledger) -> RevisionNumbers:
     """Revisions that are the newest at the first call for their day."""
-    known: dict[int, dict[GpuDay, int]] = {}
+    known: dict[int, dict[row_conversion.GpuDay, int]] = {}
 
-    def numbers(days: range) -> dict[GpuDay, int]:
-        new: dict[int, dict[GpuDay, int]] = {day: {} for day in days if day not in known}
+    def numbers(days: range) -> dict[row_conversion.GpuDay, int]:
+        new: dict[int, dict[row_conversion.GpuDay, int]] = {
+            day: {} for day in days if day not in known
+        }
         if new:
             known.update(new)
             for key, number in ledger.newest(min(new), max(new) + 1).items():
@@ -104,24 +104,27 @@ def newest_revisions(ledger: Ledger) -> RevisionNumbers:
     return numbers
 
 
-def given_revisions(numbers: Mapping[GpuDay, int]) -> RevisionNumbers:
+def given_revisions(numbers: Mapping[row_conversion.GpuDay, int]) -> RevisionNumbers:
     """Exactly these revisions."""
     return lambda days: {key: number for key, number in numbers.items() if key.day in days}
 
 
 def rate_period(
-    ledger: Ledger, book: PriceBook, period: Period, numbers: RevisionNumbers
+    ledger: ledger_store.Ledger,
+    book: price_book.PriceBook,
+    period: Period,
+    numbers: RevisionNumbers,
 ) -> RatedPeriod:
     """Rate a period from revisions of the ledger. Raises MissingPriceError."""
     charges: list[Charge] = []
     reviews: list[UsageReview] = []
-    sources: dict[GpuDay, SourceRevision] = {}
+    sources: dict[row_conversion.GpuDay, SourceRevision] = {}
     held: dict[LedgerTimeKey, Units] = defaultdict(int)
     taken: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
     billed = period_days(period)
     has_minimums = _has_minimums(book)
     rater = Rater(book, period)
-    ended: dict[tuple[str, str], HeldClaim] = {}
+    ended: dict[tuple[str, str], day_tiling.HeldClaim] = {}
     for gpus in _by_gpus(numbers(rating_days(period))):
         found = list(ledger.revisions(gpus))
         if has_minimums:
@@ -147,15 +150,17 @@ def rate_period(
     return RatedPeriod(period, tuple(charges), tuple(reviews), sources, dict(held), dict(taken))
 
 
-def _has_minimums(book: PriceBook) -> bool:
+def _has_minimums(book: price_book.PriceBook) -> bool:
     """True if charges depend on what a claim was billed before the period."""
     extras = ((price.minimum_ns, price.granularity_ns) for price in book.prices)
     return any(extra != (0, 1) for extra in extras)
 
 
-def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
+def _by_gpus(
+    numbers: Mapping[row_conversion.GpuDay, int],
+) -> Iterator[dict[row_conversion.GpuDay, int]]:
     """All days of some GPUs at a time: only minimums of counted claims depend on other GPUs."""
-    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
+    by_gpu: dict[str, dict[row_conversion.GpuDay, int]] = defaultdict(dict)
     for key, number in numbers.items():
         by_gpu[key.gpu][key] = number
     gpus = sorted(by_gpu)
@@ -164,8 +169,8 @@ def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
 
 
 def _earlier_days(
-    numbers: RevisionNumbers, found: Iterable[Revision], period: Period
-) -> dict[GpuDay, int]:
+    numbers: RevisionNumbers, found: Iterable[ledger_store.Revision], period: Period
+) -> dict[row_conversion.GpuDay, int]:
     """Days before the window in which claims at the period's start were already in force."""
     start_day = period.start_ns // DAY_NS
     since: dict[str, int] = {}
@@ -182,11 +187,11 @@ class _CountedClaims(NamedTuple):
     """Claims for a number of GPUs: those with usage in the period, and those that end in it."""
 
     used: ClaimMinimums
-    ended: Mapping[tuple[str, str], HeldClaim]
+    ended: Mapping[tuple[str, str], day_tiling.HeldClaim]
     """By id and node, those that hold no GPU when they end: their last usage may be long before."""
 
 
-def _ended_without_use(tiling: DayTiling) -> dict[tuple[str, str], HeldClaim]:
+def _ended_without_use(tiling: day_tiling.DayTiling) -> dict[tuple[str, str], day_tiling.HeldClaim]:
     """Claims that end on a GPU-day on which they request and hold nothing, by id and node.
 
     Only a claim for a number of GPUs has such rows in the ledger: other claims request slots of
@@ -203,12 +208,12 @@ def _ended_without_use(tiling: DayTiling) -> dict[tuple[str, str], HeldClaim]:
 
 
 def _counted_usage(
-    ledger: Ledger,
+    ledger: ledger_store.Ledger,
     counted: _CountedClaims,
     numbers: RevisionNumbers,
-    known: Collection[GpuDay],
+    known: Collection[row_conversion.GpuDay],
     period: Period,
-) -> Iterator[tuple[list[Revision], list[Usage]]]:
+) -> Iterator[tuple[list[ledger_store.Revision], list[Usage]]]:
     """Revisions of earlier days, with usage of counted claims that end in the period, on any GPU."""
     first_ns = rating_days(period).start * DAY_NS
     begun = counted.used.begun_before(first_ns)
@@ -236,7 +241,7 @@ def _counted_usage(
         yield found, own
 
 
-def _source(revision: Revision) -> tuple[GpuDay, SourceRevision]:
+def _source(revision: ledger_store.Revision) -> tuple[row_conversion.GpuDay, SourceRevision]:
     tiling = revision.tiling
     source = SourceRevision(
         revision.number,
@@ -245,10 +250,10 @@ def _source(revision: Revision) -> tuple[GpuDay, SourceRevision]:
         tiling.computed_ns,
         tiling.clock_suspect,
     )
-    return GpuDay(tiling.gpu, tiling.day), source
+    return row_conversion.GpuDay(tiling.gpu, tiling.day), source
 
 
-def _add_held(held: dict[LedgerTimeKey, Units], tiling: DayTiling) -> None:
+def _add_held(held: dict[LedgerTimeKey, Units], tiling: day_tiling.DayTiling) -> None:
     for entry in tiling.entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in WITH_TENANT:
             key = LedgerTimeKey(entry.tenant, tiling.sku, entry.state)
@@ -261,7 +266,7 @@ def _add_rated(
     """Add the capacity times time that the outcomes of rating cover."""
     for review in (*rating.reviews, *rating.free):
         usage = review.usage
-        if review.group is PriceGroup.TIME and usage.state in WITH_TENANT:
+        if review.group is price_book.PriceGroup.TIME and usage.state in WITH_TENANT:
             length = review.end_ns - review.start_ns
             taken[LedgerTimeKey(usage.tenant, usage.sku, usage.state)] += (
                 usage.capacity_units * length
@@ -337,7 +342,7 @@ def _undecided_use(review: UsageReview) -> UndecidedUse:
         sku=used.sku,
         claim=used.claim,
         state=used.state,
-        units=used.capacity_units if review.group is PriceGroup.TIME else 0,
+        units=used.capacity_units if review.group is price_book.PriceGroup.TIME else 0,
     )
 
 

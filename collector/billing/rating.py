@@ -28,9 +28,7 @@ from typing import NamedTuple
 from collector.billing import BillingError, price_book
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.usage import HELD, WITH_TENANT, Usage, gap_lengths, reject_double_usage
-from collector.metering.evidence import NodeWitness
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period
+from collector.metering import evidence, tiling, units
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, format_timestamp
@@ -63,7 +61,7 @@ class _ClaimBilling:
 class ClaimMinimums:
     """Billed time of every claim, up to the end of a period."""
 
-    def __init__(self, period: Period) -> None:
+    def __init__(self, period: units.Period) -> None:
         self._period = period
         self._claims: dict[tuple[str, ...], _ClaimBilling] = {}
 
@@ -211,7 +209,7 @@ class RatingResult:
     free: tuple[UsageReview, ...] = ()
 
 
-def rate(usages: Iterable[Usage], book: price_book.PriceBook, period: Period) -> RatingResult:
+def rate(usages: Iterable[Usage], book: price_book.PriceBook, period: units.Period) -> RatingResult:
     """Rate the usage of a period.
 
     Every claim that overlaps the period is expected whole, from its start to its end or to the end
@@ -243,7 +241,7 @@ class Rater:
     from `counted`.
     """
 
-    def __init__(self, book: price_book.PriceBook, period: Period) -> None:
+    def __init__(self, book: price_book.PriceBook, period: units.Period) -> None:
         self.period = period
         self.counted = ClaimMinimums(period)
         self._placed = ClaimMinimums(period)
@@ -280,7 +278,7 @@ class Rater:
         if reason:
             for start_ns, end_ns in self._spans(usage)[-1:]:
                 yield UsageReview(usage, start_ns, end_ns, reason)
-        elif usage.state is SlotState.RESERVED:
+        elif usage.state is tiling.SlotState.RESERVED:
             for stretch, price in self._stretches(usage, price_book.PriceGroup.RESERVATION):
                 yield _charge(usage, stretch, price)
         elif usage.state in HELD:
@@ -290,7 +288,9 @@ class Rater:
     def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         reason = _review_reason(usage, gap_ns)
         for stretch, price in self._stretches(usage, price_book.PriceGroup.TIME):
-            unused = usage.state is SlotState.INFERRED and price.tariff is price_book.Tariff.USED
+            unused = (
+                usage.state is tiling.SlotState.INFERRED and price.tariff is price_book.Tariff.USED
+            )
             if unused or reason:
                 why = _NOT_IN_USE if unused else reason
                 yield UsageReview(usage, stretch.start_ns, stretch.end_ns, why)
@@ -360,9 +360,9 @@ def _split(
 
 def _unbillable_reason(usage: Usage) -> str:
     """Reason why the use of a GPU cannot be billed to any tenant; empty if it can."""
-    if usage.state is SlotState.UNCLAIMED:
+    if usage.state is tiling.SlotState.UNCLAIMED:
         return "processes without a claim"
-    if usage.state is SlotState.REVIEW:
+    if usage.state is tiling.SlotState.REVIEW:
         return f"evidence under review: {usage.reason}"
     if usage.state not in WITH_TENANT:
         return ""
@@ -373,9 +373,9 @@ def _unbillable_reason(usage: Usage) -> str:
 
 def _review_reason(usage: Usage, gap_ns: int) -> str:
     """Reason why held time needs a decision; empty if it is billable."""
-    if usage.state is not SlotState.INFERRED:
+    if usage.state is not tiling.SlotState.INFERRED:
         return ""
-    if usage.witness is NodeWitness.NONE:
+    if usage.witness is evidence.NodeWitness.NONE:
         return "inferred without a witness"
     if max(gap_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
         return f"inferred over a gap of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"

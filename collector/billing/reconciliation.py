@@ -41,18 +41,11 @@ from collector.billing.invoices import (
     draft_invoices,
     manifest_root,
 )
-from collector.evidence.gpu_evidence import AssembledGpu
-from collector.evidence.review_rules import NOT_IN_SERVICE
-from collector.ledger.database import LedgerError
-from collector.ledger.day_metering import MeteringComputation
-from collector.ledger.day_tiling import root_in
-from collector.ledger.ledger_store import Ledger, Revision
-from collector.ledger.row_conversion import GpuDay
+from collector.evidence import gpu_evidence, review_rules
+from collector.ledger import database, day_metering, day_tiling, ledger_store, row_conversion
+from collector.metering import holders, measures, timeline
 from collector.metering.evidence import Evidence
-from collector.metering.holders import stays
-from collector.metering.measures import CountedQuantity, CounterIncrements
 from collector.metering.tiling import SlotState
-from collector.metering.timeline import TimePiece, prevailing
 from collector.metering.units import Period, Tiling, Units, exact, period_name
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, format_timestamp
@@ -130,13 +123,13 @@ _Pair = tuple[str, Units, Units]
 
 
 def evidence_checks(
-    ledger: Ledger, evidence: period_completeness.UsageEvidence, period: Period
+    ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence, period: Period
 ) -> list[ReconciliationCheck]:
     """Compare the newest ledger revisions of a period with all evidence of it."""
     found = _EvidenceComparison()
     days = period_rating.period_days(period)
     newest = ledger.newest(days.start, days.stop)
-    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
+    by_gpu: dict[str, dict[row_conversion.GpuDay, int]] = defaultdict(dict)
     for key, number in newest.items():
         by_gpu[key.gpu][key] = number
     seen = evidence.gpus(period.start_ns, period.end_ns)
@@ -155,18 +148,23 @@ class _EvidenceComparison:
         self._found, self._expected = Fraction(0), Fraction(0)
         """Of GPUs in service."""
         self._requested: list[_Pair] = []
-        self._counted: dict[CountedQuantity, list[_Pair]] = defaultdict(list)
+        self._counted: dict[measures.CountedQuantity, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
 
-    def compare(self, known: AssembledGpu, written: dict[int, Revision], days: range) -> None:
+    def compare(
+        self,
+        known: gpu_evidence.AssembledGpu,
+        written: dict[int, ledger_store.Revision],
+        days: range,
+    ) -> None:
         """Compare all days of a GPU."""
         metered = known.metered()
-        places = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+        places = [(stay.start_ns, stay.end_ns) for stay in holders.stays(known.evidence)]
         outside = _outside(known.evidence, places)
         counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
         for day in days:
             revision = written.get(day)
-            name = _gpu_day_name(GpuDay(known.evidence.gpu, day))
+            name = _gpu_day_name(row_conversion.GpuDay(known.evidence.gpu, day))
             start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
             present = _within(places, start_ns, end_ns)
             absent = _within(outside, start_ns, end_ns)
@@ -179,14 +177,14 @@ class _EvidenceComparison:
                 self._expected += GPU_CAPACITY * (present - absent)
             self._claims(revision, name)
             self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
-            again = metered.day(day, MeteringComputation("", 0))
+            again = metered.day(day, day_metering.MeteringComputation("", 0))
             if revision is not None or again.entries:
-                same = revision is not None and revision.content_root == root_in(
+                same = revision is not None and revision.content_root == day_tiling.root_in(
                     again, revision.tiling.capacity_units
                 )
                 self._roots.append((name, int(same), 1))
 
-    def _claims(self, revision: Revision | None, name: str) -> None:
+    def _claims(self, revision: ledger_store.Revision | None, name: str) -> None:
         """Compare the requested quantity of each claim with the sum of held and moved, by tiling."""
         if revision is None:
             return
@@ -202,9 +200,12 @@ class _EvidenceComparison:
                     self._requested.append((where, found[claim.id, tiling], Fraction(requested)))
 
     def _shares(
-        self, revision: Revision | None, counted: dict[CountedQuantity, int], name: str
+        self,
+        revision: ledger_store.Revision | None,
+        counted: dict[measures.CountedQuantity, int],
+        name: str,
     ) -> None:
-        shared: dict[CountedQuantity, int] = dict.fromkeys(counted, 0)
+        shared: dict[measures.CountedQuantity, int] = dict.fromkeys(counted, 0)
         for one in revision.tiling.shares if revision else ():
             shared[one.measure] = shared.get(one.measure, 0) + one.share.amount
         for measure, amount in shared.items():
@@ -226,7 +227,9 @@ class _EvidenceComparison:
 
 
 def _quantity(
-    revision: Revision | None, tiling: Tiling, places: Sequence[tuple[int, int]] | None = None
+    revision: ledger_store.Revision | None,
+    tiling: Tiling,
+    places: Sequence[tuple[int, int]] | None = None,
 ) -> Units:
     """Quantity of one tiling of a revision, in total or within disjoint spans."""
     if revision is None:
@@ -243,12 +246,12 @@ def _quantity(
 def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Time within these spans in which the GPU is metered only for claims under review."""
     spans = (
-        TimePiece(max(start, claim.begins_ns), min(end, claim.ceases_ns), 0)
+        timeline.TimePiece(max(start, claim.begins_ns), min(end, claim.ceases_ns), 0)
         for claim in evidence.claims
-        if claim.review in NOT_IN_SERVICE
+        if claim.review in review_rules.NOT_IN_SERVICE
         for start, end in places
     )
-    return [(one.start_ns, one.end_ns) for one in prevailing(spans)]
+    return [(one.start_ns, one.end_ns) for one in timeline.prevailing(spans)]
 
 
 def _within(spans: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int:
@@ -256,7 +259,7 @@ def _within(spans: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in spans)
 
 
-def _by_day(counted: CounterIncrements, days: range) -> dict[int, int]:
+def _by_day(counted: measures.CounterIncrements, days: range) -> dict[int, int]:
     """Counter increments of each day."""
     ends = counted.ends_ns
     picked = (ends > days.start * DAY_NS) & (ends <= days.stop * DAY_NS)
@@ -268,7 +271,7 @@ def _by_day(counted: CounterIncrements, days: range) -> dict[int, int]:
     return found
 
 
-def _gpu_day_name(key: GpuDay) -> str:
+def _gpu_day_name(key: row_conversion.GpuDay) -> str:
     return f"{key.gpu} on {format_timestamp(key.day * DAY_NS)[:10]}"
 
 
@@ -291,7 +294,7 @@ def recompute_closing(
     published = books.store.book(closing.price_version)
     if published is None:
         message = f"the ledger lacks version {closing.price_version} of the price book"
-        raise LedgerError(message)
+        raise database.LedgerError(message)
     numbers = period_rating.given_revisions(books.store.revisions(closing.number))
     rated = period_rating.rate_period(books.ledger, published.book, closing.period, numbers)
     sources = dict(rated.sources)
@@ -406,7 +409,9 @@ def check_charged_amount(
     return ReconciliationCheck("R5", what, sum(used, Fraction(0)), exact, len(charges))
 
 
-def check_unobserved_time(ledger: Ledger, period: Period) -> Iterator[ReconciliationCheck]:
+def check_unobserved_time(
+    ledger: ledger_store.Ledger, period: Period
+) -> Iterator[ReconciliationCheck]:
     """R6: the shares of all GPU time that are inferred and unknown."""
     time: dict[SlotState, Fraction] = dict.fromkeys(SlotState, Fraction(0))
     for total, quantity in ledger.totals(period.start_ns, period.end_ns).items():

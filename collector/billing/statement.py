@@ -7,22 +7,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from collector.billing.charges import (
-    NANO,
-    Charge,
-    ChargeKind,
-    PriceUnit,
-    exponent_of,
-    format_decimal,
-    spread_rounding,
-)
-from collector.billing.invoices import Invoice, InvoiceStatus
-from collector.billing.period_rating import UndecidedUse
-from collector.ledger.audit_outbox import LogPosition
-from collector.ledger.row_conversion import GpuDay
-from collector.metering.evidence import ClockDoubt
-from collector.metering.tiling import SlotState
-from collector.metering.units import period_name
+from collector.billing import charges as charge_types, invoices, period_rating
+from collector.ledger import audit_outbox, row_conversion
+from collector.metering import evidence, tiling, units
 from railscope.timestamps import DAY_NS, format_timestamp
 
 _QUANTITY_PLACES = 6
@@ -65,14 +52,16 @@ class TenantStatement:
     over larger parts of the ledger. `marks` are the reasons why it may still change.
     """
 
-    invoice: Invoice
+    invoice: invoices.Invoice
     seller: str = ""
-    undecided: Sequence[UndecidedUse] = ()
-    revisions: Mapping[GpuDay, int] = field(default_factory=dict)
+    undecided: Sequence[period_rating.UndecidedUse] = ()
+    revisions: Mapping[row_conversion.GpuDay, int] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
-    audit: LogPosition | None = None
+    audit: audit_outbox.LogPosition | None = None
     marks: Sequence[str] = ()
-    clock_suspect: Mapping[GpuDay, Sequence[ClockDoubt]] = field(default_factory=dict)
+    clock_suspect: Mapping[row_conversion.GpuDay, Sequence[evidence.ClockDoubt]] = field(
+        default_factory=dict
+    )
     """GPU-days with evidence that was received while the collector's clock was suspect."""
     closed_ns: int | None = None
     """Time of closing of its period, if that issued no invoice to the tenant."""
@@ -91,13 +80,13 @@ class TenantStatement:
     def title(self) -> str:
         """Kind of document, tenant and period."""
         kind = {
-            InvoiceStatus.DRAFT: "PREVIEW, not an invoice",
-            InvoiceStatus.ISSUED: "STATEMENT",
-            InvoiceStatus.VOID: "VOID STATEMENT",
+            invoices.InvoiceStatus.DRAFT: "PREVIEW, not an invoice",
+            invoices.InvoiceStatus.ISSUED: "STATEMENT",
+            invoices.InvoiceStatus.VOID: "VOID STATEMENT",
         }[self.invoice.status]
         if self.closed_ns is not None:
             kind = "STATEMENT"
-        return f"{kind}  {self.invoice.tenant}  {period_name(self.invoice.period)}"
+        return f"{kind}  {self.invoice.tenant}  {units.period_name(self.invoice.period)}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -111,7 +100,7 @@ class TenantStatement:
                 f"{format_timestamp(period.start_ns)} to {format_timestamp(period.end_ns)}",
             ),
         ]
-        if invoice.status is not InvoiceStatus.DRAFT:
+        if invoice.status is not invoices.InvoiceStatus.DRAFT:
             found += [
                 ("Invoice", invoice.invoice_id),
                 ("Issued", format_timestamp(invoice.issued_ns or 0)),
@@ -159,7 +148,7 @@ class TenantStatement:
         ratio = coverage(self.invoice)
         if ratio is None:
             return ""
-        shown = format_decimal(100 * ratio, _PERCENT_PLACES)
+        shown = charge_types.format_decimal(100 * ratio, _PERCENT_PLACES)
         return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
 
     @property
@@ -168,7 +157,7 @@ class TenantStatement:
 
         The amounts add up to the total, and each is within one minor unit of the exact amount.
         """
-        grouped: dict[str, list[Charge]] = {}
+        grouped: dict[str, list[charge_types.Charge]] = {}
         for line in self.invoice.lines:
             grouped.setdefault(_summary_key(line.charge), []).append(line.charge)
         amounts = self._amounts(grouped)
@@ -177,7 +166,7 @@ class TenantStatement:
     @property
     def claims(self) -> list[ClaimSummary]:
         """Sum of each claim without corrections; the most expensive first."""
-        own: dict[str, list[Charge]] = {}
+        own: dict[str, list[charge_types.Charge]] = {}
         for line in self.invoice.lines:
             named = line.charge.claim and not line.charge.corrects
             own.setdefault(line.charge.claim if named else "", []).append(line.charge)
@@ -185,54 +174,57 @@ class TenantStatement:
         ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact(own[claim]), claim))
         return [_claim_summary(claim, own[claim], amounts[claim]) for claim in ordered]
 
-    def _amounts(self, parts: Mapping[str, Sequence[Charge]]) -> dict[str, str]:
+    def _amounts(self, parts: Mapping[str, Sequence[charge_types.Charge]]) -> dict[str, str]:
         """The rounded total, spread over parts of the invoice."""
-        places = exponent_of(self.invoice.currency)
-        minor = spread_rounding({name: _exact(own) for name, own in parts.items()}, places)
+        places = charge_types.exponent_of(self.invoice.currency)
+        minor = charge_types.spread_rounding(
+            {name: _exact(own) for name, own in parts.items()}, places
+        )
         return {
-            name: format_decimal(Fraction(own, 10**places), places) for name, own in minor.items()
+            name: charge_types.format_decimal(Fraction(own, 10**places), places)
+            for name, own in minor.items()
         }
 
     @property
     def total(self) -> str:
         """Amount to be paid or credited."""
         payable = self.invoice.payable
-        shown = abs(payable) if self.invoice.status is InvoiceStatus.ISSUED else payable
-        return format_decimal(shown, exponent_of(self.invoice.currency))
+        shown = abs(payable) if self.invoice.status is invoices.InvoiceStatus.ISSUED else payable
+        return charge_types.format_decimal(shown, charge_types.exponent_of(self.invoice.currency))
 
     @property
     def due(self) -> str:
         """Label of the total."""
-        if self.invoice.status is InvoiceStatus.DRAFT and self.closed_ns is None:
+        if self.invoice.status is invoices.InvoiceStatus.DRAFT and self.closed_ns is None:
             return "Would be"
-        if self.invoice.status is InvoiceStatus.VOID:
+        if self.invoice.status is invoices.InvoiceStatus.VOID:
             return "Void, was"
         return "To pay" if self.invoice.total_minor >= 0 else "To be credited"
 
 
-def coverage(invoice: Invoice) -> Fraction | None:
+def coverage(invoice: invoices.Invoice) -> Fraction | None:
     """The observed share of the time on an invoice, without corrections."""
     seen = whole = Fraction(0)
     for line in invoice.lines:
         charge = line.charge
-        if charge.kind is ChargeKind.USAGE and not charge.corrects and charge.unit:
+        if charge.kind is charge_types.ChargeKind.USAGE and not charge.corrects and charge.unit:
             hours = charge.quantity / charge.unit.size
             whole += hours
-            seen += hours if charge.state == SlotState.OBSERVED else 0
+            seen += hours if charge.state == tiling.SlotState.OBSERVED else 0
     return seen / whole if whole else None
 
 
-def source_day(charge: Charge) -> GpuDay | None:
+def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:
     """The GPU-day of the ledger that a charge was computed from; None for an administrative charge."""
     if not charge.unit or not charge.resource:
         return None
-    return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
+    return row_conversion.GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
 
 
-def format_clock_doubt(one: ClockDoubt) -> str:
+def format_clock_doubt(one: evidence.ClockDoubt) -> str:
     """A time in which the collector's clock was suspect, and how it ended."""
     decided = (
-        f"accepted {format_decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
+        f"accepted {charge_types.format_decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
         if one.delta_ns
         else "returned"
     )
@@ -241,12 +233,12 @@ def format_clock_doubt(one: ClockDoubt) -> str:
 
 def unit_price(price_nano: int) -> str:
     """A price with all of its decimals, at least two."""
-    text = format_decimal(Fraction(price_nano, NANO), 9).rstrip("0")
+    text = charge_types.format_decimal(Fraction(price_nano, charge_types.NANO), 9).rstrip("0")
     whole, _, decimals = text.partition(".")
     return f"{whole}.{decimals.ljust(2, '0')}"
 
 
-def _summary_key(charge: Charge) -> str:
+def _summary_key(charge: charge_types.Charge) -> str:
     """Key of the lines that are summed up, and of their order."""
     unit = charge.unit.label if charge.unit else ""
     price = f"{charge.price_nano:020d}"
@@ -254,11 +246,11 @@ def _summary_key(charge: Charge) -> str:
     return "\0".join((charge.corrects, charge.kind, charge.sku, unit, price, *reason))
 
 
-def _exact(charges: Iterable[Charge]) -> Fraction:
+def _exact(charges: Iterable[charge_types.Charge]) -> Fraction:
     return sum((charge.amount for charge in charges), Fraction(0))
 
 
-def _summary_line(charges: Sequence[Charge], amount: str) -> SummaryLine:
+def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> SummaryLine:
     one, unit = charges[0], charges[0].unit
     quantity = sum((charge.quantity for charge in charges), Fraction(0))
     return SummaryLine(
@@ -268,27 +260,31 @@ def _summary_line(charges: Sequence[Charge], amount: str) -> SummaryLine:
         start=format_timestamp(min(charge.service_t0_ns for charge in charges)),
         end=format_timestamp(max(charge.service_t1_ns for charge in charges)),
         gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
-        quantity=format_decimal(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
+        quantity=charge_types.format_decimal(quantity / unit.size, _QUANTITY_PLACES)
+        if unit
+        else "",
         unit=unit.label if unit else "",
         price=unit_price(one.price_nano) if unit else "",
         amount=amount,
     )
 
 
-def _claim_summary(claim: str, charges: Sequence[Charge], amount: str) -> ClaimSummary:
-    hours = _hours(charges, PriceUnit.GPU_HOURS) + _hours(charges, PriceUnit.INSTANCE_HOURS)
-    energy = _hours(charges, PriceUnit.KILOWATT_HOURS)
+def _claim_summary(claim: str, charges: Sequence[charge_types.Charge], amount: str) -> ClaimSummary:
+    hours = _hours(charges, charge_types.PriceUnit.GPU_HOURS) + _hours(
+        charges, charge_types.PriceUnit.INSTANCE_HOURS
+    )
+    energy = _hours(charges, charge_types.PriceUnit.KILOWATT_HOURS)
     return ClaimSummary(
         claim,
         str(len({charge.resource for charge in charges})),
         format_timestamp(min(charge.service_t0_ns for charge in charges)),
         format_timestamp(max(charge.service_t1_ns for charge in charges)),
-        format_decimal(hours, _PERCENT_PLACES),
-        format_decimal(energy, _PERCENT_PLACES) if energy else "",
+        charge_types.format_decimal(hours, _PERCENT_PLACES),
+        charge_types.format_decimal(energy, _PERCENT_PLACES) if energy else "",
         amount,
     )
 
 
-def _hours(charges: Sequence[Charge], unit: PriceUnit) -> Fraction:
+def _hours(charges: Sequence[charge_types.Charge], unit: charge_types.PriceUnit) -> Fraction:
     own = (charge.quantity / unit.size for charge in charges if charge.unit is unit)
     return sum(own, Fraction(0))

@@ -16,8 +16,7 @@ from html import escape
 
 import msgspec
 
-from collector.billing.charges import exponent_of, plain_decimal
-from collector.billing.invoices import InvoiceLine, InvoiceStatus
+from collector.billing import charges, invoices
 from collector.billing.statement import (
     TenantStatement,
     coverage,
@@ -91,7 +90,7 @@ def as_json(statement: TenantStatement) -> bytes:
 def statement_document(statement: TenantStatement) -> StatementDocument:
     """The statement as a structure for JSON."""
     invoice, period = statement.invoice, statement.invoice.period
-    places = exponent_of(invoice.currency)
+    places = charges.exponent_of(invoice.currency)
     seen = coverage(invoice)
     return StatementDocument(
         invoice=statement.invoice_id,
@@ -102,11 +101,11 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
         start=format_timestamp(period.start_ns),
         end=format_timestamp(period.end_ns),
         currency=invoice.currency,
-        total=plain_decimal(invoice.payable, places),
+        total=charges.plain_decimal(invoice.payable, places),
         issued=None if invoice.issued_ns is None else format_timestamp(invoice.issued_ns),
         replaces=invoice.replaces or None,
         content_hash=invoice.content_hash,
-        observed=None if seen is None else plain_decimal(seen, _EXACT_PLACES),
+        observed=None if seen is None else charges.plain_decimal(seen, _EXACT_PLACES),
         audit_record=statement.audit.leaf if statement.audit else None,
         audit_checkpoint_size=statement.audit.checkpoint_size if statement.audit else None,
         roots=dict(statement.roots),
@@ -118,7 +117,7 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
                 "claim": one.claim,
                 "start": format_timestamp(one.start_ns),
                 "end": format_timestamp(one.end_ns),
-                "gpu_hours": plain_decimal(one.gpu_hours, _EXACT_PLACES),
+                "gpu_hours": charges.plain_decimal(one.gpu_hours, _EXACT_PLACES),
                 "reason": one.reason,
             }
             for one in statement.undecided
@@ -139,12 +138,12 @@ def as_csv(statement: TenantStatement) -> bytes:
     writer.writeheader()
     for line in whole.lines:
         cells = head | {k: str(v) for k, v in msgspec.structs.asdict(line).items()}
-        cells["unrounded"] = plain_decimal(Fraction(line.exact), _EXACT_PLACES)
+        cells["unrounded"] = charges.plain_decimal(Fraction(line.exact), _EXACT_PLACES)
         writer.writerow({name: _escape_formula(name, cell) for name, cell in cells.items()})
     return text.getvalue().encode()
 
 
-def _line(line: InvoiceLine, statement: TenantStatement, places: int) -> StatementLine:
+def _line(line: invoices.InvoiceLine, statement: TenantStatement, places: int) -> StatementLine:
     charge, unit = line.charge, line.charge.unit
     key = source_day(charge)
     revision = statement.revisions.get(key) if key else None
@@ -159,10 +158,10 @@ def _line(line: InvoiceLine, statement: TenantStatement, places: int) -> Stateme
         state=str(charge.state),
         start=format_timestamp(charge.service_t0_ns),
         end=format_timestamp(charge.service_t1_ns),
-        quantity=plain_decimal(charge.quantity / unit.size, _EXACT_PLACES) if unit else "",
+        quantity=charges.plain_decimal(charge.quantity / unit.size, _EXACT_PLACES) if unit else "",
         unit=unit.label if unit else "",
         unit_price=unit_price(charge.price_nano).replace(",", "") if unit else "",
-        amount=plain_decimal(Fraction(line.minor, 10**places), places),
+        amount=charges.plain_decimal(Fraction(line.minor, 10**places), places),
         exact=str(charge.amount),
         ledger_revision=f"{key.gpu}/{key.day}/{revision}" if key and revision else "",
         price_version=charge.price_version,
@@ -172,7 +171,7 @@ def _line(line: InvoiceLine, statement: TenantStatement, places: int) -> Stateme
     )
 
 
-def _place(line: InvoiceLine) -> tuple[int, str, str, str, str]:
+def _place(line: invoices.InvoiceLine) -> tuple[int, str, str, str, str]:
     charge = line.charge
     return (
         charge.service_t0_ns,
@@ -223,7 +222,7 @@ def as_html(statement: TenantStatement) -> str:
     invoice = statement.invoice
     title = " ".join(statement.title.split())
     facts = "".join(f"<dt>{escape(n)}</dt><dd>{escape(f)}</dd>\n" for n, f in statement.facts)
-    kind = "mark void" if invoice.status is InvoiceStatus.VOID else "mark"
+    kind = "mark void" if invoice.status is invoices.InvoiceStatus.VOID else "mark"
     marks = "".join(
         f'<p class="{kind}" role="note">{escape(mark)}</p>\n' for mark in statement.marks
     )

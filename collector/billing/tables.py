@@ -15,42 +15,33 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from collector.billing import period_rating
 from collector.billing.charges import Charge, ChargeKind, PriceUnit
 from collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus, PeriodClosing
-from collector.billing.period_rating import UndecidedUse
-from collector.ledger.row_conversion import GpuDay, RowValues
-from collector.ledger.schema import (
-    cover_table,
-    integers,
-    make_append_only,
-    metadata,
-    row_of,
-    texts,
-    value_of,
-)
+from collector.ledger import row_conversion, schema
 from collector.metering.units import Period
 
 price_books = sa.Table(
     "billing_price_book",
-    metadata,
+    schema.metadata,
     sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("published_ns", sa.BigInteger, nullable=False),
-    *texts("currency", "content_hash"),
+    *schema.texts("currency", "content_hash"),
     sa.Column("recorded_ns", sa.BigInteger, nullable=False),
-    *texts("recorded_by", "text"),
+    *schema.texts("recorded_by", "text"),
 )
 """Price books as they were published."""
 
 closings = sa.Table(
     "billing_closing",
-    metadata,
+    schema.metadata,
     sa.Column("closing", sa.BigInteger, primary_key=True, autoincrement=False),
-    *integers("period_start_ns", "period_end_ns"),
+    *schema.integers("period_start_ns", "period_end_ns"),
     sa.Column("tenant_id", sa.Text, nullable=False),
     sa.Column("closed_ns", sa.BigInteger, nullable=False),
-    *texts("closed_by", "currency"),
+    *schema.texts("closed_by", "currency"),
     sa.Column("price_version", sa.ForeignKey("billing_price_book.version"), nullable=False),
-    *texts("ledger_root", "manifest_root", "corrected", "missing"),
+    *schema.texts("ledger_root", "manifest_root", "corrected", "missing"),
     sa.CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
 sa.Index(
@@ -63,7 +54,7 @@ sa.Index(
 
 closing_revisions = sa.Table(
     "billing_closing_revision",
-    metadata,
+    schema.metadata,
     sa.Column("closing", sa.ForeignKey("billing_closing.closing"), primary_key=True),
     sa.Column("gpu_uuid", sa.Text, primary_key=True),
     sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -78,11 +69,11 @@ closing_revisions = sa.Table(
 
 adjustments = sa.Table(
     "billing_adjustment",
-    metadata,
+    schema.metadata,
     sa.Column("charge_id", sa.Text, primary_key=True),
-    *texts("tenant_id", "kind"),
-    *integers("service_t0_ns", "service_t1_ns"),
-    *texts("amount", "currency", "reason"),
+    *schema.texts("tenant_id", "kind"),
+    *schema.integers("service_t0_ns", "service_t1_ns"),
+    *schema.texts("amount", "currency", "reason"),
     sa.Column("recorded_ns", sa.BigInteger, nullable=False),
     sa.Column("recorded_by", sa.Text, nullable=False),
 )
@@ -90,11 +81,11 @@ adjustments = sa.Table(
 
 invoices = sa.Table(
     "billing_invoice",
-    metadata,
+    schema.metadata,
     sa.Column("invoice_id", sa.Text, primary_key=True),
     sa.Column("closing", sa.ForeignKey("billing_closing.closing"), nullable=False),
     sa.Column("tenant_id", sa.Text, nullable=False),
-    *integers("period_start_ns", "period_end_ns"),
+    *schema.integers("period_start_ns", "period_end_ns"),
     sa.Column("currency", sa.Text, nullable=False),
     sa.Column("total_minor", sa.BigInteger, nullable=False),
     sa.Column("content_hash", sa.Text, nullable=False, unique=True),
@@ -105,43 +96,43 @@ invoices = sa.Table(
 
 charges = sa.Table(
     "billing_charge",
-    metadata,
+    schema.metadata,
     sa.Column("invoice_id", sa.ForeignKey("billing_invoice.invoice_id"), primary_key=True),
     sa.Column("charge_id", sa.Text, primary_key=True),
-    *texts("tenant_id", "kind"),
-    *integers("service_t0_ns", "service_t1_ns"),
+    *schema.texts("tenant_id", "kind"),
+    *schema.integers("service_t0_ns", "service_t1_ns"),
     sa.Column("amount", sa.Text, nullable=False),
     sa.Column("amount_minor", sa.BigInteger, nullable=False),
-    *texts("sku", "quantity"),
+    *schema.texts("sku", "quantity"),
     sa.Column("unit", sa.Text),
-    *integers("price_nano", "list_nano", "price_version"),
-    *texts("resource", "mig_profile", "claim_id", "state", "note", "corrects"),
+    *schema.integers("price_nano", "list_nano", "price_version"),
+    *schema.texts("resource", "mig_profile", "claim_id", "state", "note", "corrects"),
     sa.Column("corrected_in_ns", sa.BigInteger),
 )
 """The lines of invoices; `amount` is exact, `amount_minor` its share of the rounded total."""
 
 reviews = sa.Table(
     "billing_review",
-    metadata,
+    schema.metadata,
     sa.Column("closing", sa.ForeignKey("billing_closing.closing"), primary_key=True),
     sa.Column("review", sa.BigInteger, primary_key=True, autoincrement=False),
-    *texts("tenant_id", "resource", "sku", "claim_id", "state"),
-    *integers("units", "start_ns", "end_ns"),
+    *schema.texts("tenant_id", "resource", "sku", "claim_id", "state"),
+    *schema.integers("units", "start_ns", "end_ns"),
     sa.Column("reason", sa.Text, nullable=False),
 )
 """Use that a closing did not bill because it needs a decision."""
 
 voids = sa.Table(
     "billing_void",
-    metadata,
+    schema.metadata,
     sa.Column("invoice_id", sa.ForeignKey("billing_invoice.invoice_id"), primary_key=True),
     sa.Column("voided_ns", sa.BigInteger, nullable=False),
-    *texts("voided_by", "reason"),
+    *schema.texts("voided_by", "reason"),
 )
 
 openings = sa.Table(
     "billing_opening",
-    metadata,
+    schema.metadata,
     sa.Column("opening", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("opening_ns", sa.BigInteger, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
@@ -160,17 +151,17 @@ _COVERED = {
 }
 BILLING_TABLES = tuple(table for some in _COVERED.values() for table in some)
 for _kind, _tables in _COVERED.items():
-    cover_table(_kind, *_tables)
+    schema.cover_table(_kind, *_tables)
 for _table in BILLING_TABLES:
-    make_append_only(_table)
+    schema.make_append_only(_table)
 
 _UNITS = {unit.label: unit for unit in PriceUnit}
 
 
-def closing_row(closing: PeriodClosing) -> RowValues:
+def closing_row(closing: PeriodClosing) -> row_conversion.RowValues:
     """The row of a closing."""
     corrected = [[period.start_ns, period.end_ns] for period in closing.corrected]
-    return row_of(
+    return schema.row_of(
         closings,
         closing,
         closing=closing.number,
@@ -182,20 +173,20 @@ def closing_row(closing: PeriodClosing) -> RowValues:
 def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
     """The closing of a row."""
     corrected = msgspec.json.decode(row.corrected, type=list[tuple[int, int]])
-    return value_of(
+    return schema.value_of(
         PeriodClosing,
         row,
         number=row.closing,
         period=Period(row.period_start_ns, row.period_end_ns),
         corrected=tuple(Period(*span) for span in corrected),
-        missing=tuple(msgspec.json.decode(row.missing, type=list[GpuDay])),
+        missing=tuple(msgspec.json.decode(row.missing, type=list[row_conversion.GpuDay])),
     )
 
 
-def charge_row(line: InvoiceLine, invoice_id: str) -> RowValues:
+def charge_row(line: InvoiceLine, invoice_id: str) -> row_conversion.RowValues:
     """The row of a line."""
     charge = line.charge
-    return row_of(
+    return schema.row_of(
         charges,
         charge,
         invoice_id=invoice_id,
@@ -208,7 +199,7 @@ def charge_row(line: InvoiceLine, invoice_id: str) -> RowValues:
 
 def line_from_row(row: sa.Row[Any]) -> InvoiceLine:
     """The line of a row."""
-    charge = value_of(
+    charge = schema.value_of(
         Charge,
         row,
         kind=ChargeKind(row.kind),
@@ -221,7 +212,7 @@ def line_from_row(row: sa.Row[Any]) -> InvoiceLine:
 
 def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     """The invoice of a row and its lines. Raises InvoiceError if they differ from what was issued."""
-    return value_of(
+    return schema.value_of(
         Invoice,
         row,
         period=Period(row.period_start_ns, row.period_end_ns),
@@ -231,6 +222,6 @@ def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     )
 
 
-def review_from_row(row: sa.Row[Any]) -> UndecidedUse:
+def review_from_row(row: sa.Row[Any]) -> period_rating.UndecidedUse:
     """Undecided use of a closing, from its row."""
-    return value_of(UndecidedUse, row)
+    return schema.value_of(period_rating.UndecidedUse, row)

@@ -23,17 +23,15 @@ from typing import NamedTuple
 
 from collector.billing import BillingError
 from collector.ledger.day_tiling import DayTiling, HeldClaim
-from collector.metering.evidence import NodeWitness
-from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
-from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering import evidence, measures, tiling
 from collector.metering.units import Tiling, Units, exact
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent, Reading
 from railscope.timestamps import FOREVER_NS, format_timestamp
 
-HELD = frozenset({SlotState.OBSERVED, SlotState.INFERRED})
-WITH_TENANT = HELD | {SlotState.RESERVED}
-UNSEEN = frozenset({SlotState.INFERRED, SlotState.UNKNOWN})
+HELD = frozenset({tiling.SlotState.OBSERVED, tiling.SlotState.INFERRED})
+WITH_TENANT = HELD | {tiling.SlotState.RESERVED}
+UNSEEN = frozenset({tiling.SlotState.INFERRED, tiling.SlotState.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class Usage:
     start_ns: int
     end_ns: int
     capacity_units: Units
-    state: SlotState
-    witness: NodeWitness = NodeWitness.NONE
+    state: tiling.SlotState
+    witness: evidence.NodeWitness = evidence.NodeWitness.NONE
     claim: str = ""
     claim_start_ns: int = 0
     energy_millijoules: Reading = Absent.UNSUPPORTED
@@ -168,14 +166,14 @@ def reject_double_usage(ordered: Sequence[Usage]) -> None:
                 raise DoubleUsageError(message)
 
 
-_RATED = WITH_TENANT | UNSEEN | {SlotState.UNCLAIMED, SlotState.REVIEW}
+_RATED = WITH_TENANT | UNSEEN | {tiling.SlotState.UNCLAIMED, tiling.SlotState.REVIEW}
 
 
 class _UsageKey(NamedTuple):
     """Properties that the entries of one usage have in common."""
 
-    state: SlotState
-    witness: NodeWitness | None
+    state: tiling.SlotState
+    witness: evidence.NodeWitness | None
     tenant: str
     claim: str
     silence_ns: int
@@ -259,7 +257,7 @@ def _day_usages(
             end_ns=stretch.end_ns,
             capacity_units=stretch.units,
             state=held.state,
-            witness=held.witness or NodeWitness.NONE,
+            witness=held.witness or evidence.NodeWitness.NONE,
             claim=held.claim,
             claim_start_ns=began.get((day.gpu, held.claim), stretch.start_ns),
             energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
@@ -272,8 +270,10 @@ def _day_usages(
         )
 
 
-def _by_holding(entries: Iterable[TilingEntry]) -> Mapping[_UsageKey, list[TilingEntry]]:
-    found: dict[_UsageKey, list[TilingEntry]] = {}
+def _by_holding(
+    entries: Iterable[tiling.TilingEntry],
+) -> Mapping[_UsageKey, list[tiling.TilingEntry]]:
+    found: dict[_UsageKey, list[tiling.TilingEntry]] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
             holding = (entry.tenant, entry.claim)
@@ -285,7 +285,9 @@ def _by_holding(entries: Iterable[TilingEntry]) -> Mapping[_UsageKey, list[Tilin
     return found
 
 
-def _sum_capacity(held: _UsageKey, entries: Iterable[TilingEntry]) -> Iterator[_CapacityStretch]:
+def _sum_capacity(
+    held: _UsageKey, entries: Iterable[tiling.TilingEntry]
+) -> Iterator[_CapacityStretch]:
     """Stretches with the total capacity of all entries; equal neighbours are merged."""
     steps: dict[int, Units] = {}
     for entry in entries:
@@ -311,7 +313,7 @@ def _energies(
     The ledger has energy by tenure of a claim. It is spread evenly over the time in which the claim
     is held, exact to the millijoule.
     """
-    counted = [one.share for one in day.shares if one.measure is CountedQuantity.ENERGY]
+    counted = [one.share for one in day.shares if one.measure is measures.CountedQuantity.ENERGY]
     if not counted:
         return {}
     held: dict[str, list[_CapacityStretch]] = defaultdict(list)
@@ -320,14 +322,14 @@ def _energies(
             held[stretch.held.claim].append(stretch)
     found = {stretch: 0 for own in held.values() for stretch in own}
     for share in counted:
-        if share.use is AmountAttribution.ATTRIBUTED and share.claim in held:
+        if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in held:
             for stretch, amount in _spread_amount(share, sorted(held[share.claim])):
                 found[stretch] += amount
     return dict(found)
 
 
 def _spread_amount(
-    share: AmountShare, held: Sequence[_CapacityStretch]
+    share: measures.AmountShare, held: Sequence[_CapacityStretch]
 ) -> Iterator[tuple[_CapacityStretch, int]]:
     """Spread an amount over the stretches that overlap its time, or over the last one before it."""
     parts = [

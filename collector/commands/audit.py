@@ -14,13 +14,15 @@ from unicodedata import normalize
 
 import click
 
-from collector.audit.directory_check import VerifyError, VerifyOutcome
-from collector.audit.housekeeping_files import LogLockedError
-from collector.audit.housekeeping_upgrade import upgrade_housekeeping
-from collector.audit.journal import JournalError, read_journal
-from collector.audit.log_secrets import SALTS_DIRECTORY as PERSONAL, PersonalSalts, SaltError
+from collector.audit import (
+    directory_check,
+    housekeeping_files,
+    housekeeping_upgrade,
+    journal,
+    log_secrets,
+    verification,
+)
 from collector.audit.tiles import ProofError, TileError, Tiles, check_proof, make_proof
-from collector.audit.verification import Cosigner, verify_log
 from collector.config import CollectorSettings
 from collector.ledger.audit_outbox import LedgerRecords
 from railscope.audit import signed_note
@@ -66,8 +68,8 @@ def read_extent(directory: Path) -> tuple[int, list[bytes]]:
     """The number of signed records, and the unsigned records."""
     try:
         # Before the checkpoint: records in the journal now can only be signed later.
-        files = read_journal(directory / "journal")
-    except (JournalError, OSError) as error:
+        files = journal.read_journal(directory / "journal")
+    except (journal.JournalError, OSError) as error:
         raise click.ClickException(str(error)) from error
     size = _claimed_size(directory)
     behind = max(0, size - files[0].first) if files else 0
@@ -140,7 +142,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the bytes th
 _SALTS = click.option(
     "--salts",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path(CollectorSettings().state_directory) / PERSONAL,
+    default=Path(CollectorSettings().state_directory) / log_secrets.SALTS_DIRECTORY,
     show_default=True,
     help="Directory of the collector's salts of names.",
 )
@@ -174,9 +176,11 @@ def verify_command(
     """
     public = _key(key)
     try:
-        found = verify_log(directory, public, [_read_anchor(anchor) for anchor in anchors])
+        found = verification.verify_log(
+            directory, public, [_read_anchor(anchor) for anchor in anchors]
+        )
         waiting = _ledger(ledger, found.ledger) if ledger else []
-    except VerifyError as error:
+    except directory_check.VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
         sys.exit(error.outcome)
@@ -200,7 +204,7 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
     return compare_database_url(url, metadata, recorded)
 
 
-def _vouching(witnesses: Sequence[Cosigner]) -> Iterator[str]:
+def _vouching(witnesses: Sequence[verification.Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
     for one in witnesses[:_MAX_NAMED]:
         text = (
@@ -227,8 +231,10 @@ def upgrade_command(directory: Path, secret_key: Path) -> None:
     with the version that wrote it.
     """
     try:
-        size = upgrade_housekeeping(directory, signed_note.SecretKey.parse(secret_key.read_text()))
-    except (ValueError, LogLockedError, OSError) as error:
+        size = housekeeping_upgrade.upgrade_housekeeping(
+            directory, signed_note.SecretKey.parse(secret_key.read_text())
+        )
+    except (ValueError, housekeeping_files.LogLockedError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"upgraded: {size} records, housekeeping files signed")
 
@@ -267,7 +273,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
         record = check_proof(file.read().decode(), _key(key))
     except (ProofError, signed_note.NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
-        sys.exit(VerifyOutcome.ALTERED)
+        sys.exit(directory_check.VerifyOutcome.ALTERED)
     click.echo(record.decode())
 
 
@@ -313,7 +319,7 @@ def forget(person: str, salts: Path) -> None:
     commitments to the name can never be confirmed again.
     """
     try:
-        found = PersonalSalts(salts).forget(normalize("NFC", person))
+        found = log_secrets.PersonalSalts(salts).forget(normalize("NFC", person))
     except OSError as error:
         message = f"{salts}: {error.strerror}"
         raise click.ClickException(message) from error
@@ -325,8 +331,8 @@ def forget(person: str, salts: Path) -> None:
 
 def _commitment(salts: Path, person: str) -> str:
     try:
-        found = PersonalSalts(salts).known(normalize("NFC", person))
-    except (OSError, SaltError) as error:
+        found = log_secrets.PersonalSalts(salts).known(normalize("NFC", person))
+    except (OSError, log_secrets.SaltError) as error:
         raise click.ClickException(str(error)) from error
     if found is None:
         message = f"{salts}: unknown name: nothing can be confirmed about it"
@@ -350,9 +356,13 @@ def _read_anchor(path: Path) -> str:
     try:
         return signed_note.read_note(path)
     except signed_note.NoteError as error:
-        raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.KEY_PROBLEM, f"{path}: {error}"
+        ) from error
     except OSError as error:
-        raise VerifyError(VerifyOutcome.UNREADABLE, f"{path}: {error.strerror}") from error
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.UNREADABLE, f"{path}: {error.strerror}"
+        ) from error
 
 
 def _key(text: str) -> signed_note.PublicKey:
@@ -361,4 +371,4 @@ def _key(text: str) -> signed_note.PublicKey:
         return signed_note.PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
     except (signed_note.NoteError, OSError, UnicodeDecodeError) as error:
         click.echo(f"key problem: {error}", err=True)
-        sys.exit(VerifyOutcome.KEY_PROBLEM)
+        sys.exit(directory_check.VerifyOutcome.KEY_PROBLEM)

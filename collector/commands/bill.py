@@ -25,12 +25,9 @@ from collector.billing import (
     tenant_statements,
 )
 from collector.billing.invoices import Invoice, InvoiceError
-from collector.commands import bill_decisions, bill_periods
-from collector.commands.audit import note_of
-from collector.commands.command_options import CommandContext, deciding_command, read_period
+from collector.commands import audit, bill_decisions, bill_periods, command_options
 from collector.commands.import_jobs import import_jobs
-from collector.ledger.database import LedgerError
-from collector.ledger.ledger_store import Ledger
+from collector.ledger import database, ledger_store
 from collector.metering.units import Period, period_name
 from collector.tables import metadata
 
@@ -71,7 +68,7 @@ forms_option = click.option(
 @forms_option
 @click.option(
     "--period",
-    callback=read_period,
+    callback=command_options.read_period,
     help="Only invoices of this period: 2026-10, or 2026-10-01..2026-10-15.",
 )
 @click.option("--tenant", help="Only invoices of this tenant.")
@@ -88,9 +85,9 @@ forms_option = click.option(
     help="Directory of the audit log whose checkpoint the export includes. Default: the collector's own.",
 )
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
-@deciding_command
+@command_options.deciding_command
 def export_command(  # noqa: PLR0913 - its options
-    place: CommandContext,
+    place: command_options.CommandContext,
     directory: Path,
     *,
     forms: tuple[export.ExportFormat, ...],
@@ -114,7 +111,7 @@ def export_command(  # noqa: PLR0913 - its options
             forms=forms,
             period=period,
             tenant=tenant,
-            checkpoint=note_of(log) if log else None,
+            checkpoint=audit.note_of(log) if log else None,
         )
         write_export(
             found,
@@ -186,7 +183,9 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
     """
     with tempfile.TemporaryDirectory(prefix="railscope-") as temporary:
         try:
-            ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite", metadata)
+            ledger = ledger_store.Ledger.open(
+                url or f"sqlite:///{temporary}/ledger.sqlite", metadata
+            )
             try:
                 if ledger.newest(0, _NO_DAY):
                     message = (
@@ -196,12 +195,14 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
                 passed = _run(ledger, directory, forms)
             finally:
                 ledger.close()
-        except LedgerError as error:
+        except database.LedgerError as error:
             raise click.ClickException(str(error)) from error
     sys.exit(0 if passed else 1)
 
 
-def _run(ledger: Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]) -> bool:
+def _run(
+    ledger: ledger_store.Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]
+) -> bool:
     found = billing_demo.run_demo(ledger)
     books = period_closing.BillingBooks.of(ledger)
     for closed in (found.closed, found.later):

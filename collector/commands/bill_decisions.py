@@ -21,8 +21,7 @@ from typing import Any
 import click
 
 from collector.billing import administration, charges, invoices, price_book
-from collector.commands import command_options
-from collector.commands.bill_periods import closed_lines
+from collector.commands import bill_periods, command_options
 from collector.evidence import evidence_store, review_decisions
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
@@ -78,7 +77,9 @@ def void_command(
     """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
     with place.books() as books:
         if replace:
-            for line in closed_lines(administration.replace(books, invoice, reason, place.by)):
+            for line in bill_periods.closed_lines(
+                administration.replace(books, invoice, reason, place.by)
+            ):
                 click.echo(line)
         else:
             found = administration.void(books, invoice, reason, place.by)

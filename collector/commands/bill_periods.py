@@ -29,14 +29,11 @@ from collector.billing import (
 from collector.billing.invoices import Invoice
 from collector.billing.statement import TenantStatement
 from collector.commands import command_options
-from collector.jobs import imported_lists, scheduler_records
-from collector.jobs.job_metering import format_count, format_table
+from collector.jobs import imported_lists, job_metering, scheduler_records
+from collector.ledger import ledger_queries, row_conversion, schema
 from collector.ledger.database import Database
-from collector.ledger.ledger_queries import within
-from collector.ledger.row_conversion import overlap_of
-from collector.ledger.schema import overlaps, revisions
+from collector.metering import units
 from collector.metering.overlaps import Overlap
-from collector.metering.units import Period, Tiling, parse_period, period_name
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS, format_timestamp
 
@@ -86,7 +83,7 @@ def preview_command(
     if len(tenants) > 1:
         message = "too many arguments: expected at most one tenant, and one period"
         raise click.UsageError(message)
-    tenant, period = next(iter(tenants), None), parse_period(last)
+    tenant, period = next(iter(tenants), None), units.parse_period(last)
     with place.books() as books:
         bill = books.bill(period)
         incomplete = _incomplete(books, period)
@@ -97,7 +94,7 @@ def preview_command(
         found = tenant_statements.preview_statement(bill, tenant, place.seller_name)
         _write_statement(found, form, file)
         return
-    click.echo(f"PREVIEW of {period_name(period)}, not binding")
+    click.echo(f"PREVIEW of {units.period_name(period)}, not binding")
     if bill.missing_days.all:
         click.echo(f"not complete: {bill.missing_days}")
     for line in incomplete:
@@ -114,7 +111,7 @@ def preview_command(
 @click.option("--provisional", is_flag=True, help="Close even if days are not in the ledger yet.")
 @command_options.deciding_command
 def close_command(
-    place: command_options.CommandContext, period: Period, *, provisional: bool
+    place: command_options.CommandContext, period: units.Period, *, provisional: bool
 ) -> None:
     """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
     place.refuse_suspect_clock()
@@ -136,7 +133,7 @@ def close_command(
 def statement_command(  # noqa: PLR0913, PLR0917 - its options
     place: command_options.CommandContext,
     tenant: str,
-    period: Period,
+    period: units.Period,
     form: str,
     file: Path | None,
     invoice: str | None,
@@ -156,7 +153,7 @@ def statement_command(  # noqa: PLR0913, PLR0917 - its options
 @command_options.ledger_command
 def reconcile_command(
     place: command_options.CommandContext,
-    period: Period | None,
+    period: units.Period | None,
     compare: command_options.LedgerComparison | None,
 ) -> None:
     """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
@@ -173,7 +170,7 @@ def reconcile_command(
             )
         for one in chosen:
             checks = reconciliation.reconcile_period(books, one, place.seller(_tenants(books, one)))
-            click.echo(f"RECONCILIATION of {period_name(one)}")
+            click.echo(f"RECONCILIATION of {units.period_name(one)}")
             for line in check_lines(checks):
                 click.echo(line)
             if books.evidence is None:
@@ -206,12 +203,12 @@ def closed_lines(closed: period_closing.ClosedPeriod) -> list[str]:
     closing = closed.closing
     done = "closed" if closed.added else "is already closed, since"
     lines = [
-        f"{period_name(closing.period)} {done} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
+        f"{units.period_name(closing.period)} {done} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
     ]
     if closing.provisional:
         lines.append(f"PROVISIONAL: {len(closing.missing):,} GPU-days were not final")
     if closing.corrected:
-        names = ", ".join(map(period_name, closing.corrected))
+        names = ", ".join(map(units.period_name, closing.corrected))
         lines.append(f"computed again, with corrections: {names}")
     return [*lines, *_invoices(closed.invoices), f"root {closing.manifest_root}"]
 
@@ -223,7 +220,7 @@ def check_lines(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[st
         (check.rule, check.what, f"{check.parts:,}", _difference(check), _remark(check))
         for check in checks
     ]
-    return format_table(rows, {2, 3})
+    return job_metering.format_table(rows, {2, 3})
 
 
 def _difference(check: reconciliation.ReconciliationCheck) -> str:
@@ -241,7 +238,7 @@ def _percent(share: Fraction) -> str:
     return f"{charges.format_decimal(100 * share, 3)} %"
 
 
-def _tenants(books: period_closing.BillingBooks, period: Period) -> list[str]:
+def _tenants(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
     return sorted({head.tenant for head in books.store.heads(period)})
 
 
@@ -256,15 +253,15 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
         )
         for one in invoices
     ]  # fmt: skip
-    return format_table(rows, {3, 4})
+    return job_metering.format_table(rows, {3, 4})
 
 
-def _incomplete(books: period_closing.BillingBooks, period: Period) -> list[str]:
+def _incomplete(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
     """Job lists of a period with lines that could not be imported."""
     found = []
     for one in imported_lists.newest_lists(books.ledger.database):
         if one.rejected_count and one.period.overlaps(period):
-            count = format_count(one.rejected_count, "line")
+            count = job_metering.format_count(one.rejected_count, "line")
             found.append(f"incomplete job list {one}: {count} not imported")
             found += [f"  {line}" for line in one.rejected[:_MAX_SHOWN]]
             if one.rejected_count > _MAX_SHOWN:
@@ -293,23 +290,25 @@ class GpuOverlap(NamedTuple):
         return Fraction(self.overlap.quantity) / GPU_CAPACITY / SECOND_NS
 
 
-def read_overlaps(database: Database, period: Period) -> Iterator[GpuOverlap]:
+def read_overlaps(database: Database, period: units.Period) -> Iterator[GpuOverlap]:
     """Overlaps of compute time in a period by GPU and start, from newest revisions."""
-    columns = select(overlaps, revisions.c.capacity_units)
-    query = within(columns, overlaps, period.start_ns, period.end_ns).where(
-        overlaps.c.tiling == Tiling.COMPUTE.value
+    columns = select(schema.overlaps, schema.revisions.c.capacity_units)
+    query = ledger_queries.within(columns, schema.overlaps, period.start_ns, period.end_ns).where(
+        schema.overlaps.c.tiling == units.Tiling.COMPUTE.value
     )
     with database.transaction() as connection:
         rows = connection.execute(query).all()
     for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.t0_ns, row.claim_id)):
-        yield GpuOverlap(row.gpu_uuid, overlap_of(row, row.capacity_units))
+        yield GpuOverlap(row.gpu_uuid, row_conversion.overlap_of(row, row.capacity_units))
 
 
 @click.command("overlaps")
 @command_options.period_argument()
 @command_options.format_option
 @command_options.ledger_command
-def overlaps_command(place: command_options.CommandContext, period: Period, form: str) -> None:
+def overlaps_command(
+    place: command_options.CommandContext, period: units.Period, form: str
+) -> None:
     """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
     with place.books() as books:
         found = list(read_overlaps(books.store.database, period))
@@ -320,11 +319,11 @@ def overlaps_command(place: command_options.CommandContext, period: Period, form
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
     rows += (_row(one) for one in found)
-    for line in format_table(rows, {6}) if found else ():
+    for line in job_metering.format_table(rows, {6}) if found else ():
         click.echo(line)
     total = sum((one.gpu_seconds for one in found), Fraction(0))
     click.echo(
-        f"{format_count(len(found), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
+        f"{job_metering.format_count(len(found), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
     )
 
 

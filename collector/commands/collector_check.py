@@ -19,7 +19,6 @@ from typing import NamedTuple
 from sqlalchemy.engine import URL, make_url
 
 from collector.access import credentials
-from collector.access.credentials import Role
 from collector.administrator_files import AdministratorFiles
 from collector.audit import log_secrets
 from collector.billing import focus_rows
@@ -30,8 +29,7 @@ from collector.ledger.database import Database, LedgerError, check_file, ledger_
 from collector.sinks import influx
 from collector.tables import metadata
 from collector.workloads.job_roster import pattern_of
-from railscope import __version__, server_connections, service
-from railscope.durable_files import is_locked
+from railscope import __version__, durable_files, server_connections, service
 from railscope.settings import SettingsError
 
 LOW_FREE_BYTES = 1 << 30
@@ -63,7 +61,7 @@ def check_collector(settings: CollectorSettings, report: Callable[[str], None]) 
 
 
 def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckResult]:
-    running = is_locked(directory)
+    running = durable_files.is_locked(directory)
     yield _guarded("listen", lambda: _listen(settings.listen, running=running))
     yield _guarded("tls", lambda: _tls(settings))
     yield _guarded("state_directory", lambda: _directory(directory, running=running))
@@ -144,7 +142,9 @@ def _inventory(
     """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
     try:
         entries = credentials.load_credentials(Path(settings.tokens_file)).entries.values()
-        known = {one.credential.name for one in entries if one.credential.role is Role.NODE}
+        known = {
+            one.credential.name for one in entries if one.credential.role is credentials.Role.NODE
+        }
         known |= _reporting_nodes(settings, directory)
     except (SettingsError, LedgerError, OSError):
         return  # reported by the other checks

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from collector import clock
+from collector import clock, tables
 from collector.audit import ledger_watch
 from collector.billing import (
     export,
@@ -28,20 +28,13 @@ from collector.billing import (
 )
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import evidence_store
-from collector.files import tenancy_files
-from collector.files.tenancy_files import TenantMappings
-from collector.files.watched_file import FileError
-from collector.jobs import JobsError, scheduler_records
-from collector.jobs.job_reconciliation import JobComparison
-from collector.ledger.audit_outbox import TimedActor
+from collector.files import tenancy_files, watched_file
+from collector.jobs import JobsError, job_reconciliation, scheduler_records
+from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import Database, LedgerError, ledger_url
-from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period, PeriodError, parse_period
-from collector.tables import metadata
-from railscope import service, settings
+from railscope import service, settings, timestamps
 from railscope.audit.record import RecordActor
-from railscope.settings import SettingsError
-from railscope.timestamps import SECOND_NS
 
 ContentT = TypeVar("ContentT")
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
@@ -54,14 +47,14 @@ _FAILURES = (
     PeriodError,
     price_book.PriceBookError,
     focus_rows.SellerFileError,
-    SettingsError,
+    settings.SettingsError,
 )
 
 
-def operator_now(name: str) -> TimedActor:
+def operator_now(name: str) -> audit_outbox.TimedActor:
     """The actor of a command, now: the given name or, without one, the operating system user."""
     actor = RecordActor("operator", normalize("NFC", name or getpass.getuser()), "command line")
-    return TimedActor(actor, time.time_ns())
+    return audit_outbox.TimedActor(actor, time.time_ns())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class CommandContext:
     name: str | None = None
 
     @property
-    def by(self) -> TimedActor:
+    def by(self) -> audit_outbox.TimedActor:
         """The actor of the command and the current time."""
         return operator_now(self.name or "")
 
@@ -84,7 +77,7 @@ class CommandContext:
         Writing transactions fail on an older copy of the database, unless `any_copy`.
         """
         url = self.ledger or ledger_url(self._settings.ledger, self._state_directory())
-        ledger = Ledger.open(url, metadata, make=False)
+        ledger = ledger_store.Ledger.open(url, tables.metadata, make=False)
         try:
             if not any_copy:
                 directory = None if self.ledger else self._state_directory()
@@ -218,7 +211,7 @@ timezone_option = click.option(
 )
 
 
-LedgerComparison = Callable[[Ledger, Period], JobComparison]
+LedgerComparison = Callable[[ledger_store.Ledger, Period], job_reconciliation.JobComparison]
 
 
 def books_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -263,7 +256,9 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
                 )
             except scheduler_records.SchedulerRecordsError as error:
                 raise click.ClickException(str(error)) from error
-            compare = partial(records.compare_with, tolerance_ns=round(tolerance * SECOND_NS))
+            compare = partial(
+                records.compare_with, tolerance_ns=round(tolerance * timestamps.SECOND_NS)
+            )
         command(compare=compare, **rest)
 
     return wrapped
@@ -278,15 +273,19 @@ def zone_of(name: str | None) -> ZoneInfo | None:
         raise click.BadParameter(message, param_hint="--timezone") from error
 
 
-def tenants_in(path: Path | None) -> TenantMappings:
+def tenants_in(path: Path | None) -> tenancy_files.TenantMappings:
     """Account assignments of a file, empty without one. Raises ClickException."""
-    return TenantMappings() if path is None else parse_file(path, tenancy_files.parse_tenants)
+    return (
+        tenancy_files.TenantMappings()
+        if path is None
+        else parse_file(path, tenancy_files.parse_tenants)
+    )
 
 
 def parse_file(path: Path, parse: Callable[[str], ContentT]) -> ContentT:
     """The parsed text of a file. Raises ClickException that names the file."""
     try:
         return parse(path.read_text(encoding="utf-8"))
-    except (FileError, JobsError, OSError, UnicodeDecodeError) as error:
+    except (watched_file.FileError, JobsError, OSError, UnicodeDecodeError) as error:
         message = f"{path}: {error}"
         raise click.ClickException(message) from error

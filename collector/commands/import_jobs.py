@@ -12,13 +12,8 @@ import msgspec
 
 from collector.audit.ledger_watch import compare_writes
 from collector.commands import command_options
-from collector.jobs import job_list, job_list_import
-from collector.jobs.imported_lists import JobLedgerError, NewList
-from collector.jobs.job_list_reader import FORMATS, format_of, read_jobs
-from collector.jobs.job_metering import format_count, meter_jobs, report_document, report_text
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.database import LedgerError
-from collector.ledger.ledger_store import Ledger
+from collector.jobs import imported_lists, job_list, job_list_import, job_list_reader, job_metering
+from collector.ledger import audit_outbox, database, ledger_store
 from collector.metering.units import Period
 from collector.tables import metadata
 from railscope.timestamps import DAY_NS, TimestampError, parse_timestamp
@@ -53,7 +48,7 @@ class _ImportOptions:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(sorted(FORMATS)),
+    type=click.Choice(sorted(job_list_reader.FORMATS)),
     help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
     "pods -o json`, or the CSV of the Alibaba trace. Default: detected from the file.",
 )
@@ -156,8 +151,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     zone = command_options.zone_of(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
-        found = form or format_of(text)
-        return found, read_jobs(
+        found = form or job_list_reader.format_of(text)
+        return found, job_list_reader.read_jobs(
             text, found, zone, strict=strict, shards_per_gpu=shards_per_gpu or 0, now_ns=by.now_ns
         )
 
@@ -167,9 +162,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     )
     try:
         shown, imported = _import(jobs, form, order, by)
-    except (JobLedgerError, LedgerError) as error:
+    except (imported_lists.JobLedgerError, database.LedgerError) as error:
         raise click.ClickException(str(error)) from error
-    metered = meter_jobs(shown.jobs, period)
+    metered = job_metering.meter_jobs(shown.jobs, period)
     if not metered.balances:
         message = (
             f"{metered.held_ns} ns held and {metered.free_ns} ns free: expected a sum of "
@@ -177,20 +172,20 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         )
         raise click.ClickException(message)
     if as_json:
-        document = report_document(shown, metered)
+        document = job_metering.report_document(shown, metered)
         if imported:
             document["ledger"] = imported._asdict()
         click.echo(json.dumps(document, indent=2))
         return
-    for line in report_text(shown, metered):
+    for line in job_metering.report_text(shown, metered):
         click.echo(line)
     if imported:
-        days_written = format_count(imported.added, "GPU-day")
+        days_written = job_metering.format_count(imported.added, "GPU-day")
         click.echo(f"ledger: {days_written} written, {imported.unchanged} unchanged")
 
 
 def _import(
-    jobs: job_list.JobList, form: str, order: _ImportOptions, by: TimedActor
+    jobs: job_list.JobList, form: str, order: _ImportOptions, by: audit_outbox.TimedActor
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
     """The jobs to print, and the result of the import. Raises JobLedgerError, LedgerError."""
     cluster = f":{jobs.cluster}" if jobs.cluster else ""
@@ -215,7 +210,7 @@ def _import(
     imported = None
     if order.url is not None and period is not None:
         rejected = [str(one) for one in jobs.rejected]
-        listed = NewList(
+        listed = imported_lists.NewList(
             source,
             period,
             as_of_ns,
@@ -223,7 +218,7 @@ def _import(
             job_list_import.place_jobs(jobs, order.models, found.models),
             rejected,
         )
-        ledger = Ledger.open(order.url, metadata)
+        ledger = ledger_store.Ledger.open(order.url, metadata)
         try:
             compare_writes(ledger.database, None)
             if order.period is None and not order.replace:

@@ -20,12 +20,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from collector.evidence import claim_events, node_chunks
-from collector.evidence.gpu_places import GpuPresence
-from collector.evidence.node_chunks import CHUNK_NS, SampleSpan
-from collector.fleet import sheets
-from collector.fleet.schema_columns import ReportedMigInstance
-from collector.fleet.schemas import KnownSchema, SchemaGpu
+from collector.evidence import claim_events, gpu_places, node_chunks
+from collector.fleet import schema_columns, schemas, sheets
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import GAP_NS
 from railscope.reading import PRESENT
@@ -39,16 +35,21 @@ _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 class FactReceiver(Protocol):
     """Receiver of a batch's facts about GPUs."""
 
-    def see(self, uuid: str, presence: GpuPresence, pci: str) -> int | None:
+    def see(self, uuid: str, presence: gpu_places.GpuPresence, pci: str) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
         """
 
-    def list_valueless(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
+    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected."""
 
-    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+    def cut(
+        self,
+        uuid: str,
+        parts: tuple[schema_columns.ReportedMigInstance, ...],
+        span: node_chunks.SampleSpan,
+    ) -> None:
         """Record the MIG layout of a GPU in a span."""
 
 
@@ -60,7 +61,7 @@ class BatchFacts:
     record: FrameRecord
     envelope: Envelope
     batch: Batch
-    known: KnownSchema
+    known: schemas.KnownSchema
     since_boot_ns: int
     skew_ns: int
     uncertainty_ns: int
@@ -83,19 +84,23 @@ class BatchFacts:
             self._count(chunk, rows)
         return self.added_bytes
 
-    def spans(self, rows: Sequence[int]) -> list[SampleSpan]:
+    def spans(self, rows: Sequence[int]) -> list[node_chunks.SampleSpan]:
         """Join rows that are at most a gap apart into spans."""
         boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
         first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
         if last_ns - first_ns <= GAP_NS:
-            return [SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
-        found: list[SampleSpan] = []
+            return [node_chunks.SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
+        found: list[node_chunks.SampleSpan] = []
         for row in rows:
             instant_ns = since_boot_ns + boot_ns[row]
             if found and instant_ns - found[-1].last_ns <= GAP_NS:
                 found[-1].last_ns = instant_ns
             else:
-                found.append(SampleSpan(instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns))
+                found.append(
+                    node_chunks.SampleSpan(
+                        instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns
+                    )
+                )
         return found
 
     def _sight(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
@@ -129,12 +134,16 @@ class BatchFacts:
             chunk.sight(gpu.uuid, seen)
             self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
 
-    def _presence(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> GpuPresence:
+    def _presence(
+        self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]
+    ) -> gpu_places.GpuPresence:
         spans = self.spans(rows)
         late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
-        return GpuPresence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
+        return gpu_places.GpuPresence(
+            chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns
+        )
 
-    def _rows_with_values(self, gpu: SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
+    def _rows_with_values(self, gpu: schemas.SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
         columns = self.known.layout.columns
         if len(self.batch.reasons) == columns:  # all rows have the same reasons
@@ -193,13 +202,16 @@ def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int,
         return
     if sorted(boot_ns) != list(boot_ns):
         rows = sorted(rows, key=boot_ns.__getitem__)
-    first, last = (boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS)
+    first, last = (
+        boot_ns[rows[0]] // node_chunks.CHUNK_NS,
+        boot_ns[rows[-1]] // node_chunks.CHUNK_NS,
+    )
     if first == last:
         yield first, rows
         return
     grouped: dict[int, list[int]] = {}
     for row in rows:
-        grouped.setdefault(boot_ns[row] // CHUNK_NS, []).append(row)
+        grouped.setdefault(boot_ns[row] // node_chunks.CHUNK_NS, []).append(row)
     yield from grouped.items()
 
 
@@ -312,7 +324,9 @@ MAX_OF_A_NODE = 65_536
 """About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
 
 
-def new_spans(known: Sequence[SampleSpan], more: Sequence[SampleSpan]) -> int:
+def new_spans(
+    known: Sequence[node_chunks.SampleSpan], more: Sequence[node_chunks.SampleSpan]
+) -> int:
     """Return the maximum number of spans that the samples of a boot add."""
     last = known[-1] if known else None
     goes_on = (
@@ -349,8 +363,8 @@ class SpanCounts:
     def count(
         self,
         gpu: str,
-        presences: Iterable[GpuPresence],
-        valueless: Mapping[str, Sequence[SampleSpan]],
+        presences: Iterable[gpu_places.GpuPresence],
+        valueless: Mapping[str, Sequence[node_chunks.SampleSpan]],
     ) -> None:
         """Count all spans of a GPU again; `valueless` has its spans without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))

@@ -14,10 +14,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from collector.evidence.gpu_places import GpuPresence
-from railscope import claim_terms
+from railscope import claim_terms, timestamps, wire
 from railscope.catalog import tenancy
-from railscope.timestamps import FOREVER_NS
-from railscope.wire import WireEvent
 
 STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
@@ -123,7 +121,7 @@ class ReportingBoot(NamedTuple):
     since_boot_ns: int
 
 
-def parse_claim_event(reporter: ReportingBoot, event: WireEvent) -> ClaimFact:
+def parse_claim_event(reporter: ReportingBoot, event: wire.WireEvent) -> ClaimFact:
     """Parse a claim event. Raises ClaimEventError."""
     device, claim, facts = _claim_texts(event)
     gpu = device or unplaced_in(reporter.node)
@@ -206,7 +204,7 @@ def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
     return is_same and one.trusted_from_ns <= other.trusted_from_ns
 
 
-def _claim_texts(event: WireEvent) -> tuple[str, str, dict[str, str]]:
+def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
     """Return the GPU (empty for none), the claim id and the supported facts. Raises ClaimEventError."""
     key = event.entity.key
     if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
@@ -232,7 +230,7 @@ def _placed(reporter: ReportingBoot, facts: dict[str, str], edge: str, otherwise
     if boot_ns < 0:
         return _timestamp(facts, f"{edge}_ns", otherwise)
     placed_ns = reporter.since_boot_ns + boot_ns
-    if not 0 <= placed_ns < FOREVER_NS:
+    if not 0 <= placed_ns < timestamps.FOREVER_NS:
         message = f"invalid {edge}_boot_ns {boot_ns}: expected a time within this boot"
         raise ClaimEventError(message)
     return placed_ns
@@ -242,7 +240,7 @@ def _timestamp(facts: dict[str, str], name: str, otherwise: int) -> int:
     text = facts.get(name, "")
     if not text:
         return otherwise
-    if not _TIMESTAMP.fullmatch(text) or int(text) >= FOREVER_NS:
+    if not _TIMESTAMP.fullmatch(text) or int(text) >= timestamps.FOREVER_NS:
         message = f"invalid {name} {text!r}: expected nanoseconds"
         raise ClaimEventError(message)
     return int(text)
@@ -305,7 +303,7 @@ def ends_of(
     for key, _, believed_ns in _reported_ends(reported, ended):
         ends[key] = min(believed_ns, ends.get(key, believed_ns))
     for key, boot in _boots_after(reported, presences):
-        ends[key] = min(boot.believed_ns, ends.get(key, FOREVER_NS))
+        ends[key] = min(boot.believed_ns, ends.get(key, timestamps.FOREVER_NS))
     return ends
 
 
@@ -324,7 +322,7 @@ def _reported_ends(
         yield key, end.instant_ns, end.believed_ns
     for claim in reported:
         key = (claim.node, claim.id)
-        if claim.end_ns and claim.trusted_from_ns < horizons.get(key, FOREVER_NS):
+        if claim.end_ns and claim.trusted_from_ns < horizons.get(key, timestamps.FOREVER_NS):
             yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
 
 
@@ -350,7 +348,7 @@ def _boots_after(
 ) -> Iterator[tuple[tuple[str, str], _BootStart]]:
     """Yield the starts of later boots in which claims were not reported, by node and id."""
     for key, begin, until_ns in _boots(reported, presences):
-        if until_ns == FOREVER_NS:
+        if until_ns == timestamps.FOREVER_NS:
             yield key, begin
 
 
@@ -363,7 +361,7 @@ def gaps_of(
     """
     found: dict[tuple[str, str], list[ClaimGap]] = {}
     for key, begin, until_ns in _boots(reported, presences):
-        if begin.first_ns < until_ns < FOREVER_NS:
+        if begin.first_ns < until_ns < timestamps.FOREVER_NS:
             found.setdefault(key, []).append(ClaimGap(*begin, until_ns))
     return found
 
@@ -397,7 +395,7 @@ def _boots(
                     for one in some
                     if one.boot == boot or one.reported_ns >= begin.first_ns
                 ]
-                yield key, begin, min(outlasted, default=FOREVER_NS)
+                yield key, begin, min(outlasted, default=timestamps.FOREVER_NS)
 
 
 def freed_of(
@@ -411,6 +409,6 @@ def freed_of(
     found = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(reported, ended)]
     found += [(key, begin.first_ns) for key, begin in _boots_after(reported, presences)]
     for key, instant_ns in found:
-        if instant_ns < ends.get(key, -FOREVER_NS):
+        if instant_ns < ends.get(key, -timestamps.FOREVER_NS):
             freed[key] = min(instant_ns, freed.get(key, instant_ns))
     return freed

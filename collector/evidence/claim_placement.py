@@ -12,12 +12,16 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from collector.evidence import claim_events, gpu_evidence, node_chunks, node_claims, review_rules
-from collector.evidence.gpu_places import GpuPlaces, subtract_periods
+from collector.evidence import (
+    claim_events,
+    gpu_evidence,
+    gpu_places,
+    node_chunks,
+    node_claims,
+    review_rules,
+)
+from collector.metering import holders, placement, timeline
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from collector.metering.holders import claims_in_force, stays
-from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, place
-from collector.metering.timeline import TimePiece, without
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -50,10 +54,10 @@ class ClaimPlacer:
     source: NodeFacts
     files: gpu_evidence.AdministratorInputs
     _version: int = -1
-    _placed: dict[str, Placement] = field(default_factory=dict)
-    _evidence: dict[str, tuple[Evidence, GpuPlaces]] = field(default_factory=dict)
+    _placed: dict[str, placement.Placement] = field(default_factory=dict)
+    _evidence: dict[str, tuple[Evidence, gpu_places.GpuPlaces]] = field(default_factory=dict)
 
-    def evidence(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
+    def evidence(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
         """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
         if self._version != self.source.version:
             self._version = self.source.version
@@ -82,7 +86,9 @@ class ClaimPlacer:
             held = replace(held, stays=self.files.retired.in_service(gpu, known))
         return held, where
 
-    def _early(self, own: Evidence, where: GpuPlaces, node: str) -> list[tuple[int, int]]:
+    def _early(
+        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
+    ) -> list[tuple[int, int]]:
         """Return the time before first contact in which the node had this GPU if a person accepts that."""
         facts = self.source.facts(own.gpu)
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
@@ -91,18 +97,21 @@ class ClaimPlacer:
             return []
         until_ns = min(first_ns, node_chunks.node_floor_ns(facts.contacts, node))
         held = [(stay.start_ns, stay.end_ns) for stay in own.stays]
-        return [(a, b) for a, b, _ in without(TimePiece(-FOREVER_NS, until_ns, node), held)]
+        return [
+            (a, b)
+            for a, b, _ in timeline.without(timeline.TimePiece(-FOREVER_NS, until_ns, node), held)
+        ]
 
-    def excess(self, node: str) -> Sequence[ClaimExcess]:
+    def excess(self, node: str) -> Sequence[placement.ClaimExcess]:
         """Return the node's claims that exceed its GPUs."""
         return self._placement(node).excess if self.source.has_unplaced(node) else ()
 
-    def _own(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
+    def _own(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
         if gpu not in self._evidence:
             self._evidence[gpu] = gpu_evidence.evidence_of(self.source.facts(gpu), self.files)
         return self._evidence[gpu]
 
-    def _placement(self, node: str) -> Placement:
+    def _placement(self, node: str) -> placement.Placement:
         found = self._placed.get(node)
         if found is None:
             gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
@@ -118,12 +127,14 @@ class ClaimPlacer:
             placed = []
             for one, where in there:
                 spans = [*self._early(one, where, node), *self._spans(one, where, node)]
-                placed.append(PlacementGpu(one.gpu, spans, list(_placed(one))))
-            found = place(placed, counts)
+                placed.append(placement.PlacementGpu(one.gpu, spans, list(_placed(one))))
+            found = placement.place(placed, counts)
             self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
 
-    def _spans(self, own: Evidence, where: GpuPlaces, node: str) -> Iterator[tuple[int, int]]:
+    def _spans(
+        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
+    ) -> Iterator[tuple[int, int]]:
         """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
         A claim on a GPU under review is metered there, but leaves no room for another.
@@ -137,12 +148,12 @@ class ClaimPlacer:
             for start, end, _ in expected.excess(own.gpu, node, self.source.facts(own.gpu).contacts)
             if end > first_ns
         ]
-        for stay in stays(own):
+        for stay in holders.stays(own):
             if stay.value.node == node:
-                there = subtract_periods(
+                there = gpu_places.subtract_periods(
                     [(stay.start_ns, stay.end_ns)], where.disputed.get(node, [])
                 )
-                yield from subtract_periods(there, waits)
+                yield from gpu_places.subtract_periods(there, waits)
 
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
         """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
@@ -155,8 +166,8 @@ _ADDRESS_LENGTH = len("00000000:00:00.0")
 
 
 def _after_contact(
-    found: Sequence[ClaimExcess], there: Sequence[tuple[Evidence, GpuPlaces]]
-) -> list[ClaimExcess]:
+    found: Sequence[placement.ClaimExcess], there: Sequence[tuple[Evidence, gpu_places.GpuPlaces]]
+) -> list[placement.ClaimExcess]:
     """Return the excess after the first GPU of the node, without claims under review."""
     first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
     return [
@@ -180,5 +191,5 @@ def _with_unique_names(
 
 def _placed(evidence: Evidence) -> Iterator[MeteredClaim]:
     """Yield the claims of a GPU, each for the time that it is in force there."""
-    for start_ns, end_ns, claim in claims_in_force(evidence):
+    for start_ns, end_ns, claim in holders.claims_in_force(evidence):
         yield replace(claim, start_ns=start_ns, end_ns=end_ns)

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from collector.evidence import batch_facts, claim_events, evidence_memory, gpu_places, node_chunks
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.node_chunks import SampleSpan
-from collector.evidence.node_claims import GpuFacts
-from collector.fleet.schema_columns import ReportedMigInstance
-from collector.fleet.schemas import KnownSchema
+from collector.evidence import (
+    batch_facts,
+    claim_events,
+    evidence_memory,
+    evidence_records,
+    gpu_places,
+    node_chunks,
+    node_claims,
+)
+from collector.fleet import schema_columns, schemas
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import QUARANTINE_NS
 from railscope.catalog.tenancy import SOURCES
@@ -42,7 +46,7 @@ class EvidenceBook:
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     """GPUs with new facts from before the end of their open amounts."""
-    tails: dict[str, SampleSpan] = field(default_factory=dict)
+    tails: dict[str, node_chunks.SampleSpan] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts them."""
     problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
     receipts: dict[str, node_chunks.NodeReceipts] = field(default_factory=dict)
@@ -62,7 +66,7 @@ class EvidenceBook:
     # Frames ------------------------------------------------------------------------------------
 
     def steps(
-        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
+        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: schemas.KnownSchema
     ) -> Iterator[None]:
         """Record the facts of a batch, one chunk per step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
@@ -100,7 +104,7 @@ class EvidenceBook:
 
     def _report(self, kind: str, node: str, timestamp_ns: int, facts: dict[str, str]) -> None:
         """Report a problem of a node's envelope."""
-        self.problems.report(EvidenceProblem(kind, "", node, timestamp_ns, facts))
+        self.problems.report(evidence_records.EvidenceProblem(kind, "", node, timestamp_ns, facts))
 
     def gpu(self, uuid: str) -> evidence_memory.GpuMemory:
         """Return the facts about a GPU, created if absent."""
@@ -196,7 +200,7 @@ class EvidenceBook:
             self.changed.add(uuid)
         return found.received_ns
 
-    def list_valueless(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
+    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected.
 
         A GPU that the node never reported with a value is rejected.
@@ -219,7 +223,12 @@ class EvidenceBook:
         """True if more than one node reported a GPU."""
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
-    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+    def cut(
+        self,
+        uuid: str,
+        parts: tuple[schema_columns.ReportedMigInstance, ...],
+        span: node_chunks.SampleSpan,
+    ) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         if self.gpu(uuid).add_layout(parts, span):
             self.changed.add(uuid)
@@ -330,14 +339,14 @@ class EvidenceBook:
 
     # Facts ---------------------------------------------------------------------------------------
 
-    def facts(self, uuid: str) -> GpuFacts:
+    def facts(self, uuid: str) -> node_claims.GpuFacts:
         """Return the facts about a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.claims}
         contacts = {node: self.node(node).gpus for node in nodes}
         attended = {node: self.node(node).reports for node in nodes}
-        return GpuFacts(
+        return node_claims.GpuFacts(
             uuid,
             presences,
             memory.claims,

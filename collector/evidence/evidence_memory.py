@@ -10,9 +10,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from collector.evidence import batch_facts, evidence_records, gpu_places, node_chunks
-from collector.evidence.claim_events import ClaimFact, ReportedClaim, ReportedEnd, ends_of, is_gpu
-from collector.evidence.node_chunks import SampleSpan
+from collector.evidence import batch_facts, claim_events, evidence_records, gpu_places, node_chunks
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.framelog.segment_files import FrameRecord
 from railscope.wire import Envelope
@@ -30,10 +28,12 @@ class GpuMemory(msgspec.Struct):
 
     presences: dict[str, gpu_places.GpuPresence] = {}
     """By node and boot."""
-    claims: list[ReportedClaim] = msgspec.field(default_factory=list, name="told")
-    ended: list[ReportedEnd] = []
+    claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
+    ended: list[claim_events.ReportedEnd] = []
     cuts: list[node_chunks.LayoutSpans] = []
-    valueless: dict[str, list[SampleSpan]] = msgspec.field(default_factory=dict, name="silent")
+    valueless: dict[str, list[node_chunks.SampleSpan]] = msgspec.field(
+        default_factory=dict, name="silent"
+    )
     """By node, when it listed the GPU in frames of which some have no value of it."""
 
     @property
@@ -41,7 +41,9 @@ class GpuMemory(msgspec.Struct):
         """Return the nodes in which the GPU was seen."""
         return {presence.node for presence in self.presences.values()}
 
-    def add_layout(self, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> bool:
+    def add_layout(
+        self, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
+    ) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
         for cut in self.cuts:
             if cut.parts == parts:
@@ -56,7 +58,7 @@ class GpuMemory(msgspec.Struct):
 
         Claims that are unwritten stay. Return the node and id of each removed claim.
         """
-        ends = ends_of(self.claims, self.ended, self.presences.values())
+        ends = claim_events.ends_of(self.claims, self.ended, self.presences.values())
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)
@@ -82,7 +84,7 @@ class GpuMemory(msgspec.Struct):
             self.valueless[node] = [s for s in valueless if s.last_ns >= last_ns]
 
 
-def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
+def _last_before(spans: Iterable[Sequence[node_chunks.SampleSpan]], before_ns: int) -> int:
     """Return the end of the last span that began before a timestamp."""
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
@@ -130,17 +132,23 @@ class ChunkMemory:
         self.parts[envelope.node] += one.parts - before
 
     def doubt_claim(
-        self, record: FrameRecord, envelope: Envelope, fact: ClaimFact, frame: tuple[int, int]
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        fact: claim_events.ClaimFact,
+        frame: tuple[int, int],
     ) -> None:
         """Mark the time that a claim or its end affects, up to its frame.
 
         `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
         """
         boot_ns, timestamp_ns = frame
-        begin_ns = fact.start_ns if isinstance(fact, ReportedClaim) else fact.instant_ns
+        begin_ns = (
+            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.instant_ns
+        )
         first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
         key = (envelope.node, envelope.boot_id, boot_ns // node_chunks.CHUNK_NS)
-        gpu = fact.gpu if is_gpu(fact.gpu) else ""
+        gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
         doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
         one = self._extended(key, record, (first_ns, timestamp_ns))
         one.chunk.doubt(node_chunks.SuspectPeriod(*doubt, first_ns, timestamp_ns))

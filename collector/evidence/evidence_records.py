@@ -17,10 +17,8 @@ import msgspec
 import structlog
 
 from collector.audit.event_records import clean
-from collector.evidence.claim_events import ReportedClaim
-from collector.evidence.node_chunks import EvidenceChunk, decode_chunk
+from collector.evidence import claim_events, node_chunks
 from collector.files import device_files, tenancy_files
-from collector.files.device_files import Retirement
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.timestamps import FOREVER_NS
@@ -49,7 +47,7 @@ class FileVersion(NamedTuple):
             for number, (what, one) in enumerate(self._retirements()):
                 yield f"retired/{of}/{number}", self._retirement(what, one)
 
-    def _retirements(self) -> list[tuple[str, Retirement]]:
+    def _retirements(self) -> list[tuple[str, device_files.Retirement]]:
         """Return the added and the removed rows."""
         before, now = (
             set(device_files.parse_retirements(text)) if text else set()
@@ -60,7 +58,7 @@ class FileVersion(NamedTuple):
             *(("retired", one) for one in sorted(now - before)),
         ]
 
-    def _retirement(self, what: str, one: Retirement) -> RecordDraft:
+    def _retirement(self, what: str, one: device_files.Retirement) -> RecordDraft:
         data: RecordData = {"what": what, "from_ns": str(one.start_ns), "why": clean(one.why)}
         if one.end_ns != FOREVER_NS:
             data["to_ns"] = str(one.end_ns)
@@ -129,21 +127,21 @@ class EvidenceQuarantine:
     rows: set[tuple[str, str]] = field(default_factory=set)
     """Table and name of each."""
 
-    def chunk(self, name: Any, packed: Any) -> EvidenceChunk | None:
+    def chunk(self, name: Any, packed: Any) -> node_chunks.EvidenceChunk | None:
         """Decode the chunk of a part; None if the row is damaged."""
         try:
             content = zstd.decompress(packed)
             self._check(name, content)
-            return decode_chunk(content)
+            return node_chunks.decode_chunk(content)
         except (zstd.ZstdError, msgspec.MsgspecError, ValueError, TypeError) as error:
             self._skip("evidence_part", name, error)
             return None
 
-    def claim(self, name: Any, content: Any) -> ReportedClaim | None:
+    def claim(self, name: Any, content: Any) -> claim_events.ReportedClaim | None:
         """Decode the claim of a row; None if the row is damaged."""
         try:
             self._check(name, content)
-            return msgspec.msgpack.decode(content, type=ReportedClaim)
+            return msgspec.msgpack.decode(content, type=claim_events.ReportedClaim)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             self._skip("evidence_claim", name, error)
             return None

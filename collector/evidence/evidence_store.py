@@ -17,13 +17,11 @@ from collector.evidence import (
     evidence_tables,
     gpu_evidence,
     gpu_places,
+    node_chunks,
     node_claims,
 )
-from collector.evidence.evidence_tables import evidence_parts, gpu_nodes, insert_new_rows
-from collector.evidence.node_chunks import NO_CONTACTS, Contacts, EvidenceChunk, floor_ns
-from collector.ledger import audit_outbox
+from collector.ledger import audit_outbox, schema
 from collector.ledger.database import Database
-from collector.ledger.schema import row_of
 from railscope.timestamps import FOREVER_NS
 
 if sys.version_info >= (3, 14):
@@ -55,13 +53,13 @@ class EncodedChunk(NamedTuple):
 class LoadedFacts(NamedTuple):
     """All facts about the GPUs of some nodes in a window."""
 
-    chunks: dict[str, list[EvidenceChunk]]
+    chunks: dict[str, list[node_chunks.EvidenceChunk]]
     claims: dict[str, list[claim_events.ReportedClaim]]
     ended: dict[str, list[claim_events.ReportedEnd]]
     homes: dict[str, set[str]]
     quarantine: evidence_records.EvidenceQuarantine
     version: int = 0
-    contacts: Contacts = NO_CONTACTS
+    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS
 
     def known(self, gpu: str, files: gpu_evidence.AdministratorInputs) -> gpu_evidence.AssembledGpu:
         """Return everything about one of the GPUs."""
@@ -101,17 +99,21 @@ class LoadedFacts(NamedTuple):
                     end = claim_events.ReportedEnd(*key, row.trusted_from_ns)
                     self.ended.setdefault(end.gpu, []).append(end)
 
-    def _chunks(self, gpu: str) -> list[EvidenceChunk]:
+    def _chunks(self, gpu: str) -> list[node_chunks.EvidenceChunk]:
         return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
 
 
 def compress_chunk(
-    chunk: EvidenceChunk, content: bytes, contacts: Contacts = NO_CONTACTS
+    chunk: node_chunks.EvidenceChunk,
+    content: bytes,
+    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS,
 ) -> EncodedChunk:
     """Return a chunk ready to be written; `content` is its encoding."""
     name = sha256(content).hexdigest()
     gpus = {
-        gpu: max(s.spans[0].first_ns, floor_ns(contacts, gpu, chunk.node, [s.received_ns]))
+        gpu: max(
+            s.spans[0].first_ns, node_chunks.floor_ns(contacts, gpu, chunk.node, [s.received_ns])
+        )
         for gpu, s in chunk.gpus.items()
         if s.spans
     }
@@ -144,7 +146,10 @@ class EvidenceStore:
         node.
         """
         rows = [
-            row_of(evidence_parts, one, part=one.name, recorded_ns=recorded_ns) for one in chunks
+            schema.row_of(
+                evidence_tables.evidence_parts, one, part=one.name, recorded_ns=recorded_ns
+            )
+            for one in chunks
         ]
         trust = [
             {"fact": one.name, "trusted_from_ns": one.believed_ns}
@@ -167,19 +172,19 @@ class EvidenceStore:
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
             for table, new in (
-                (evidence_parts, rows),
+                (evidence_tables.evidence_parts, rows),
                 (evidence_tables.reported_claims, starts),
                 (evidence_tables.claim_ends, ends),
                 (evidence_tables.claim_end_trust, trust),
-                (gpu_nodes, evidence_tables.new_homes(connection, since)),
+                (evidence_tables.gpu_nodes, evidence_tables.new_homes(connection, since)),
             ):
-                insert_new_rows(connection, table, new)
+                evidence_tables.insert_new_rows(connection, table, new)
 
-    def write_contacts(self, found: Contacts) -> None:
+    def write_contacts(self, found: node_chunks.Contacts) -> None:
         """Add first receipts of GPUs."""
         with self._database.transaction(writes=True) as connection:
             rows = evidence_tables.contact_rows(found)
-            insert_new_rows(connection, evidence_tables.first_contacts, rows)
+            evidence_tables.insert_new_rows(connection, evidence_tables.first_contacts, rows)
 
     def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
         """Add a version of a file, unless it is the newest already."""
@@ -192,8 +197,8 @@ class EvidenceStore:
                 recorded_ns = max(recorded_ns, newest.recorded_ns + 1)
             before = newest.content if newest else ""
             version = evidence_records.FileVersion(kind, text, before, digest, recorded_ns)
-            row = row_of(evidence_tables.file_versions, version, content=text)
-            insert_new_rows(connection, evidence_tables.file_versions, [row])
+            row = schema.row_of(evidence_tables.file_versions, version, content=text)
+            evidence_tables.insert_new_rows(connection, evidence_tables.file_versions, [row])
             for name, draft in version.drafts():
                 audit_outbox.put_record(connection, name, draft)
         return True
@@ -238,16 +243,20 @@ class EvidenceStore:
     def homes(self) -> dict[str, dict[str, int]]:
         """Return for every GPU the nodes it was seen in, and since when."""
         query = select(
-            gpu_nodes.c.gpu_uuid, gpu_nodes.c.node, func.min(gpu_nodes.c.since_ns).label("since")
+            evidence_tables.gpu_nodes.c.gpu_uuid,
+            evidence_tables.gpu_nodes.c.node,
+            func.min(evidence_tables.gpu_nodes.c.since_ns).label("since"),
         )
-        query = query.group_by(gpu_nodes.c.gpu_uuid, gpu_nodes.c.node)
+        query = query.group_by(
+            evidence_tables.gpu_nodes.c.gpu_uuid, evidence_tables.gpu_nodes.c.node
+        )
         found: dict[str, dict[str, int]] = {}
         with self._database.transaction() as connection:
             for row in connection.execute(query):
                 found.setdefault(row.gpu_uuid, {})[row.node] = row.since
         return found
 
-    def contacts(self) -> Contacts:
+    def contacts(self) -> node_chunks.Contacts:
         """Return first receipts of all GPUs, by node."""
         with self._database.transaction() as connection:
             return evidence_tables.contacts_of(connection)
@@ -263,7 +272,7 @@ class EvidenceStore:
     ) -> LoadedFacts:
         """Return the facts about some GPUs in a window, with the facts around it that affect it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
-        chunks: dict[str, list[EvidenceChunk]] = {}
+        chunks: dict[str, list[node_chunks.EvidenceChunk]] = {}
         shared: dict[str, set[str]] = {}
         for gpu in gpus:
             if len(homes_of.get(gpu, ())) > 1:
@@ -290,8 +299,12 @@ class EvidenceStore:
         return loaded
 
     def _earlier(
-        self, connection: Connection, known: Sequence[EvidenceChunk], gpus: set[str], start_ns: int
-    ) -> list[EvidenceChunk]:
+        self,
+        connection: Connection,
+        known: Sequence[node_chunks.EvidenceChunk],
+        gpus: set[str],
+        start_ns: int,
+    ) -> list[node_chunks.EvidenceChunk]:
         """Return earlier chunks of a node, until they show if it had each GPU at a timestamp.
 
         They reach no further back than a node's reports of two weeks.
@@ -301,7 +314,7 @@ class EvidenceStore:
             return []
         node = found[0].node
         end_ns = min(chunk.end_ns for chunk in found)
-        older: list[EvidenceChunk] = []
+        older: list[node_chunks.EvidenceChunk] = []
         for _ in range(MAX_EARLIER_PARTS):
             if not any(gpu_places.is_undecided(gpu, [*older, *found]) for gpu in gpus):
                 break
@@ -313,15 +326,17 @@ class EvidenceStore:
             end_ns = min(row[2] for row in rows)
         return older
 
-    def late_boots(self) -> dict[str, list[EvidenceChunk]]:
+    def late_boots(self) -> dict[str, list[node_chunks.EvidenceChunk]]:
         """Return the chunks with boots that were reported late, by GPU."""
-        found: dict[str, list[EvidenceChunk]] = {}
-        query = select(evidence_parts.c.part, evidence_parts.c.content).join(
+        found: dict[str, list[node_chunks.EvidenceChunk]] = {}
+        query = select(
+            evidence_tables.evidence_parts.c.part, evidence_tables.evidence_parts.c.content
+        ).join(
             evidence_tables.claim_end_trust,
-            evidence_tables.claim_end_trust.c.fact == evidence_parts.c.part,
+            evidence_tables.claim_end_trust.c.fact == evidence_tables.evidence_parts.c.part,
         )
         with self._database.transaction() as connection:
-            rows = connection.execute(query.order_by(evidence_parts.c.part)).all()
+            rows = connection.execute(query.order_by(evidence_tables.evidence_parts.c.part)).all()
         for row in rows:
             chunk = self.quarantine.chunk(row.part, row.content)
             if chunk is None:
@@ -380,7 +395,9 @@ class EvidenceStore:
 
     def newest_end_ns(self, node: str) -> int | None:
         """Return the end of the newest evidence of a node; None without evidence."""
-        query = select(func.max(evidence_parts.c.end_ns)).where(evidence_parts.c.node == node)
+        query = select(func.max(evidence_tables.evidence_parts.c.end_ns)).where(
+            evidence_tables.evidence_parts.c.node == node
+        )
         with self._database.transaction() as connection:
             found: int | None = connection.execute(query).scalar()
         return found

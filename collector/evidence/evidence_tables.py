@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from collector.evidence.claim_events import ClaimFact, ReportedClaim
-from collector.evidence.node_chunks import Contacts, FirstContact
-from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from collector.evidence import claim_events, node_chunks, review_rules
 from collector.files import device_files, tenancy_files
 from collector.ledger.schema import insert_new, integers, make_append_only, metadata, row_of, texts
 from railscope.timestamps import DAY_NS, FOREVER_NS
@@ -231,22 +229,22 @@ def new_homes(connection: sa.Connection, since: dict[tuple[str, str], int]) -> l
 
 def contacts_of(
     connection: sa.Connection, nodes: Sequence[str] | None = None
-) -> dict[str, dict[str, FirstContact]]:
+) -> dict[str, dict[str, node_chunks.FirstContact]]:
     """Return the first receipts of the GPUs of some nodes, or of all."""
-    found: dict[str, dict[str, FirstContact]] = {}
+    found: dict[str, dict[str, node_chunks.FirstContact]] = {}
     query = sa.select(first_contacts)
     wanted = [query]
     if nodes is not None:
         wanted = [query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)]
     for one in wanted:
         for row in connection.execute(one):
-            contact = FirstContact(row.heard_ns, row.pci)
+            contact = node_chunks.FirstContact(row.heard_ns, row.pci)
             gpus = found.setdefault(row.node, {})
             gpus[row.gpu_uuid] = min(contact, gpus.get(row.gpu_uuid, contact))
     return found
 
 
-def contact_rows(found: Contacts) -> list[dict[str, Any]]:
+def contact_rows(found: node_chunks.Contacts) -> list[dict[str, Any]]:
     """Return first receipts as rows."""
     return [
         row_of(first_contacts, one, node=node, gpu_uuid=gpu, heard_ns=one.received_ns)
@@ -255,24 +253,26 @@ def contact_rows(found: Contacts) -> list[dict[str, Any]]:
     ]
 
 
-def claim_row(one: ClaimFact, recorded_ns: int) -> dict[str, Any]:
+def claim_row(one: claim_events.ClaimFact, recorded_ns: int) -> dict[str, Any]:
     """Return a claim or its end as a row; its name is the hash of its content."""
     content = msgspec.msgpack.encode(one)
     key = {"fact": sha256(content).hexdigest(), "claim_id": one.id, "recorded_ns": recorded_ns}
-    if isinstance(one, ReportedClaim):
+    if isinstance(one, claim_events.ReportedClaim):
         return row_of(reported_claims, one, **key, content=content)
     return row_of(claim_ends, one, **key)
 
 
-def decisions_of(connection: sa.Connection) -> ReviewDecisions:
+def decisions_of(connection: sa.Connection) -> review_rules.ReviewDecisions:
     """Return the decisions of people; of two decisions the later one counts."""
     query = sa.select(review_decisions).order_by(
         review_decisions.c.recorded_ns, review_decisions.c.id
     )
-    found: dict[ReviewSubject, bool] = {}
+    found: dict[review_rules.ReviewSubject, bool] = {}
     for row in connection.execute(query):
-        found[ReviewSubject(ReviewKind(row.what), row.node, row.name)] = bool(row.accepted)
-    return ReviewDecisions(found)
+        found[review_rules.ReviewSubject(review_rules.ReviewKind(row.what), row.node, row.name)] = (
+            bool(row.accepted)
+        )
+    return review_rules.ReviewDecisions(found)
 
 
 def insert_new_rows(

@@ -10,7 +10,7 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from collector.evidence import claim_events, gpu_places, node_chunks
+from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
 from collector.evidence.node_claims import (
     ClaimPart,
     GpuFacts,
@@ -24,7 +24,6 @@ from collector.evidence.node_claims import (
     outside_of,
     reported_id,
 )
-from collector.evidence.review_rules import ExpectedGpus, ReviewDecisions
 from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
 from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
@@ -45,12 +44,12 @@ class AdministratorInputs:
     retired: RetiredGpus = field(default_factory=RetiredGpus)
     inventory: DeviceInventory = field(default_factory=DeviceInventory)
     """Without a row there is no inventory."""
-    decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
+    decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
 
     @property
-    def expected(self) -> ExpectedGpus:
+    def expected(self) -> review_rules.ExpectedGpus:
         """Return the expected GPUs."""
-        return ExpectedGpus(self.inventory, self.retired, self.decisions)
+        return review_rules.ExpectedGpus(self.inventory, self.retired, self.decisions)
 
 
 class AssembledGpu(msgspec.Struct, frozen=True):
@@ -209,10 +208,13 @@ def _doubts(
 
 
 def deviceless_claims_of(
-    facts: GpuFacts, ends: claim_events.Ends, tenants: TenantMappings, decisions: ReviewDecisions
+    facts: GpuFacts,
+    ends: claim_events.Ends,
+    tenants: TenantMappings,
+    decisions: review_rules.ReviewDecisions,
 ) -> list[placement.UnplacedClaim]:
     """Return a node's claims without a device, from the facts stored under the node's key."""
-    found = node_claims(facts, ends, tenants, ExpectedGpus(decisions=decisions))
+    found = node_claims(facts, ends, tenants, review_rules.ExpectedGpus(decisions=decisions))
     firsts = claim_events.first_reports(facts.claims)
     return [
         placement.UnplacedClaim(

@@ -23,8 +23,7 @@ import msgspec
 
 from collector.evidence import node_chunks
 from collector.evidence.node_chunks import NO_CONTACTS, SampleSpan, floor_ns
-from collector.metering.evidence import GAP_NS, NodeStay, SampleStretch
-from collector.metering.timeline import TimePiece, prevailing
+from collector.metering import evidence, timeline
 from railscope.timestamps import FOREVER_NS
 
 LEFT_NS = 120_000_000_000
@@ -70,7 +69,9 @@ def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     others = [one for one in nodes if not one.verdict]
     taken: Periods = []
     for one in accepted:
-        near = unite_periods((span.first_ns - GAP_NS, span.last_ns + GAP_NS) for span in one.listed)
+        near = unite_periods(
+            (span.first_ns - evidence.GAP_NS, span.last_ns + evidence.GAP_NS) for span in one.listed
+        )
         believed[one.node] = subtract_periods(near, taken)
         taken = unite_periods([*taken, *near])
     taken = unite_periods(taken + [period for one in accepted for period in _periods(one)])
@@ -81,9 +82,10 @@ def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
         for start, end in periods
     )
     ranked = (
-        TimePiece(start, end, (-rank, node)) for rank, (*_, node, start, end) in enumerate(claims)
+        timeline.TimePiece(start, end, (-rank, node))
+        for rank, (*_, node, start, end) in enumerate(claims)
     )
-    for start, end, (_, node) in prevailing(ranked):
+    for start, end, (_, node) in timeline.prevailing(ranked):
         believed[node].append((start, end))
     for one in others:
         believed[one.node] = subtract_periods(unite_periods(believed[one.node]), taken)
@@ -93,7 +95,7 @@ def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
 
 def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
     """True if a node reported long enough without a GPU between two times at which it listed it."""
-    low, high = since_ns + GAP_NS, until_ns - GAP_NS
+    low, high = since_ns + evidence.GAP_NS, until_ns - evidence.GAP_NS
     first = bisect_left(reports, low, key=itemgetter(1))
     last = bisect_right(reports, high, key=itemgetter(0)) - 1
     if first > last:
@@ -143,12 +145,12 @@ def intersect_periods(periods: Sequence[Period], others: Sequence[Period]) -> Pe
 
 def _periods(one: NodeListing) -> Periods:
     """Return the time in which a node has the GPU by its own reports, including gaps in them."""
-    near = unite_periods((span.first_ns, span.last_ns + GAP_NS + 1) for span in one.listed)
+    near = unite_periods((span.first_ns, span.last_ns + evidence.GAP_NS + 1) for span in one.listed)
     reports = periods_of_spans(one.reports)
     found: Periods = []
     for at, (first_ns, end_ns) in enumerate(near):
         until_ns = near[at + 1][0] if at + 1 < len(near) else FOREVER_NS
-        left = has_left(reports, end_ns - GAP_NS - 1, until_ns)
+        left = has_left(reports, end_ns - evidence.GAP_NS - 1, until_ns)
         found.append((first_ns, end_ns if left else until_ns))
     return unite_periods(found)
 
@@ -184,15 +186,15 @@ class NodeAttendance(NamedTuple):
     """Time in which the node reported anything."""
     verdicts: Mapping[str, bool | None] = {}
     """Decisions of people about the GPU in the node."""
-    excess: Mapping[str, Sequence[TimePiece[str]]] = {}
+    excess: Mapping[str, Sequence[timeline.TimePiece[str]]] = {}
     """Time in which the GPU exceeds the number expected of the node."""
 
 
 class GpuPlaces(msgspec.Struct, frozen=True):
     """Nodes in which a GPU was, its observed time, and the nodes with unused reports."""
 
-    stays: tuple[NodeStay, ...]
-    stretches: tuple[SampleStretch, ...]
+    stays: tuple[evidence.NodeStay, ...]
+    stretches: tuple[evidence.SampleStretch, ...]
     refused: tuple[tuple[str, str], ...] = ()
     """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
     waiting: Mapping[str, Periods] = {}
@@ -233,7 +235,9 @@ def find_places(
         if intersect_periods(periods, waiting)
     }
     stretches = tuple(
-        SampleStretch(p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns)
+        evidence.SampleStretch(
+            p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns
+        )
         for p in believed
         for span in p.spans
     )
@@ -302,11 +306,13 @@ def _within(spans: Sequence[SampleSpan], periods: Periods | tuple[()]) -> list[S
     return found
 
 
-def _stays(believed: Iterable[GpuPresence]) -> tuple[NodeStay, ...]:
+def _stays(believed: Iterable[GpuPresence]) -> tuple[evidence.NodeStay, ...]:
     """Return the stays of a GPU: it stays in a node until it is seen in another one."""
     seen = sorted((span.first_ns, p.node) for p in believed for span in p.spans)
     if not seen:
         return ()
     moves = [seen[0], *(after for before, after in pairwise(seen) if before[1] != after[1])]
     ends = [*(start for start, _ in moves[1:]), FOREVER_NS]
-    return tuple(NodeStay(start, node, end) for (start, node), end in zip(moves, ends, strict=True))
+    return tuple(
+        evidence.NodeStay(start, node, end) for (start, node), end in zip(moves, ends, strict=True)
+    )

@@ -14,11 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
-from collector.evidence.gpu_places import unite_periods
 from collector.files.tenancy_files import TenantMappings
-from collector.metering.evidence import MeteredClaim, NodeStay
-from collector.metering.timeline import TimePiece, without
-from collector.metering.units import CapacityRange
+from collector.metering import evidence, timeline, units
 from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority, parse_share
 from railscope.timestamps import FOREVER_NS
 
@@ -42,14 +39,14 @@ class GpuFacts(msgspec.Struct, frozen=True):
     """By node, the time in which it listed the GPU without a value."""
     attended: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
     """By node, the time in which it reported anything."""
-    disputed: Mapping[str, Sequence[TimePiece[str]]] = {}
+    disputed: Mapping[str, Sequence[timeline.TimePiece[str]]] = {}
     """By node, when claims are under review because several nodes report the GPU."""
 
 
 class ClaimPart(NamedTuple):
     """A part of a claim for metering; `subject` is what a person decides about, if it is under review."""
 
-    claim: MeteredClaim
+    claim: evidence.MeteredClaim
     subject: review_rules.ReviewSubject
     contact_ns: int
     """Before it, the part is metered although the GPU is not in service."""
@@ -69,7 +66,7 @@ def node_claims(
     """
     gaps = claim_events.gaps_of(facts.claims, facts.presences)
     freed = claim_events.freed_of(facts.claims, facts.ended, facts.presences, ends)
-    excess: dict[str, list[TimePiece[str]]] = {}
+    excess: dict[str, list[timeline.TimePiece[str]]] = {}
     names = ClaimNames(reserved)
     found: list[ClaimPart] = []
     firsts = sorted((one, key) for key, one in claim_events.first_reports(facts.claims).items())
@@ -89,11 +86,11 @@ def node_claims(
 
 
 def _with_disputed(
-    excess: Sequence[TimePiece[str]], disputed: Iterable[TimePiece[str]]
-) -> list[TimePiece[str]]:
+    excess: Sequence[timeline.TimePiece[str]], disputed: Iterable[timeline.TimePiece[str]]
+) -> list[timeline.TimePiece[str]]:
     """Return the times of review for either reason, in order; `excess` prevails where both apply."""
     spans = [(start, end) for start, end, _ in excess]
-    return sorted([*excess, *(left for one in disputed for left in without(one, spans))])
+    return sorted([*excess, *(left for one in disputed for left in timeline.without(one, spans))])
 
 
 class ClaimNames:
@@ -155,7 +152,9 @@ def _interrupted(
     is_billed = one.level > ClaimAuthority.PROCESS
     verdict = expected.decisions.of(*waits) if is_billed else False
     for gap in gaps:
-        late = TimePiece(gap.first_ns, min(gap.believed_ns, gap.until_ns), review_rules.LATE_END)
+        late = timeline.TimePiece(
+            gap.first_ns, min(gap.believed_ns, gap.until_ns), review_rules.LATE_END
+        )
         if verdict is None and late.start_ns < late.end_ns:
             found = list(review_rules.divide_at_reviews(found, [late], waits))
         start_ns = gap.first_ns if verdict else gap.believed_ns
@@ -164,7 +163,9 @@ def _interrupted(
             found = [
                 part._replace(start_ns=start, end_ns=end)
                 for part in found
-                for start, end, _ in without(TimePiece(part.start_ns, part.end_ns, part), free)
+                for start, end, _ in timeline.without(
+                    timeline.TimePiece(part.start_ns, part.end_ns, part), free
+                )
             ]
     yield from found
 
@@ -174,7 +175,7 @@ def _pieces(
     names: ClaimNames,
     cut: Sequence[review_rules.ReviewedPart],
     tenants: TenantMappings,
-) -> Iterator[tuple[MeteredClaim, review_rules.ReviewSubject]]:
+) -> Iterator[tuple[evidence.MeteredClaim, review_rules.ReviewSubject]]:
     """Yield the parts by tenant; consecutive parts without a review are joined."""
     joined: list[review_rules.ReviewedPart] = []
     for part in cut:
@@ -185,7 +186,7 @@ def _pieces(
     if not joined:
         return
     end_ns = joined[-1].end_ns
-    own = [TimePiece(one.start_ns, end_ns, one.tenant)]
+    own = [timeline.TimePiece(one.start_ns, end_ns, one.tenant)]
     owners = own if one.tenant else tenants.pieces(one.source, one.owner, one.start_ns, end_ns)
     name = names.free(one.id, one.node)
     for since, until, tenant in owners:
@@ -210,8 +211,10 @@ def reported_id(name: str, known: Container[str]) -> str:
     return name
 
 
-def _claim(one: claim_events.ReportedClaim, name: str, tenant: str, review: str) -> MeteredClaim:
-    return MeteredClaim(
+def _claim(
+    one: claim_events.ReportedClaim, name: str, tenant: str, review: str
+) -> evidence.MeteredClaim:
+    return evidence.MeteredClaim(
         level=ClaimAuthority.REVIEW
         if review not in review_rules.KEEPS_RANK
         else min(one.level, MAX_NODE_AUTHORITY),
@@ -220,8 +223,8 @@ def _claim(one: claim_events.ReportedClaim, name: str, tenant: str, review: str)
         tenant=tenant,
         workload=one.workload,
         node=one.node,
-        compute=CapacityRange(*one.compute),
-        memory=CapacityRange(*one.memory),
+        compute=units.CapacityRange(*one.compute),
+        memory=units.CapacityRange(*one.memory),
         exclusive=one.exclusive,
         system=one.system,
         source=one.source,
@@ -232,24 +235,29 @@ def _claim(one: claim_events.ReportedClaim, name: str, tenant: str, review: str)
 
 def in_service(
     gpu: str,
-    stays: Iterable[NodeStay],
-    excess: Mapping[str, Sequence[TimePiece[str]]],
+    stays: Iterable[evidence.NodeStay],
+    excess: Mapping[str, Sequence[timeline.TimePiece[str]]],
     expected: review_rules.ExpectedGpus,
-) -> tuple[NodeStay, ...]:
+) -> tuple[evidence.NodeStay, ...]:
     """Return the stays of a GPU without the time that it was under review or rejected."""
-    found: list[NodeStay] = []
+    found: list[evidence.NodeStay] = []
     for stay in stays:
         if expected.decisions.of(review_rules.ReviewKind.GPU, stay.node, gpu) is False:
             continue
         waits = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
-        for start, end, _ in without(TimePiece(stay.start_ns, stay.end_ns, stay), waits):
-            found.append(NodeStay(start, stay.node, end))
+        for start, end, _ in timeline.without(
+            timeline.TimePiece(stay.start_ns, stay.end_ns, stay), waits
+        ):
+            found.append(evidence.NodeStay(start, stay.node, end))
     return tuple(found)
 
 
 def extended(
-    found: Iterable[ClaimPart], stays: Sequence[NodeStay], served: Sequence[NodeStay], home: str
-) -> tuple[NodeStay, ...]:
+    found: Iterable[ClaimPart],
+    stays: Sequence[evidence.NodeStay],
+    served: Sequence[evidence.NodeStay],
+    home: str,
+) -> tuple[evidence.NodeStay, ...]:
     """Return the time outside of service that claims hold nevertheless: only claims are metered in it.
 
     It is the time before first contact with `home`, the node that reported the GPU first, and the
@@ -257,7 +265,7 @@ def extended(
     """
     first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
     spans = [(stay.start_ns, stay.end_ns) for stay in served]
-    extra: set[NodeStay] = set()
+    extra: set[evidence.NodeStay] = set()
     for part in found:
         claim = part.claim
         if claim.level == ClaimAuthority.PROCESS:
@@ -268,12 +276,14 @@ def extended(
         for start, end in places:
             low, high = max(start, claim.begins_ns), min(end, claim.end_ns)
             if low < high:
-                left = without(TimePiece(low, high, claim.node), spans)
-                extra.update(NodeStay(a, node, b) for a, b, node in left)
+                left = timeline.without(timeline.TimePiece(low, high, claim.node), spans)
+                extra.update(evidence.NodeStay(a, node, b) for a, b, node in left)
     return tuple(sorted(extra))
 
 
-def cut_to(claim: MeteredClaim, served: Iterable[NodeStay]) -> Iterator[MeteredClaim]:
+def cut_to(
+    claim: evidence.MeteredClaim, served: Iterable[evidence.NodeStay]
+) -> Iterator[evidence.MeteredClaim]:
     """Yield an administrator's claim, limited to the time in service."""
     is_first = True
     for stay in sorted(served):
@@ -308,9 +318,9 @@ class ReviewedPlaces(NamedTuple):
     """Places of a GPU, and by node the periods of review of the GPU or its claims, with reasons."""
 
     where: gpu_places.GpuPlaces
-    excess: Mapping[str, Sequence[TimePiece[str]]]
+    excess: Mapping[str, Sequence[timeline.TimePiece[str]]]
     """The GPU exceeds the number expected of the node."""
-    disputed: Mapping[str, Sequence[TimePiece[str]]]
+    disputed: Mapping[str, Sequence[timeline.TimePiece[str]]]
     """Several nodes report the GPU."""
 
 
@@ -330,24 +340,28 @@ def find_reviewed_places(facts: GpuFacts, expected: review_rules.ExpectedGpus) -
         node: gpu_places.subtract_periods(periods, _times(excess[node]))
         for node, periods in _claimed_while_waiting(facts, where).items()
     }
-    disputed: dict[str, list[TimePiece[str]]] = {}
+    disputed: dict[str, list[timeline.TimePiece[str]]] = {}
     for node in nodes:
         waits = where.waiting.get(node, [])
-        others = unite_periods(p for other, some in claimed.items() if other != node for p in some)
+        others = gpu_places.unite_periods(
+            p for other, some in claimed.items() if other != node for p in some
+        )
         contested = [] if verdicts[node] else gpu_places.subtract_periods(others, waits)
-        found = [TimePiece(*period, review_rules.MOVED) for period in waits]
+        found = [timeline.TimePiece(*period, review_rules.MOVED) for period in waits]
         disputed[node] = sorted(
-            [*found, *(TimePiece(*period, review_rules.CONTESTED) for period in contested)]
+            [*found, *(timeline.TimePiece(*period, review_rules.CONTESTED) for period in contested)]
         )
     times = {node: _times(pieces) for node, pieces in disputed.items()}
     return ReviewedPlaces(replace(where, disputed=times), excess, disputed)
 
 
 def claimed_time_under_review(
-    parts: Sequence[ClaimPart], where: gpu_places.GpuPlaces, administered: Iterable[MeteredClaim]
-) -> tuple[NodeStay, ...]:
+    parts: Sequence[ClaimPart],
+    where: gpu_places.GpuPlaces,
+    administered: Iterable[evidence.MeteredClaim],
+) -> tuple[evidence.NodeStay, ...]:
     """Return the time held only by claims of a node under review: metered there, in state `review`."""
-    found: list[NodeStay] = []
+    found: list[evidence.NodeStay] = []
     taken: gpu_places.Periods = []
     for node, periods in sorted(where.waiting.items()):
         held = (
@@ -355,19 +369,23 @@ def claimed_time_under_review(
         )
         others = [p.claim for p in parts if p.claim.node != node]
         others += (claim for claim in administered if claim.node != node)
-        busy = unite_periods([*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)])
-        own = unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
+        busy = gpu_places.unite_periods(
+            [*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)]
+        )
+        own = gpu_places.unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
         free = gpu_places.subtract_periods(gpu_places.intersect_periods(periods, own), busy)
-        taken = unite_periods([*taken, *free])
-        found += (NodeStay(start, node, end) for start, end in free)
+        taken = gpu_places.unite_periods([*taken, *free])
+        found += (evidence.NodeStay(start, node, end) for start, end in free)
     return tuple(found)
 
 
-def outside_of(stays: Iterable[NodeStay], shown: Iterable[NodeStay]) -> tuple[NodeStay, ...]:
+def outside_of(
+    stays: Iterable[evidence.NodeStay], shown: Iterable[evidence.NodeStay]
+) -> tuple[evidence.NodeStay, ...]:
     """Return stays without the time of others."""
-    gone = unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
+    gone = gpu_places.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
     return tuple(
-        NodeStay(start, stay.node, end)
+        evidence.NodeStay(start, stay.node, end)
         for stay in stays
         for start, end in gpu_places.subtract_periods([(stay.start_ns, stay.end_ns)], gone)
     )
@@ -384,10 +402,10 @@ def _claimed_while_waiting(
         if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
             found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
     return {
-        node: gpu_places.intersect_periods(where.waiting[node], unite_periods(periods))
+        node: gpu_places.intersect_periods(where.waiting[node], gpu_places.unite_periods(periods))
         for node, periods in found.items()
     }
 
 
-def _times(pieces: Iterable[TimePiece[str]]) -> gpu_places.Periods:
-    return unite_periods((start, end) for start, end, _ in pieces)
+def _times(pieces: Iterable[timeline.TimePiece[str]]) -> gpu_places.Periods:
+    return gpu_places.unite_periods((start, end) for start, end, _ in pieces)

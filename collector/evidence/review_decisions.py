@@ -11,14 +11,17 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from collector.audit.event_records import clean
-from collector.evidence import claim_events, evidence_tables, gpu_evidence, node_claims
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.evidence_tables import claim_end_trust
-from collector.evidence.node_chunks import LATE_NS, TOLERANCE_NS, Contacts, EvidenceChunk
-from collector.evidence.review_rules import ReviewKind, ReviewSubject
-from collector.ledger.audit_outbox import RecordDraft, put_record
+from collector.evidence import (
+    claim_events,
+    evidence_store,
+    evidence_tables,
+    gpu_evidence,
+    node_chunks,
+    node_claims,
+    review_rules,
+)
+from collector.ledger import audit_outbox, schema
 from collector.ledger.database import Database
-from collector.ledger.schema import row_of
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
@@ -30,7 +33,7 @@ RECORD_TYPE = "evidence.decide"
 class PendingEvidence(NamedTuple):
     """Evidence that is pending review: its subject, GPUs, tenants and reasons."""
 
-    subject: ReviewSubject
+    subject: review_rules.ReviewSubject
     gpus: tuple[str, ...]
     tenants: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -50,15 +53,15 @@ class ReviewDecision(NamedTuple):
 
 
 def find_pending_evidence(
-    store: EvidenceStore, database: Database, now_ns: int
+    store: evidence_store.EvidenceStore, database: Database, now_ns: int
 ) -> list[PendingEvidence]:
     """Return all evidence that is pending review, in order. Blocking; raises LedgerError."""
     files, contacts = store.files(), store.contacts()
     late_boots = store.late_boots()
     with database.transaction() as connection:
         candidates = _candidates(connection, files, contacts) | late_boots.keys()
-    parts: dict[ReviewSubject, list[tuple[str, node_claims.ClaimPart, int]]] = {
-        ReviewSubject(ReviewKind.GPU, node, gpu): []
+    parts: dict[review_rules.ReviewSubject, list[tuple[str, node_claims.ClaimPart, int]]] = {
+        review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu): []
         for node, gpus in contacts.items()
         for gpu, contact in gpus.items()
         if any(
@@ -77,7 +80,9 @@ def find_pending_evidence(
             facts = gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts)
             if gpu in several:
                 for node in gpu_evidence.nodes_under_review(facts, files, now_ns):
-                    parts.setdefault(ReviewSubject(ReviewKind.GPU, node, gpu), [])
+                    parts.setdefault(
+                        review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), []
+                    )
             counts = {(one.node, one.id): one.count for one in claims}
             for part in gpu_evidence.claims_under_review(facts, files):
                 if part.claim.begins_ns < now_ns:
@@ -86,7 +91,7 @@ def find_pending_evidence(
     return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
 
 
-def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
+def _nodes_of(contacts: node_chunks.Contacts) -> dict[str, list[str]]:
     """Return the nodes that ever reported each GPU."""
     found: dict[str, list[str]] = {}
     for node, gpus in contacts.items():
@@ -96,28 +101,36 @@ def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
 
 
 def _chunks_since_second(
-    store: EvidenceStore, gpu: str, contacts: Contacts, nodes: Sequence[str]
-) -> list[EvidenceChunk]:
+    store: evidence_store.EvidenceStore,
+    gpu: str,
+    contacts: node_chunks.Contacts,
+    nodes: Sequence[str],
+) -> list[node_chunks.EvidenceChunk]:
     """Return the chunks since a second node reported a GPU: no dispute is possible before."""
     _, since_ns, *_ = sorted(contacts[node][gpu].received_ns for node in nodes)
     until_ns = FOREVER_NS - evidence_tables.CONTEXT_NS
-    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - TOLERANCE_NS, until_ns)
+    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - node_chunks.TOLERANCE_NS, until_ns)
     return [chunk for node in nodes for chunk in loaded.chunks[node]]
 
 
 def _candidates(
-    connection: Connection, files: gpu_evidence.AdministratorInputs, contacts: Contacts
+    connection: Connection, files: gpu_evidence.AdministratorInputs, contacts: node_chunks.Contacts
 ) -> set[str]:
     """Return GPUs with claims reported late or before the GPU, in excess, or in several nodes."""
     late = select(evidence_tables.reported_claims.c.gpu_uuid).where(
         evidence_tables.reported_claims.c.recorded_ns - evidence_tables.reported_claims.c.start_ns
-        > LATE_NS // 60
+        > node_chunks.LATE_NS // 60
     )
     found = set(connection.execute(late.distinct()).scalars())
-    is_late = claim_end_trust.c.trusted_from_ns > evidence_tables.claim_ends.c.instant_ns
+    is_late = (
+        evidence_tables.claim_end_trust.c.trusted_from_ns > evidence_tables.claim_ends.c.instant_ns
+    )
     ends = (
         select(evidence_tables.claim_ends.c.gpu_uuid)
-        .join(claim_end_trust, claim_end_trust.c.fact == evidence_tables.claim_ends.c.fact)
+        .join(
+            evidence_tables.claim_end_trust,
+            evidence_tables.claim_end_trust.c.fact == evidence_tables.claim_ends.c.fact,
+        )
         .where(is_late)
     )
     found |= set(connection.execute(ends.distinct()).scalars())
@@ -132,10 +145,12 @@ def _candidates(
 
 
 def _summed(
-    subject: ReviewSubject, found: Sequence[tuple[str, node_claims.ClaimPart, int]], now_ns: int
+    subject: review_rules.ReviewSubject,
+    found: Sequence[tuple[str, node_claims.ClaimPart, int]],
+    now_ns: int,
 ) -> PendingEvidence:
     gpus = {gpu for gpu, _, _ in found if claim_events.is_gpu(gpu)} | (
-        {subject.name} if subject.what is ReviewKind.GPU else set()
+        {subject.name} if subject.what is review_rules.ReviewKind.GPU else set()
     )
     claims_ = [part.claim for _, part, _ in found]
     total = Fraction(0)
@@ -165,7 +180,7 @@ def record_decision(
         for one in found:
             content = _event(one, decision)
             name = sha256(content.encode()).hexdigest()
-            row = row_of(
+            row = schema.row_of(
                 evidence_tables.review_decisions,
                 one.subject,
                 id=name,
@@ -176,7 +191,9 @@ def record_decision(
                 recorded_ns=decision.now_ns,
             )
             evidence_tables.insert_new_rows(connection, evidence_tables.review_decisions, [row])
-            put_record(connection, f"evidence_decision/{name}", _draft(one, decision, name))
+            audit_outbox.put_record(
+                connection, f"evidence_decision/{name}", _draft(one, decision, name)
+            )
             count += 1
     return count
 
@@ -198,7 +215,7 @@ def _event(one: PendingEvidence, decision: ReviewDecision) -> str:
     return json.dumps(event, sort_keys=True)
 
 
-def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> RecordDraft:
+def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> audit_outbox.RecordDraft:
     data: RecordData = {
         "what": one.subject.what.value,
         "verdict": "accept" if decision.accepted else "reject",
@@ -211,4 +228,6 @@ def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> RecordD
     }
     gpu = clean(one.gpus[0]) if len(one.gpus) == 1 else ""
     about = RecordSubject(node=clean(one.subject.node), gpu=gpu)
-    return RecordDraft(RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data)
+    return audit_outbox.RecordDraft(
+        RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data
+    )

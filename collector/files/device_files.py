@@ -26,8 +26,7 @@ from typing import Any
 import msgspec
 
 from collector.files.watched_file import FileError, grouped, parse_span, read_rows
-from collector.metering.evidence import GpuOutage, MeteredClaim, NodeStay, SlotReservation
-from collector.metering.timeline import TimePiece, without
+from collector.metering import evidence, timeline
 from railscope.untrusted_text import NumberError, TomlError, parse_toml, parse_whole
 
 INVENTORY_HEADER = ("node", "gpus", "rdma_ports", "from", "to")
@@ -141,22 +140,28 @@ class RetiredGpus:
                 return one
         return None
 
-    def in_service(self, gpu: str, stays: Iterable[NodeStay]) -> tuple[NodeStay, ...]:
+    def in_service(
+        self, gpu: str, stays: Iterable[evidence.NodeStay]
+    ) -> tuple[evidence.NodeStay, ...]:
         """The stays of a GPU without the time in which it is retired."""
         retired = self.by_gpu.get(gpu, ())
         if not retired:
             return tuple(stays)
         spans = [(one.start_ns, one.end_ns) for one in retired]
         return tuple(
-            NodeStay(piece.start_ns, stay.node, piece.end_ns)
+            evidence.NodeStay(piece.start_ns, stay.node, piece.end_ns)
             for stay in stays
-            for piece in without(TimePiece(stay.start_ns, stay.end_ns, stay), spans)
+            for piece in timeline.without(
+                timeline.TimePiece(stay.start_ns, stay.end_ns, stay), spans
+            )
         )
 
-    def held(self, gpu: str, claim: MeteredClaim) -> Iterator[MeteredClaim]:
+    def held(self, gpu: str, claim: evidence.MeteredClaim) -> Iterator[evidence.MeteredClaim]:
         """A claim without the time in which its GPU is retired; the part after it is another claim."""
         spans = [(one.start_ns, one.end_ns) for one in self.by_gpu.get(gpu, ())]
-        for start, end, _ in without(TimePiece(claim.start_ns, claim.end_ns, claim), spans):
+        for start, end, _ in timeline.without(
+            timeline.TimePiece(claim.start_ns, claim.end_ns, claim), spans
+        ):
             name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"
             yield msgspec.structs.replace(claim, id=name, start_ns=start, end_ns=end)
 
@@ -218,20 +223,20 @@ class Calendar:
                 if entry.holds == node and first < last:
                     yield CalendarEntry(first, last, node, entry.kind, entry.name, entry.tenant)
 
-    def outages(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[GpuOutage]:
+    def outages(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[evidence.GpuOutage]:
         """Outages of a GPU that was in these nodes."""
         return [
-            GpuOutage(entry.kind == "maintenance", entry.start_ns, entry.end_ns)
+            evidence.GpuOutage(entry.kind == "maintenance", entry.start_ns, entry.end_ns)
             for entry in self._of(gpu, stays)
             if entry.kind != "reservation"
         ]
 
     def reservations(
         self, gpu: str, stays: Iterable[tuple[int, int, str]]
-    ) -> list[SlotReservation]:
+    ) -> list[evidence.SlotReservation]:
         """Reservations of a GPU that was in these nodes."""
         return [
-            SlotReservation(entry.start_ns, entry.name, entry.tenant, entry.end_ns)
+            evidence.SlotReservation(entry.start_ns, entry.name, entry.tenant, entry.end_ns)
             for entry in self._of(gpu, stays)
             if entry.kind == "reservation"
         ]

@@ -25,9 +25,7 @@ from pathlib import Path
 import structlog
 
 from collector.files import watched_file
-from collector.files.watched_file import FileError, WatchedFile, parse_span
-from collector.metering.evidence import MeteredClaim
-from collector.metering.timeline import TimePiece, aligned, extend, prevailing
+from collector.metering import evidence, timeline
 from railscope import claim_terms
 
 log = structlog.get_logger(__name__)
@@ -55,9 +53,9 @@ class FileClaim:
         name = f"file/{self.holds}/{self.tenant}/{self.start_ns}"
         return f"{name}/{self.share}" if self.share else name
 
-    def on(self, node: str) -> MeteredClaim:
+    def on(self, node: str) -> evidence.MeteredClaim:
         """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
-        return MeteredClaim(
+        return evidence.MeteredClaim(
             claim_terms.ClaimAuthority.ADMINISTRATOR,
             self.start_ns,
             self.id,
@@ -84,7 +82,7 @@ class FileClaims:
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
 
-    def claims(self, gpu: str, nodes: Iterable[str]) -> Iterator[MeteredClaim]:
+    def claims(self, gpu: str, nodes: Iterable[str]) -> Iterator[evidence.MeteredClaim]:
         """Claims of the file on a GPU that was in these nodes."""
         for claim in self.by_target.get(gpu, ()):
             yield claim.on("")
@@ -133,21 +131,23 @@ def parse_claims(text: str) -> FileClaims:
         if not tenant or not holds:
             quoted = f"{tenant},{holds},{start},{end}"[: watched_file.MAX_QUOTED]
             message = f"line {number}: expected {','.join(CLAIMS_HEADER)}: {quoted}"
-            raise FileError(message)
+            raise watched_file.FileError(message)
         try:
             share = claim_terms.share_text(claim_terms.parse_written_share(part)) if part else ""
         except claim_terms.ShareError as error:
             message = f"line {number}: {error}"
-            raise FileError(message) from error
+            raise watched_file.FileError(message) from error
         found.append(
-            FileClaim(*parse_span(start, end or None, f"line {number}"), tenant, holds, share)
+            FileClaim(
+                *watched_file.parse_span(start, end or None, f"line {number}"), tenant, holds, share
+            )
         )
     return FileClaims.of(found)
 
 
-def claims_file(path: Path | None) -> WatchedFile[FileClaims]:
+def claims_file(path: Path | None) -> watched_file.WatchedFile[FileClaims]:
     """The watched claims file of a path; logs overlapping tenants after each read."""
-    watched = WatchedFile("claims", path, parse_claims, FileClaims())
+    watched = watched_file.WatchedFile("claims", path, parse_claims, FileClaims())
     watched.on_change.append(lambda _: _name_overlaps(watched.content))
     return watched
 
@@ -188,20 +188,22 @@ class TenantMappings:
     def __iter__(self) -> Iterator[TenantMapping]:
         return (mapping for found in self.mappings.values() for mapping in found)
 
-    def pieces(self, source: str, owner: str, start_ns: int, end_ns: int) -> list[TimePiece[str]]:
+    def pieces(
+        self, source: str, owner: str, start_ns: int, end_ns: int
+    ) -> list[timeline.TimePiece[str]]:
         """Tenants of an owner over [start, end), without gaps."""
         timelines = [
-            prevailing(
-                TimePiece(mapping.start_ns, mapping.end_ns, mapping)
+            timeline.prevailing(
+                timeline.TimePiece(mapping.start_ns, mapping.end_ns, mapping)
                 for mapping in self.mappings.get((name, owner), ())
             )
             for name in (source, ANY_SOURCE)
         ]
-        found: list[TimePiece[str]] = []
-        for start, end, (own, general) in aligned(timelines, start_ns, end_ns):
+        found: list[timeline.TimePiece[str]] = []
+        for start, end, (own, general) in timeline.aligned(timelines, start_ns, end_ns):
             mapping = own or general
             tenant = mapping.tenant if mapping else unmapped(source, owner)
-            extend(found, TimePiece(start, end, tenant))
+            timeline.extend(found, timeline.TimePiece(start, end, tenant))
         return found
 
     def at(self, source: str, owner: str, instant_ns: int) -> str:
@@ -222,13 +224,15 @@ def parse_tenants(text: str) -> TenantMappings:
         where = f"line {number}"
         if not (tenant and source and owner):
             message = f"{where}: expected tenant, source and owner, none of them empty"
-            raise FileError(message)
+            raise watched_file.FileError(message)
         if UNMAPPED in tenant:
             message = (
                 f"{where}: invalid tenant {tenant!r}: expected no colon, which marks owners"
                 " without a tenant"
             )
-            raise FileError(message)
-        mapping = TenantMapping(*parse_span(start, end or None, where), tenant, source, owner)
+            raise watched_file.FileError(message)
+        mapping = TenantMapping(
+            *watched_file.parse_span(start, end or None, where), tenant, source, owner
+        )
         found.setdefault((source, owner), []).append(mapping)
     return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in found.items()})

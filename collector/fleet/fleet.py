@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from collector.fleet import sheets
 from collector.fleet.schemas import SchemaLayout
-from collector.fleet.sheets import LayoutSheet, PendingBatch, SheetBlock
 from collector.framelog.segment_files import FrameRecord
 from railscope.device_names import Names, bare_gpu, device_key, fullest
 from railscope.wire import Batch, Envelope, WireEvent
@@ -38,8 +38,8 @@ A stream with a period of one minute is stale after two minutes.
 class StreamRow:
     """Location of one stream of a node, and identity of its last frame."""
 
-    sheet: LayoutSheet
-    block: SheetBlock
+    sheet: sheets.LayoutSheet
+    block: sheets.SheetBlock
     index: int
     schema: bytes
     run: str = ""
@@ -81,9 +81,9 @@ class Fleet:
         self.nodes: dict[str, FleetNode] = {}
         self.touched: set[str] = set()
         """Nodes with schemas or rows that changed since a reader last emptied this set."""
-        self._sheets: dict[int, LayoutSheet] = {}
+        self._sheets: dict[int, sheets.LayoutSheet] = {}
 
-    def blocks(self) -> Iterator[SheetBlock]:
+    def blocks(self) -> Iterator[sheets.SheetBlock]:
         """Yield every block that contains a node."""
         for sheet in list(self._sheets.values()):
             yield from sheet.blocks
@@ -98,7 +98,9 @@ class Fleet:
             if not sheet.rows:
                 del self._sheets[key]
 
-    def fresh(self, block: SheetBlock, fresh_from_ns: int, now_ns: int) -> npt.NDArray[np.intp]:
+    def fresh(
+        self, block: sheets.SheetBlock, fresh_from_ns: int, now_ns: int
+    ) -> npt.NDArray[np.intp]:
         """Return the fresh rows, including slow streams of nodes that still report."""
         young = block.instants_ns >= max(fresh_from_ns, 1)
         slow = ~young & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
@@ -125,7 +127,7 @@ class Fleet:
         known = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
         same_run = row.run == update.run
         since_ns = row.boot_ns if known else 0
-        row.sheet.put(PendingBatch(block, index, batch, since_ns, known and not same_run))
+        row.sheet.put(sheets.PendingBatch(block, index, batch, since_ns, known and not same_run))
         if same_run:
             pace_ns = max(update.instant_ns - row.instant_ns, 0)
             block.lasts_ns[index] = min(_PERIODS * pace_ns, _LONGEST_NS)
@@ -150,7 +152,7 @@ class Fleet:
         self.touched.add(node.name)
         sheet = self._sheets.get(id(update.layout))
         if sheet is None:
-            sheet = self._sheets[id(update.layout)] = LayoutSheet(update.layout)
+            sheet = self._sheets[id(update.layout)] = sheets.LayoutSheet(update.layout)
         block, index = sheet.take()
         block.nodes[index] = node.name
         row = node.rows[stream] = StreamRow(sheet, block, index, schema)

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from collector.metering.measures import CountedQuantity
-from collector.metering.units import compute_slices, memory_slices
+from collector.metering import measures, units
 from railscope.catalog import KINDS, METRICS
 from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
 from railscope.catalog.agent import SOURCE_STATE, SOURCE_STATES
@@ -113,15 +112,15 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
 MIG_STREAM = "mig"
 GPU, RDMA_PORT, _MIG, _NIC = "gpu", "rdma_port", "mig", "nic"
 _MEASURES = {
-    ("railscope_gpu_energy_joules_total", GPU): CountedQuantity.ENERGY,
-    ("railscope_gpu_busy_seconds_total", GPU): CountedQuantity.USED,
-    ("railscope_gpu_memory_used_byte_seconds_total", GPU): CountedQuantity.MEMORY,
-    ("railscope_rdma_receive_bytes_total", RDMA_PORT): CountedQuantity.RECEIVED,
-    ("railscope_rdma_transmit_bytes_total", RDMA_PORT): CountedQuantity.TRANSMITTED,
-    ("railscope_nic_receive_bytes_total", _NIC): CountedQuantity.RECEIVED,
-    ("railscope_nic_transmit_bytes_total", _NIC): CountedQuantity.TRANSMITTED,
+    ("railscope_gpu_energy_joules_total", GPU): measures.CountedQuantity.ENERGY,
+    ("railscope_gpu_busy_seconds_total", GPU): measures.CountedQuantity.USED,
+    ("railscope_gpu_memory_used_byte_seconds_total", GPU): measures.CountedQuantity.MEMORY,
+    ("railscope_rdma_receive_bytes_total", RDMA_PORT): measures.CountedQuantity.RECEIVED,
+    ("railscope_rdma_transmit_bytes_total", RDMA_PORT): measures.CountedQuantity.TRANSMITTED,
+    ("railscope_nic_receive_bytes_total", _NIC): measures.CountedQuantity.RECEIVED,
+    ("railscope_nic_transmit_bytes_total", _NIC): measures.CountedQuantity.TRANSMITTED,
 }
-AGENT_MEASURES = frozenset({CountedQuantity.USED, CountedQuantity.MEMORY})
+AGENT_MEASURES = frozenset({measures.CountedQuantity.USED, measures.CountedQuantity.MEMORY})
 """Counters that the agent keeps: they restart with each run of it."""
 _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
 _MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
@@ -133,7 +132,7 @@ _TILINGS = ("compute", "memory")
 class CounterSubject(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Subject of a column: a GPU by its UUID, or the GPU on a rail of the node."""
 
-    measure: CountedQuantity
+    measure: measures.CountedQuantity
     gpu: str = ""
     rail: int = NO_RAIL
     port: str = ""
@@ -260,7 +259,10 @@ def _placed(instances: list[WireEntity], model: str) -> tuple[ReportedMigInstanc
         for start in range(0, last + 1, size):
             if all(start + size <= other.start or other.stop <= start for other in taken):
                 taken.append(range(start, start + max(size, slices)))
-                compute, memory = compute_slices(start, slices), memory_slices(start, size)
+                compute, memory = (
+                    units.compute_slices(start, slices),
+                    units.memory_slices(start, size),
+                )
                 parts.append(
                     ReportedMigInstance(
                         (int(compute.low), int(compute.high)), (int(memory.low), int(memory.high))

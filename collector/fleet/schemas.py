@@ -33,11 +33,8 @@ from collector.fleet.schema_columns import (
     job_columns,
     metered,
 )
-from railscope import wire as wire_format
-from railscope.catalog import KINDS, METRICS
+from railscope import catalog, device_names, durable_files, wire as wire_format
 from railscope.catalog.declare import Metric, MetricKind
-from railscope.device_names import DeviceKey, Names, names_in
-from railscope.durable_files import delete_partial_files, write_durably
 
 MAX_GPUS = 256
 GPU_KIND = "gpu"
@@ -85,7 +82,7 @@ def _problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
     if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
         yield f"{stream}: expected at most {MAX_GPUS} GPUs"
     for group in schema.groups:
-        metric = METRICS.get(group.metric)
+        metric = catalog.METRICS.get(group.metric)
         if not all(0 <= member < count for member in group.entities):
             yield f"{stream}: column without an entity"
         elif group.scale[1] <= 0:
@@ -94,7 +91,7 @@ def _problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
             fix = "run the same version of agent and collector"
             yield f"metric {group.metric}: the sender declares another scale; fix: {fix}"
     for entity in schema.entities:
-        kind = KINDS.get(entity.kind)
+        kind = catalog.KINDS.get(entity.kind)
         if kind and len(entity.key) != len(kind.labels):
             labels = f"{len(entity.key)} labels: expected {', '.join(kind.labels)}"
             yield f"{stream}: entity {entity.kind} with {labels}"
@@ -108,7 +105,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
     counters, narrow = [], []
     column = -1
     for group in schema.groups:
-        metric = METRICS.get(group.metric)
+        metric = catalog.METRICS.get(group.metric)
         for member in group.entities:
             column += 1
             entity = schema.entities[member]
@@ -174,7 +171,7 @@ class KnownSchema:
     gpus: tuple[SchemaGpu, ...]
     metered: MeteredColumns
     showing: ShownDeviceColumns
-    names: Mapping[DeviceKey, Names]
+    names: Mapping[device_names.DeviceKey, device_names.Names]
     jobs: JobColumns | None = None
     size_bytes: int = 0
 
@@ -196,7 +193,7 @@ class StoredSchemas:
     def open(self) -> int:
         """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        delete_partial_files(self._directory)
+        durable_files.delete_partial_files(self._directory)
         damaged = 0
         for path in self._directory.glob("*" + _SUFFIX):
             try:
@@ -224,7 +221,7 @@ class StoredSchemas:
         known = self._understand(wire)
         with self._lock:
             if known.digest not in self._known:
-                write_durably(self._path(known.digest), msgspec.msgpack.encode(wire))
+                durable_files.write_durably(self._path(known.digest), msgspec.msgpack.encode(wire))
                 self._learn(known)
             self._used[known.digest] = self.segment
             return self._known.get(known.digest, known)
@@ -287,7 +284,7 @@ class StoredSchemas:
         layout = self._layouts.get(shape) or make_layout(wire)
         return KnownSchema(
             wire_format.schema_hash(wire), shape, layout, _gpus(wire), metered(wire), find_device_columns(wire),
-            names_in(wire.entities), job_columns(wire), size_of(wire),
+            device_names.names_in(wire.entities), job_columns(wire), size_of(wire),
         )  # fmt: skip
 
     def _learn(self, known: KnownSchema) -> None:

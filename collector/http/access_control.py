@@ -27,8 +27,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_urldispatcher import AbstractRoute
 
-from collector.access import credentials as access
-from collector.access.access_trail import AccessTrail
+from collector.access import access_trail, credentials as access
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
 from railscope.server_connections import source_of
@@ -246,7 +245,7 @@ class RequestAuthorizer:
     """Authorizes requests; `credentials` is called for each request."""
 
     credentials: Callable[[], access.Credentials]
-    trail: AccessTrail
+    trail: access_trail.AccessTrail
     allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
     wall_ns: Callable[[], int] = time.time_ns

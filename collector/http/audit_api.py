@@ -35,9 +35,8 @@ from collector.audit.tiles import WIDTH, Tiles, make_proof
 from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_answer, json_error, selected_tenant
 from collector.http.web_server import ReadPool
-from railscope.audit.merkle import consistency_proof, inclusion_proof, leaf_hash
+from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, decode_audit_record
-from railscope.audit.signed_note import NOTHING_SIGNED, SIZE, PublicKey, read_checkpoint, read_note
 
 MAX_SHOWN = 100
 """Maximum number of entries per response."""
@@ -76,7 +75,7 @@ class SignedEntries:
     """Reads the signed part of a log that another component of this process writes. Blocking."""
 
     directory: Path
-    key: PublicKey
+    key: signed_note.PublicKey
     max_read: int = MAX_READ
     indexed_at_once: int = INDEXED_AT_ONCE
     _read: int = 0
@@ -98,8 +97,8 @@ class SignedEntries:
 
         Raises FileNotFoundError before the first, OSError, NoteError.
         """
-        note = read_note(self.directory / "checkpoint")
-        return note, Tiles(self.directory, read_checkpoint(note, self.key).tree.size)
+        note = signed_note.read_note(self.directory / "checkpoint")
+        return note, Tiles(self.directory, signed_note.read_checkpoint(note, self.key).tree.size)
 
     def select(self, wanted: EntrySelection) -> dict[str, Any]:
         """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
@@ -132,7 +131,7 @@ class SignedEntries:
         note, tiles = self.checkpoint()
         if old > tiles.size:
             return None
-        proof = consistency_proof(tiles.node, old, tiles.size)
+        proof = merkle.consistency_proof(tiles.node, old, tiles.size)
         return {"old": old, "size": tiles.size, "proof": _texts(proof), "checkpoint": note}
 
     def _sequences(self, tiles: Tiles, wanted: EntrySelection) -> Sequence[int]:
@@ -186,8 +185,8 @@ class SignedEntries:
         raw = tiles.record(index)
         entry: dict[str, Any] = {
             "index": index,
-            "leaf": _text(leaf_hash(raw)),
-            "proof": _texts(inclusion_proof(tiles.node, index, tiles.size)),
+            "leaf": _text(merkle.leaf_hash(raw)),
+            "proof": _texts(merkle.inclusion_proof(tiles.node, index, tiles.size)),
         }
         record = decode_audit_record(raw)
         if wanted.of_tenant_only and _withheld(record):
@@ -291,7 +290,7 @@ class AuditApi:
         tenant = credential.tenant if credential.role is Role.TENANT else None
         index = request.match_info["index"]
         proof = None
-        if SIZE.fullmatch(index):
+        if signed_note.SIZE.fullmatch(index):
             proof = await self._read(credential, lambda: self.entries.proof(int(index), tenant))
         if proof is None:
             return json_error(HTTPStatus.NOT_FOUND, "unknown entry, or access denied")
@@ -315,7 +314,7 @@ class AuditApi:
         except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:
-            raise _unavailable(NOTHING_SIGNED) from error
+            raise _unavailable(signed_note.NOTHING_SIGNED) from error
         except (OSError, ValueError) as error:
             text = "cannot read the audit log; fix: run `railscope audit verify` on the collector"
             raise _unavailable(text) from error
@@ -329,6 +328,6 @@ def _number(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name)
     if text is None:
         return default
-    if not SIZE.fullmatch(text):
+    if not signed_note.SIZE.fullmatch(text):
         raise web.HTTPBadRequest(text=f"invalid {name}: expected a whole number\n")
     return int(text)

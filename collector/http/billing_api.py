@@ -15,8 +15,8 @@ from collector.access.credentials import Credential
 from collector.billing import focus_rows, period_closing, tenant_statements
 from collector.http.access_control import RouteHandlers, json_answer, json_error, selected_tenant
 from collector.http.web_server import ReadPool
+from collector.ledger import ledger_store
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.ledger_store import Ledger
 from collector.metering.units import PeriodError, parse_period
 
 Made = TypeVar("Made")
@@ -123,7 +123,7 @@ class LedgerBooks:
         """Open the books. Blocking; raises BillingUnavailableError if they are unavailable."""
         try:
             return tenant_statements.BillingReader(
-                period_closing.BillingBooks.of(Ledger(self.database())), self._seller
+                period_closing.BillingBooks.of(ledger_store.Ledger(self.database())), self._seller
             )
         except LedgerError as error:
             raise tenant_statements.BillingUnavailableError(str(error)) from error

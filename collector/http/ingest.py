@@ -21,21 +21,16 @@ import structlog
 from aiohttp import web
 
 from collector.access.credentials import Credential
-from collector.audit.collector_records import DeniedRequest
-from collector.audit.event_records import is_audited
+from collector.audit import collector_records, event_records
 from collector.config import IngestLimits
 from collector.fleet import sheets
 from collector.fleet.schemas import check_schema, size_of
-from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import FrameRecord
+from collector.framelog import framelog, segment_files
 from collector.http import HttpApiError
 from collector.http.access_control import json_answer
 from collector.state.collector_state import CollectorState, EnvelopeCost, cost_of, exceeded_bounds
 from collector.work_limits import LogRateLimit
-from railscope import wire
-from railscope.envelopes import unpack, unpacked_bytes
-from railscope.http_responses import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope import envelopes, http_responses, timestamps, wire
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +78,7 @@ class HourlyAmount:
 
     def fits(self, more: int, limit: int, now_ns: int) -> bool:
         """True if this additional amount is within the limit per hour."""
-        if not 0 <= now_ns - self.since_ns < HOUR_NS:
+        if not 0 <= now_ns - self.since_ns < timestamps.HOUR_NS:
             self.count, self.since_ns = 0, now_ns
         return self.count + more <= limit
 
@@ -107,9 +102,9 @@ class Ingest:
     """The ingest route."""
 
     core: CollectorState
-    log: FrameLog
+    log: framelog.FrameLog
     limits: IngestLimits
-    denied: Callable[[DeniedRequest], None] = lambda _denial: None
+    denied: Callable[[collector_records.DeniedRequest], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
@@ -129,7 +124,11 @@ class Ingest:
             self.core.counts.reject(rejection.reason)
             if rejection.status == HTTPStatus.FORBIDDEN:
                 path, address = request.rel_url.raw_path, request.remote or ""
-                self.denied(DeniedRequest(address, path, rejection.reason, credential.label))
+                self.denied(
+                    collector_records.DeniedRequest(
+                        address, path, rejection.reason, credential.label
+                    )
+                )
             headers = {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED else {}
             repeated = None
             if rejection.reason not in _EXPECTED:
@@ -145,8 +144,8 @@ class Ingest:
                 )
             content = {"error": str(rejection), **rejection.more}
             answer = json_answer(content, rejection.status, headers)
-        if answer.status in DECISIONS:
-            answer.headers[ANSWER_HEADER] = await _mark(request, answer)
+        if answer.status in http_responses.DECISIONS:
+            answer.headers[http_responses.ANSWER_HEADER] = await _mark(request, answer)
         return answer
 
     async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
@@ -202,7 +201,7 @@ class Ingest:
         total = sum(batch.rows for batch in envelope.batches)
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
-        record = FrameRecord(
+        record = segment_files.FrameRecord(
             credential.name, self.wall_ns(), sent, body, credential.max_rank, doubted_ns, suspect
         )
         self._check_times(record, envelope)
@@ -225,12 +224,12 @@ class Ingest:
         max_bytes = self.limits.decompressed_bytes
         try:
             sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
-            size = unpacked_bytes(body)
+            size = envelopes.unpacked_bytes(body)
             if size is None or max(size, len(body)) > OFF_LOOP_BYTES:
                 async with self._large:
-                    envelope = await asyncio.to_thread(unpack, body, max_bytes)
+                    envelope = await asyncio.to_thread(envelopes.unpack, body, max_bytes)
             else:
-                envelope = unpack(body, min(max_bytes, OFF_LOOP_BYTES))
+                envelope = envelopes.unpack(body, min(max_bytes, OFF_LOOP_BYTES))
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
@@ -267,7 +266,9 @@ class Ingest:
 
         The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
         """
-        count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
+        count = sum(
+            event_records.is_audited(event) for batch in envelope.batches for event in batch.events
+        )
         limit, so_far = self.limits.audited_events_per_node_hour, sender.audited
         if count and not so_far.fits(count, limit, self.wall_ns()) and so_far.count:
             text = f"too many events for the audit log: expected at most {limit} per node per hour"
@@ -333,13 +334,13 @@ class Ingest:
             wanted = list(dict.fromkeys(unknown))
             raise NotAcknowledgedError(text, "unknown_schema", unknown_schemas=wanted)
 
-    def _check_times(self, record: FrameRecord, envelope: wire.Envelope) -> None:
+    def _check_times(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
         for batch in envelope.batches:
             # As in the evidence: the newest by the wall clock, the others by their age relative to it.
             newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
             oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
             age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
-            if age_ns > self.limits.max_frame_age_days * DAY_NS:
+            if age_ns > self.limits.max_frame_age_days * timestamps.DAY_NS:
                 text = f"frames older than {self.limits.max_frame_age_days} days"
                 raise NotAcknowledgedError(text, "age")
             ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
@@ -357,8 +358,10 @@ async def _mark(request: web.Request, answer: web.Response) -> str:
     token = request.headers.get("Authorization", "").partition(" ")[2]
     content = answer.body if isinstance(answer.body, bytes) else b""
     if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return unread_mark(token, answer.status, request.content_length or 0, content)
-    return answer_mark(token, answer.status, await request.read(), content)
+        return http_responses.unread_mark(
+            token, answer.status, request.content_length or 0, content
+        )
+    return http_responses.answer_mark(token, answer.status, await request.read(), content)
 
 
 _RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}

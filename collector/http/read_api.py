@@ -22,11 +22,9 @@ from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.administrator_files import AdministratorFiles
 from collector.audit.collector_records import AuditTrail
+from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
-from collector.fleet.schema_columns import columns_of
-from collector.fleet.view_cells import View, ViewCell, label_names
-from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import RecordQuarantine
+from collector.framelog import framelog, segment_files
 from collector.http.access_control import RouteHandler, RouteHandlers, json_answer, json_error
 from collector.http.node_twins import NodeTwins
 from collector.inventory.comparison import inventory_json
@@ -38,13 +36,9 @@ from collector.views.rollups import node_rollups, reduce_rows
 from collector.work_limits import LogRateLimit
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
-from railscope import __version__, service
+from railscope import __version__, exposition, reading, server_connections, service, timestamps
 from railscope.catalog import METRICS, collector as catalog, declare
 from railscope.catalog.rollup import part_labels
-from railscope.exposition import TextFormat, labelled, render_blocks
-from railscope.reading import PRESENT, REASONS, Absent, from_stored
-from railscope.server_connections import ServerConnections
-from railscope.timestamps import SECOND_NS
 
 
 @dataclass(slots=True)
@@ -91,18 +85,18 @@ class CollectorMetrics:
     """Sources of the collector's own metrics, and of the GPU-time account of all tenants."""
 
     core: CollectorState
-    log: FrameLog
+    log: framelog.FrameLog
     files: AdministratorFiles
     finalizer: DayFinalizer
     sink: InfluxSink
     trail: AuditTrail
     tokens: TokensFile
-    connections: ServerConnections
+    connections: server_connections.ServerConnections
     twins: NodeTwins
-    quarantine: RecordQuarantine
+    quarantine: segment_files.RecordQuarantine
     limits: Sequence[LogRateLimit] = ()
     """All rate limits of log lines."""
-    audit: Callable[[], list[ViewCell]] = list
+    audit: Callable[[], list[view_cells.ViewCell]] = list
     """Returns the cells of the audit log's components."""
 
     @property
@@ -112,7 +106,7 @@ class CollectorMetrics:
             return f"{self.files.unknown} has never been valid"
         return "" if self.finalizer.live.ready else "the ledger has not been read yet"
 
-    def cells(self, views: CollectorViews) -> list[ViewCell]:
+    def cells(self, views: CollectorViews) -> list[view_cells.ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
         counts = self.core.counts
         plain = [
@@ -123,12 +117,12 @@ class CollectorMetrics:
             (catalog.VALUES, counts.values),
             (catalog.RECEIVED_BYTES, counts.bytes),
             (catalog.COMMITS, self.log.stats.commits),
-            (catalog.COMMIT_TIME, self.log.stats.commit_ns / SECOND_NS),
+            (catalog.COMMIT_TIME, self.log.stats.commit_ns / timestamps.SECOND_NS),
             (catalog.LOG_SIZE, self.log.size),
             (catalog.QUARANTINED, self.quarantine.records),
             (catalog.SCHEMAS, len(self.core.schemas)),
             (catalog.CONNECTIONS, len(self.connections)),
-            (catalog.VIEWS_TIME, views.duration_ns / SECOND_NS),
+            (catalog.VIEWS_TIME, views.duration_ns / timestamps.SECOND_NS),
             (catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
             (catalog.CLAIMS_REJECTED, self.core.evidence.rejected_claims),
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
@@ -162,21 +156,27 @@ class CollectorMetrics:
             (catalog.REJECTED, counts.rejected.items()),
         )
         return [
-            *(ViewCell(metric, (), value) for metric, value in plain),
+            *(view_cells.ViewCell(metric, (), value) for metric, value in plain),
             *self.audit(),
             *(cluster_cells(views.account) if views.account else ()),
-            *(ViewCell(metric, (label,), n) for metric, found in by_label for label, n in found),
+            *(
+                view_cells.ViewCell(metric, (label,), n)
+                for metric, found in by_label
+                for label, n in found
+            ),
         ]
 
 
-def render(cells: Iterable[ViewCell], text_format: TextFormat) -> str:
+def render(cells: Iterable[view_cells.ViewCell], text_format: exposition.TextFormat) -> str:
     """Render cells as the text of the metrics endpoint."""
     blocks: dict[str, list[str]] = {}
     for cell in cells:
-        labels = zip(label_names(cell.metric), cell.labels, strict=True)
-        line = f"{labelled(cell.metric.name, labels)}{_number(cell.value)}\n"
+        labels = zip(view_cells.label_names(cell.metric), cell.labels, strict=True)
+        line = f"{exposition.labelled(cell.metric.name, labels)}{_number(cell.value)}\n"
         blocks.setdefault(cell.metric.name, []).append(line)
-    return render_blocks({name: "".join(lines) for name, lines in blocks.items()}, text_format)
+    return exposition.render_blocks(
+        {name: "".join(lines) for name, lines in blocks.items()}, text_format
+    )
 
 
 def _number(value: float) -> str:
@@ -233,7 +233,7 @@ class ViewApi:
             cells = chain(
                 *(table.cells for table in tables), views.jobs.cells(), self.own.cells(views)
             )
-        text_format = TextFormat.accepted(request.headers.get("Accept", ""))
+        text_format = exposition.TextFormat.accepted(request.headers.get("Accept", ""))
         text = await asyncio.to_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
         if "gzip" in request.headers.get("Accept-Encoding", ""):
@@ -291,7 +291,7 @@ class ViewApi:
 
     def _fresh(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
-        from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
+        from_ns = now_ns - round(self.stale_seconds * timestamps.SECOND_NS)
         fleet = self.core.fleet
         rows = node.rows.values()
         return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
@@ -303,7 +303,7 @@ class ViewApi:
         codes = np.asarray(row.block.reasons[row.index]).tolist()
         readings = []
         devices = [self.core.names_of(node, entity) for entity in schema.entities]
-        for column, group, member in columns_of(schema):
+        for column, group, member in schema_columns.columns_of(schema):
             metric, entity = METRICS.get(group.metric), schema.entities[member]
             numerator, denominator = group.scale
             if metric and metric.kind is declare.MetricKind.HISTOGRAM:
@@ -311,16 +311,16 @@ class ViewApi:
             entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
             if devices[member]:
                 entry["device"] = devices[member]
-            if codes[column] != PRESENT:
-                entry["absent"] = REASONS.get(codes[column], Absent.ERROR).label
+            if codes[column] != reading.PRESENT:
+                entry["absent"] = reading.REASONS.get(codes[column], reading.Absent.ERROR).label
             elif not denominator:
-                entry["absent"] = Absent.ERROR.label
+                entry["absent"] = reading.Absent.ERROR.label
             else:
                 counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
-                value = from_stored(values[column], counter=counter) * numerator
+                value = reading.from_stored(values[column], counter=counter) * numerator
                 entry["value"] = value if denominator == 1 else value / denominator
             readings.append(entry)
-        age_seconds = (now_ns - row.instant_ns) / SECOND_NS if row.instant_ns else None
+        age_seconds = (now_ns - row.instant_ns) / timestamps.SECOND_NS if row.instant_ns else None
         return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
     async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
@@ -380,7 +380,7 @@ def _rollups(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _view_json(view: View) -> web.Response:
+def _view_json(view: view_cells.View) -> web.Response:
     return json_answer({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
 
 

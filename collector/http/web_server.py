@@ -31,8 +31,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from collector.access.credentials import Credential
-from railscope import server_connections
-from railscope.durable_files import PARTIAL
+from railscope import durable_files, server_connections
 
 log = structlog.get_logger(__name__)
 
@@ -194,7 +193,7 @@ def unwritable(directory: Path) -> str:
 
     Only a write with fsync detects a quota, a full or a read-only file system.
     """
-    path = directory / f"probe.{secrets.token_hex(4)}{PARTIAL}"
+    path = directory / f"probe.{secrets.token_hex(4)}{durable_files.PARTIAL}"
     try:
         try:
             with path.open("wb") as file:

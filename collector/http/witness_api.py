@@ -21,16 +21,12 @@ import structlog
 from aiohttp import web
 
 from collector.access.credentials import Credential
-from collector.audit.housekeeping_files import CosignatureStore, CosignedCheckpoint
-from collector.audit.log_writer import AuditError, AuditLog
-from collector.audit.signing_guard import DisputeError, SigningGuard
+from collector.audit import housekeeping_files, log_writer, signing_guard
 from collector.audit.tiles import TileError, Tiles
 from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_error
 from collector.ledger.audit_outbox import RecordDraft
-from railscope.audit.merkle import consistency_proof
-from railscope.audit.record import RecordActor, RecordError, RecordSubject
-from railscope.audit.signed_note import NOTHING_SIGNED, SIZE, NoteError
+from railscope.audit import merkle, record, signed_note
 
 SHOW_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
@@ -51,9 +47,9 @@ class KeyChangeLimitError(HttpApiError, RuntimeError):
 class WitnessApi:
     """Routes for authenticated agents; `run` saves the cosignatures."""
 
-    audit: AuditLog
-    guard: SigningGuard
-    witnesses: CosignatureStore
+    audit: log_writer.AuditLog
+    guard: signing_guard.SigningGuard
+    witnesses: housekeeping_files.CosignatureStore
     save_every_seconds: float = SAVE_EVERY_SECONDS
     _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
     _changed: dict[str, int] = field(default_factory=dict)
@@ -87,7 +83,7 @@ class WitnessApi:
         headers = {SHOW_HEADER: "held"} if self.guard.asks(credential.name) else {}
         note = self.audit.publisher.note
         if not note:
-            text = f"{NOTHING_SIGNED}\n"
+            text = f"{signed_note.NOTHING_SIGNED}\n"
             return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
         return web.Response(text=note, headers=headers)
 
@@ -97,7 +93,7 @@ class WitnessApi:
     async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
         sizes = [request.query.get(name, "") for name in ("from", "to")]
         signed = self.audit.signed.size
-        if not all(SIZE.fullmatch(text) for text in sizes):
+        if not all(signed_note.SIZE.fullmatch(text) for text in sizes):
             text = "invalid from or to: expected numbers of records"
             return json_error(HTTPStatus.BAD_REQUEST, text)
         old, new = (int(text) for text in sizes)
@@ -115,7 +111,7 @@ class WitnessApi:
         if known is not None:
             return known
         tiles = Tiles(self.audit.directory, self.audit.signed.size)
-        path = consistency_proof(tiles.node, old, new)
+        path = merkle.consistency_proof(tiles.node, old, new)
         text = "".join(f"{base64.b64encode(one).decode()}\n" for one in path)
         if len(self._proofs) >= _KEPT_PROOFS:
             self._proofs.clear()
@@ -127,25 +123,27 @@ class WitnessApi:
             text = f"body too large: expected at most {MAX_BYTES} bytes"
             return json_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         try:
-            cosigned = msgspec.json.decode(await _body(request), type=CosignedCheckpoint)
+            cosigned = msgspec.json.decode(
+                await _body(request), type=housekeeping_files.CosignedCheckpoint
+            )
             if cosigned.note:
                 cosigned.seconds()
                 _check_name(credential.name, cosigned)
             await self.guard.show(credential.name, cosigned.note)
             if cosigned.note:
                 await self._keep(credential.name, cosigned)
-        except DisputeError as error:
+        except signing_guard.DisputeError as error:
             return json_error(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
-        except (msgspec.MsgspecError, UnicodeDecodeError, NoteError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, signed_note.NoteError) as error:
             return json_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except OSError as error:
             text = f"cannot store the cosignature: {error.strerror}"
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         return web.Response(text="held\n")
 
-    async def _keep(self, node: str, cosigned: CosignedCheckpoint) -> None:
+    async def _keep(self, node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
         """Store a cosignature; a new key is recorded first. Raises KeyChangeLimitError."""
         known = self.witnesses.nodes.get(node)
         if known is None or known.key != cosigned.key:
@@ -153,15 +151,15 @@ class WitnessApi:
             data = {"key": cosigned.key, **({"before": known.key} if known else {})}
             draft = RecordDraft(
                 "log.witness",
-                RecordActor("agent", node),
+                record.RecordActor("agent", node),
                 self.guard.wall_ns(),
                 "done",
-                RecordSubject(node),
+                record.RecordSubject(node),
                 dict(data),
             )
             try:
                 await self.audit.append(draft)
-            except (AuditError, RecordError) as error:
+            except (log_writer.AuditError, record.RecordError) as error:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
                 del self._changed[node]
                 return
@@ -176,11 +174,11 @@ class WitnessApi:
         self._changed[node] = now_ns
 
 
-def _check_name(node: str, cosigned: CosignedCheckpoint) -> None:
+def _check_name(node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
     """Check that a key is in the name of the node. Raises NoteError."""
     if not cosigned.is_of(node):
         message = f"invalid name of the key of cosignatures: expected {node}"
-        raise NoteError(message)
+        raise signed_note.NoteError(message)
 
 
 async def _body(request: web.Request) -> bytes:

@@ -16,10 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement
-from collector.fleet import schema_columns
+from collector.fleet import schema_columns, sheets, view_cells
 from collector.fleet.fleet import FleetNode, StreamRow
-from collector.fleet.sheets import SheetBlock
-from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
 from railscope.catalog import collector as catalog, declare
 from railscope.device_names import Names
@@ -269,7 +267,7 @@ class _FreshDevices:
         row = node.rows.get(stream)
         return row if row and row.index in self._of(row.block) else None
 
-    def _of(self, block: SheetBlock) -> set[int]:
+    def _of(self, block: sheets.SheetBlock) -> set[int]:
         key = id(block)
         if key not in self._rows:
             fleet = self._core.fleet
@@ -286,26 +284,28 @@ _DEVICES: Mapping[str, declare.Metric] = {
 _NAMES = {schema_columns.GPU: "gpus", schema_columns.RDMA_PORT: "rdma_ports"}
 
 
-def inventory_cells(found: InventoryComparison) -> Iterator[ViewCell]:
+def inventory_cells(found: InventoryComparison) -> Iterator[view_cells.ViewCell]:
     """Yield all cells; without an inventory, only those that do not depend on it."""
     if found.comparisons is not None:
         nodes = Counter(comparison.state for comparison in found.comparisons)
         for state in NodeInventoryState:
-            yield ViewCell(catalog.INVENTORY_NODES, (state.value,), nodes[state])
+            yield view_cells.ViewCell(catalog.INVENTORY_NODES, (state.value,), nodes[state])
         for comparison in found.comparisons:
             for state in NodeInventoryState:
                 labels = (comparison.node, state.value)
-                yield ViewCell(catalog.INVENTORY_NODE_STATE, labels, comparison.state is state)
+                yield view_cells.ViewCell(
+                    catalog.INVENTORY_NODE_STATE, labels, comparison.state is state
+                )
             for kind, counts in comparison.counts.items():
                 for count_name, number in counts._asdict().items():
-                    yield ViewCell(_DEVICES[kind], (comparison.node, count_name), number)
+                    yield view_cells.ViewCell(_DEVICES[kind], (comparison.node, count_name), number)
     for gone in found.gone:
         age_seconds = (found.instant_ns - gone.seen_ns) / SECOND_NS
-        yield ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
+        yield view_cells.ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
     for gpu in dict.fromkeys(one.gpu for one in found.retired):
         node = found.reporting.get(gpu, "")
         labels = (node or found.last_nodes.get(gpu, ""), gpu)
-        yield ViewCell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
+        yield view_cells.ViewCell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
 
 
 def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, Any]:

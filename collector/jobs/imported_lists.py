@@ -17,8 +17,7 @@ import sqlalchemy as sa
 
 from collector.jobs import JobsError
 from collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
-from collector.ledger import head_chain, ledger_queries, schema
-from collector.ledger.audit_outbox import TimedActor
+from collector.ledger import audit_outbox, head_chain, ledger_queries, schema
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
@@ -138,7 +137,7 @@ def newest_lists_in(connection: sa.Connection) -> list[ImportedList]:
     return [found[key] for key in sorted(found)]
 
 
-def add_list(connection: sa.Connection, one: NewList, by: TimedActor) -> bool:
+def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActor) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
     Raises JobLedgerError for a period that overlaps another one of the source.

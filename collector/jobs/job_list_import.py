@@ -27,15 +27,16 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from collector.jobs import imported_lists, job_list
-from collector.jobs.job_metering import claims_evidence, slots_of
-from collector.ledger import schema
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DayTiling, evidence_root
-from collector.ledger.ledger_queries import newest_numbers
-from collector.ledger.ledger_store import Ledger
-from collector.ledger.row_conversion import GpuDay
+from collector.jobs import imported_lists, job_list, job_metering
+from collector.ledger import (
+    audit_outbox,
+    day_metering,
+    day_tiling,
+    ledger_queries,
+    ledger_store,
+    row_conversion,
+    schema,
+)
 from collector.metering import evidence, timeline, units
 from railscope import __version__
 from railscope.claim_terms import ClaimAuthority
@@ -164,10 +165,10 @@ def _node(where: str) -> str:
     return where if where and not set(where) & set("[,") else STAND_IN
 
 
-def list_computation(now_ns: int, *, as_observed: bool = False) -> MeteringComputation:
+def list_computation(now_ns: int, *, as_observed: bool = False) -> day_metering.MeteringComputation:
     """Engine version and time of the days of a list."""
     basis = "used as observed" if as_observed else "as reported by the scheduler"
-    return MeteringComputation(f"{__version__} job list, {basis}", now_ns)
+    return day_metering.MeteringComputation(f"{__version__} job list, {basis}", now_ns)
 
 
 # Lists by source and period ----------------------------------------------------------------------
@@ -217,7 +218,7 @@ def _text_of(part: job_list.ListedGpuPart) -> str:
     return "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}"
 
 
-def check_same_list(ledger: Ledger, one: imported_lists.NewList) -> None:
+def check_same_list(ledger: ledger_store.Ledger, one: imported_lists.NewList) -> None:
     """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
     for other in imported_lists.newest_lists(ledger.database):
         if (other.source, other.period) == (one.source, one.period) and (
@@ -230,7 +231,9 @@ def check_same_list(ledger: Ledger, one: imported_lists.NewList) -> None:
             raise imported_lists.JobLedgerError(message)
 
 
-def import_list(ledger: Ledger, one: imported_lists.NewList, by: TimedActor) -> ImportCounts:
+def import_list(
+    ledger: ledger_store.Ledger, one: imported_lists.NewList, by: audit_outbox.TimedActor
+) -> ImportCounts:
     """Record a list and write the days that it changes, all or nothing.
 
     Every GPU that a list of this source and period has ever named is computed again, from the
@@ -265,13 +268,13 @@ class _NewestLists:
         ]
         return cls({one.number: one for one in found}, period, now_ns)
 
-    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[DayTiling]:
+    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[day_tiling.DayTiling]:
         """The days of some GPUs in the period, according to the lists."""
         span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
         next_day = self.now_ns // DAY_NS + 1
         for at in range(0, len(gpus), _GPUS_AT_ONCE):
             some = gpus[at : at + _GPUS_AT_ONCE]
-            present = newest_numbers(connection, span, some)
+            present = ledger_queries.newest_numbers(connection, span, some)
             for gpu, own in imported_lists.jobs_on(connection, some, self.heads).items():
                 for part in self._segments(own):
                     covering = {number: own[number] for number in own if self._has(number, part)}
@@ -294,16 +297,18 @@ class _NewestLists:
             units.Period(part.start * DAY_NS, part.stop * DAY_NS)
         )
 
-    def _nothing(self, gpu: str, part: range, present: Mapping[GpuDay, int]) -> Iterator[DayTiling]:
+    def _nothing(
+        self, gpu: str, part: range, present: Mapping[row_conversion.GpuDay, int]
+    ) -> Iterator[day_tiling.DayTiling]:
         """Empty days: no list names the GPU any more, or the day has not begun."""
-        root = evidence_root(evidence.Evidence(gpu, stays=()))
+        root = day_tiling.evidence_root(evidence.Evidence(gpu, stays=()))
         for day in part:
-            if GpuDay(gpu, day) in present:
-                yield DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
+            if row_conversion.GpuDay(gpu, day) in present:
+                yield day_tiling.DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
 
     def _stated(
         self, gpu: str, part: range, own: Mapping[int, Sequence[imported_lists.PlacedJob]]
-    ) -> Iterator[DayTiling]:
+    ) -> Iterator[day_tiling.DayTiling]:
         """Days of a GPU that the same lists cover. Raises JobLedgerError."""
         known = {job.model for jobs in own.values() for job in jobs if job.model}
         if len(known) > 1:
@@ -322,7 +327,7 @@ class _NewestLists:
         if as_observed:
             found = as_observed_evidence(found)
         sku = known.pop() if known else ""
-        metered = MeteredGpu.of(found, {}, sku, open_claims=unfinished)
+        metered = day_metering.MeteredGpu.of(found, {}, sku, open_claims=unfinished)
         for day in part:
             yield metered.day(day, computed)
 
@@ -358,9 +363,9 @@ def _evidence(
             counted=counted,
         )
         for claim, job in found
-        for slots in (slots_of(job.part),)
+        for slots in (job_metering.slots_of(job.part),)
     ]
-    return claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
+    return job_metering.claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
 
 
 def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:

@@ -21,9 +21,7 @@ from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from fractions import Fraction
 
-from collector.jobs import job_list
-from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.kubernetes import read_kubernetes
+from collector.jobs import clustercockpit, job_list, kubernetes
 from railscope.slurm.notation import SlurmJob
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
@@ -219,9 +217,11 @@ def _whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
 
 
 FORMATS: Mapping[str, Callable[[str, tzinfo | None, job_list.BadLines, int], job_list.JobList]] = {
-    "clustercockpit": lambda text, _zone, bad, _shards: read_clustercockpit(text.split("\n"), bad),
+    "clustercockpit": lambda text, _zone, bad, _shards: clustercockpit.read_clustercockpit(
+        text.split("\n"), bad
+    ),
     "sacct": read_sacct,
-    "kubernetes": lambda text, _zone, bad, _shards: read_kubernetes(text, bad),
+    "kubernetes": lambda text, _zone, bad, _shards: kubernetes.read_kubernetes(text, bad),
     "alibaba": lambda text, _zone, bad, _shards: read_alibaba(text, bad),
 }
 _KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})

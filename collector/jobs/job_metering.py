@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.jobs.job_list import JobList, ListedGpu, ListedGpuPart, ListedJob
-from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
+from collector.metering import evidence, tiling, units
 from collector.metering.overlaps import Overlap, OverlapKind, overlaps
-from collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
-from collector.metering.units import CapacityRange, Period, Tiling, exact
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import SECOND_NS, format_timestamp
 
@@ -57,8 +55,8 @@ class MeteredJobs(msgspec.Struct, frozen=True):
 
 
 def job_evidence(
-    jobs: Iterable[ListedJob], period: Period | None = None
-) -> dict[ListedGpu, Evidence]:
+    jobs: Iterable[ListedJob], period: units.Period | None = None
+) -> dict[ListedGpu, evidence.Evidence]:
     """Evidence of each GPU that the jobs name, in order of GPU.
 
     A GPU is present throughout a period, or without one from its first job to its last.
@@ -70,17 +68,19 @@ def job_evidence(
     return {gpu: _evidence(gpu, by_gpu[gpu], period) for gpu in sorted(by_gpu)}
 
 
-def _evidence(gpu: ListedGpu, jobs: Sequence[ListedJob], period: Period | None) -> Evidence:
+def _evidence(
+    gpu: ListedGpu, jobs: Sequence[ListedJob], period: units.Period | None
+) -> evidence.Evidence:
     first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
     if period is not None:
         first_ns, last_ns = period.start_ns, period.end_ns
-    stay = NodeStay(first_ns, gpu.node, last_ns)
+    stay = evidence.NodeStay(first_ns, gpu.node, last_ns)
     slots = [slots_of(job.part_of(gpu)) for job in jobs]
     return claims_evidence(
         str(gpu),
         stay,
         [
-            MeteredClaim(
+            evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER_LIST,
                 job.start_ns,
                 job.claim,
@@ -96,25 +96,29 @@ def _evidence(gpu: ListedGpu, jobs: Sequence[ListedJob], period: Period | None) 
     )
 
 
-def claims_evidence(gpu: str, stay: NodeStay, claims: Sequence[MeteredClaim]) -> Evidence:
+def claims_evidence(
+    gpu: str, stay: evidence.NodeStay, claims: Sequence[evidence.MeteredClaim]
+) -> evidence.Evidence:
     """Evidence of a GPU from claims of job lists, with the scheduler as the witness of each."""
-    witness = NodeWitness.SCHEDULER
-    sightings = {NodeSighting(witness, one.start_ns, one.end_ns) for one in claims}
-    return Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
+    witness = evidence.NodeWitness.SCHEDULER
+    sightings = {evidence.NodeSighting(witness, one.start_ns, one.end_ns) for one in claims}
+    return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
 
 
-def slots_of(part: ListedGpuPart) -> CapacityRange:
+def slots_of(part: ListedGpuPart) -> units.CapacityRange:
     """The slots of a part, exactly."""
-    return CapacityRange(exact(part.low * GPU_CAPACITY), exact(part.high * GPU_CAPACITY))
+    return units.CapacityRange(
+        units.exact(part.low * GPU_CAPACITY), units.exact(part.high * GPU_CAPACITY)
+    )
 
 
-def timeline_entries(known: Evidence) -> list[TilingEntry]:
+def timeline_entries(known: evidence.Evidence) -> list[tiling.TilingEntry]:
     """The timeline of a GPU over its whole stay."""
     (stay,) = known.stays
-    return GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
+    return tiling.GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
 
 
-def meter_jobs(jobs: Sequence[ListedJob], period: Period | None = None) -> MeteredJobs:
+def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
     """The GPU time of every tenant; with a period, of jobs within it."""
     known = job_evidence(jobs, period)
     tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
@@ -125,9 +129,9 @@ def meter_jobs(jobs: Sequence[ListedJob], period: Period | None = None) -> Meter
         (stay,) = one.stays
         capacity += stay.end_ns - stay.start_ns
         for entry in timeline_entries(one):
-            if entry.tiling is not Tiling.COMPUTE:
+            if entry.tiling is not units.Tiling.COMPUTE:
                 continue
-            if entry.state is SlotState.INFERRED:
+            if entry.state is tiling.SlotState.INFERRED:
                 tenants[entry.tenant] += Fraction(entry.quantity)
             else:
                 free += entry.quantity
@@ -146,7 +150,7 @@ def meter_jobs(jobs: Sequence[ListedJob], period: Period | None = None) -> Meter
             JobOverlap(gpu, one)
             for gpu, evidence_ in known.items()
             for one in overlaps(evidence_)
-            if one.tiling is Tiling.COMPUTE and one.kind is OverlapKind.CONFLICT
+            if one.tiling is units.Tiling.COMPUTE and one.kind is OverlapKind.CONFLICT
         ),
     )
 

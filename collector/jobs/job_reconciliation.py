@@ -22,25 +22,23 @@ from typing import TypeAlias
 import msgspec
 
 from collector.jobs.job_list import ListedJob
-from collector.metering.evidence import job_id
-from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import Period, Tiling, Units, exact
+from collector.metering import evidence, tiling, units
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
 _CLAIM_STATES = frozenset(
     {
-        SlotState.OBSERVED,
-        SlotState.INFERRED,
-        SlotState.SYSTEM,
-        SlotState.MAINTENANCE,
-        SlotState.DOWN,
+        tiling.SlotState.OBSERVED,
+        tiling.SlotState.INFERRED,
+        tiling.SlotState.SYSTEM,
+        tiling.SlotState.MAINTENANCE,
+        tiling.SlotState.DOWN,
     }
 )
 """States of a held slot; scheduler records do not contain the activity of the GPU."""
 
 
-ALL_TIME = Period(0, FOREVER_NS)
+ALL_TIME = units.Period(0, FOREVER_NS)
 
 
 class ClaimTime(msgspec.Struct):
@@ -51,7 +49,7 @@ class ClaimTime(msgspec.Struct):
     tenant: str
     start_ns: int
     end_ns: int
-    quantity: Units = 0
+    quantity: units.Units = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,10 @@ class JobRun:
 
 
 def pair_runs(
-    entries: Iterable[TilingEntry], records: Iterable[ListedJob], window: Period, unended: set[str]
+    entries: Iterable[tiling.TilingEntry],
+    records: Iterable[ListedJob],
+    window: units.Period,
+    unended: set[str],
 ) -> list[JobRun]:
     """Every run of every job, by job; jobs without an end in the records are left out."""
     held = _claim_times(entries, window, unended)
@@ -123,19 +124,19 @@ def pair_runs(
 
 
 def _claim_times(
-    entries: Iterable[TilingEntry], window: Period, unended: set[str]
+    entries: Iterable[tiling.TilingEntry], window: units.Period, unended: set[str]
 ) -> dict[str, list[ClaimTime]]:
     """Claims on GPUs by job, each from first to last entry, with its quantity."""
     found: dict[tuple[str, str, str], ClaimTime] = {}
     by_job: dict[str, list[ClaimTime]] = defaultdict(list)
     for entry in entries:
         if (
-            entry.tiling is not Tiling.COMPUTE
+            entry.tiling is not units.Tiling.COMPUTE
             or entry.state not in _CLAIM_STATES
             or not entry.claim
         ):
             continue
-        name = job_id(entry.workload)
+        name = evidence.job_id(entry.workload)
         t0_ns, t1_ns = _clipped(window, entry.t0_ns, entry.t1_ns)
         if name in unended or t0_ns >= t1_ns:
             continue
@@ -145,12 +146,12 @@ def _claim_times(
             by_job[name].append(found[key])
         one = found[key]
         one.start_ns, one.end_ns = min(one.start_ns, t0_ns), max(one.end_ns, t1_ns)
-        one.quantity = exact(one.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns))
+        one.quantity = units.exact(one.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns))
     return by_job
 
 
 def _pair_claims(
-    name: str, jobs: list[ListedJob], held: list[ClaimTime], window: Period
+    name: str, jobs: list[ListedJob], held: list[ClaimTime], window: units.Period
 ) -> Iterator[JobRun]:
     """The runs of a job, each with the claims that overlap it most."""
     spans = [_clipped(window, job.start_ns, job.end_ns) for job in jobs]
@@ -171,7 +172,7 @@ def _pair_claims(
         yield JobRun(name, None, start, end, tuple(unmatched))
 
 
-def _clipped(window: Period, start_ns: int, end_ns: int) -> tuple[int, int]:
+def _clipped(window: units.Period, start_ns: int, end_ns: int) -> tuple[int, int]:
     """Clip an interval to the window; without overlap, its end is not after its start."""
     return max(start_ns, window.start_ns), min(end_ns, window.end_ns)
 
@@ -252,10 +253,10 @@ class JobComparison:
 
 
 def compare_jobs(
-    entries: Iterable[TilingEntry],
+    entries: Iterable[tiling.TilingEntry],
     records: Iterable[ListedJob],
     tolerance_ns: int,
-    window: Period = ALL_TIME,
+    window: units.Period = ALL_TIME,
     unended: Collection[str] = (),
 ) -> JobComparison:
     """Compare the ledger's entries with the jobs of one or several schedulers.
@@ -337,12 +338,12 @@ def _is_held_otherwise(run: JobRun, spans: _Spans, tolerance_ns: int, *, may_mov
     return abs(_excess(run, spans)) > 2 * tolerance_ns * run.capacity
 
 
-_Spans: TypeAlias = Mapping[str, tuple[int, int, Units]]
+_Spans: TypeAlias = Mapping[str, tuple[int, int, units.Units]]
 
 
 def _spans(held: Iterable[ClaimTime]) -> _Spans:
     """Start, end and quantity of each GPU."""
-    found: dict[str, tuple[int, int, Units]] = {}
+    found: dict[str, tuple[int, int, units.Units]] = {}
     for one in held:
         start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
         found[one.gpu] = (

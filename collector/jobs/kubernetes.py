@@ -27,9 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.jobs import job_list
-from railscope import untrusted_text
-from railscope.pod_shares import PodEntry, pod_entry, requests_of
-from railscope.timestamps import FOREVER_NS, SECOND_NS, TimestampError, parse_timestamp
+from railscope import pod_shares, timestamps, untrusted_text
 
 KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
@@ -118,9 +116,9 @@ def read_kubernetes(
             pod = untrusted_text.convert_json(listed, _JobPod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             job_list.check_gpu_count("spec.containers", sum(one.gpus for one in unplaced), 1)
-            start_ns, end_ns = span or (0, FOREVER_NS)
+            start_ns, end_ns = span or (0, timestamps.FOREVER_NS)
             bad.check_past("status.startTime", start_ns)
-            if end_ns < FOREVER_NS:
+            if end_ns < timestamps.FOREVER_NS:
                 bad.check_past("status", end_ns, "end: ")
             tenant, name = _printable(pod, "namespace"), _printable(pod, "name")
             job = job_list.ListedJob(
@@ -166,7 +164,7 @@ def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
         return None  # it is pending, or the kubelet rejected it
     start_ns = _instant_ns("status.startTime", status.start_time)
     if not has_ended and not is_gone:
-        return start_ns, FOREVER_NS
+        return start_ns, timestamps.FOREVER_NS
     field = "status.containerStatuses.state.terminated.finishedAt"
     ends = [
         _instant_ns(field, one.state.terminated.finished_at)
@@ -185,15 +183,15 @@ def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
 
 def _instant_ns(field: str, text: str) -> int:
     try:
-        seconds = parse_timestamp(text) // SECOND_NS
-    except TimestampError:
+        seconds = timestamps.parse_timestamp(text) // timestamps.SECOND_NS
+    except timestamps.TimestampError:
         seconds = -1
     if not 0 <= seconds < job_list.LATEST_SECONDS:
         job_list.reject(
             field,
             f"{untrusted_text.format_json_value(text)}: expected a time from 1970 to 2105 with its zone",
         )
-    return seconds * SECOND_NS
+    return seconds * timestamps.SECOND_NS
 
 
 # Devices -------------------------------------------------------------------------------------------
@@ -205,7 +203,7 @@ def _unnamed_gpus(
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
     where = pod.spec.node_name or ""
     node = nodes.get(where, NodeGpuLabels())
-    shared = requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
+    shared = pod_shares.requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
         found = [
             job_list.UnnamedGpus(
@@ -237,14 +235,14 @@ def _unnamed_gpus(
     return tuple(found)
 
 
-def _pod_requests(pod: _JobPod) -> PodEntry:
+def _pod_requests(pod: _JobPod) -> pod_shares.PodEntry:
     """GPU requests of a pod."""
     meta = pod.metadata
     containers = [
         (str(one.name), {name: str(amount) for name, amount in one.limits.items()})
         for one in pod.spec.containers
     ]
-    return pod_entry((meta.namespace, meta.name), "", meta.annotations or {}, containers)
+    return pod_shares.pod_entry((meta.namespace, meta.name), "", meta.annotations or {}, containers)
 
 
 class NodeGpuLabels(NamedTuple):

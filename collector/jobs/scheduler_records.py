@@ -18,8 +18,7 @@ from collector.jobs.job_list_reader import read_jobs
 from collector.jobs.job_metering import format_count, format_hours
 from collector.jobs.job_reconciliation import JobComparison, JobDifference, compare_jobs
 from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import TilingEntry
-from collector.metering.units import Period
+from collector.metering import tiling, units
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
@@ -65,7 +64,9 @@ class SchedulerRecords:
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
         return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
 
-    def compare_with(self, ledger: Ledger, period: Period, tolerance_ns: int) -> JobComparison:
+    def compare_with(
+        self, ledger: Ledger, period: units.Period, tolerance_ns: int
+    ) -> JobComparison:
         """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
         entries = (
             # With tenants as named in the scheduler records.
@@ -76,14 +77,14 @@ class SchedulerRecords:
         return compare_jobs(entries, self.jobs, tolerance_ns, period, self.unended)
 
 
-def _by_gpu(ledger: Ledger, period: Period) -> Iterator[TilingEntry]:
+def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry]:
     """The entries of a period, GPU by GPU, to limit memory on a large cluster."""
     newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
     for gpu in sorted({key.gpu for key in newest}):
         yield from ledger.entries(period.start_ns, period.end_ns, gpu)
 
 
-def _is_of(entry: TilingEntry, schedulers: frozenset[str]) -> bool:
+def _is_of(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
     source = entry.claim.partition("/")[0]
     if source in _NAMING:
         source = entry.workload.partition(":")[0]

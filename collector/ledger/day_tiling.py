@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from collector.metering import measures
 from collector.metering.evidence import ClockDoubt, Evidence
-from collector.metering.measures import AmountShare, CountedQuantity
 from collector.metering.overlaps import Overlap
 from collector.metering.tiling import FORMER_UNCLAIMED, SlotState, TilingEntry
 from collector.metering.units import Tiling, Units, exact
@@ -35,8 +35,8 @@ class TilingError(ValueError):
 class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
     """A counted amount and its holder."""
 
-    measure: CountedQuantity
-    share: AmountShare
+    measure: measures.CountedQuantity
+    share: measures.AmountShare
 
 
 class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):

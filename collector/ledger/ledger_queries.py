@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, select, true
 
-from collector.ledger.day_tiling import CAPACITY_UNITS, from_revision_units
-from collector.ledger.row_conversion import GpuDay, RowValues
+from collector.ledger import day_tiling, row_conversion
 from collector.ledger.schema import claims, entries, insert_new, overlaps, revisions, shares
 from collector.metering.units import Tiling, Units, exact
 from railscope.timestamps import DAY_NS
@@ -45,7 +44,7 @@ def chunks(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
         rest = rest[size:]
 
 
-def by_day(keys: Iterable[GpuDay]) -> Iterator[tuple[int, list[str]]]:
+def by_day(keys: Iterable[row_conversion.GpuDay]) -> Iterator[tuple[int, list[str]]]:
     """Yield days in order with some of their GPUs in order: the scope of one statement."""
     days: dict[int, list[str]] = defaultdict(list)
     for key in keys:
@@ -55,20 +54,22 @@ def by_day(keys: Iterable[GpuDay]) -> Iterator[tuple[int, list[str]]]:
             yield day, gpus
 
 
-def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay, Row[Any]]:
+def newest_heads(
+    connection: Connection, keys: Iterable[row_conversion.GpuDay]
+) -> dict[row_conversion.GpuDay, Row[Any]]:
     """Return the newest revision of each GPU-day that has one."""
-    found: dict[GpuDay, Row[Any]] = {}
+    found: dict[row_conversion.GpuDay, Row[Any]] = {}
     for day, gpus in by_day(keys):
         newest = _newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
         query = select(revisions).join_from(revisions, newest, _same(newest))
         for row in connection.execute(query):
-            found[GpuDay(row.gpu_uuid, row.day)] = row
+            found[row_conversion.GpuDay(row.gpu_uuid, row.day)] = row
     return found
 
 
 def newest_numbers(
     connection: Connection, days: range, gpus: Iterable[str] | None
-) -> dict[GpuDay, int]:
+) -> dict[row_conversion.GpuDay, int]:
     """Return the number of the newest revision of each GPU-day, for all GPUs or some."""
     which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
     if gpus is None:
@@ -76,24 +77,31 @@ def newest_numbers(
     else:
         newest = [_newest(*which, revisions.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
     rows = [row for each in newest for row in connection.execute(select(each))]
-    return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+    return {row_conversion.GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
 
-def add_revisions(connection: Connection, rows: Sequence[RowValues]) -> set[GpuDay]:
+def add_revisions(
+    connection: Connection, rows: Sequence[row_conversion.RowValues]
+) -> set[row_conversion.GpuDay]:
     """Insert revisions; return their GPU-days, except those of numbers that another writer has inserted."""
     returning = insert_new(connection, revisions).returning(revisions.c.gpu_uuid, revisions.c.day)
-    return {GpuDay(*row) for row in connection.execute(returning, rows)}
+    return {row_conversion.GpuDay(*row) for row in connection.execute(returning, rows)}
 
 
 def read_revisions(
-    connection: Connection, day: int, gpus: Sequence[str], numbers: Mapping[GpuDay, int]
+    connection: Connection,
+    day: int,
+    gpus: Sequence[str],
+    numbers: Mapping[row_conversion.GpuDay, int],
 ) -> Iterator[RevisionRows]:
     """Yield the rows of the revisions with these numbers; missing ones are omitted."""
 
     def wanted(table: Table, *order: Any) -> list[Row[Any]]:
         query = select(table).where(table.c.day == day, table.c.gpu_uuid.in_(gpus))
         rows = connection.execute(query.order_by(table.c.gpu_uuid, *order)).all()
-        return [row for row in rows if numbers[GpuDay(row.gpu_uuid, day)] == row.revision]
+        return [
+            row for row in rows if numbers[row_conversion.GpuDay(row.gpu_uuid, day)] == row.revision
+        ]
 
     parts: dict[str, dict[str, list[Row[Any]]]] = {
         gpu: {name: [] for name in PARTS} for gpu in gpus
@@ -106,16 +114,16 @@ def read_revisions(
 
 
 def days_with_counted(
-    connection: Connection, numbers: Mapping[GpuDay, int], claims: Collection[str]
-) -> set[GpuDay]:
+    connection: Connection, numbers: Mapping[row_conversion.GpuDay, int], claims: Collection[str]
+) -> set[row_conversion.GpuDay]:
     """Return the GPU-days on which an entry of these revisions belongs to a counted claim of `claims`."""
-    found: set[GpuDay] = set()
+    found: set[row_conversion.GpuDay] = set()
     columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
     for day, gpus in by_day(numbers):
         which = (entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
         query = select(*columns).distinct().where(*which)
         for gpu, revision, claim in connection.execute(query):
-            key = GpuDay(gpu, day)
+            key = row_conversion.GpuDay(gpu, day)
             if claim in claims and numbers[key] == revision:
                 found.add(key)
     return found
@@ -172,13 +180,13 @@ def quantities(
             query = query.join(newest, _same(newest, entries))
         return query.where(*which)
 
-    summed = rows(*keys, units, func.sum(size * length)).where(units <= CAPACITY_UNITS)
+    summed = rows(*keys, units, func.sum(size * length)).where(units <= day_tiling.CAPACITY_UNITS)
     found: dict[tuple[Any, ...], Units] = defaultdict(int)
     for *key, of, total in connection.execute(summed.group_by(*keys, *of_gpu_day, units)):
-        found[tuple(key)] += from_revision_units(int(total), of)
-    single = rows(*keys, units, size, length).where(units > CAPACITY_UNITS)
+        found[tuple(key)] += day_tiling.from_revision_units(int(total), of)
+    single = rows(*keys, units, size, length).where(units > day_tiling.CAPACITY_UNITS)
     for *key, of, high_low, span in connection.execute(single):
-        found[tuple(key)] += from_revision_units(int(high_low) * int(span), of)
+        found[tuple(key)] += day_tiling.from_revision_units(int(high_low) * int(span), of)
     return {key: exact(quantity) for key, quantity in found.items()}
 
 
@@ -199,7 +207,9 @@ def finalized_marks(gpus: Collection[str]) -> Select[Any]:
     return query.where(revisions.c.clock_suspect.is_not(None))
 
 
-def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tuple[GpuDay, str]]:
+def marks(
+    connection: Connection, numbers: Mapping[row_conversion.GpuDay, int]
+) -> Iterator[tuple[row_conversion.GpuDay, str]]:
     """Yield those of some revisions that have a mark (`clock_suspect`), and the mark."""
     for day, gpus in by_day(numbers):
         query = select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.clock_suspect).where(
@@ -208,7 +218,7 @@ def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tup
             revisions.c.clock_suspect.is_not(None),
         )
         for gpu, revision, mark in connection.execute(query):
-            key = GpuDay(gpu, day)
+            key = row_conversion.GpuDay(gpu, day)
             if numbers[key] == revision:
                 yield key, mark
 

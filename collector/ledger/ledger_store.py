@@ -12,9 +12,8 @@ from collector.ledger import head_chain, ledger_queries, row_conversion
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_tiling import DayTiling, check_tiling, content_root, root_in, round_tiling
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
-from collector.metering.evidence import ClockDoubt
+from collector.metering import evidence, units
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import Tiling, Units, exact
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -36,7 +35,7 @@ class WrittenRevision(NamedTuple):
 class TimeTotalKey(NamedTuple):
     """Key of a total quantity."""
 
-    tiling: Tiling
+    tiling: units.Tiling
     tenant: str
     state: SlotState
 
@@ -124,7 +123,7 @@ class Ledger:
 
     def clock_suspect(
         self, numbers: Mapping[row_conversion.GpuDay, int]
-    ) -> dict[row_conversion.GpuDay, tuple[ClockDoubt, ...]]:
+    ) -> dict[row_conversion.GpuDay, tuple[evidence.ClockDoubt, ...]]:
         """Return the marks of those revisions that are based on evidence received by a suspect clock."""
         with self.database.transaction() as connection:
             found = dict(ledger_queries.marks(connection, numbers))
@@ -155,15 +154,15 @@ class Ledger:
             found.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return found
 
-    def totals(self, start_ns: int, end_ns: int) -> dict[TimeTotalKey, Units]:
+    def totals(self, start_ns: int, end_ns: int) -> dict[TimeTotalKey, units.Units]:
         """Return cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
-        found: dict[TimeTotalKey, Units] = {}
+        found: dict[TimeTotalKey, units.Units] = {}
         keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
         with self.database.transaction() as connection:
             times = ledger_queries.sum_times(connection, keys, start_ns, end_ns)
         for (_, _, tiling, tenant, state), quantity in times.items():
-            of = TimeTotalKey(Tiling(tiling), tenant, SlotState(state))
-            found[of] = exact(found.get(of, 0) + quantity)
+            of = TimeTotalKey(units.Tiling(tiling), tenant, SlotState(state))
+            found[of] = units.exact(found.get(of, 0) + quantity)
         return found
 
     def _revision(self, row: ledger_queries.RevisionRows) -> Revision:

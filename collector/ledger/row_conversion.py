@@ -11,16 +11,12 @@ from msgspec.structs import replace
 from sqlalchemy import Row
 
 from collector.ledger import day_tiling, schema
-from collector.ledger.schema import row_of, value_of
-from collector.metering.evidence import ClockDoubt, NodeWitness
-from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
-from collector.metering.overlaps import Overlap, OverlapKind
-from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering import evidence, measures, overlaps, tiling
 from collector.metering.units import Tiling, Units
 
 ASSUMED = "assumed"
 COUNTED = "counted"
-_WITNESSES = {witness: witness.name.lower() for witness in NodeWitness}
+_WITNESSES = {witness: witness.name.lower() for witness in evidence.NodeWitness}
 
 RowValues = dict[str, Any]
 
@@ -34,7 +30,7 @@ class GpuDay(NamedTuple):
 
 def revision_row(found: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
     """Return the row of the revision that supersedes another."""
-    return row_of(
+    return schema.row_of(
         schema.revisions,
         found,
         revision=(before or 0) + 1,
@@ -44,18 +40,18 @@ def revision_row(found: day_tiling.DayTiling, root: str, before: int | None) -> 
     )
 
 
-def _suspect_text(doubts: Iterable[ClockDoubt]) -> str | None:
+def _suspect_text(doubts: Iterable[evidence.ClockDoubt]) -> str | None:
     """Return the mark of a revision as JSON; None if it has none."""
     found = sorted(set(doubts))
     return msgspec.json.encode(found).decode() if found else None
 
 
-def clock_suspect_of(text: str | None) -> tuple[ClockDoubt, ...]:
+def clock_suspect_of(text: str | None) -> tuple[evidence.ClockDoubt, ...]:
     """Parse the mark of a revision. Raises ValueError."""
     if text is None:
         return ()
     try:
-        return msgspec.json.decode(text, type=tuple[ClockDoubt, ...])
+        return msgspec.json.decode(text, type=tuple[evidence.ClockDoubt, ...])
     except msgspec.MsgspecError as error:
         message = f"invalid clock_suspect {text[:40]!r}: {error}"
         raise ValueError(message) from error
@@ -65,7 +61,7 @@ def _key(found: day_tiling.DayTiling, revision: int) -> RowValues:
     return {"gpu_uuid": found.gpu, "day": found.day, "revision": revision}
 
 
-def _slots(one: TilingEntry | AmountShare, units: int) -> RowValues:
+def _slots(one: tiling.TilingEntry | measures.AmountShare, units: int) -> RowValues:
     """Return the slots of an entry or share in capacity units."""
     low, high = (day_tiling.to_revision_units(edge, units) for edge in (one.slot_lo, one.slot_hi))
     return {"slot_lo": low, "slot_hi": high}
@@ -82,7 +78,7 @@ def entry_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
     key = _key(found, revision)
     for position, one in enumerate(day_tiling.sort_entries(found.entries)):
         slots = _slots(one, found.capacity_units)
-        yield row_of(
+        yield schema.row_of(
             schema.entries,
             one,
             **key,
@@ -99,7 +95,9 @@ def share_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
     key = _key(found, revision)
     for position, (measure, one) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
         slots = _slots(one, found.capacity_units)
-        yield row_of(schema.shares, one, **key, **slots, share=position, measure=measure.value)
+        yield schema.row_of(
+            schema.shares, one, **key, **slots, share=position, measure=measure.value
+        )
 
 
 def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
@@ -107,7 +105,7 @@ def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
     key = _key(found, revision)
     for one in found.claims:
         compute, memory = one.requested
-        yield row_of(
+        yield schema.row_of(
             schema.claims,
             one,
             **key,
@@ -123,7 +121,7 @@ def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValu
     key = _key(found, revision)
     for position, one in enumerate(sorted(found.overlaps)):
         units = day_tiling.to_revision_units(one.units, found.capacity_units)
-        yield row_of(
+        yield schema.row_of(
             schema.overlaps,
             one,
             **key,
@@ -135,32 +133,32 @@ def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValu
         )
 
 
-def overlap_of(row: Row[Any], units: int) -> Overlap:
+def overlap_of(row: Row[Any], units: int) -> overlaps.Overlap:
     """Return the overlap of a row."""
-    return value_of(
-        Overlap,
+    return schema.value_of(
+        overlaps.Overlap,
         row,
         start_ns=row.t0_ns,
         end_ns=row.t1_ns,
         tiling=Tiling(row.tiling),
-        kind=OverlapKind(row.kind),
+        kind=overlaps.OverlapKind(row.kind),
         units=day_tiling.from_revision_units(row.units, units),
         ratio=Fraction(row.ratio),
     )
 
 
-def entry_of(row: Row[Any], units: int) -> TilingEntry:
+def entry_of(row: Row[Any], units: int) -> tiling.TilingEntry:
     """Return the entry of a row of a revision with these capacity units. Raises ValueError, TypeError."""
     if not isinstance(row.qty_capns, int):
         message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
         raise TypeError(message)
-    return value_of(
-        TilingEntry,
+    return schema.value_of(
+        tiling.TilingEntry,
         row,
         **_slots_of(row, units),
         tiling=Tiling(row.tiling),
-        state=SlotState(row.state),
-        witness=None if row.witness is None else NodeWitness[row.witness.upper()],
+        state=tiling.SlotState(row.state),
+        witness=None if row.witness is None else evidence.NodeWitness[row.witness.upper()],
         assumed=row.placement == ASSUMED,
         counted=bool(row.placement),
     )
@@ -168,15 +166,17 @@ def entry_of(row: Row[Any], units: int) -> TilingEntry:
 
 def share_of(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
     """Return the share of a row."""
-    share = value_of(AmountShare, row, **_slots_of(row, units), use=AmountAttribution(row.use))
-    return day_tiling.MeasuredShare(CountedQuantity(row.measure), share)
+    share = schema.value_of(
+        measures.AmountShare, row, **_slots_of(row, units), use=measures.AmountAttribution(row.use)
+    )
+    return day_tiling.MeasuredShare(measures.CountedQuantity(row.measure), share)
 
 
 def claim_of(row: Row[Any]) -> day_tiling.HeldClaim:
     """Return the claim of a row."""
     requested = (row.requested_compute, row.requested_memory)
     instance = row.instance or ""
-    return value_of(
+    return schema.value_of(
         day_tiling.HeldClaim, row, id=row.claim_id, requested=requested, instance=instance
     )
 
@@ -184,7 +184,7 @@ def claim_of(row: Row[Any]) -> day_tiling.HeldClaim:
 def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day_tiling.DayTiling:
     """Return the written tiling, from the row of its revision and the ordered rows of its parts."""
     units = head.capacity_units
-    found = value_of(
+    found = schema.value_of(
         day_tiling.DayTiling,
         head,
         capacity_units=0,

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metering.timeline import TimePiece
-from collector.metering.units import WHOLE, CapacityRange, Tiling, Units, check_slots
+from collector.metering import timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -55,8 +54,8 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int = FOREVER_NS
     workload: str = ""
     node: str = ""
-    compute: CapacityRange = WHOLE
-    memory: CapacityRange = WHOLE
+    compute: units.CapacityRange = units.WHOLE
+    memory: units.CapacityRange = units.WHOLE
     exclusive: bool = True
     system: bool = False
     source: str = ""
@@ -80,8 +79,8 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
 
     def __post_init__(self) -> None:
         """Reject slots and shares that a GPU does not have. Raises ValueError."""
-        check_slots(self.compute)
-        check_slots(self.memory)
+        units.check_slots(self.compute)
+        units.check_slots(self.memory)
         if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
             message = f"claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
             raise ValueError(message)
@@ -99,9 +98,9 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
         """End of the time in force."""
         return min(self.end_ns, self.until_ns)
 
-    def slots(self, tiling: Tiling) -> CapacityRange:
+    def slots(self, tiling: units.Tiling) -> units.CapacityRange:
         """Return the slots of its device in one of the tilings."""
-        return self.compute if tiling is Tiling.COMPUTE else self.memory
+        return self.compute if tiling is units.Tiling.COMPUTE else self.memory
 
 
 class ClaimRelease(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -136,8 +135,8 @@ class NodeStay(msgspec.Struct, frozen=True, order=True, gc=False):
 class MigInstanceSlots(msgspec.Struct, frozen=True, order=True, gc=False):
     """A MIG instance: its slots in both tilings."""
 
-    compute: CapacityRange
-    memory: CapacityRange
+    compute: units.CapacityRange
+    memory: units.CapacityRange
 
 
 class PartitionLayout(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -152,35 +151,39 @@ class PartitionLayout(msgspec.Struct, frozen=True, order=True, gc=False):
 
     def __post_init__(self) -> None:
         """Reject a layout that no GPU can have."""
-        for tiling in Tiling:
+        for tiling in units.Tiling:
             _stranded_slots(self, tiling)
 
-    def stranded(self, tiling: Tiling) -> tuple[CapacityRange, ...]:
+    def stranded(self, tiling: units.Tiling) -> tuple[units.CapacityRange, ...]:
         """Return the slots that no further instance can use.
 
         Each instance needs compute and memory: if one of them is used up, the rest of the other is
         stranded.
         """
-        other = Tiling.MEMORY if tiling is Tiling.COMPUTE else Tiling.COMPUTE
+        other = units.Tiling.MEMORY if tiling is units.Tiling.COMPUTE else units.Tiling.COMPUTE
         if not self.instances or _stranded_slots(self, other):
             return ()
         return _stranded_slots(self, tiling)
 
 
-def _stranded_slots(layout: PartitionLayout, tiling: Tiling) -> tuple[CapacityRange, ...]:
+def _stranded_slots(
+    layout: PartitionLayout, tiling: units.Tiling
+) -> tuple[units.CapacityRange, ...]:
     """Return the slots without an instance, in order. Raises ValueError if instances overlap."""
-    compute = tiling is Tiling.COMPUTE
-    free: list[CapacityRange] = []
-    at: Units = 0
-    for taken in sorted(check_slots(i.compute if compute else i.memory) for i in layout.instances):
+    compute = tiling is units.Tiling.COMPUTE
+    free: list[units.CapacityRange] = []
+    at: units.Units = 0
+    for taken in sorted(
+        units.check_slots(i.compute if compute else i.memory) for i in layout.instances
+    ):
         if taken.low < at:
             message = f"layout {layout.id}: instances overlap in {tiling} slot {taken.low}"
             raise ValueError(message)
         if at < taken.low:
-            free.append(CapacityRange(at, taken.low))
+            free.append(units.CapacityRange(at, taken.low))
         at = taken.high
-    if at < WHOLE.high:
-        free.append(CapacityRange(at, WHOLE.high))
+    if at < units.WHOLE.high:
+        free.append(units.CapacityRange(at, units.WHOLE.high))
     return tuple(free)
 
 
@@ -199,17 +202,17 @@ class SlotReservation(msgspec.Struct, frozen=True, order=True, gc=False):
     id: str
     tenant: str
     end_ns: int
-    compute: CapacityRange = WHOLE
-    memory: CapacityRange = WHOLE
+    compute: units.CapacityRange = units.WHOLE
+    memory: units.CapacityRange = units.WHOLE
 
     def __post_init__(self) -> None:
         """Reject slots that a GPU does not have. Raises ValueError."""
-        check_slots(self.compute)
-        check_slots(self.memory)
+        units.check_slots(self.compute)
+        units.check_slots(self.memory)
 
-    def slots(self, tiling: Tiling) -> CapacityRange:
+    def slots(self, tiling: units.Tiling) -> units.CapacityRange:
         """Return its slots in one of the tilings."""
-        return self.compute if tiling is Tiling.COMPUTE else self.memory
+        return self.compute if tiling is units.Tiling.COMPUTE else self.memory
 
 
 class NodeSighting(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -289,7 +292,7 @@ def join_stretches(parts: Iterable[SampleStretch]) -> list[SampleStretch]:
 
 def observation_gaps(
     parts: Iterable[SampleStretch], boundaries_ns: Sequence[int]
-) -> list[TimePiece[int]]:
+) -> list[timeline.TimePiece[int]]:
     """Return, for all time, the length of the gap that contains it; 0 where the GPU was observed.
 
     A gap lasts from one sample to the next; one without a start or an end is `FOREVER_NS`. An edge
@@ -303,17 +306,17 @@ def observation_gaps(
         )
         for stretch in join_stretches(parts)
     )
-    found: list[TimePiece[int]] = []
+    found: list[timeline.TimePiece[int]] = []
     now = -FOREVER_NS
     for first, last in seen:
         if now < first:
             gap_ns = first - now if found else FOREVER_NS
-            found.append(TimePiece(now, first, gap_ns))
+            found.append(timeline.TimePiece(now, first, gap_ns))
         start = max(now, first)
         if start < last:
-            found.append(TimePiece(start, last, 0))
+            found.append(timeline.TimePiece(start, last, 0))
         now = max(now, last)
-    found.append(TimePiece(now, FOREVER_NS, FOREVER_NS))
+    found.append(timeline.TimePiece(now, FOREVER_NS, FOREVER_NS))
     return found
 
 

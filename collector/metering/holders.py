@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from collector.metering import timeline, units
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from collector.metering.timeline import TimePiece, extend, prevailing
-from collector.metering.units import WHOLE, CapacityRange, Tiling, Units, exact
 from railscope.claim_terms import ClaimAuthority
 
 _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
@@ -33,7 +32,7 @@ Precedence = tuple[ClaimAuthority, int, tuple[tuple[bool, int, str], ...], bytes
 class HeldSlots(NamedTuple):
     """Slots that a claim holds at a time."""
 
-    slots: CapacityRange
+    slots: units.CapacityRange
     claim: MeteredClaim
 
 
@@ -51,12 +50,14 @@ def precedence(claim: MeteredClaim) -> Precedence:
     return claim.level, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
 
 
-def stays(evidence: Evidence) -> list[TimePiece[NodeStay]]:
+def stays(evidence: Evidence) -> list[timeline.TimePiece[NodeStay]]:
     """Return the node in which the GPU was, without overlap."""
-    return prevailing(TimePiece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays)
+    return timeline.prevailing(
+        timeline.TimePiece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays
+    )
 
 
-def claims_in_force(evidence: Evidence) -> list[TimePiece[MeteredClaim]]:
+def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]]:
     """Return the time in which each claim is in force, with its actual end; in order.
 
     A claim is in force while the GPU is in its node, or in any node if it names none; it keeps its
@@ -70,14 +71,14 @@ def claims_in_force(evidence: Evidence) -> list[TimePiece[MeteredClaim]]:
         if release.claim in ends:
             ends[release.claim] = min(release.instant_ns, ends[release.claim])
     places = stays(evidence)
-    found: set[TimePiece[MeteredClaim]] = set()
+    found: set[timeline.TimePiece[MeteredClaim]] = set()
     for claim in evidence.claims:
         known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
         there = (place for place in places if claim.node in {"", place.value.node})
         spans = (
             (max(known.begins_ns, one.start_ns), min(known.ceases_ns, one.end_ns)) for one in there
         )
-        found |= {TimePiece(start, end, known) for start, end in spans if start < end}
+        found |= {timeline.TimePiece(start, end, known) for start, end in spans if start < end}
     return sorted(found, key=lambda piece: (_order(piece.value), piece.start_ns))
 
 
@@ -86,7 +87,7 @@ def _order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
 
 
 def allocations(
-    claims: Sequence[TimePiece[MeteredClaim]], tiling: Tiling
+    claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
 ) -> Iterator[tuple[int, int, Sequence[MeteredClaim], list[HeldSlots]]]:
     """Yield spans in which no claim begins or ends, with claims in force (greatest first) and holds.
 
@@ -111,7 +112,9 @@ def allocations(
 class _ClaimsInForce(Sequence[MeteredClaim]):
     """View of claims by their ranks, without a copy: the first of many claims often takes all slots."""
 
-    def __init__(self, claims: Sequence[TimePiece[MeteredClaim]], ranks: Sequence[int]) -> None:
+    def __init__(
+        self, claims: Sequence[timeline.TimePiece[MeteredClaim]], ranks: Sequence[int]
+    ) -> None:
         self._claims, self._ranks = claims, ranks
 
     def __len__(self) -> int:
@@ -123,9 +126,9 @@ class _ClaimsInForce(Sequence[MeteredClaim]):
         return self._claims[-self._ranks[index]].value
 
 
-def allocate(in_force: Sequence[MeteredClaim], tiling: Tiling) -> list[HeldSlots]:
+def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[HeldSlots]:
     """Return the holds of claims in force, which are given in descending precedence."""
-    free = [WHOLE]
+    free = [units.WHOLE]
     found: list[HeldSlots] = []
     waiting: deque[MeteredClaim] = deque()
     """Claims of the current rank that are not in the group."""
@@ -148,13 +151,13 @@ def allocate(in_force: Sequence[MeteredClaim], tiling: Tiling) -> list[HeldSlots
 
 
 def _group(
-    first: MeteredClaim, following: Iterable[MeteredClaim], tiling: Tiling
+    first: MeteredClaim, following: Iterable[MeteredClaim], tiling: units.Tiling
 ) -> tuple[list[MeteredClaim], deque[MeteredClaim]]:
     """Return the group of a shared claim among those of its rank, and the other claims.
 
     An exclusive claim ends a group on its own slots: it does not divide claims on another instance.
     """
-    group, others, taken = [first], deque[MeteredClaim](), set[CapacityRange]()
+    group, others, taken = [first], deque[MeteredClaim](), set[units.CapacityRange]()
     for claim in following:
         slots = claim.slots(tiling)
         if claim.exclusive or any(slots_intersect(slots, one) for one in taken):
@@ -166,14 +169,17 @@ def _group(
     return group, others
 
 
-def slots_intersect(one: CapacityRange, other: CapacityRange) -> bool:
+def slots_intersect(one: units.CapacityRange, other: units.CapacityRange) -> bool:
     """True if two ranges of slots have slots in common."""
     return max(one.low, other.low) < min(one.high, other.high)
 
 
 def _share(
-    group: Sequence[MeteredClaim], tiling: Tiling, free: list[CapacityRange], found: list[HeldSlots]
-) -> list[CapacityRange]:
+    group: Sequence[MeteredClaim],
+    tiling: units.Tiling,
+    free: list[units.CapacityRange],
+    found: list[HeldSlots],
+) -> list[units.CapacityRange]:
     """Divide the remainder of each device of a group; instances before the GPU that contains them.
 
     Shares take the lowest free slots, so another claim in force moves holders and frees no slot
@@ -193,66 +199,66 @@ def _share(
 
 
 def shared_sizes(
-    members: Sequence[MeteredClaim], device: CapacityRange, left: Units
-) -> dict[MeteredClaim, Units]:
+    members: Sequence[MeteredClaim], device: units.CapacityRange, left: units.Units
+) -> dict[MeteredClaim, units.Units]:
     """Return the size that each shared claim gets of the remainder of a device."""
     size = device.high - device.low
     wanted = {c: Fraction(size) * c.share for c in members if c.share is not None}
     total = sum(wanted.values(), Fraction(0))
     scale = Fraction(left) / total if total > left else Fraction(1)
-    found: dict[MeteredClaim, Units] = {
-        claim: exact(want * scale) for claim, want in wanted.items()
+    found: dict[MeteredClaim, units.Units] = {
+        claim: units.exact(want * scale) for claim, want in wanted.items()
     }
     rest = left - total * scale
     others = [claim for claim in members if claim.share is None]
-    return found | {claim: exact(Fraction(rest) / len(others)) for claim in others}
+    return found | {claim: units.exact(Fraction(rest) / len(others)) for claim in others}
 
 
-def size_of(slots: Iterable[CapacityRange]) -> Units:
+def size_of(slots: Iterable[units.CapacityRange]) -> units.Units:
     """Return the sum of the sizes of disjoint slots."""
-    return exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
+    return units.exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
 
 
 def _take(
-    free: Sequence[CapacityRange], wanted: CapacityRange
-) -> tuple[list[CapacityRange], list[CapacityRange]]:
+    free: Sequence[units.CapacityRange], wanted: units.CapacityRange
+) -> tuple[list[units.CapacityRange], list[units.CapacityRange]]:
     """Return the free slots within those wanted, and the free slots that remain."""
-    taken: list[CapacityRange] = []
-    rest: list[CapacityRange] = []
+    taken: list[units.CapacityRange] = []
+    rest: list[units.CapacityRange] = []
     for one in free:
         low, high = max(one.low, wanted.low), min(one.high, wanted.high)
         if low >= high:
             rest.append(one)
             continue
-        taken.append(CapacityRange(low, high))
-        sides = (CapacityRange(one.low, low), CapacityRange(high, one.high))
+        taken.append(units.CapacityRange(low, high))
+        sides = (units.CapacityRange(one.low, low), units.CapacityRange(high, one.high))
         rest += (side for side in sides if side.low < side.high)
     return taken, rest
 
 
 def _take_lowest(
-    free: Sequence[CapacityRange], size: Units
-) -> tuple[list[CapacityRange], list[CapacityRange]]:
+    free: Sequence[units.CapacityRange], size: units.Units
+) -> tuple[list[units.CapacityRange], list[units.CapacityRange]]:
     """Return the lowest free slots of a size, and the rest."""
-    taken: list[CapacityRange] = []
-    rest: list[CapacityRange] = []
+    taken: list[units.CapacityRange] = []
+    rest: list[units.CapacityRange] = []
     for one in free:
-        cut = exact(min(one.high, one.low + size))
+        cut = units.exact(min(one.high, one.low + size))
         size -= cut - one.low
         if one.low < cut:
-            taken.append(CapacityRange(one.low, cut))
+            taken.append(units.CapacityRange(one.low, cut))
         if cut < one.high:
-            rest.append(CapacityRange(cut, one.high))
+            rest.append(units.CapacityRange(cut, one.high))
     return taken, rest
 
 
 def divisions(
-    claims: Sequence[TimePiece[MeteredClaim]], tiling: Tiling
-) -> list[TimePiece[tuple[HeldSlots, ...]]]:
+    claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
+) -> list[timeline.TimePiece[tuple[HeldSlots, ...]]]:
     """Return the holds over time, in ascending slots; time without claims is omitted."""
-    found: list[TimePiece[tuple[HeldSlots, ...]]] = []
+    found: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
     for now, until, _, held in allocations(claims, tiling):
-        extend(found, TimePiece(now, until, tuple(_joined(held))))
+        timeline.extend(found, timeline.TimePiece(now, until, tuple(_joined(held))))
     return found
 
 
@@ -261,20 +267,20 @@ def _joined(held: Iterable[HeldSlots]) -> list[HeldSlots]:
     found: list[HeldSlots] = []
     for slots, claim in sorted(held, key=lambda hold: hold.slots):
         if found and found[-1].claim is claim and found[-1].slots.high == slots.low:
-            slots = CapacityRange(found.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
+            slots = units.CapacityRange(found.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
         found.append(HeldSlots(slots, claim))
     return found
 
 
 def fill_free_slots(
     held: Iterable[HeldSlots],
-) -> Iterator[tuple[CapacityRange, MeteredClaim | None]]:
+) -> Iterator[tuple[units.CapacityRange, MeteredClaim | None]]:
     """Yield all slots of a GPU in order, with the claim that holds them; None for free slots."""
-    at: Units = WHOLE.low
+    at: units.Units = units.WHOLE.low
     for slots, claim in held:
         if at < slots.low:
-            yield CapacityRange(at, slots.low), None
+            yield units.CapacityRange(at, slots.low), None
         yield slots, claim
         at = slots.high
-    if at < WHOLE.high:
-        yield CapacityRange(at, WHOLE.high), None
+    if at < units.WHOLE.high:
+        yield units.CapacityRange(at, units.WHOLE.high), None

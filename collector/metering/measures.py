@@ -18,10 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.metering import holders, timeline, units
 from collector.metering.evidence import Evidence, MeteredClaim
-from collector.metering.holders import claims_in_force, divisions, fill_free_slots
-from collector.metering.timeline import TimePiece, aligned, prevailing
-from collector.metering.units import WHOLE, CapacityRange, Tiling, Units
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
@@ -104,8 +102,8 @@ class AmountShare(msgspec.Struct, frozen=True, order=True, gc=False):
 
     t0_ns: int
     t1_ns: int
-    slot_lo: Units
-    slot_hi: Units
+    slot_lo: units.Units
+    slot_hi: units.Units
     use: AmountAttribution
     amount: int
     tenant: str = ""
@@ -152,20 +150,20 @@ def _in_order(epoch: Sequence[CounterReadings]) -> tuple[Column, Column]:
 class OwnedSlots(NamedTuple):
     """Slots with their owner (None if free), and the index of the tenure without a change."""
 
-    slots: CapacityRange
+    slots: units.CapacityRange
     claim: MeteredClaim | None
     tenure: int
 
 
 _MAX = np.iinfo(np.int64).max
 _PART_OF_A_TENURE = -1
-_CHANGED = OwnedSlots(WHOLE, None, -2)
+_CHANGED = OwnedSlots(units.WHOLE, None, -2)
 
 
 class SlotOwners(msgspec.Struct, frozen=True, eq=False):
     """Owners of all compute slots of a GPU, over all time."""
 
-    pieces: list[TimePiece[tuple[OwnedSlots, ...]]]
+    pieces: list[timeline.TimePiece[tuple[OwnedSlots, ...]]]
     """Complete in time and slots."""
     tenures: list[tuple[int, int]]
     """Start and end of each time in which slots have one owner without a change."""
@@ -175,14 +173,16 @@ class SlotOwners(msgspec.Struct, frozen=True, eq=False):
 
 def owners(evidence: Evidence) -> SlotOwners:
     """Return the owners of a GPU. Outages have no owner, even within a claim."""
-    outages = prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages)
-    held = divisions(claims_in_force(evidence), Tiling.COMPUTE)
-    pieces: list[TimePiece[tuple[OwnedSlots, ...]]] = []
+    outages = timeline.prevailing(
+        timeline.TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages
+    )
+    held = holders.divisions(holders.claims_in_force(evidence), units.Tiling.COMPUTE)
+    pieces: list[timeline.TimePiece[tuple[OwnedSlots, ...]]] = []
     tenures: list[tuple[int, int]] = []
-    before: dict[tuple[CapacityRange, MeteredClaim | None], int] = {}
-    for start, end, (holds, outage) in aligned((held, outages), -FOREVER_NS, FOREVER_NS):
-        present: dict[tuple[CapacityRange, MeteredClaim | None], int] = {}
-        for part in fill_free_slots(() if outage else holds or ()):
+    before: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
+    for start, end, (holds, outage) in timeline.aligned((held, outages), -FOREVER_NS, FOREVER_NS):
+        present: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
+        for part in holders.fill_free_slots(() if outage else holds or ()):
             if part in before:
                 tenure = before[part]
                 tenures[tenure] = (tenures[tenure][0], end)
@@ -191,7 +191,9 @@ def owners(evidence: Evidence) -> SlotOwners:
                 tenures.append((start, end))
             present[part] = tenure
         pieces.append(
-            TimePiece(start, end, tuple(OwnedSlots(*part, at) for part, at in present.items()))
+            timeline.TimePiece(
+                start, end, tuple(OwnedSlots(*part, at) for part, at in present.items())
+            )
         )
         before = present
     return SlotOwners(
@@ -260,7 +262,7 @@ def _lasting(owned: SlotOwners, at: int, end_ns: int) -> list[OwnedSlots]:
     for part in parts:
         if found and part.tenure == found[-1].tenure == _CHANGED.tenure:
             found[-1] = OwnedSlots(
-                CapacityRange(found[-1].slots.low, part.slots.high), *_CHANGED[1:]
+                units.CapacityRange(found[-1].slots.low, part.slots.high), *_CHANGED[1:]
             )
         else:
             found.append(part)
@@ -277,7 +279,7 @@ def _common(parts: Iterable[OwnedSlots], later: Sequence[OwnedSlots]) -> Iterato
             while other.slots.high <= at:
                 other = next(following)
             high = min(one.slots.high, other.slots.high)
-            slots, at = CapacityRange(at, high), high
+            slots, at = units.CapacityRange(at, high), high
             if one.tenure == other.tenure:
                 yield one
             elif one.claim == other.claim and one.tenure != _CHANGED.tenure:
@@ -288,7 +290,7 @@ def _common(parts: Iterable[OwnedSlots], later: Sequence[OwnedSlots]) -> Iterato
 
 def _divided(parts: Sequence[OwnedSlots], amounts: Column) -> Iterator[tuple[OwnedSlots, int]]:
     """Divide amounts among parts: each is cut at the edges of slots, so that the sum is preserved."""
-    below = {WHOLE.low: 0, WHOLE.high: _sum(amounts)}
+    below = {units.WHOLE.low: 0, units.WHOLE.high: _sum(amounts)}
     for part in parts:
         for edge in part.slots:
             if edge not in below:
@@ -296,7 +298,7 @@ def _divided(parts: Sequence[OwnedSlots], amounts: Column) -> Iterator[tuple[Own
         yield part, below[part.slots.high] - below[part.slots.low]
 
 
-def _part(amounts: Column, slots: Units) -> Column:
+def _part(amounts: Column, slots: units.Units) -> Column:
     """Return `amounts * slots // GPU_CAPACITY`, where the product could exceed 64 bits."""
     share = Fraction(slots) / GPU_CAPACITY
     if int(amounts.max(initial=0)) * share.numerator <= _MAX >= share.denominator:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from collector.metering import holders, timeline
 from collector.metering.evidence import Evidence, MeteredClaim
-from collector.metering.holders import HeldSlots, allocations, claims_in_force, slots_intersect
-from collector.metering.timeline import TimePiece, extend
 from collector.metering.units import CapacityRange, Tiling, Units, exact
 from railscope.claim_terms import ClaimAuthority
 
@@ -59,14 +58,14 @@ def overlaps(evidence: Evidence) -> list[Overlap]:
     The capacity that an exclusive claim lacks depends only on the holds: such claims are processed
     where the holds change, and not wherever any claim begins or ends.
     """
-    claims = claims_in_force(evidence)
+    claims = holders.claims_in_force(evidence)
     exclusive = [piece for piece in claims if piece.value.exclusive]
     found: list[Overlap] = []
     for tiling in Tiling:
         runs: dict[tuple[object, ...], Overlap] = {}
-        divided: list[TimePiece[tuple[HeldSlots, ...]]] = []
-        for now, until, in_force, held in allocations(claims, tiling):
-            extend(divided, TimePiece(now, until, tuple(held)))
+        divided: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]] = []
+        for now, until, in_force, held in holders.allocations(claims, tiling):
+            timeline.extend(divided, timeline.TimePiece(now, until, tuple(held)))
             if len(exclusive) < len(claims):
                 found += _lasting(runs, _overlaps_of_shares(now, until, in_force, held, tiling))
         for piece in exclusive:
@@ -90,8 +89,8 @@ def _lasting(
 
 
 def _overlaps_of(
-    piece: TimePiece[MeteredClaim],
-    divided: Sequence[TimePiece[tuple[HeldSlots, ...]]],
+    piece: timeline.TimePiece[MeteredClaim],
+    divided: Sequence[timeline.TimePiece[tuple[holders.HeldSlots, ...]]],
     tiling: Tiling,
 ) -> Iterator[Overlap]:
     """Yield the overlaps of an exclusive claim: requested = held + moved."""
@@ -112,7 +111,7 @@ def _overlaps_of_shares(
     now: int,
     until: int,
     in_force: Sequence[MeteredClaim],
-    held: Sequence[HeldSlots],
+    held: Sequence[holders.HeldSlots],
     tiling: Tiling,
 ) -> Iterator[Overlap]:
     """Yield the overlaps of shared claims in one span: requested = held + moved, for every claim."""
@@ -139,7 +138,7 @@ class _ShareGroup(NamedTuple):
     """Claims that divide a device, greatest first, and the holds of other claims on the GPU."""
 
     claims: Sequence[MeteredClaim]
-    others: Sequence[HeldSlots]
+    others: Sequence[holders.HeldSlots]
     ratio: Fraction = Fraction(0)
     """The sum of the requested shares divided by the held capacity; 0 if nothing is held."""
 
@@ -147,7 +146,7 @@ class _ShareGroup(NamedTuple):
 def _groups(
     in_force: Iterable[MeteredClaim],
     sizes: Mapping[MeteredClaim, Units],
-    held: Sequence[HeldSlots],
+    held: Sequence[holders.HeldSlots],
     tiling: Tiling,
 ) -> dict[MeteredClaim, _ShareGroup]:
     """Return the group of each shared claim; each is computed once, however many claims it has."""
@@ -162,7 +161,7 @@ def _groups(
             current = {
                 device: group
                 for device, group in current.items()
-                if not slots_intersect(device, slots)
+                if not holders.slots_intersect(device, slots)
             }
         elif slots in current:
             current[slots].append(claim)

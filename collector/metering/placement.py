@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from collector.metering.evidence import MeteredClaim, job_id
-from collector.metering.holders import natural_sort_key
+from collector.metering import evidence, holders
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -65,7 +64,7 @@ class PlacementGpu(NamedTuple):
 
     gpu: str
     stays: Sequence[tuple[int, int]]
-    claims: Sequence[MeteredClaim]
+    claims: Sequence[evidence.MeteredClaim]
 
 
 class ClaimExcess(NamedTuple):
@@ -82,7 +81,7 @@ class ClaimExcess(NamedTuple):
 class Placement(NamedTuple):
     """The placed claims of each GPU, and the excess."""
 
-    claims: dict[str, list[MeteredClaim]]
+    claims: dict[str, list[evidence.MeteredClaim]]
     excess: list[ClaimExcess]
 
 
@@ -149,7 +148,7 @@ def place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Pl
     return Placement(claims, sorted([*found.excess, *late.excess]))
 
 
-def _as_placed(claim: MeteredClaim) -> MeteredClaim:
+def _as_placed(claim: evidence.MeteredClaim) -> evidence.MeteredClaim:
     """Return a placed count as a claim for the placement of those under review.
 
     It holds the GPU, and names it for no workload.
@@ -177,7 +176,7 @@ def _place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> P
                 _extend(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
         for claim, amount in excess:
             _extend(over.setdefault((claim, amount), []), start_ns, end_ns)
-    claims: dict[str, list[MeteredClaim]] = {}
+    claims: dict[str, list[evidence.MeteredClaim]] = {}
     for (gpu, part), spans in runs.items():
         for piece, within in _cut(spans, pieces[part.claim]):
             claims.setdefault(gpu, []).extend(_claims(part._replace(claim=piece), within))
@@ -265,7 +264,9 @@ def _spans(
     for place, gpu in enumerate(gpus):
         yield from (((place, None), start_ns, end_ns) for start_ns, end_ns in gpu.stays)
         for claim in set(gpu.claims):
-            holder = _PlacedHolder(claim.level, job_id(claim.workload), claim.source, _size(claim))
+            holder = _PlacedHolder(
+                claim.level, evidence.job_id(claim.workload), claim.source, _size(claim)
+            )
             yield (place, holder), claim.start_ns, claim.end_ns
     yield from (((-1, count), count.begins_ns, count.end_ns) for count in counts)
 
@@ -348,10 +349,10 @@ def _has_already(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:
 
 def _is_same_workload(claim: _PlacedHolder, count: UnplacedClaim) -> bool:
     """True if both are for one job, as job lists are compared with the ledger."""
-    return bool(count.workload) and claim.workload == job_id(count.workload)
+    return bool(count.workload) and claim.workload == evidence.job_id(count.workload)
 
 
-def _size(claim: MeteredClaim) -> Fraction:
+def _size(claim: evidence.MeteredClaim) -> Fraction:
     """Return the part of a GPU that a placed claim requests.
 
     A shared claim without a fraction counts as its whole device.
@@ -360,10 +361,12 @@ def _size(claim: MeteredClaim) -> Fraction:
     return size if claim.share is None else size * claim.share
 
 
-def _claims(part: _GrantedShare, spans: Sequence[tuple[int, int]]) -> Iterator[MeteredClaim]:
+def _claims(
+    part: _GrantedShare, spans: Sequence[tuple[int, int]]
+) -> Iterator[evidence.MeteredClaim]:
     count = part.claim
     for start_ns, end_ns in spans:
-        yield MeteredClaim(
+        yield evidence.MeteredClaim(
             level=count.level,
             start_ns=count.start_ns,
             id=f"{count.id}/count",
@@ -392,4 +395,4 @@ def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
 
 def _precedence(claim: UnplacedClaim) -> tuple[Any, ...]:
     """Sort key: higher rank, later start, larger id (digit runs as numbers), larger source."""
-    return claim.level, claim.start_ns, natural_sort_key(claim.id), claim.id, claim.source
+    return claim.level, claim.start_ns, holders.natural_sort_key(claim.id), claim.id, claim.source

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.metering import evidence, holders, units
-from collector.metering.timeline import TimePiece, aligned, prevailing
+from collector.metering import evidence, holders, timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
@@ -115,8 +114,8 @@ class _GpuConditions(NamedTuple):
 class _TilingDivision(NamedTuple):
     """One tiling of a GPU over all time."""
 
-    held: list[TimePiece[tuple[holders.HeldSlots, ...]]]
-    reserved: dict[units.CapacityRange, list[TimePiece[evidence.SlotReservation]]]
+    held: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]]
+    reserved: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]]
     """By the slots that reservations name, which may overlap."""
     stranded: dict[evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
 
@@ -129,7 +128,7 @@ class GpuTimeline:
     """One GPU over all time. It is computed once; windows of it are cheap."""
 
     gpu: str
-    _whole: tuple[Sequence[TimePiece[Any]], ...]
+    _whole: tuple[Sequence[timeline.TimePiece[Any]], ...]
     _divided: dict[units.Tiling, _TilingDivision]
 
     @classmethod
@@ -139,9 +138,13 @@ class GpuTimeline:
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
             holders.stays(facts),
-            prevailing(TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in facts.layouts),
-            prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages),
-            prevailing(TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings),
+            timeline.prevailing(
+                timeline.TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in facts.layouts
+            ),
+            timeline.prevailing(timeline.TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages),
+            timeline.prevailing(
+                timeline.TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings
+            ),
             evidence.observation_gaps(facts.stretches, sorted(boundaries)),
         )
         divided = {tiling: _divided(facts, claims, tiling) for tiling in units.Tiling}
@@ -150,8 +153,8 @@ class GpuTimeline:
     def entries(self, start_ns: int, end_ns: int) -> list[TilingEntry]:
         """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
-            TimePiece(start, end, scene)
-            for start, end, values in aligned(self._whole, start_ns, end_ns)
+            timeline.TimePiece(start, end, scene)
+            for start, end, values in timeline.aligned(self._whole, start_ns, end_ns)
             if (scene := _GpuConditions(*values)).stay
         ]
         found: list[TilingEntry] = []
@@ -161,27 +164,35 @@ class GpuTimeline:
 
 
 def _divided(
-    facts: evidence.Evidence, claims: list[TimePiece[evidence.MeteredClaim]], tiling: units.Tiling
+    facts: evidence.Evidence,
+    claims: list[timeline.TimePiece[evidence.MeteredClaim]],
+    tiling: units.Tiling,
 ) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
-    kept: dict[units.CapacityRange, list[TimePiece[evidence.SlotReservation]]] = {}
+    kept: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]] = {}
     for one in facts.reservations:
-        kept.setdefault(one.slots(tiling), []).append(TimePiece(one.start_ns, one.end_ns, one))
+        kept.setdefault(one.slots(tiling), []).append(
+            timeline.TimePiece(one.start_ns, one.end_ns, one)
+        )
     return _TilingDivision(
         holders.divisions(claims, tiling),
-        {slots: prevailing(pieces) for slots, pieces in kept.items()},
+        {slots: timeline.prevailing(pieces) for slots, pieces in kept.items()},
         {layout: layout.stranded(tiling) for layout in facts.layouts},
     )
 
 
 def _contents(
-    divided: _TilingDivision, scenes: list[TimePiece[_GpuConditions]]
-) -> Iterator[TimePiece[_Parts]]:
+    divided: _TilingDivision, scenes: list[timeline.TimePiece[_GpuConditions]]
+) -> Iterator[timeline.TimePiece[_Parts]]:
     """Yield the content of all slots, while the GPU was in a node."""
     if not scenes:
         return
-    timelines: list[list[TimePiece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
-    for start, end, values in aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
+    timelines: list[list[timeline.TimePiece[Any]]] = [
+        scenes,
+        divided.held,
+        *divided.reserved.values(),
+    ]
+    for start, end, values in timeline.aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
         scene: _GpuConditions | None = values[0]
         if scene is None:
             continue
@@ -198,7 +209,7 @@ def _contents(
                 by = max((one for kept, one in reserved if _within(part, kept)), default=None)
                 stranded = any(_within(part, one) for one in useless)
                 _append(parts, part, _free(by, scene, stranded=stranded))
-        yield TimePiece(start, end, parts)
+        yield timeline.TimePiece(start, end, parts)
 
 
 def _append(parts: _Parts, slots: units.CapacityRange, content: EntryContent) -> None:
@@ -276,20 +287,20 @@ def _outage(outage: evidence.GpuOutage) -> SlotState:
 
 
 def _entries(
-    gpu: str, tiling: units.Tiling, found: Iterable[TimePiece[_Parts]]
+    gpu: str, tiling: units.Tiling, found: Iterable[timeline.TimePiece[_Parts]]
 ) -> Iterator[TilingEntry]:
     """Yield entries in order of time and slot; slots with unchanged content have one entry."""
-    rows: list[tuple[units.CapacityRange, TimePiece[EntryContent]]] = []
-    lasting: dict[units.CapacityRange, TimePiece[EntryContent]] = {}
+    rows: list[tuple[units.CapacityRange, timeline.TimePiece[EntryContent]]] = []
+    lasting: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
     for now, until, parts in found:
-        present: dict[units.CapacityRange, TimePiece[EntryContent]] = {}
+        present: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
         for slots, content in parts:
             before = lasting.get(slots)
             if before and (before.end_ns, before.value) == (now, content):
-                present[slots] = TimePiece(before.start_ns, until, content)
+                present[slots] = timeline.TimePiece(before.start_ns, until, content)
                 del lasting[slots]
             else:
-                present[slots] = TimePiece(now, until, content)
+                present[slots] = timeline.TimePiece(now, until, content)
         rows += lasting.items()
         lasting = present
     rows += lasting.items()

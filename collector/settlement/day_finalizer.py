@@ -17,22 +17,18 @@ import structlog
 
 from collector.account.live_account import LiveAccount
 from collector.config import MeteringSettings
-from collector.evidence.claim_events import (
-    ClaimFact,
-    is_gpu,
-    node_of,
-    unplaced_in,
+from collector.evidence import (
+    claim_events,
+    evidence_book,
+    evidence_memory,
+    evidence_records,
+    evidence_store,
+    evidence_tables,
+    node_chunks,
+    node_claims,
+    review_rules,
 )
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.evidence_memory import ChunkInMemory
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.evidence_store import compress_chunk
-from collector.evidence.evidence_tables import EvidenceChange, LateCondition, groups_of
-from collector.evidence.node_chunks import encode_chunk
-from collector.evidence.node_claims import early_claims
-from collector.evidence.review_rules import ReviewDecisions
-from collector.ledger.database import LedgerError
-from collector.ledger.row_conversion import GpuDay
+from collector.ledger import database, row_conversion
 from collector.settlement import ledger_days
 from railscope.durable_files import write_durably
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
@@ -60,7 +56,7 @@ class FinalizerCounters:
 class DayFinalizer:
     """Updates database and ledger from the book. `open` blocks; it raises LedgerError."""
 
-    book: EvidenceBook
+    book: evidence_book.EvidenceBook
     live: LiveAccount
     open: Callable[[], ledger_days.MeteringStores]
     texts: Callable[[], Mapping[str, str] | None]
@@ -73,19 +69,19 @@ class DayFinalizer:
     """The reason for which nothing may be stored or finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
     """Raises LedgerError if the database is not the one used before."""
-    decided: Callable[[ReviewDecisions], None] = lambda _decisions: None
+    decided: Callable[[review_rules.ReviewDecisions], None] = lambda _decisions: None
     """Called with the decisions of people about evidence under review."""
     counts: FinalizerCounters = field(default_factory=FinalizerCounters)
     failing: bool = False
-    _problems: list[EvidenceProblem] = field(default_factory=list)
+    _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stores: ledger_days.MeteringStores | None = None
     _open_days: ledger_days.OpenDayCounter = field(init=False)
     _written: dict[str, str] = field(default_factory=dict)
     """Content of files when they were last written: another collector's files may differ."""
-    _handled: set[EvidenceChange] = field(default_factory=set)
-    _late: set[EvidenceChange] = field(default_factory=set)
-    _counted: dict[GpuDay, int] = field(default_factory=dict)
+    _handled: set[evidence_tables.EvidenceChange] = field(default_factory=set)
+    _late: set[evidence_tables.EvidenceChange] = field(default_factory=set)
+    _counted: dict[row_conversion.GpuDay, int] = field(default_factory=dict)
     """The revisions included in the finalized sums, of the days that may still change."""
     _accounted: set[str] = field(default_factory=set)
     """GPUs with their finalized days in the account."""
@@ -119,7 +115,7 @@ class DayFinalizer:
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.failures += 1
             if not self.failing:
-                known = isinstance(fault, (LedgerError, OSError))
+                known = isinstance(fault, (database.LedgerError, OSError))
                 problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
                 log.error(
                     "evidence_write_failed",
@@ -192,7 +188,7 @@ class DayFinalizer:
         if self._accounted or await asyncio.to_thread(self._seen_ns) is None:
             homes = await asyncio.to_thread(stores.store.homes)
             known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
-            which = LateCondition(oldest_day * DAY_NS, self._delay_ns)
+            which = evidence_tables.LateCondition(oldest_day * DAY_NS, self._delay_ns)
             self._late |= set(await asyncio.to_thread(stores.store.late, known, which))
         async with self.live.lock:
             self.live.finalized.add_gpus(found.sums, found.days, found.clock_suspect)
@@ -214,14 +210,14 @@ class DayFinalizer:
         return (now_ns - self._delay_ns) // DAY_NS
 
     def _apply(self, day: ledger_days.WrittenDay) -> None:
-        self._counted[GpuDay(day.gpu, day.day)] = day.revision
+        self._counted[row_conversion.GpuDay(day.gpu, day.day)] = day.revision
         self.live.finalized.finalize(day.gpu, day.day, day.new, day.old)
         self.live.amounts.finalize(day.gpu, day.day, day.new.amounts, day.old.amounts)
         self.book.changed.add(day.gpu)
         if day.gpu in self.book.gpus:
             nodes = self.book.nodes_of(day.gpu)
             self.book.forget(day.gpu, self.live.finalized.open_ns(day.gpu))
-            for key in map(unplaced_in, nodes):
+            for key in map(claim_events.unplaced_in, nodes):
                 if key in self.book.gpus:
                     self.book.forget(key, self._open_ns(key))
 
@@ -237,7 +233,7 @@ class DayFinalizer:
             if not one.stored and (everything or one.touched_ns <= quiet_ns)
         ]
         claims = list(self.book.unwritten)
-        for some in list(groups_of(kept)) or [[]]:
+        for some in list(evidence_tables.groups_of(kept)) or [[]]:
             await self._write(stores, some, claims)
             claims = []
 
@@ -252,18 +248,20 @@ class DayFinalizer:
     async def _write(
         self,
         stores: ledger_days.MeteringStores,
-        kept: Sequence[ChunkInMemory],
-        claims: Sequence[ClaimFact],
+        kept: Sequence[evidence_memory.ChunkInMemory],
+        claims: Sequence[claim_events.ClaimFact],
     ) -> None:
         """Write evidence with the time of the write: changes are later searched by that timestamp."""
         if not (kept or claims):
             return
         try:
             written = [
-                compress_chunk(one.chunk, content, self.book.contacts_of(one.chunk.node))
+                evidence_store.compress_chunk(
+                    one.chunk, content, self.book.contacts_of(one.chunk.node)
+                )
                 async for one, content in _encode_chunks(kept)
             ]
-            early = early_claims(claims, self.book.receipts)
+            early = node_claims.early_claims(claims, self.book.receipts)
             await asyncio.to_thread(stores.store.write, written, claims, self.wall_ns(), early)
         except BaseException:
             for one in kept:
@@ -292,8 +290,8 @@ class DayFinalizer:
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
         self.book.late.update(self.book.gpus.keys() & {change.gpu for change in new})
         for change in new:
-            if change.gpu and not is_gpu(change.gpu):
-                self.book.late.update(self.book.gpus_in(node_of(change.gpu)))
+            if change.gpu and not claim_events.is_gpu(change.gpu):
+                self.book.late.update(self.book.gpus_in(claim_events.node_of(change.gpu)))
         await self._read_claims(stores, new)
         oldest_day = end_day - self.settings.max_revision_age_days
         window = range(oldest_day, end_day)
@@ -319,16 +317,18 @@ class DayFinalizer:
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
 
     async def _read_claims(
-        self, stores: ledger_days.MeteringStores, changes: Iterable[EvidenceChange]
+        self, stores: ledger_days.MeteringStores, changes: Iterable[evidence_tables.EvidenceChange]
     ) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
         wanted = {change.gpu for change in changes if change.gpu}
         fresh = self._accounted - self._requested
-        wanted |= fresh | {unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)}
+        wanted |= fresh | {
+            claim_events.unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)
+        }
         affected = set(self._accounted)
         by_start: dict[int, list[str]] = {}
         for gpu in sorted(wanted):
-            if gpu in self.book.gpus or not is_gpu(gpu):
+            if gpu in self.book.gpus or not claim_events.is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
             self.book.learn(await asyncio.to_thread(stores.store.claim_facts, gpus, start_ns))
@@ -336,9 +336,9 @@ class DayFinalizer:
 
     def _open_ns(self, gpu: str) -> int:
         """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""
-        if is_gpu(gpu):
+        if claim_events.is_gpu(gpu):
             return self.live.finalized.open_ns(gpu)
-        gpus = self.book.gpus_in(node_of(gpu))
+        gpus = self.book.gpus_in(claim_events.node_of(gpu))
         return min((self.live.finalized.open_ns(one) for one in gpus), default=-FOREVER_NS)
 
     def _seen_ns(self) -> int | None:
@@ -352,11 +352,11 @@ class DayFinalizer:
 
 
 async def _encode_chunks(
-    kept: Sequence[ChunkInMemory],
-) -> AsyncIterator[tuple[ChunkInMemory, bytes]]:
+    kept: Sequence[evidence_memory.ChunkInMemory],
+) -> AsyncIterator[tuple[evidence_memory.ChunkInMemory, bytes]]:
     """Yield chunks with their encoding, yielding to the event loop periodically."""
     for number, one in enumerate(kept):
         one.stored = True
-        yield one, encode_chunk(one.chunk)
+        yield one, node_chunks.encode_chunk(one.chunk)
         if number % _YIELD_EVERY == 0:
             await asyncio.sleep(0)

@@ -22,21 +22,20 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import Connection
 
-from collector.account import account_sums
-from collector.account.live_account import LiveAccount
-from collector.evidence.claim_events import unplaced_in
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.evidence_tables import CONTEXT_NS, EvidenceChange
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_chunks import EvidenceChunk
+from collector.account import account_sums, live_account
+from collector.evidence import (
+    claim_events,
+    evidence_book,
+    evidence_records,
+    evidence_store,
+    evidence_tables,
+    gpu_evidence,
+    node_chunks,
+)
 from collector.fleet.schema_columns import AGENT_MEASURES
 from collector.ledger import day_metering, day_tiling, ledger_queries, ledger_store, row_conversion
-from collector.metering.evidence import ClockDoubt
-from collector.metering.measures import AmountAttribution, CountedQuantity, CounterRestart
+from collector.metering import evidence, measures, units
 from collector.metering.tiling import SlotState
-from collector.metering.units import exact
 from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
@@ -51,7 +50,7 @@ class MeteringStores(NamedTuple):
     """The open database: its ledger and its evidence."""
 
     ledger: ledger_store.Ledger
-    store: EvidenceStore
+    store: evidence_store.EvidenceStore
 
 
 class DueDays(NamedTuple):
@@ -84,7 +83,7 @@ class OpenDayCount(NamedTuple):
     gpu: str
     upto_ns: int
     days: account_sums.OpenDayTotals
-    resets: list[tuple[CountedQuantity, CounterRestart]]
+    resets: list[tuple[measures.CountedQuantity, measures.CounterRestart]]
     """Resets of counters that the device keeps."""
 
 
@@ -154,7 +153,10 @@ def _write_each(
 
 
 def open_amounts(
-    store: EvidenceStore, homes: GpuNodes, files: AdministratorInputs, jobs: Sequence[CountRequest]
+    store: evidence_store.EvidenceStore,
+    homes: GpuNodes,
+    files: gpu_evidence.AdministratorInputs,
+    jobs: Sequence[CountRequest],
 ) -> list[OpenDayCount]:
     """Return the increments of counters after a timestamp, up to the newest readings in the database."""
     gpus = [job.gpu for job in jobs]
@@ -185,14 +187,17 @@ _DAYS_AT_ONCE = 2
 
 
 def due_days(
-    homes: GpuNodes, finalized: Mapping[str, int], window: range, changes: Iterable[EvidenceChange]
+    homes: GpuNodes,
+    finalized: Mapping[str, int],
+    window: range,
+    changes: Iterable[evidence_tables.EvidenceChange],
 ) -> list[DueDays]:
     """Return the days of each GPU that are to be written, new or revised.
 
     `finalized` has the last day of each GPU that is in the ledger. The window ends with the first day
     that is not over; changes of days before its start are too late.
     """
-    about: dict[tuple[str, str], list[EvidenceChange]] = {}
+    about: dict[tuple[str, str], list[evidence_tables.EvidenceChange]] = {}
     for change in changes:
         about.setdefault((change.node, change.gpu), []).append(change)
     found = []
@@ -202,10 +207,12 @@ def due_days(
         days = set(range(max(next_day, since_day), window.stop))
         keys = [("", gpu), ("", "")]
         for node in homes[gpu]:
-            keys += [(node, ""), ("", unplaced_in(node))]
+            keys += [(node, ""), ("", claim_events.unplaced_in(node))]
         for change in (change for key in keys for change in about.get(key, ())):
-            first = max((change.start_ns - CONTEXT_NS) // DAY_NS, since_day, window.start)
-            last = min((change.end_ns + CONTEXT_NS) // DAY_NS, next_day - 1)
+            first = max(
+                (change.start_ns - evidence_tables.CONTEXT_NS) // DAY_NS, since_day, window.start
+            )
+            last = min((change.end_ns + evidence_tables.CONTEXT_NS) // DAY_NS, next_day - 1)
             days.update(range(first, last + 1))
         if days:
             found.append(DueDays(gpu, tuple(sorted(days))))
@@ -226,12 +233,12 @@ def group_due_days(jobs: Sequence[DueDays], homes: GpuNodes) -> Iterator[list[Du
 class OpenDayCounter:
     """Continues the counts of GPUs, and restarts them for GPUs with late facts."""
 
-    book: EvidenceBook
-    live: LiveAccount
+    book: evidence_book.EvidenceBook
+    live: live_account.LiveAccount
     stale: set[str] = field(default_factory=set)
     """GPUs with stored readings that their open amounts do not include."""
 
-    def stored(self, chunk: EvidenceChunk) -> None:
+    def stored(self, chunk: node_chunks.EvidenceChunk) -> None:
         """Record that a chunk was stored in the database."""
         for gpu in chunk.gpus:
             self.stale.add(gpu)
@@ -240,7 +247,7 @@ class OpenDayCounter:
                 self.book.late.add(gpu)
 
     async def count_on(
-        self, stores: MeteringStores, files: AdministratorInputs, homes: GpuNodes
+        self, stores: MeteringStores, files: gpu_evidence.AdministratorInputs, homes: GpuNodes
     ) -> None:
         """Add the increments of counters on the open days, as far as their readings are stored."""
         self.stale |= self.book.late
@@ -267,7 +274,9 @@ class OpenDayCounter:
     def _report_counter_resets(self, counted: OpenDayCount) -> None:
         for measure, reset in counted.resets:
             facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
-            problem = EvidenceProblem("counter_reset", counted.gpu, "", reset.first_ns, facts)
+            problem = evidence_records.EvidenceProblem(
+                "counter_reset", counted.gpu, "", reset.first_ns, facts
+            )
             self.book.problems.report(problem)
 
     def _counted_to(self, gpu: str, homes: GpuNodes, restarted: set[str]) -> int:
@@ -289,7 +298,7 @@ class FinalizedGpus(NamedTuple):
     days: dict[str, int]
     numbers: dict[row_conversion.GpuDay, int]
     """The newest revision of each day that may still change."""
-    clock_suspect: list[ClockDoubt]
+    clock_suspect: list[evidence.ClockDoubt]
     """The marks of all days, repeated once per day."""
 
 
@@ -311,10 +320,12 @@ def _add_finalized(
     times = ledger_queries.finalized_time(connection, gpus)
     for (day, state, tenant), quantity in times.items():
         key = account_sums.TimeKey(account_sums.month_of(day), SlotState(state), tenant)
-        sums[key] = exact(sums.get(key, 0) + quantity)
+        sums[key] = units.exact(sums.get(key, 0) + quantity)
     for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
         amount_key = account_sums.AmountKey(
-            CountedQuantity(share.measure), AmountAttribution(share.use), share.tenant_id
+            measures.CountedQuantity(share.measure),
+            measures.AmountAttribution(share.use),
+            share.tenant_id,
         )
         amount = ledger_queries.HALF * int(share.high) + int(share.low)
         amounts[amount_key] = amounts.get(amount_key, 0) + amount

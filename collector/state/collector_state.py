@@ -19,8 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from collector.config import IngestLimits
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.node_chunks import CHUNK_NS, GRID_NS
+from collector.evidence import evidence_book, node_chunks
 from collector.fleet.fleet import (
     Fleet,
     NodeUpdate,
@@ -31,8 +30,7 @@ from collector.fleet.fleet import (
     seen_events,
 )
 from collector.fleet.schemas import KnownSchema, SchemaGpu, StoredSchemas
-from collector.framelog.received_frames import MAX_RANGES, MAX_STREAMS, ReceivedFrames
-from collector.framelog.segment_files import FrameRecord
+from collector.framelog import received_frames, segment_files
 from collector.metering.evidence import GAP_NS
 from collector.work_limits import LogRateLimit
 from railscope.device_names import Names
@@ -70,8 +68,8 @@ class CollectorState:
 
     schemas: StoredSchemas
     fleet: Fleet = field(default_factory=Fleet)
-    received: ReceivedFrames = field(default_factory=ReceivedFrames)
-    evidence: EvidenceBook = field(default_factory=EvidenceBook)
+    received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
+    evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
     gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: RecentEvents = field(default_factory=RecentEvents)
@@ -82,7 +80,9 @@ class CollectorState:
 
     Also if an earlier frame reported it, and again when a restart reads the frame.
     """
-    on_envelope: list[Callable[[FrameRecord, Envelope], None]] = field(default_factory=list)
+    on_envelope: list[Callable[[segment_files.FrameRecord, Envelope], None]] = field(
+        default_factory=list
+    )
     """Called with every envelope, before its events."""
 
     def fresh_frames(self, envelope: Envelope) -> int:
@@ -107,18 +107,22 @@ class CollectorState:
         ranges = sum(len(one.starts) for one in known.values()) + len(envelope.batches)
         for count, limit, what in (
             (gaps, factor * max_gaps, "gaps in a stream"),
-            (len(sent | known.keys()), factor * MAX_STREAMS, "streams of a run"),
-            (ranges if sent else 0, factor * MAX_RANGES, "ranges of sequences of a run"),
+            (len(sent | known.keys()), factor * received_frames.MAX_STREAMS, "streams of a run"),
+            (
+                ranges if sent else 0,
+                factor * received_frames.MAX_RANGES,
+                "ranges of sequences of a run",
+            ),
         ):
             if count > limit:
                 yield f"{count} {what}: expected at most {limit}"
 
-    def accept(self, record: FrameRecord, envelope: Envelope) -> None:
+    def accept(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
         """Apply a durable envelope to the state. Frames received before change nothing."""
         for _ in self.steps(record, envelope):
             pass
 
-    def steps(self, record: FrameRecord, envelope: Envelope) -> Iterator[None]:
+    def steps(self, record: segment_files.FrameRecord, envelope: Envelope) -> Iterator[None]:
         """Apply a durable envelope in steps, between which other work may run.
 
         A fault is logged and counted, and affects this envelope only: it is in the frame log, and
@@ -137,7 +141,7 @@ class CollectorState:
                     problem=f"{type(fault).__name__}: {fault}",
                 )
 
-    def _steps(self, record: FrameRecord, envelope: Envelope) -> Iterator[None]:
+    def _steps(self, record: segment_files.FrameRecord, envelope: Envelope) -> Iterator[None]:
         node = self.fleet.node(envelope.node)
         node.agent_version = envelope.agent_version
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
@@ -177,7 +181,11 @@ class CollectorState:
         self.evidence.receive(record, envelope)
 
     def _show(
-        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
+        self,
+        record: segment_files.FrameRecord,
+        envelope: Envelope,
+        batch: Batch,
+        known: KnownSchema,
     ) -> None:
         """Apply the last frame of a batch to the current state, unless that is as new or newer."""
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
@@ -188,7 +196,11 @@ class CollectorState:
             self.gpus_of[envelope.node] = _by_rail(known.gpus)
 
     def _take(
-        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
+        self,
+        record: segment_files.FrameRecord,
+        envelope: Envelope,
+        batch: Batch,
+        known: KnownSchema,
     ) -> Iterator[None]:
         yield from self.evidence.steps(record, envelope, batch, known)
         yield from self.evidence.claim_steps(record, envelope, batch)
@@ -260,7 +272,7 @@ def cost_of(envelope: Envelope, known: Iterable[KnownSchema | None]) -> Envelope
             stretches += _stretches(batch, schema)
             counters = len(schema.metered.columns)
             if counters:
-                cells = len({boot_ns // GRID_NS for boot_ns in batch.boot_ns})
+                cells = len({boot_ns // node_chunks.GRID_NS for boot_ns in batch.boot_ns})
                 counter_bytes += cells * counters * BYTES_PER_VALUE
     return EnvelopeCost(
         len(envelope.batches),
@@ -275,11 +287,15 @@ def cost_of(envelope: Envelope, known: Iterable[KnownSchema | None]) -> Envelope
 def _stretches(batch: Batch, schema: KnownSchema) -> int:
     boot_ns = batch.boot_ns
     length_ns = boot_ns[-1] - boot_ns[0]
-    if length_ns <= GAP_NS and boot_ns[0] // CHUNK_NS == boot_ns[-1] // CHUNK_NS:
+    if (
+        length_ns <= GAP_NS
+        and boot_ns[0] // node_chunks.CHUNK_NS == boot_ns[-1] // node_chunks.CHUNK_NS
+    ):
         stretches = 1
     else:
         stretches = 1 + sum(
-            after - before > GAP_NS or after // CHUNK_NS != before // CHUNK_NS
+            after - before > GAP_NS
+            or after // node_chunks.CHUNK_NS != before // node_chunks.CHUNK_NS
             for before, after in pairwise(boot_ns)
         )
     cells = 0

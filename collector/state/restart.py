@@ -14,10 +14,8 @@ from msgspec.structs import replace
 
 from collector.config import IngestLimits
 from collector.fleet.fleet import SeenEvent, events_of
-from collector.framelog import segment_files
-from collector.framelog.framelog import FrameLog
-from collector.state import state_checkpoint
-from collector.state.collector_state import REPLAY_FACTOR, CollectorState, cost_of, exceeded_bounds
+from collector.framelog import framelog, segment_files
+from collector.state import collector_state, state_checkpoint
 from collector.work_limits import TimeSlices, run_to_end
 from railscope.durable_files import PARTIAL, sync_directory, write_durably
 from railscope.envelopes import unpack
@@ -40,7 +38,7 @@ class Restart:
     """Restores the state of a collector, and writes checkpoints so that old segments can be deleted."""
 
     directory: Path
-    core: CollectorState
+    core: collector_state.CollectorState
     first_segment: int = 0
     corrections: Mapping[int, int] = field(default_factory=dict)
     """Shift of receipts to later times, by the start of the clock's doubt."""
@@ -73,10 +71,14 @@ class Restart:
     def _take(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
-        cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
+        cost = collector_state.cost_of(
+            envelope, (schemas.get(batch.schema) for batch in envelope.batches)
+        )
         found = [
-            *exceeded_bounds(cost, self.limits, REPLAY_FACTOR),
-            *self.core.sequence_problems(envelope, self.limits.gaps_per_stream, REPLAY_FACTOR),
+            *collector_state.exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
+            *self.core.sequence_problems(
+                envelope, self.limits.gaps_per_stream, collector_state.REPLAY_FACTOR
+            ),
         ]
         if found:
             raise _RecordSkippedError("; ".join(found))
@@ -87,7 +89,9 @@ class Restart:
             raise _RecordSkippedError(message)
 
     def _unpacked(self, record: segment_files.FrameRecord) -> Envelope:
-        max_bytes = max(REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES)
+        max_bytes = max(
+            collector_state.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
+        )
         return unpack(record.body, max_bytes)
 
     def events(self) -> Iterator[SeenEvent]:
@@ -238,7 +242,7 @@ class CheckpointSchedule:
     """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
 
     restart: Restart
-    frames: FrameLog
+    frames: framelog.FrameLog
     oldest_frame_ns: int
     """Maximum age of accepted frames."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns

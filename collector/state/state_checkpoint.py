@@ -17,9 +17,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from collector.evidence.claim_events import ClaimFact, ReportedClaim, ReportedEnd
-from collector.evidence.evidence_memory import ChunkInMemory, GpuMemory
-from collector.evidence.node_chunks import NodeReceipts
+from collector.evidence import claim_events, evidence_memory, node_chunks
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.received_frames import ReceivedRun
 from collector.state.collector_state import CollectorState
@@ -59,27 +57,27 @@ class NodePart(msgspec.Struct, array_like=True, tag=True):
     name: str
     runs: dict[str, ReceivedRun]
     memory: NodeMemory | None
-    receipts: NodeReceipts = msgspec.field(default_factory=NodeReceipts)
+    receipts: node_chunks.NodeReceipts = msgspec.field(default_factory=node_chunks.NodeReceipts)
 
 
 class GpuPart(msgspec.Struct, array_like=True, tag=True):
     """Facts about a GPU's time."""
 
     uuid: str
-    memory: GpuMemory
+    memory: evidence_memory.GpuMemory
 
 
 class ChunkPart(msgspec.Struct, array_like=True, tag=True):
     """Metering facts from a node's frames of some time."""
 
-    kept: ChunkInMemory
+    kept: evidence_memory.ChunkInMemory
 
 
 class FactsPart(msgspec.Struct, array_like=True, tag=True):
     """Claims and their ends that are still to be written to the database."""
 
-    claims: list[ReportedClaim]
-    ends: list[ReportedEnd]
+    claims: list[claim_events.ReportedClaim]
+    ends: list[claim_events.ReportedEnd]
 
 
 class EventsPart(msgspec.Struct, array_like=True, tag=True):
@@ -115,8 +113,8 @@ def parts_of(core: CollectorState, first_segment: int) -> Iterator[CheckpointPar
     # After the GPUs: a stored claim that is not among these is in the database.
     for facts in _some(list(book.unwritten)):
         yield FactsPart(
-            [fact for fact in facts if isinstance(fact, ReportedClaim)],
-            [fact for fact in facts if isinstance(fact, ReportedEnd)],
+            [fact for fact in facts if isinstance(fact, claim_events.ReportedClaim)],
+            [fact for fact in facts if isinstance(fact, claim_events.ReportedEnd)],
         )
     for events in _some(list(core.events)):
         yield EventsPart([(seen.node, seen.boot_id, seen.event) for seen in events])
@@ -175,9 +173,9 @@ def decode(content: bytes) -> list[CheckpointPart]:
 def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
     """Restore an empty core from a checkpoint; return the first segment to read."""
     first_segment = 0
-    gpus: dict[str, GpuMemory] = {}
-    chunks: list[ChunkInMemory] = []
-    facts: list[ClaimFact] = []
+    gpus: dict[str, evidence_memory.GpuMemory] = {}
+    chunks: list[evidence_memory.ChunkInMemory] = []
+    facts: list[claim_events.ClaimFact] = []
     for part in parts:
         match part:
             case Beginning():

@@ -16,9 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from collector.fleet.schemas import CellKey, KeyPart, SchemaLayout
-from collector.fleet.sheets import SheetBlock
-from collector.fleet.view_cells import ViewCell
+from collector.fleet import schemas, sheets, view_cells
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name, scopes_of
@@ -42,12 +40,12 @@ TenantsOf = Callable[[str, int], list[int]]
 class ReducedBlock:
     """Cells of the fresh rows of a block, shape (rows, cells) each."""
 
-    block: SheetBlock
+    block: sheets.SheetBlock
     rows: npt.NDArray[np.intp]
     columns: Columns
 
 
-def reduce_rows(block: SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock | None:
+def reduce_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock | None:
     """Reduce rows of a block to cells; None without rows or cells."""
     layout = block.layout
     if not len(rows) or not len(layout.order):
@@ -69,7 +67,7 @@ def reduce_rows(block: SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock |
 class _LayoutSums:
     """Sums of the cells of one layout."""
 
-    def __init__(self, layout: SchemaLayout) -> None:
+    def __init__(self, layout: schemas.SchemaLayout) -> None:
         self.layout = layout
         self.columns = tuple(np.full(len(layout.starts), empty) for _, empty in _REDUCERS)
 
@@ -154,15 +152,15 @@ class Rollups:
             for tenant, amounts in _of_tenants(reduced, holders):
                 self._of(self.tenant_names[tenant], layout).add(amounts)
 
-    def _of(self, scope_name: str, layout: SchemaLayout) -> _LayoutSums:
+    def _of(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
         key = (scope_name, id(layout))
         if key not in self._sums:
             self._sums[key] = _LayoutSums(layout)
         return self._sums[key]
 
-    def cells(self, scope: str) -> Iterator[ViewCell | None]:
+    def cells(self, scope: str) -> Iterator[view_cells.ViewCell | None]:
         """Yield the table of one scope, cell by cell; None while no cell is complete."""
-        totals: dict[tuple[str, CellKey], RollupTotal] = {}
+        totals: dict[tuple[str, schemas.CellKey], RollupTotal] = {}
         for (scope_name, _), sums in self._sums.items():
             if (scope_name == EVERYONE) == (scope != "tenant"):
                 for where, key, amounts in _amounts(sums, scope, scope_name):
@@ -171,16 +169,16 @@ class Rollups:
         for (where, (metric, part)), total in totals.items():
             labels = (where, *part) if where else part
             for rollup in metric.rollups:
-                yield ViewCell(
+                yield view_cells.ViewCell(
                     _derived(metric, scope, rollup), labels, total.scaled(metric, rollup)
                 )
 
 
 def node_rollups(
     reduced: Iterable[ReducedBlock],
-) -> Iterator[tuple[Metric, KeyPart, Rollup, float]]:
+) -> Iterator[tuple[Metric, schemas.KeyPart, Rollup, float]]:
     """Yield the roll-ups of one node: all its streams, each reduced to the node's row."""
-    totals: dict[CellKey, RollupTotal] = {}
+    totals: dict[schemas.CellKey, RollupTotal] = {}
     for one in reduced:
         sums = _LayoutSums(one.block.layout)
         sums.add(_of_everyone(one))
@@ -196,7 +194,7 @@ Amounts: TypeAlias = tuple[float, float, float, float]
 
 def _amounts(
     sums: _LayoutSums, scope: str, scope_name: str
-) -> Iterator[tuple[str, CellKey, Amounts]]:
+) -> Iterator[tuple[str, schemas.CellKey, Amounts]]:
     """Yield the amounts of each cell of a layout for a scope: rail or tenant, key, and amounts."""
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]

@@ -21,10 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collector.fleet import schema_columns, schemas, sheets
 from collector.fleet.fleet import FleetNode
-from collector.fleet.schema_columns import ColumnKey, JobColumns, Positions
-from collector.fleet.schemas import GPU_STREAM, SchemaGpu
-from collector.fleet.sheets import BLOCK_ROWS, SheetBlock
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_roster import NO_JOB, NO_POSITION, JobRoster, Numbers
 from railscope.catalog.account import STRAGGLER_MEASURES
@@ -38,8 +36,8 @@ from railscope.timestamps import SECOND_NS
 class PositionTable:
     """The columns of a block that are used for jobs, and their positions, row by row."""
 
-    block: SheetBlock
-    columns: JobColumns
+    block: sheets.SheetBlock
+    columns: schema_columns.JobColumns
     positions: Numbers
 
 
@@ -51,12 +49,14 @@ class FleetPositions:
     roster: JobRoster
     _tables: dict[int, PositionTable] = field(default_factory=dict)
 
-    def of(self, block: SheetBlock) -> PositionTable | None:
+    def of(self, block: sheets.SheetBlock) -> PositionTable | None:
         """Return the positions of a block; None if its stream has no columns for jobs."""
         table = self._tables.get(id(block))
         return table if table and table.block is block else None
 
-    def unchanged(self, block: SheetBlock, rows: Positions) -> Positions:
+    def unchanged(
+        self, block: sheets.SheetBlock, rows: schema_columns.Positions
+    ) -> schema_columns.Positions:
         """Return the rows with the nodes and schemas of the last refresh."""
         touched = self.core.fleet.touched
         if not touched:
@@ -86,7 +86,7 @@ class FleetPositions:
                 continue
             table = self._tables.get(id(row.block))
             if table is None:
-                free = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_POSITION, np.int32)
+                free = np.full((sheets.BLOCK_ROWS, len(known.jobs.columns)), NO_POSITION, np.int32)
                 table = self._tables[id(row.block)] = PositionTable(row.block, known.jobs, free)
             table.positions[row.index] = known.jobs.positions(by_gpu, by_rail, NO_POSITION)
 
@@ -103,9 +103,9 @@ class FleetPositions:
                 found[gpu.rail] = NO_POSITION
         return {rail: s for rail, s in found.items() if s != NO_POSITION and jobs[s] != NO_JOB}
 
-    def gpus(self, node: FleetNode) -> tuple[SchemaGpu, ...]:
+    def gpus(self, node: FleetNode) -> tuple[schemas.SchemaGpu, ...]:
         """Return the GPUs of a node by the schema of its latest frame."""
-        row = node.rows.get(GPU_STREAM)
+        row = node.rows.get(schemas.GPU_STREAM)
         known = self.core.schemas.get(row.schema) if row else None
         return known.gpus if known else ()
 
@@ -129,7 +129,7 @@ class GpuReadings(NamedTuple):
 class GatheredReadings:
     """All readings of one refresh."""
 
-    keys: dict[ColumnKey, int] = field(default_factory=dict)
+    keys: dict[schema_columns.ColumnKey, int] = field(default_factory=dict)
     _parts: list[GpuReadings] = field(default_factory=list)
 
     def add(self, table: PositionTable, rows: npt.NDArray[np.intp]) -> None:
@@ -189,8 +189,11 @@ class JobTotals(NamedTuple):
 
 
 def job_totals(
-    readings: GpuReadings, keys: Mapping[ColumnKey, int], job_of_position: Numbers, jobs: int
-) -> dict[ColumnKey, JobTotals]:
+    readings: GpuReadings,
+    keys: Mapping[schema_columns.ColumnKey, int],
+    job_of_position: Numbers,
+    jobs: int,
+) -> dict[schema_columns.ColumnKey, JobTotals]:
     """Return roll-ups over the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
     job = job_of_position[readings.positions]
     is_present = (job != NO_JOB) & (readings.reasons == PRESENT)

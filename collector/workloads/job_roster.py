@@ -21,9 +21,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from collector.metering import holders, tiling
 from collector.metering.evidence import Evidence, MeteredClaim
-from collector.metering.holders import claims_in_force, precedence
-from collector.metering.tiling import HELD, TilingEntry
 from collector.metering.units import Tiling, Units, exact
 from railscope.claim_terms import ClaimAuthority
 from railscope.settings import SettingsError
@@ -54,7 +53,7 @@ class JobHolding(NamedTuple):
 
 
 def holdings(
-    evidence: Evidence, entries: Iterable[TilingEntry], instant_ns: int
+    evidence: Evidence, entries: Iterable[tiling.TilingEntry], instant_ns: int
 ) -> tuple[JobHolding, ...]:
     """Return the holdings of a GPU; `entries` are those of the timestamp.
 
@@ -62,7 +61,7 @@ def holdings(
     """
     present = [
         claim
-        for start_ns, end_ns, claim in claims_in_force(evidence)
+        for start_ns, end_ns, claim in holders.claims_in_force(evidence)
         if start_ns <= instant_ns < end_ns
     ]
     by_id = {claim.id: claim for claim in present}
@@ -71,7 +70,7 @@ def holdings(
     found: dict[JobKey, JobHolding] = {}
     for entry in entries:
         claim = by_id.get(entry.claim)
-        if entry.tiling is not Tiling.COMPUTE or entry.state not in HELD or claim is None:
+        if entry.tiling is not Tiling.COMPUTE or entry.state not in tiling.HELD or claim is None:
             continue
         for low, high, naming in _named(entry, claim, named):
             start_ns = max(starts[naming.id], starts[claim.id])
@@ -83,7 +82,7 @@ def holdings(
 
 
 def _named(
-    entry: TilingEntry, claim: MeteredClaim, named: Iterable[MeteredClaim]
+    entry: tiling.TilingEntry, claim: MeteredClaim, named: Iterable[MeteredClaim]
 ) -> Iterator[tuple[Units, Units, MeteredClaim]]:
     """Yield the slots of an entry, with the claims that name the job on them."""
     if claim.workload:
@@ -93,7 +92,7 @@ def _named(
     cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
     for low, high in pairwise(sorted(cuts)):
         within = [c for c in named if c.compute.low <= low and high <= c.compute.high]
-        yield low, high, max(within, key=precedence, default=claim)
+        yield low, high, max(within, key=holders.precedence, default=claim)
 
 
 def _job(gpu: str, tenant: str, claim: MeteredClaim) -> JobKey:

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.fleet.fleet import NamesOfGpu
-from collector.fleet.schema_columns import ColumnKey
-from collector.fleet.view_cells import ViewCell
-from collector.workloads import job_readings
-from collector.workloads.job_roster import NO_JOB, JobGpu, Numbers, RunningJob
+from collector.fleet import fleet, schema_columns, view_cells
+from collector.workloads import job_readings, job_roster
 from railscope.catalog import account as catalog, declare, rollups
 from railscope.catalog.rollup import derived_name
 from railscope.claim_terms import GPU_CAPACITY
@@ -46,12 +43,12 @@ class MeasureComparison:
     """One measure, by the numbers of jobs: the lowest, the median, and the number of values."""
 
     means: job_readings.GpuValues
-    lowest: Numbers
+    lowest: job_roster.Numbers
     """The position; meaningless without values."""
     medians: job_readings.Floats
-    counts: Numbers
+    counts: job_roster.Numbers
 
-    def of(self, job: RunningJob) -> Straggler | str:
+    def of(self, job: job_roster.RunningJob) -> Straggler | str:
         """Return the GPU of a job that is furthest behind, or the reason for its absence."""
         number = job.number
         if len(job.places) < MIN_COMPARED_GPUS:
@@ -64,7 +61,7 @@ class MeasureComparison:
         position = int(self.lowest[number])
         return Straggler(position, float(self.means.values[position]), median)
 
-    def _why(self, job: RunningJob) -> str:
+    def _why(self, job: job_roster.RunningJob) -> str:
         """Return the most frequent reason of the GPUs without a value."""
         reasons = [SHARED if not p.alone else self.means.why(p.position) for p in job.places]
         known = [reason for reason in reasons if reason]
@@ -72,10 +69,10 @@ class MeasureComparison:
 
 
 def compare_gpus(
-    means: job_readings.GpuValues, job_of_position: Numbers, jobs: int
+    means: job_readings.GpuValues, job_of_position: job_roster.Numbers, jobs: int
 ) -> MeasureComparison:
     """Compare the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
-    at = np.flatnonzero((job_of_position != NO_JOB) & ~np.isnan(means.values))
+    at = np.flatnonzero((job_of_position != job_roster.NO_JOB) & ~np.isnan(means.values))
     values, job = means.values[at], job_of_position[at]
     order = np.lexsort((values, job))
     at, values, job = at[order], values[order], job[order]
@@ -90,7 +87,7 @@ def compare_gpus(
     return MeasureComparison(means, lowest, medians, counts.astype(np.int32))
 
 
-def _no_reading() -> Numbers:
+def _no_reading() -> job_roster.Numbers:
     return np.empty(0, np.int32)
 
 
@@ -99,11 +96,11 @@ class RunningJobs:
     """The reported jobs, and the readings of their GPUs."""
 
     instant_ns: int = 0
-    jobs: tuple[RunningJob, ...] = ()
+    jobs: tuple[job_roster.RunningJob, ...] = ()
     left_out: int = 0
     """Number of further jobs."""
     gathered: job_readings.GatheredReadings = field(default_factory=job_readings.GatheredReadings)
-    job_of_position: Numbers = field(default_factory=_no_reading)
+    job_of_position: job_roster.Numbers = field(default_factory=_no_reading)
     numbers: int = 0
     """Exceeds every number of a job."""
     fresh: frozenset[str] = frozenset()
@@ -112,7 +109,7 @@ class RunningJobs:
     """Measures that GPUs are compared by: means over the last minute."""
 
     @cached_property
-    def _totals(self) -> Mapping[ColumnKey, job_readings.JobTotals]:
+    def _totals(self) -> Mapping[schema_columns.ColumnKey, job_readings.JobTotals]:
         read = self.gathered.whole()
         return job_readings.job_totals(read, self.gathered.keys, self.job_of_position, self.numbers)
 
@@ -126,28 +123,28 @@ class RunningJobs:
             for name in catalog.STRAGGLER_MEASURES
         }
 
-    def of(self, tenant: str) -> tuple[RunningJob, ...]:
+    def of(self, tenant: str) -> tuple[job_roster.RunningJob, ...]:
         """Return the jobs of one tenant."""
         return tuple(job for job in self.jobs if job.key.tenant == tenant)
 
     # As metrics ----------------------------------------------------------------------------------
 
-    def cells(self, tenant: str | None = None) -> Iterator[ViewCell]:
+    def cells(self, tenant: str | None = None) -> Iterator[view_cells.ViewCell]:
         """Yield all cells of jobs; of one tenant's jobs, if one is named."""
         for job in self.jobs if tenant is None else self.of(tenant):
             yield from self._of_job(job)
             yield from self._stragglers(job)
             for place in job.places:
                 key, labels = job.key, (place.holding.node, place.gpu)
-                yield ViewCell(catalog.HOLDER_INFO, (*labels, *key[1:], key.tenant), 1)
+                yield view_cells.ViewCell(catalog.HOLDER_INFO, (*labels, *key[1:], key.tenant), 1)
 
-    def _of_job(self, job: RunningJob) -> Iterator[ViewCell]:
+    def _of_job(self, job: job_roster.RunningJob) -> Iterator[view_cells.ViewCell]:
         for metric, value in self._counts(job):
-            yield ViewCell(metric, job.key, value)
+            yield view_cells.ViewCell(metric, job.key, value)
         for metric, part, value in self._rollups(job):
-            yield ViewCell(metric, (*job.key, *part), value)
+            yield view_cells.ViewCell(metric, (*job.key, *part), value)
 
-    def _counts(self, job: RunningJob) -> Iterator[tuple[declare.Metric, float]]:
+    def _counts(self, job: job_roster.RunningJob) -> Iterator[tuple[declare.Metric, float]]:
         places = job.places
         nodes = {place.holding.node for place in places}
         yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
@@ -157,24 +154,28 @@ class RunningJobs:
         yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
         yield catalog.JOB_START, job.start_ns / SECOND_NS
 
-    def _rollups(self, job: RunningJob) -> Iterator[tuple[declare.Metric, tuple[str, ...], float]]:
+    def _rollups(
+        self, job: job_roster.RunningJob
+    ) -> Iterator[tuple[declare.Metric, tuple[str, ...], float]]:
         for (metric, part), found in self._totals.items():
             for rollup in catalog.BY_JOB.get(metric, ()):
                 value = found.of(rollup, job.number)
                 if value is not None:
                     yield _derived(metric, rollup), part, scaled(metric, value)
 
-    def _stragglers(self, job: RunningJob) -> Iterator[ViewCell]:
+    def _stragglers(self, job: job_roster.RunningJob) -> Iterator[view_cells.ViewCell]:
         for name, compared in self._compared.items():
             found = compared.of(job)
             if isinstance(found, Straggler):
                 place = next(place for place in job.places if place.position == found.position)
                 where = name, place.holding.node, place.gpu
-                yield ViewCell(catalog.STRAGGLER_DEVIATION, (*job.key, *where), found.deviation)
+                yield view_cells.ViewCell(
+                    catalog.STRAGGLER_DEVIATION, (*job.key, *where), found.deviation
+                )
 
     # As JSON -------------------------------------------------------------------------------------
 
-    def to_json(self, job: RunningJob, names_of: NamesOfGpu) -> dict[str, Any]:
+    def to_json(self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu) -> dict[str, Any]:
         """Return a job: its holdings, roll-ups over its GPUs, and its stragglers."""
         counts = {metric.name: value for metric, value in self._counts(job)}
         return {
@@ -199,7 +200,11 @@ class RunningJobs:
         }
 
     def _straggler(
-        self, job: RunningJob, name: str, compared: MeasureComparison, names_of: NamesOfGpu
+        self,
+        job: job_roster.RunningJob,
+        name: str,
+        compared: MeasureComparison,
+        names_of: fleet.NamesOfGpu,
     ) -> dict[str, Any]:
         found = compared.of(job)
         if isinstance(found, str):
@@ -213,7 +218,9 @@ class RunningJobs:
             "deviation_ratio": found.deviation,
         }
 
-    def places(self, job: RunningJob, names_of: NamesOfGpu) -> list[dict[str, Any]]:
+    def places(
+        self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu
+    ) -> list[dict[str, Any]]:
         """Return the GPUs of a job, each with its readings or the reasons for their absence."""
         return [
             {
@@ -229,7 +236,7 @@ class RunningJobs:
         ]
 
 
-def _where(place: JobGpu, names_of: NamesOfGpu) -> dict[str, str]:
+def _where(place: job_roster.JobGpu, names_of: fleet.NamesOfGpu) -> dict[str, str]:
     node, uuid = place.holding.node, place.gpu
     names = names_of(node, uuid)
     return {
@@ -241,7 +248,7 @@ def _where(place: JobGpu, names_of: NamesOfGpu) -> dict[str, str]:
 
 
 def _reading(
-    job: RunningJob, place: JobGpu, name: str, compared: MeasureComparison
+    job: job_roster.RunningJob, place: job_roster.JobGpu, name: str, compared: MeasureComparison
 ) -> dict[str, Any]:
     if not place.alone:
         return {"absent": SHARED}

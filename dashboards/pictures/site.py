@@ -25,11 +25,9 @@ from typing import Any
 import click
 import yaml
 
-from dashboards import prometheus_api
-from dashboards.build import dashboards
+from dashboards import build, prometheus_api, promql
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
-from dashboards.promql import recording_rules
 from railscope.capture import write_capture
 from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program, ProgramError
@@ -187,7 +185,7 @@ def _scrapes(addresses: Mapping[str, str], collector: str) -> str:
 
 def _recorded() -> str:
     """Return the rules of recorded series in dashboards, evaluated as often as everything is scraped."""
-    rules = list(recording_rules())
+    rules = list(promql.recording_rules())
     return yaml.safe_dump({"groups": [{"name": "recorded", "rules": rules}]})
 
 
@@ -254,7 +252,7 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
 async def _draw_all(
     prometheus: prometheus_api.Prometheus, window: prometheus_api.QueryWindow, to: Path
 ) -> None:
-    for name, text in dashboards():
+    for name, text in build.dashboards():
         stem, dashboard = Path(name).stem, json.loads(text)
         answers = await prometheus_api.query_dashboard(
             prometheus, dashboard, window, CHOSEN.get(stem, {}), WIDTH

@@ -15,13 +15,13 @@ from pathlib import Path
 import click
 
 from railscope.durable_files import lock_directory
+from simulator import spec
 from simulator.demo import child
 from simulator.demo.cluster import DemoCluster
 from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
 from simulator.demo.process import ProgramError
 from simulator.demo.report import DemoScreen, verdict
 from simulator.demo.watchers import Watchers, WatchersError
-from simulator.spec import NS_PER_SECOND
 
 REFRESH_SECONDS = 2.0
 _SCHEDULERS = {
@@ -161,7 +161,7 @@ class DemoRun:
     def _elapsed(self) -> float:
         """Return seconds since the simulated nodes began, by the clock that they follow."""
         started_ns = next(iter(self._cluster.nodes.values())).started_boot_ns
-        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / NS_PER_SECOND
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / spec.NS_PER_SECOND
 
     async def _follow_faults(self, record: FaultRecord) -> None:
         """Announce and record each fault when it begins and when it ends."""

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from simulator.data import read_table
-from simulator.live import FaultOccurrence, LiveNode, PlannedFault
-from simulator.node_hardware import build_node_hardware
+from simulator import data, live, node_hardware
 from simulator.spec import NS_PER_SECOND
 
 ROUND_SECONDS = 1140.0
@@ -46,12 +44,12 @@ class DemoFault:
     text: str
 
     @property
-    def planned(self) -> PlannedFault:
+    def planned(self) -> live.PlannedFault:
         """The fault as planned in the simulation."""
-        return PlannedFault(self.scenario, self.begin_seconds, self.length_seconds)
+        return live.PlannedFault(self.scenario, self.begin_seconds, self.length_seconds)
 
 
-FAULTS = read_table("demo_faults", dict[str, tuple[DemoFault, ...]])["faults"]
+FAULTS = data.read_table("demo_faults", dict[str, tuple[DemoFault, ...]])["faults"]
 
 
 class FaultChange(NamedTuple):
@@ -80,7 +78,7 @@ def changes() -> Iterator[FaultChange]:
         number += 1
 
 
-def planned(node: str) -> tuple[PlannedFault, ...]:
+def planned(node: str) -> tuple[live.PlannedFault, ...]:
     """Return the faults that the simulation of a node applies."""
     return tuple(fault.planned for fault in FAULTS if fault.node == node and fault.scenario)
 
@@ -93,13 +91,13 @@ class FaultTarget(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, node: LiveNode, change: FaultChange) -> FaultTarget:
+    def of(cls, node: live.LiveNode, change: FaultChange) -> FaultTarget:
         """Return the target of a change."""
         fault = change.fault
         if not fault.scenario:
             return cls(None, {}, fault.text)
-        spec = FaultOccurrence.of(node, fault.planned, change.round).spec
-        parts = build_node_hardware(node.spec)
+        spec = live.FaultOccurrence.of(node, fault.planned, change.round).spec
+        parts = node_hardware.build_node_hardware(node.spec)
         if "{nic}" in fault.text:
             port = next(port for port in parts.ports if port.rail == spec.struck)
             names: dict[str, str | int] = {

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simulator.data import read_table, read_text
-from simulator.spec import SimulatorError
+from simulator import data, spec
 
 CHECKOUT = Path(__file__).parents[2]
 DASHBOARDS = CHECKOUT / "dashboards" / "generated"
@@ -28,7 +27,7 @@ _PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-
 """Debian packages, by the program that they install."""
 
 
-class WatchersError(SimulatorError, RuntimeError):
+class WatchersError(spec.SimulatorError, RuntimeError):
     """The directory cannot be written; the message states the missing file or the obstacle."""
 
 
@@ -40,7 +39,7 @@ class WatcherProgram:
     command: tuple[str, ...]
 
 
-PROGRAMS = read_table("watchers", dict[str, tuple[WatcherProgram, ...]])["programs"]
+PROGRAMS = data.read_table("watchers", dict[str, tuple[WatcherProgram, ...]])["programs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Watchers:
                 self._put(f"prometheus/rules/{source.name}", self._linked(source))
             alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
             self._put("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
-            grafana = read_text("grafana.ini").format(
+            grafana = data.read_text("grafana.ini").format(
                 directory=self.directory / "grafana",
                 host=HOST,
                 port=self.ports.grafana,

@@ -10,12 +10,11 @@ results    calls, fields and events, as recorded
 from __future__ import annotations
 
 from railscope.capture import PENDING, CaptureMoment, Json
+from simulator import node_model, spec
 from simulator.gpu import GpuState
-from simulator.node_model import NodeModel
 from simulator.nvml import health, load, results, settings, sharing
-from simulator.spec import NS_PER_US, seconds
 
-LINKS_PERIOD_NS = seconds(10.0)
+LINKS_PERIOD_NS = spec.seconds(10.0)
 """Period of per-link values, equal to the agents' period: there are many of them."""
 
 _DENIED = (results.GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
@@ -24,12 +23,12 @@ _DENIED = (results.GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
 class SimulatedNvml:
     """NVML on the simulated node."""
 
-    def __init__(self, model: NodeModel) -> None:
+    def __init__(self, model: node_model.NodeModel) -> None:
         self._events = results.NvmlEventLog()
         self._links: list[dict[str, Json]] = [{} for _ in model.gpus]
         self._links_shown_ns: int | None = None
 
-    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+    def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Add all results to a `CaptureMoment`. For a lost GPU every call returns the error GPU_IS_LOST."""
         parts = model.machine
         into.calls["nvml.nvmlDeviceGetCount()"] = len(model.gpus)
@@ -43,7 +42,7 @@ class SimulatedNvml:
             sharing.show_files(gpu, into)
         self._events.show(model, into)
 
-    def _refresh_links(self, model: NodeModel) -> None:
+    def _refresh_links(self, model: node_model.NodeModel) -> None:
         last_ns, now_ns = self._links_shown_ns, model.offset_ns
         if last_ns is not None and now_ns // LINKS_PERIOD_NS == last_ns // LINKS_PERIOD_NS:
             return
@@ -54,14 +53,14 @@ class SimulatedNvml:
             self._links[place] = into.found
 
 
-def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
+def _answers(model: node_model.NodeModel, gpu: GpuState) -> dict[str, Json]:
     into = results.NvmlResults(gpu.identity.index)
     settings.add_identity(model.spec, gpu, into)
     load.add_load(gpu, into)
     health.add_health(gpu, into)
     settings.add_settings(gpu, into)
     load.add_gpm_metrics(gpu, into)
-    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // NS_PER_US, into)
+    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // spec.NS_PER_US, into)
     found = into.found
     for device in gpu.sharing.mig_devices:
         found |= sharing.instance_results(gpu, device).found

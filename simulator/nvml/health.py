@@ -8,9 +8,8 @@ Blackwell on packets and symbols are counted instead.
 from __future__ import annotations
 
 from railscope.capture import Json
-from simulator.device_models import GpuGeneration
+from simulator import device_models, node_hardware
 from simulator.gpu import BAD_ADDRESS, PAGE_BYTES, GpuNvLinks, GpuState, NvLinkState
-from simulator.node_hardware import NodeHardware
 from simulator.nvml.results import NOT_SUPPORTED, NvmlResults, supported_if
 
 L1, L2, DRAM, REGISTER_FILE, CBU, SRAM = 0, 1, 2, 3, 6, 7
@@ -30,7 +29,10 @@ def add_health(gpu: GpuState, into: NvmlResults) -> None:
     can_remap = model.remaps_rows and not cut
     pending = int(errors.pending)
     repairs = model.remaps_rows and model.driver_branch >= _REPAIRS_SINCE
-    flag = model.generation >= GpuGeneration.HOPPER and model.driver_branch >= _FLAG_SINCE
+    flag = (
+        model.generation >= device_models.GpuGeneration.HOPPER
+        and model.driver_branch >= _FLAG_SINCE
+    )
     lanes, generation = 16, model.pcie_generation
     into.calls(
         PerformanceState=0,
@@ -88,7 +90,7 @@ def _add_memory_errors(gpu: GpuState, into: NvmlResults) -> None:
         (errors.corrected, errors.corrected_for_life),
         (errors.uncorrected, errors.uncorrected_for_life),
     )
-    volta = gpu.model.generation == GpuGeneration.VOLTA
+    volta = gpu.model.generation == device_models.GpuGeneration.VOLTA
     located = _VOLTA_LOCATIONS if volta else _LOCATIONS_SINCE_TURING
     for type_, lifetimes in enumerate(counts):
         for counter, count in enumerate(lifetimes):
@@ -103,8 +105,8 @@ def _add_memory_errors(gpu: GpuState, into: NvmlResults) -> None:
 _ACTIVE, _LEADS_TO_GPU, _LEADS_TO_SWITCH = 1, 0, 2
 _PACKETS_PER_KIBIBYTE = 4
 _EARLIER_RUNS = {
-    GpuGeneration.VOLTA: ("crc_flit", "replay", "recovery"),
-    GpuGeneration.AMPERE: ("crc_flit", "crc_data", "replay", "recovery", "ecc_data"),
+    device_models.GpuGeneration.VOLTA: ("crc_flit", "replay", "recovery"),
+    device_models.GpuGeneration.AMPERE: ("crc_flit", "crc_data", "replay", "recovery", "ecc_data"),
 }
 _RUN_STARTS = {
     "crc_flit": (32, 96),
@@ -117,7 +119,7 @@ _RUN_LENGTH = 6
 _ZERO_PACKET_ERRORS = (205, 206, 207, 209, 210, 212)
 
 
-def add_links(parts: NodeHardware, gpu: GpuState, into: NvmlResults) -> None:
+def add_links(parts: node_hardware.NodeHardware, gpu: GpuState, into: NvmlResults) -> None:
     """Add the traffic and signal quality of every link of this GPU."""
     links = gpu.links
     if links is None:
@@ -128,22 +130,24 @@ def add_links(parts: NodeHardware, gpu: GpuState, into: NvmlResults) -> None:
     for number, link in enumerate(links.links):
         _add_link_end(parts, gpu, number, into)
         fields: dict[int, int] = {}
-        if generation > GpuGeneration.VOLTA:
+        if generation > device_models.GpuGeneration.VOLTA:
             fields |= {165: _ACTIVE, 164: links.model.raw_megabytes}
-        if generation >= GpuGeneration.HOPPER:
+        if generation >= device_models.GpuGeneration.HOPPER:
             fields[167] = 0  # at full speed: the links of a job are never idle
         carried = (link.transmitted_kibibytes, link.received_kibibytes)
         fields |= enumerate((*carried, *map(links.raw, carried)), 138)
-        if generation >= GpuGeneration.BLACKWELL:
+        if generation >= device_models.GpuGeneration.BLACKWELL:
             fields |= _packets(link) | _signal(links, link)
-        elif generation >= GpuGeneration.HOPPER:
+        elif generation >= device_models.GpuGeneration.HOPPER:
             fields |= {161: link.errors, 162: link.errors // 8, 163: link.errors}
         into.fields(fields, number)
-        if generation < GpuGeneration.HOPPER:
+        if generation < device_models.GpuGeneration.HOPPER:
             _add_error_fields(number, generation, link, into)
 
 
-def _add_link_end(parts: NodeHardware, gpu: GpuState, number: int, into: NvmlResults) -> None:
+def _add_link_end(
+    parts: node_hardware.NodeHardware, gpu: GpuState, number: int, into: NvmlResults
+) -> None:
     links = gpu.model.nvlink
     if links is None:
         return
@@ -162,7 +166,7 @@ def _end(ends: tuple[str, ...], number: int) -> Json:
 
 
 def _add_error_fields(
-    number: int, generation: GpuGeneration, link: NvLinkState, into: NvmlResults
+    number: int, generation: device_models.GpuGeneration, link: NvLinkState, into: NvmlResults
 ) -> None:
     counts = {"replay": link.errors, "recovery": link.errors // 8, "crc_flit": link.errors}
     for kind in _EARLIER_RUNS[generation]:

@@ -6,10 +6,9 @@ GPM metrics of a GPU or of a MIG device are averages over the last span, and cyc
 from __future__ import annotations
 
 from railscope.capture import Json
-from simulator.device_models import GpuGeneration
+from simulator import device_models, workload
 from simulator.gpu import ActivityShares, GpuState, SmCycles, activity_shares
 from simulator.nvml.results import ALL_LINKS, FUNCTION_NOT_FOUND, NvmlResults, supported_if
-from simulator.workload import SimulatedMigDevice
 
 _MEMORY_V2 = 0x0200_0028
 _ENCODER_PERIOD_US = 167_000
@@ -44,10 +43,10 @@ def add_load(gpu: GpuState, into: NvmlResults) -> None:
     into.call("Samples", supported_if(whole, used), _UTILIZATION_SAMPLES)
     into.call("Samples", drawn, _POWER_SAMPLES)
     for engine, since in (
-        ("Encoder", GpuGeneration.VOLTA),
-        ("Decoder", GpuGeneration.VOLTA),
-        ("Jpg", GpuGeneration.AMPERE),
-        ("Ofa", GpuGeneration.AMPERE),
+        ("Encoder", device_models.GpuGeneration.VOLTA),
+        ("Decoder", device_models.GpuGeneration.VOLTA),
+        ("Jpg", device_models.GpuGeneration.AMPERE),
+        ("Ofa", device_models.GpuGeneration.AMPERE),
     ):
         has = whole and model.generation >= since
         into.call(f"{engine}Utilization", supported_if(has, [0, _ENCODER_PERIOD_US]))
@@ -57,7 +56,7 @@ def add_load(gpu: GpuState, into: NvmlResults) -> None:
     if model.averages_power:
         into.field(185, silicon.power_milliwatts)
     into.field(186, silicon.instant_milliwatts)
-    if model.generation >= GpuGeneration.HOPPER:
+    if model.generation >= device_models.GpuGeneration.HOPPER:
         into.field(_MEMORY, silicon.memory_milliwatts)
     if model.grace:
         into.field(_MODULE, silicon.instant_milliwatts + round(1000 * _GRACE_WATTS))
@@ -137,7 +136,9 @@ def add_gpm_metrics(gpu: GpuState, into: NvmlResults) -> None:
         _add_cycles(gpu.cycles, into)
 
 
-def add_instance_gpm_metrics(gpu: GpuState, device: SimulatedMigDevice, into: NvmlResults) -> None:
+def add_instance_gpm_metrics(
+    gpu: GpuState, device: workload.SimulatedMigDevice, into: NvmlResults
+) -> None:
     """Add the SM activity of a MIG device, which has only share metrics."""
     if not gpu.model.has_gpm:
         return

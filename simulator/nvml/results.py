@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from railscope.capture import CaptureMoment, Json, NvmlError, failure
-from simulator.kernel_log import driver_reports
-from simulator.node_model import NodeModel
+from simulator import kernel_log, node_model
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST = (
     failure(NvmlError(code)) for code in (3, 4, 6, 10, 13, 15)
@@ -72,10 +71,10 @@ class NvmlEventLog:
         self._events: deque[Json] = deque(maxlen=_KEPT)
         self._number = 0
 
-    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+    def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Add the events so far to a `CaptureMoment`."""
         for _, fault in model.scenario.onsets(model.span):
-            for report in driver_reports(fault, model.machine):
+            for report in kernel_log.driver_reports(fault, model.machine):
                 if report.event:
                     self._number += 1
                     self._events.append(

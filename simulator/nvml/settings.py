@@ -10,11 +10,10 @@ NIC (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR space"). MIG devices report no 
 from __future__ import annotations
 
 from railscope.capture import Json
-from simulator.device_models import MEBIBYTE, GpuGeneration, GpuModel, GpuTemperatureThresholds
+from simulator import device_models, workload
 from simulator.gpu import GpuState
 from simulator.nvml.results import NvmlResults, supported_if
 from simulator.spec import NodeSpec
-from simulator.workload import ALONE
 
 _CUDA = {535: 12020, 550: 12040, 580: 13000, 590: 13010}
 """CUDA version of each driver branch (NVIDIA, CUDA release notes), in NVML's encoding."""
@@ -30,7 +29,7 @@ _CHASSIS, _TRAYS = "1821724190042", 18
 _SWITCH_CONNECTED = 0
 
 
-def cuda_version(model: GpuModel) -> int:
+def cuda_version(model: device_models.GpuModel) -> int:
     """CUDA version of the model's driver, in NVML's encoding."""
     return _CUDA[model.driver_branch]
 
@@ -39,7 +38,7 @@ def add_identity(spec: NodeSpec, gpu: GpuState, into: NvmlResults) -> None:
     """Add the identity of this GPU."""
     model, identity = gpu.model, gpu.identity
     domain, bus, slot = identity.pci_address.partition(".")[0].split(":")
-    blackwell = model.generation >= GpuGeneration.BLACKWELL
+    blackwell = model.generation >= device_models.GpuGeneration.BLACKWELL
     fabric = _fabric(spec, model)
     # The structure in its form before versions and health.
     old_fabric = {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
@@ -53,7 +52,9 @@ def add_identity(spec: NodeSpec, gpu: GpuState, into: NvmlResults) -> None:
         VbiosVersion=model.vbios,
         InforomImageVersion=model.inforom,
         BoardPartNumber=model.part_number,
-        GspFirmwareVersion=supported_if(model.generation > GpuGeneration.VOLTA, model.driver),
+        GspFirmwareVersion=supported_if(
+            model.generation > device_models.GpuGeneration.VOLTA, model.driver
+        ),
         VirtualizationMode=_VGPU_HOST if spec.mode == "vgpu" else _NO_VIRTUALIZATION,
         ModuleId=supported_if(model.nvlink, identity.index + 1),
         PlatformInfo=supported_if(blackwell, _rack_position(spec, gpu)),
@@ -86,12 +87,12 @@ def _rack_position(spec: NodeSpec, gpu: GpuState) -> Json:
     }
 
 
-def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
+def _fabric(spec: NodeSpec, model: device_models.GpuModel) -> Json:
     """Return the NVLink domain: one rack for all Grace nodes of a seed; other nodes have their own."""
     cluster = [0] * 16
     if model.grace:
         cluster = list(spec.shared_stream("fabric").randbytes(16))
-    watched = model.generation >= GpuGeneration.BLACKWELL
+    watched = model.generation >= device_models.GpuGeneration.BLACKWELL
     return {
         "version": _FABRIC_V3,
         "clusterUuid": cluster,
@@ -103,9 +104,9 @@ def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
     }
 
 
-_IDLE_BYTES = 2 * MEBIBYTE
-_REGISTERED_BYTES = 4096 * MEBIBYTE
-_SMALL_WINDOW_BYTES = 5 * MEBIBYTE
+_IDLE_BYTES = 2 * device_models.MEBIBYTE
+_REGISTERED_BYTES = 4096 * device_models.MEBIBYTE
+_SMALL_WINDOW_BYTES = 5 * device_models.MEBIBYTE
 """Mapped by processes if the window is too small for the memory and for registered buffers."""
 
 _MAPS_ALL_SINCE = 590
@@ -120,14 +121,14 @@ def _mapped_bytes(gpu: GpuState) -> int:
     if model.driver_branch >= _MAPS_ALL_SINCE:
         return sharing.used_bytes
     # The NIC of a Grace processor accesses the memory over C2C, not through BAR1.
-    if sharing.mode not in ALONE or model.grace:
+    if sharing.mode not in workload.ALONE or model.grace:
         return _IDLE_BYTES
-    return min(_REGISTERED_BYTES, sharing.used_bytes, model.bar1_mebibytes * MEBIBYTE)
+    return min(_REGISTERED_BYTES, sharing.used_bytes, model.bar1_mebibytes * device_models.MEBIBYTE)
 
 
 def bar1_window(mebibytes: int, used_bytes: int) -> Json:
     """BAR1 window of a GPU, or the part of it of a MIG device, whose use is not reported."""
-    total = mebibytes * MEBIBYTE
+    total = mebibytes * device_models.MEBIBYTE
     return {"bar1Total": total, "bar1Free": total - used_bytes, "bar1Used": used_bytes}
 
 
@@ -139,10 +140,10 @@ _C2C_ERRORS = (231, 232, 233)
 _PEAK_POWER, _ALL_OF_IT = 274, 100
 
 
-def confidential_computing(model: GpuModel) -> Json:
+def confidential_computing(model: device_models.GpuModel) -> Json:
     """State of the whole system."""
     off = {"environment": 0, "ccFeature": 0, "devToolsMode": 0}
-    return supported_if(model.generation >= GpuGeneration.HOPPER, off)
+    return supported_if(model.generation >= device_models.GpuGeneration.HOPPER, off)
 
 
 def add_settings(gpu: GpuState, into: NvmlResults) -> None:
@@ -164,10 +165,11 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
         PersistenceMode=1,
         ComputeMode=_EXCLUSIVE_PROCESS if gpu.sharing.mode == "mps" else _DEFAULT,
         AccountingMode=0,
-        GspFirmwareMode=supported_if(model.generation > GpuGeneration.VOLTA, [1, 1]),
+        GspFirmwareMode=supported_if(model.generation > device_models.GpuGeneration.VOLTA, [1, 1]),
         ConfComputeProtectedMemoryUsage={"total": 0, "free": 0, "used": 0},
         C2cModeInfoV=supported_if(
-            model.generation >= GpuGeneration.HOPPER, {"isC2cEnabled": int(model.grace)}
+            model.generation >= device_models.GpuGeneration.HOPPER,
+            {"isC2cEnabled": int(model.grace)},
         ),
     )
     min_milliwatts, max_milliwatts = 1000 * model.min_limit_watts, model.power_limit_milliwatts
@@ -180,7 +182,7 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
             192: max_milliwatts,
         }
     )
-    if model.generation >= GpuGeneration.HOPPER:
+    if model.generation >= device_models.GpuGeneration.HOPPER:
         into.field(_PEAK_POWER, _ALL_OF_IT)
     if model.grace:
         into.field(170, _C2C_LINKS)
@@ -188,7 +190,7 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
             into.fields({171: 1, 172: _C2C_MEGABYTES, **dict.fromkeys(_C2C_ERRORS, 0)}, link)
 
 
-def _margins(limits: GpuTemperatureThresholds) -> tuple[int | None, ...]:
+def _margins(limits: device_models.GpuTemperatureThresholds) -> tuple[int | None, ...]:
     """Return the thresholds relative to the maximum operating temperature; memory has its own."""
     return (
         limits.operating - limits.shutdown,

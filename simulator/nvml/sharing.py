@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
+from simulator import workload
 from simulator.gpu import GpuState
 from simulator.nvml import load, settings
 from simulator.nvml.results import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, NvmlResults
-from simulator.workload import GpuTenant, SimulatedMigDevice, SimulatedVgpu
 
 _GONE = failure(OSError(errno.ENOENT, ""))
 _MAX_DEVICES = 7
@@ -48,7 +48,7 @@ def add_tenants(gpu: GpuState, now_us: int, into: NvmlResults) -> None:
             _add_vgpus(tenant.vgpu, into)
 
 
-def _add_processes(tenants: list[GpuTenant], into: NvmlResults, *, graphics: bool) -> None:
+def _add_processes(tenants: list[workload.GpuTenant], into: NvmlResults, *, graphics: bool) -> None:
     listed = [_process(tenant) for tenant in tenants]
     clients = [_process(tenant) for tenant in tenants if tenant.mps_client]
     into.calls(
@@ -58,7 +58,7 @@ def _add_processes(tenants: list[GpuTenant], into: NvmlResults, *, graphics: boo
     )
 
 
-def _process(tenant: GpuTenant) -> Json:
+def _process(tenant: workload.GpuTenant) -> Json:
     return {
         "pid": tenant.pid,
         "usedGpuMemory": tenant.held_bytes,
@@ -88,7 +88,7 @@ def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
     return found
 
 
-def _add_vgpus(vgpu: SimulatedVgpu, into: NvmlResults) -> None:
+def _add_vgpus(vgpu: workload.SimulatedVgpu, into: NvmlResults) -> None:
     instance = f"nvml.nvmlVgpuInstanceGet{{}}({vgpu.number})"
     into.found |= {
         instance.format("FbUsage"): vgpu.used_bytes,
@@ -99,7 +99,7 @@ def _add_vgpus(vgpu: SimulatedVgpu, into: NvmlResults) -> None:
     }
 
 
-def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
+def instance_results(gpu: GpuState, device: workload.SimulatedMigDevice) -> NvmlResults:
     """Return the results of a MIG device: its resources, and its users."""
     into = NvmlResults(device.uuid)
     profile, tenants = device.profile, gpu.sharing.on(device)

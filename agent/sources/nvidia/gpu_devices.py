@@ -17,17 +17,7 @@ from collections.abc import Callable
 from agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
 from agent.host import Host, NvmlError
 from agent.sampling import source
-from agent.sources.nvidia import column_history, health, value_tables
-from agent.sources.nvidia.call_plan import (
-    CallPlans,
-    CallTable,
-    CallTarget,
-    NvmlCall,
-    count,
-    members,
-    simple,
-    used,
-)
+from agent.sources.nvidia import call_plan, column_history, health, value_tables
 from agent.topology.pci import gpu_addresses, read_gpu_uuid
 from railscope.catalog import entities, gpu_health as h, gpu_sharing as s
 from railscope.frame import Entity
@@ -43,7 +33,7 @@ class GpuSource(source.SourceWithoutResources):
     def __init__(
         self,
         name: str,
-        table_of: Callable[[Host, int], CallTable],
+        table_of: Callable[[Host, int], call_plan.CallTable],
         period_seconds: float,
         gpus: GpuInventory | None = None,
     ) -> None:
@@ -51,7 +41,7 @@ class GpuSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._table_of = table_of
-        self._plans = CallPlans(self._gpus)
+        self._plans = call_plan.CallPlans(self._gpus)
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
         self._modes = column_history.SettingChanges()
 
@@ -96,22 +86,22 @@ class GpuSource(source.SourceWithoutResources):
 
 _UNCORRECTED, _VOLATILE = 1, 0
 
-MIG_TABLE = CallTable(
+MIG_TABLE = call_plan.CallTable(
     (
-        members(
+        call_plan.members(
             "nvmlDeviceGetMemoryInfo",
             {
                 "total": s.MIG_MEMORY_SIZE,
                 "free": s.MIG_MEMORY_FREE,
                 "reserved": s.MIG_MEMORY_RESERVED,
             },
-            CallTarget(s.MIG_MEMORY_USED, used),
+            call_plan.CallTarget(s.MIG_MEMORY_USED, call_plan.used),
         ),
-        members(
+        call_plan.members(
             "nvmlDeviceGetBAR1MemoryInfo",
             {"bar1Total": s.MIG_BAR1_SIZE, "bar1Used": s.MIG_BAR1_USED},
         ),
-        members(
+        call_plan.members(
             "nvmlDeviceGetAttributes_v2",
             {
                 "multiprocessorCount": s.MIG_MULTIPROCESSORS,
@@ -119,10 +109,13 @@ MIG_TABLE = CallTable(
                 "computeInstanceSliceCount": s.MIG_COMPUTE_SLICES,
             },
         ),
-        simple(
+        call_plan.simple(
             "nvmlDeviceGetTotalEccErrors", s.MIG_ECC_ERRORS, arguments=(_UNCORRECTED, _VOLATILE)
         ),
-        NvmlCall(("nvmlDeviceGetComputeRunningProcesses",), (CallTarget(s.MIG_PROCESSES, count),)),
+        call_plan.NvmlCall(
+            ("nvmlDeviceGetComputeRunningProcesses",),
+            (call_plan.CallTarget(s.MIG_PROCESSES, call_plan.count),),
+        ),
     )
 )
 MIG_INTEGRALS = (
@@ -144,7 +137,7 @@ class MigSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._counted: list[tuple[GpuDevice, int]] = []
-        self._plans = CallPlans(self._gpus)
+        self._plans = call_plan.CallPlans(self._gpus)
         self._integrals = column_history.Integrals(MIG_INTEGRALS, period_seconds)
 
     def probe(self, host: Host) -> source.ProbeResult:

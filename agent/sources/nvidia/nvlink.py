@@ -13,14 +13,7 @@ from itertools import takewhile
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
 from agent.sampling import source
-from agent.sources.nvidia.call_plan import (
-    BatchField,
-    CallPlans,
-    CallTable,
-    CallTarget,
-    NvmlCall,
-    whole,
-)
+from agent.sources.nvidia import call_plan
 from agent.topology.pci import pci_address
 from railscope.catalog import declare, entities, nvlink as n
 from railscope.frame import Entity
@@ -96,10 +89,14 @@ def _field(
     entries: tuple[int | str, ...],
     kind: declare.EntityKind | None = None,
     *part: str,
-) -> BatchField:
+) -> call_plan.BatchField:
     if kind is None:
-        return BatchField(entries, CallTarget(metric, whole, entity=link))
-    return BatchField(entries, CallTarget(metric, whole, kind, (*link.key[1:], *part)))
+        return call_plan.BatchField(
+            entries, call_plan.CallTarget(metric, call_plan.whole, entity=link)
+        )
+    return call_plan.BatchField(
+        entries, call_plan.CallTarget(metric, call_plan.whole, kind, (*link.key[1:], *part))
+    )
 
 
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
@@ -116,12 +113,12 @@ def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
     return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
 
 
-def traffic_fields(link: int, entity: Entity) -> list[BatchField]:
+def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     """State, speed, bytes and errors of a link."""
-    state = CallTarget(n.NVLINK_STATE, whole, entity=entity)
-    call = NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
+    state = call_plan.CallTarget(n.NVLINK_STATE, call_plan.whole, entity=entity)
+    call = call_plan.NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
     fields = [
-        BatchField((f"165:{link}",), state, call),
+        call_plan.BatchField((f"165:{link}",), state, call),
         _field(entity, n.NVLINK_SPEED, (f"164:{link}", *_legacy(_LEGACY_SPEED, link))),
     ]
     fields += [_field(entity, metric, (f"{number}:{link}",)) for number, metric in _TRAFFIC.items()]
@@ -141,13 +138,13 @@ def traffic_fields(link: int, entity: Entity) -> list[BatchField]:
     return fields
 
 
-def signal_fields(link: int, entity: Entity) -> list[BatchField]:
+def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     own = entity.key[1:]
     fields = [
-        BatchField(
+        call_plan.BatchField(
             tuple(f"{number}:{link}" for number in numbers),
-            CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
+            call_plan.CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
         )
         for stage, numbers in _BIT_ERRORS.items()
     ]
@@ -174,8 +171,8 @@ class NvLinkSource(source.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._signal = signal
         self._gpus = gpus or GpuInventory()
-        self._plans = CallPlans(self._gpus)
-        self._calls: dict[int, tuple[int, CallTable]] = {}
+        self._plans = call_plan.CallPlans(self._gpus)
+        self._calls: dict[int, tuple[int, call_plan.CallTable]] = {}
         """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
@@ -221,7 +218,7 @@ class NvLinkSource(source.SourceWithoutResources):
                 for link in range(count)
             ]
             fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-            self._calls[gpu.index] = count, CallTable(fields=tuple(fields))
+            self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
         return count
 
     def read(self, host: Host, into: source.RowBuilder) -> None:

@@ -22,14 +22,7 @@ from functools import partial
 from agent.config import PcieSettings
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, NvmlError
-from agent.sampling.source import (
-    ColumnBuilder,
-    ProbeResult,
-    RowBuilder,
-    SourceWithFiles,
-    read_text,
-    reason_for,
-)
+from agent.sampling import source as base
 from agent.topology import pci, pcie_links
 from railscope.catalog import declare, entities, gpu_health as c, pcie
 from railscope.frame import Entity
@@ -74,19 +67,19 @@ class ExpectedLinks:
     def place(
         self,
         host: Host,
-        columns: ColumnBuilder,
+        columns: base.ColumnBuilder,
         gpus: Mapping[str, GpuDevice],
         links: Mapping[str, pcie_links.PcieLink],
     ) -> None:
         """Add two columns for each GPU; `links` maps an address to the link directly above it."""
-        self._is_guest = bool(read_text(host, "/sys/hypervisor/type"))
+        self._is_guest = bool(base.read_text(host, "/sys/hypervisor/type"))
         self._gpus = []
         for address, gpu in gpus.items():
             first = columns.add_each((quantity.metric for quantity in _QUANTITIES), gpu.entity)
             self._gpus.append((first, gpu, links.get(address)))
 
     def read(
-        self, host: Host, states: Mapping[str, pcie_links.PcieLinkState], into: RowBuilder
+        self, host: Host, states: Mapping[str, pcie_links.PcieLinkState], into: base.RowBuilder
     ) -> None:
         """Fill the columns."""
         for first, gpu, link in self._gpus:
@@ -133,7 +126,7 @@ def _read_number(host: Host, function: str, gpu: int) -> Reading:
     try:
         return int(host.call("nvml", function, gpu))
     except (NvmlError, OSError) as error:
-        return reason_for(error)
+        return base.reason_for(error)
 
 
 _COMPUTING = range(3)
@@ -141,7 +134,7 @@ _COMPUTING = range(3)
 _LAST_STATE = 15
 
 
-class GpuPathSource(SourceWithFiles):
+class GpuPathSource(base.SourceWithFiles):
     """State of every GPU's PCIe path, and its expected link."""
 
     name = "gpu_pcie"
@@ -162,11 +155,11 @@ class GpuPathSource(SourceWithFiles):
         self._worked: set[str] = set()
         """GPUs that were busy and had a slow link at the last read."""
 
-    def probe(self, host: Host) -> ProbeResult:
+    def probe(self, host: Host) -> base.ProbeResult:
         """Find the GPUs on the bus, whatever their driver, and the links above them."""
         devices = pci.read_pci_devices(host)
         roles = {address: device.role for address, device in devices.items()}
-        columns, self._paths = ColumnBuilder(), []
+        columns, self._paths = base.ColumnBuilder(), []
         for gpu in pci.gpus_among(devices.values()):
             path = pcie_links.links_of_path(gpu.place.chain, roles)
             if path:
@@ -181,7 +174,7 @@ class GpuPathSource(SourceWithFiles):
         self._keep(host, pcie_links.link_files(self._ends))
         return columns.result()
 
-    def read(self, host: Host, into: RowBuilder) -> None:
+    def read(self, host: Host, into: base.RowBuilder) -> None:
         """Evaluate each path; the load is read from the driver only for a slow link."""
         if not self._files:
             return
@@ -205,7 +198,7 @@ class GpuPathSource(SourceWithFiles):
             state = host.call("nvml", "nvmlDeviceGetPerformanceState", index)
             busy = host.call("nvml", "nvmlDeviceGetUtilizationRates", index)["gpu"]
         except (NvmlError, OSError) as error:
-            return reason_for(error)
+            return base.reason_for(error)
         if not 0 <= state <= _LAST_STATE:
             return Absent.UNSUPPORTED
         if not busy or state not in _COMPUTING:

@@ -10,24 +10,7 @@ from collections.abc import Mapping
 
 from agent.host import Host, Json
 from agent.sampling.source import call_nvml, pick_reading
-from agent.sources.nvidia.call_plan import (
-    BatchField,
-    CallTable,
-    CallTarget,
-    NvmlCall,
-    PickReading,
-    bit,
-    count,
-    field,
-    item,
-    items,
-    key,
-    members,
-    simple,
-    used,
-    whole,
-)
-from agent.sources.nvidia.column_history import MAX_MEMORY_BYTES, IntegratedGauge
+from agent.sources.nvidia import call_plan, column_history
 from railscope.catalog import declare, entities, gpu as c, gpu_health as h, nvlink as n
 from railscope.reading import Absent, Reading
 
@@ -69,74 +52,85 @@ def _memory_power(value: Json) -> Reading:
 
 def _numbered(
     function: str, metric: declare.Metric, kind: declare.EntityKind, numbers: Mapping[str, int]
-) -> list[NvmlCall]:
+) -> list[call_plan.NvmlCall]:
     """One call for each part of the GPU, with the number of the part as its argument."""
     parts = numbers.items()
-    return [simple(function, metric, kind, name, arguments=(number,)) for name, number in parts]
+    return [
+        call_plan.simple(function, metric, kind, name, arguments=(number,))
+        for name, number in parts
+    ]
 
 
-_LOAD_CALLS: tuple[NvmlCall, ...] = (
-    members(
+_LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
+    call_plan.members(
         "nvmlDeviceGetUtilizationRates",
         {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY},
     ),
-    members(
+    call_plan.members(
         "nvmlDeviceGetMemoryInfo",
         {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
-        CallTarget(c.GPU_MEMORY_USED, used),
+        call_plan.CallTarget(c.GPU_MEMORY_USED, call_plan.used),
     ),
     *_numbered("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
-    simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
-    NvmlCall(
+    call_plan.simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
+    call_plan.NvmlCall(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-        (CallTarget(c.GPU_TEMPERATURE, whole),),
+        (call_plan.CallTarget(c.GPU_TEMPERATURE, call_plan.whole),),
         (0,),
     ),
 )
 
-_LOAD_FIELDS: tuple[BatchField, ...] = (
-    field(83, c.GPU_ENERGY, otherwise=simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY)),
-    field(185, c.GPU_POWER_AVERAGE),
-    field(186, c.GPU_POWER_INSTANT),
-    field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
-    field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
-    field(f"185:{MEMORY_SCOPE}", c.GPU_MEMORY_POWER, pick=_memory_power),
-    field(82, c.GPU_MEMORY_TEMPERATURE, pick=_memory_temperature),
+_LOAD_FIELDS: tuple[call_plan.BatchField, ...] = (
+    call_plan.field(
+        83,
+        c.GPU_ENERGY,
+        otherwise=call_plan.simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
+    ),
+    call_plan.field(185, c.GPU_POWER_AVERAGE),
+    call_plan.field(186, c.GPU_POWER_INSTANT),
+    call_plan.field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    call_plan.field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
+    call_plan.field(f"185:{MEMORY_SCOPE}", c.GPU_MEMORY_POWER, pick=_memory_power),
+    call_plan.field(82, c.GPU_MEMORY_TEMPERATURE, pick=_memory_temperature),
     *(
-        field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
+        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
         for number, reason in THROTTLE_FIELDS.items()
     ),
-    field(197, h.GPU_PCIE_TRANSMITTED),
-    field(198, h.GPU_PCIE_RECEIVED),
-    field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
-    field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
-    field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
-    field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+    call_plan.field(197, h.GPU_PCIE_TRANSMITTED),
+    call_plan.field(198, h.GPU_PCIE_RECEIVED),
+    call_plan.field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
+    call_plan.field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
+    call_plan.field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
+    call_plan.field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
 )
 
 _PERCENT = 100
 LOAD_INTEGRALS = (
-    IntegratedGauge(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
-    IntegratedGauge(c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, MAX_MEMORY_BYTES),
+    column_history.IntegratedGauge(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
+    column_history.IntegratedGauge(
+        c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, column_history.MAX_MEMORY_BYTES
+    ),
 )
 
 
-def load_table(host: Host, gpu: int) -> CallTable:
+def load_table(host: Host, gpu: int) -> call_plan.CallTable:
     """Calls for one GPU, with the clock limit reasons that it supports."""
     reasons = _supported_reasons(host, gpu)
-    active = NvmlCall(
+    active = call_plan.NvmlCall(
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
         tuple(
-            CallTarget(c.GPU_THROTTLE_ACTIVE, bit(mask), entities.GPU_THROTTLE, (reason,))
+            call_plan.CallTarget(
+                c.GPU_THROTTLE_ACTIVE, call_plan.bit(mask), entities.GPU_THROTTLE, (reason,)
+            )
             for reason, mask in c.THROTTLE_BITS.items()
             if reasons & mask
         ),
     )
     slowdowns = (
-        field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
+        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
         for number, reason in enumerate(SLOWDOWNS, _first_slowdown_field(host))
     )
-    return CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
+    return call_plan.CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
 
 
 def _supported_reasons(host: Host, gpu: int) -> int:
@@ -160,10 +154,10 @@ _FIRST_THRESHOLD_FIELD = 193
 # Each with the call that drivers before 530 have.
 _LIMIT = "nvmlDeviceGetPowerManagement"
 POWER_BOUNDS = {
-    "minimum": (187, f"{_LIMIT}LimitConstraints", item(0)),
-    "maximum": (188, f"{_LIMIT}LimitConstraints", item(1)),
-    "default": (189, f"{_LIMIT}DefaultLimit", whole),
-    "requested": (192, f"{_LIMIT}Limit", whole),
+    "minimum": (187, f"{_LIMIT}LimitConstraints", call_plan.item(0)),
+    "maximum": (188, f"{_LIMIT}LimitConstraints", call_plan.item(1)),
+    "default": (189, f"{_LIMIT}DefaultLimit", call_plan.whole),
+    "requested": (192, f"{_LIMIT}Limit", call_plan.whole),
 }
 ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
 LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
@@ -172,7 +166,7 @@ RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
 _C2C_LINK_COUNT, _MAX_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
-_SETTINGS_CALLS: tuple[NvmlCall, ...] = (
+_SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
     *_numbered("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
     *_numbered(
         "nvmlDeviceGetTemperatureThreshold",
@@ -180,24 +174,24 @@ _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
         entities.GPU_THRESHOLD,
         {name: number for number, name in enumerate(THRESHOLDS)},
     ),
-    members(
+    call_plan.members(
         "nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}
     ),
-    simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
-    simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
-    simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
-    NvmlCall(
+    call_plan.simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
+    call_plan.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
+    call_plan.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
+    call_plan.NvmlCall(
         ("nvmlSystemGetConfComputeState",),
-        (CallTarget(c.GPU_CONFIDENTIAL, key("ccFeature")),),
+        (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),),
         of_device=False,
     ),
-    members(
+    call_plan.members(
         "nvmlDeviceGetConfComputeProtectedMemoryUsage",
         {"total": c.GPU_PROTECTED_SIZE, "used": c.GPU_PROTECTED_USED},
     ),
-    items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),
+    call_plan.items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),
     *(
-        simple(
+        call_plan.simple(
             "nvmlDeviceGetMemoryErrorCounter",
             h.GPU_ECC_LOCATIONS,
             entities.GPU_ECC_LOCATION,
@@ -208,50 +202,61 @@ _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
         for counter, lifetime in enumerate(LIFETIMES)
         for place, location in enumerate(LOCATIONS)
     ),
-    NvmlCall(
+    call_plan.NvmlCall(
         ("nvmlDeviceGetRowRemapperHistogram",),
         tuple(
-            CallTarget(h.GPU_REMAP_BANKS, key(name), entities.GPU_BANK, (name,)) for name in BANKS
+            call_plan.CallTarget(h.GPU_REMAP_BANKS, call_plan.key(name), entities.GPU_BANK, (name,))
+            for name in BANKS
         ),
     ),
     *(
-        NvmlCall(
+        call_plan.NvmlCall(
             ("nvmlDeviceGetRetiredPages",),
-            (CallTarget(h.GPU_RETIRED_PAGES, count, entities.GPU_REMAP, (cause,)),),
+            (
+                call_plan.CallTarget(
+                    h.GPU_RETIRED_PAGES, call_plan.count, entities.GPU_REMAP, (cause,)
+                ),
+            ),
             (number,),
         )
         for cause, number in RETIREMENTS.items()
     ),
-    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
-    members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
+    call_plan.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    call_plan.members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
 )
 
 
-def _power_bound(bound: str, number: int, function: str, pick: PickReading) -> BatchField:
-    target = CallTarget(c.GPU_POWER_BOUNDS, pick, entities.GPU_POWER_BOUND, (bound,))
-    call = NvmlCall((function,), (target,))
-    return field(number, c.GPU_POWER_BOUNDS, entities.GPU_POWER_BOUND, bound, otherwise=call)
+def _power_bound(
+    bound: str, number: int, function: str, pick: call_plan.PickReading
+) -> call_plan.BatchField:
+    target = call_plan.CallTarget(c.GPU_POWER_BOUNDS, pick, entities.GPU_POWER_BOUND, (bound,))
+    call = call_plan.NvmlCall((function,), (target,))
+    return call_plan.field(
+        number, c.GPU_POWER_BOUNDS, entities.GPU_POWER_BOUND, bound, otherwise=call
+    )
 
 
-_SETTINGS_FIELDS: tuple[BatchField, ...] = (
+_SETTINGS_FIELDS: tuple[call_plan.BatchField, ...] = (
     *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
-    field(274, c.GPU_PEAK_POWER),
+    call_plan.field(274, c.GPU_PEAK_POWER),
     *(
-        field(number, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, entities.GPU_THRESHOLD, threshold)
+        call_plan.field(
+            number, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, entities.GPU_THRESHOLD, threshold
+        )
         for number, threshold in enumerate(THRESHOLDS, _FIRST_THRESHOLD_FIELD)
     ),
-    field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
-    field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
-    field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
+    call_plan.field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
+    call_plan.field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
+    call_plan.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
 )
 
 
-def settings_table(host: Host, gpu: int) -> CallTable:
+def settings_table(host: Host, gpu: int) -> call_plan.CallTable:
     """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
     fans = _bounded_count(call_nvml(host, "nvmlDeviceGetNumFans", gpu))
     answer = call_nvml(host, "nvmlDeviceGetFieldValues", gpu, _C2C_LINK_COUNT)
     links = pick_reading(_first_field, answer)
-    return CallTable(
+    return call_plan.CallTable(
         (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
         (*_SETTINGS_FIELDS, *(one for link in range(_bounded_count(links)) for one in _c2c(link))),
     )
@@ -266,24 +271,26 @@ def _first_field(answer: Json) -> Reading:
     return 0 if code else int(value)
 
 
-def _c2c(link: int) -> tuple[BatchField, ...]:
+def _c2c(link: int) -> tuple[call_plan.BatchField, ...]:
     name = str(link)
     errors = (
-        field(f"{number}:{link}", h.GPU_C2C_ERRORS, entities.GPU_C2C_ERROR, name, error)
+        call_plan.field(f"{number}:{link}", h.GPU_C2C_ERRORS, entities.GPU_C2C_ERROR, name, error)
         for number, error in C2C_ERRORS.items()
     )
     return (
-        field(f"171:{link}", h.GPU_C2C_ACTIVE, entities.GPU_C2C, name),
-        field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
+        call_plan.field(f"171:{link}", h.GPU_C2C_ACTIVE, entities.GPU_C2C, name),
+        call_plan.field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
         *errors,
     )
 
 
-def _fan(fan: int) -> tuple[NvmlCall, ...]:
-    speed = simple(
+def _fan(fan: int) -> tuple[call_plan.NvmlCall, ...]:
+    speed = call_plan.simple(
         "nvmlDeviceGetFanSpeed_v2", c.GPU_FAN_SPEED, entities.GPU_FAN, str(fan), arguments=(fan,)
     )
     if fan:
         return (speed,)
-    rotation = simple("nvmlDeviceGetFanSpeedRPM", c.GPU_FAN_ROTATION, entities.GPU_FAN, str(fan))
+    rotation = call_plan.simple(
+        "nvmlDeviceGetFanSpeedRPM", c.GPU_FAN_ROTATION, entities.GPU_FAN, str(fan)
+    )
     return speed, rotation

@@ -99,5 +99,5 @@ def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
     ],
 )
 def test_a_tenants_file_that_cannot_be_names_the_line(row: str, problem: str):
-    with pytest.raises(tenancy_files.FileError, match=problem):
+    with pytest.raises(watched_file.FileError, match=problem):
         tenancy_files.parse_tenants(f"tenant,source,owner,from,to\n{row}\n")

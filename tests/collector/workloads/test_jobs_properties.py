@@ -14,10 +14,9 @@ from histories import LAST, S, cases
 from hypothesis import given, strategies as st
 from support.batches import batch_of
 
-from collector.account.account_sums import HELD
 from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
-from collector.metering.tiling import GpuTimeline
+from collector.metering.tiling import HELD, GpuTimeline
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import (
