@@ -16,9 +16,9 @@ from agent.endpoint.dcgm_table import (
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 
 INTRODUCTION = """\
-`GET /metrics/dcgm` on the agent serves the readings of `/metrics` under the names, labels and units of NVIDIA's
+`GET /metrics/dcgm` on the agent serves the readings of `/metrics` under the names, labels and units of NVIDIA
 dcgm-exporter, so that existing dashboards and rules keep working. `railscope agent once --format dcgm` prints the same
-text. Neither DCGM nor its host engine is needed, and nothing is read a second time.
+text. Neither DCGM nor its host engine is needed, and no reading is taken twice.
 
 ```yaml
 scrape_configs:
@@ -30,7 +30,7 @@ scrape_configs:
 
 - A metric without a fresh reading is omitted.
 - Whole numbers are exact. Nothing is rounded, whereas dcgm-exporter truncates MiB to whole numbers.
-- A counter starts again where NVML's counter does: at a driver reload or a GPU reset, unless it covers the lifetime of
+- A counter resets when the NVML counter does: at a driver reload or a GPU reset, unless it covers the lifetime of
   the board.
 - OpenMetrics requires that counters end in `_total`. To keep the names, counters have the type `unknown` there; the
   Prometheus text format has the types below.
@@ -50,7 +50,7 @@ LABELS = (
     ("modelName", "name of the model", ""),
     ("GPU_I_PROFILE", "profile of the GPU instance", "Only for MIG instances."),
     ("GPU_I_ID", "id of the GPU instance", "Only for MIG instances."),
-    ("Hostname", "name of the node", "The setting `node`, else the host name."),
+    ("Hostname", "name of the node", "The setting `node`, or else the host name."),
     ("DCGM_FI_DRIVER_VERSION", "version of the driver", ""),
     (
         "pod, namespace, container, hpc_job",
@@ -109,7 +109,7 @@ def lines(made: str, table: Table) -> list[str]:
     head = ("name", "type", "meaning", "metric", "metric of a MIG instance", "conversion", "remark")
     missing = ((f"`{names}`".replace(", ", "`, `"), reason) for names, reason in NOT_SERVED)
     return [
-        "# Names of dcgm-exporter",
+        "# dcgm-exporter metric names",
         "",
         made,
         "",

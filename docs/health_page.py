@@ -29,7 +29,7 @@ The agent derives a health state for every GPU from the latest readings of its s
 | `healthy` | all required readings are present and no fault is detected |
 
 Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
-rates are those of the last minute. A counter that falls to zero starts again. After a start of the agent, rules that
+rates are those of the last minute. A counter that falls to zero has been reset. After a start of the agent, rules that
 compare counters have no result until there are two readings; the state does not wait for them.
 
 An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports
@@ -37,7 +37,7 @@ it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds la
 [Xids and SXids](xids.md) lists the action for each number.
 
 The recommended action is the most severe action of all faults, in this order: {", ".join(ACTIONS_BY_SEVERITY[1:])}.
-`inspect` is for a person: check slot, cooling, power, cables, fabric manager and driver.
+`inspect` requires an operator: check slot, cooling, power, cables, fabric manager and driver.
 
 Sources: {", ".join(f"`{name}`" for name in SOURCES)}.
 """
@@ -50,7 +50,7 @@ def lines(made: str, table: Table) -> list[str]:
         "state",
         "when",
         "action",
-        "NVIDIA's code",
+        "NVIDIA code",
         "origin of the threshold",
         "required",
         "readings",

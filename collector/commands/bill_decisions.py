@@ -55,10 +55,10 @@ _FORCE = click.option(
 @_DECISION_REASON
 @command_options.deciding_command
 def opening_command(place: command_options.CommandContext, day: datetime, reason: str) -> None:
-    """Bill nothing before DAY (such as 2026-10-01, UTC): earlier time is on no invoice.
+    """Exclude all time before DAY (such as 2026-10-01, UTC) from invoices.
 
-    Without an opening date no period can be closed while earlier days have billable or undecided
-    time.
+    Without an opening date no period can be closed while earlier days have time that is billable or
+    under review.
     """
     with place.books() as books:
         opening_ns = from_datetime(day.replace(tzinfo=UTC))

@@ -188,7 +188,7 @@ def reconcile_command(
 @command_options.format_option
 @command_options.ledger_command
 def list_command(place: command_options.CommandContext, form: str) -> None:
-    """List closed periods, invoices, credits, pending corrections and undecided use."""
+    """List closed periods, invoices, credits, pending corrections and usage under review."""
     with place.books() as books:
         found = billing_listing.read_listing(books)
     if form == "json":

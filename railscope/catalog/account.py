@@ -33,7 +33,7 @@ TENANT_MEMORY = _TENANT.gauge("railscope_tenant_gpu_memory_used_byte_seconds", "
 TENANT_RECEIVED = _TENANT.gauge("railscope_tenant_network_received_bytes", "Bytes received by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_receive_bytes_total, else railscope_nic_receive_bytes_total, by claims", resets=COUNTED)
 TENANT_TRANSMITTED = _TENANT.gauge("railscope_tenant_network_transmitted_bytes", "Bytes sent by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_transmit_bytes_total, else railscope_nic_transmit_bytes_total, by claims", resets=COUNTED)
 TENANT_GPUS = _TENANT.gauge("railscope_tenant_held_gpus", "GPUs that the tenant holds now; parts of a GPU count as parts.", "claims", scale=declare.per(840))
-QUOTA_TIME = _TENANT.gauge("railscope_tenant_quota_gpu_time_seconds", "GPU time that the tenant may hold in the present day or month (UTC).", "quotas file", about=entities.TENANT_PERIOD, scale=declare.NANO)
+QUOTA_TIME = _TENANT.gauge("railscope_tenant_quota_gpu_time_seconds", "GPU time that the tenant may hold in the current day or month (UTC).", "quotas file", about=entities.TENANT_PERIOD, scale=declare.NANO)
 QUOTA_TIME_USED = _TENANT.gauge("railscope_tenant_quota_used_gpu_time_seconds", "GPU time that the tenant has held in the present day or month (UTC).", "claims and frames of the GPU source", about=entities.TENANT_PERIOD, scale=declare.NANO)
 QUOTA_GPUS = _TENANT.gauge("railscope_tenant_quota_gpus", "GPUs that the tenant may hold at once.", "quotas file")
 
@@ -42,12 +42,12 @@ _CLAIMS = "collector, claims in force"
 JOB_GPUS = _JOB.gauge("railscope_job_gpus", "GPUs that the job holds; a part of a GPU counts as that part.", _CLAIMS)
 JOB_NODES = _JOB.gauge("railscope_job_nodes", "Nodes on which the job holds GPUs.", _CLAIMS)
 JOB_STALE_GPUS = _JOB.gauge("railscope_job_stale_gpus", "GPUs of the job on stale nodes; the roll-ups are without them.", _CLAIMS)
-JOB_SHARED_GPUS = _JOB.gauge("railscope_job_shared_gpus", "GPUs of which the job holds a part while other jobs hold other parts; the roll-ups are without them, as readings of the GPU cannot be assigned to a job.", _CLAIMS)
+JOB_SHARED_GPUS = _JOB.gauge("railscope_job_shared_gpus", "GPUs that the job shares with other jobs; the roll-ups exclude them, because readings of the GPU cannot be assigned to a job.", _CLAIMS)
 JOB_START = _JOB.gauge("railscope_job_start_time_seconds", "Start of the earliest claim of the job that is in force, since the Unix epoch.", _CLAIMS, scale=declare.NANO)
 STRAGGLER_DEVIATION = _JOB.gauge("railscope_job_straggler_deviation_ratio", "Deviation of the slowest GPU of the job from the median of the job, by means over about a minute: -0.3 is 30 % below it. Absent if fewer than two GPUs report or the median is 0.", "collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and railscope_rdma_transmit_bytes_total of the ports on the GPU's rail", about=entities.STRAGGLER)
 HOLDER_INFO = _CLUSTER.info("railscope_gpu_holder_info", "Workload that holds the GPU, or a part of it, and its tenant.", _CLAIMS, about=entities.GPU_HOLDER)
 CLUSTER_JOBS = _CLUSTER.gauge("railscope_cluster_jobs", "Jobs that hold GPUs.", _CLAIMS)
-SUPPRESSED_JOBS = _CLUSTER.gauge("railscope_cluster_suppressed_jobs", "Jobs that hold GPUs and are not reported individually, as there are more than max_jobs.", _CLAIMS)
+SUPPRESSED_JOBS = _CLUSTER.gauge("railscope_cluster_suppressed_jobs", "Jobs that hold GPUs and are not reported individually, because there are more than max_jobs.", _CLAIMS)
 _RDMA = {metric.name: metric for metric in rdma.RDMA_COUNTERS}
 RDMA_SENT = _RDMA["railscope_rdma_transmit_bytes_total"]
 RDMA_RECEIVED = _RDMA["railscope_rdma_receive_bytes_total"]

@@ -15,7 +15,7 @@ CPUS = _HOST.gauge("railscope_cpus", "Logical processors that are online.", "psu
 LOAD_AVERAGE = _HOST.gauge("railscope_load_average", "Average number of tasks that ran or waited, over 1, 5 or 15 minutes.", "/proc/loadavg", about=LOAD_WINDOW, scale=CENTI, node_exporter="node_load1, node_load5, node_load15")
 MEMORY_SIZE = _HOST.gauge("railscope_memory_size_bytes", "Main memory the kernel manages.", "psutil.virtual_memory().total, /proc/meminfo MemTotal", rollups=(Rollup.SUM,))
 MEMORY_AVAILABLE = _HOST.gauge("railscope_memory_available_bytes", "Main memory that new work could have without swapping.", "psutil.virtual_memory().available, /proc/meminfo MemAvailable", rollups=(Rollup.SUM, Rollup.MIN))
-MEMORY_CACHED = _HOST.gauge("railscope_memory_cached_bytes", "Main memory that holds file contents and can be given back.", "psutil.virtual_memory().cached, /proc/meminfo Cached")
+MEMORY_CACHED = _HOST.gauge("railscope_memory_cached_bytes", "Main memory that caches file contents and can be reclaimed.", "psutil.virtual_memory().cached, /proc/meminfo Cached")
 SWAP_USED = _HOST.gauge("railscope_swap_used_bytes", "Swap space in use.", "psutil.swap_memory().used, /proc/meminfo SwapTotal - SwapFree")
 PRESSURE_STALLED = _HOST.counter("railscope_pressure_stalled_seconds_total", "Time in which some or all tasks waited for a resource.", "/proc/pressure/{cpu,memory,io} total (us)", about=PRESSURE, scale=MICRO, node_exporter="node_pressure_cpu_waiting_seconds_total")
 DISK_READ = _DISK.counter("railscope_disk_read_bytes_total", "Bytes read from the disk.", "read_bytes, /proc/diskstats (sectors of 512 bytes)", rollups=(Rollup.SUM,))

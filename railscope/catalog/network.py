@@ -63,7 +63,7 @@ NETSTAT = _table(
     "/proc/net/netstat",
     ("TcpExt", "ListenOverflows", "railscope_tcp_listen_overflows_total", "Connections rejected because an accept queue was full."),
     ("TcpExt", "ListenDrops", "railscope_tcp_listen_drops_total", "Connection requests a listening socket dropped."),
-    ("TcpExt", "TCPTimeouts", "railscope_tcp_timeouts_total", "Times the retransmission timer of a connection ran out."),
+    ("TcpExt", "TCPTimeouts", "railscope_tcp_timeouts_total", "Times the retransmission timer of a connection expired."),
     ("TcpExt", "TCPSynRetrans", "railscope_tcp_syn_retransmits_total", "Connection requests sent again."),
     ("TcpExt", "TCPFastRetrans", "railscope_tcp_fast_retransmits_total", "Segments sent again without a timeout."),
     ("TcpExt", "TCPLostRetransmit", "railscope_tcp_lost_retransmits_total", "Segments sent again that were lost once more."),
