@@ -46,7 +46,7 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(101, "Difference", "Total GPU time less all states: 0 when the account closes.", query.ask(LEFT_OVER), around_zero),
         panels.number(102, "Observed", "Share of GPU time with frames.", query.ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", query.SHARE), nearly_all),
         panels.number(103, "Unknown", "GPU time without evidence so far.", query.ask(f'sum({TIME}{{state="unknown"}})'), panels.ANY_IS_BAD),
-        panels.number(104, "Used without a claim", "GPU time that is on no bill so far.", query.ask(f'sum({TIME}{{state="unclaimed"}})'), panels.ANY_IS_BAD),
+        panels.number(104, "Used without a claim", "GPU time that has not been billed so far.", query.ask(f'sum({TIME}{{state="unclaimed"}})'), panels.ANY_IS_BAD),
         panels.number(105, "Invalid files", "Invalid files among claims, tenants, calendar, quotas, retired, inventory and tokens.", query.ask(f"count({valid}) - sum({valid})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(106, "Frames missing", "Gaps in the sequences of running agents; the frames may still arrive.", _total("collector_missing_frames"), panels.NONE_IS_GOOD),
         panels.number(107, "Not in the audit log", "Changes to the ledger that wait for it.", _total("audit_outbox_waiting_records")),

@@ -37,7 +37,7 @@ from railscope.capture import Json
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import SECOND_NS
 
-_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 _NS_PER_US = 1000
 _ASK_EVERY_NS = 10 * SECOND_NS  # the kernel's error bound grows by at most 0.5 ms per second
 

@@ -82,7 +82,7 @@ _VERSIONED_STRUCTURES = {
 
 
 class Nvml:
-    """One initialised NVML library, the handles of its devices, and the state between calls."""
+    """One initialized NVML library, the handles of its devices, and the state between calls."""
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
@@ -133,7 +133,7 @@ class Nvml:
             raise NvmlError(_UNKNOWN, f"{function} returned no text") from error
 
     def close(self) -> None:
-        """Shut NVML down if it was initialised; resources that the driver rejects are abandoned."""
+        """Shut NVML down if it was initialized; resources that the driver rejects are abandoned."""
         module, self._module = self._module, None
         if module is None:
             return

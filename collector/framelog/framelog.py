@@ -1,6 +1,6 @@
 """The frame log: accepted envelopes, append-only, durable before they are acknowledged.
 
-Records that arrive together are written and synchronised together, then applied to the state, then
+Records that arrive together are written and synchronized together, then applied to the state, then
 acknowledged. `segment_files` describes their format on disk.
 """
 

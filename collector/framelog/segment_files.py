@@ -11,7 +11,7 @@ to a separate directory, as its segment will be deleted eventually; the log has 
 
 Files lost from the state directory are reported, not read as defaults. The frame log has two small
 files next to its segments. `frames.extent` contains the size of the newest segment; it is
-overwritten in place after each group, without being synchronised, so a power loss can only make it
+overwritten in place after each group, without being synchronized, so a power loss can only make it
 smaller. `frames.manifest` lists the full segments with their sizes, and the checkpoint; it is
 replaced as a whole whenever one of them is added or removed. It also records that the file of the
 clock existed: that file holds an administrator's decisions.

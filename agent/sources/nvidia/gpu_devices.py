@@ -3,7 +3,7 @@
 GPUs are read by tables of calls and fields, each table at its own period.
 
 MIG devices: resources and usage of each. Power, energy, heat, clocks and PCIe are those of the
-whole GPU and stay with it; while a GPU is partitioned utilisation is reported for neither, and
+whole GPU and stay with it; while a GPU is partitioned utilization is reported for neither, and
 NVLink is off (nvml.h). GPM activity is in `activity`.
 
 The state on the PCI bus includes the driver of each GPU: a GPU passed to a virtual machine is not a
