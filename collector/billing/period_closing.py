@@ -306,10 +306,7 @@ def write_closing(
     billing_store.insert_rows(
         connection,
         tables.reviews,
-        (
-            schema.row_of(tables.reviews, one, closing=number, review=at)
-            for at, one in enumerate(own)
-        ),
+        (tables.review_row(number, at, one) for at, one in enumerate(own)),
     )
     draft = by.draft(
         "billing.close",

@@ -346,10 +346,10 @@ def _undecided_use(review: UsageReview) -> UndecidedUse:
     )
 
 
-def _matter(one: UndecidedUse) -> tuple[str, ...]:
+def _matter(one: UndecidedUse) -> tuple[str | Units, ...]:
     return (
-        one.resource, one.claim, one.reason, one.tenant, one.state, f"{one.units:03}",
-        f"{one.start_ns:020}",
+        one.resource, one.claim, one.reason, one.tenant, one.state, one.units,
+        one.start_ns,
     )  # fmt: skip
 
 

@@ -119,8 +119,12 @@ reviews = sa.Table(
     *schema.texts("tenant_id", "resource", "sku", "claim_id", "state"),
     *schema.integers("units", "start_ns", "end_ns"),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("exact_units", sa.Text),
 )
-"""Use that a closing did not bill because it needs a decision."""
+"""Use that a closing did not bill because it needs a decision.
+
+`units` is rounded down where the capacity is a fraction; `exact_units` states it then, such as 378/5.
+"""
 
 voids = sa.Table(
     "billing_void",
@@ -222,6 +226,15 @@ def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     )
 
 
+def review_row(closing: int, number: int, one: period_rating.UndecidedUse) -> dict[str, Any]:
+    """Row of undecided use of a closing."""
+    exact_units = str(one.units) if one.units % 1 else None
+    return schema.row_of(
+        reviews, one, closing=closing, review=number, units=int(one.units), exact_units=exact_units
+    )
+
+
 def review_from_row(row: sa.Row[Any]) -> period_rating.UndecidedUse:
     """Undecided use of a closing, from its row."""
-    return schema.value_of(period_rating.UndecidedUse, row)
+    units = row.units if row.exact_units is None else Fraction(row.exact_units)
+    return schema.value_of(period_rating.UndecidedUse, row, units=units)

@@ -11,7 +11,8 @@ their own, which `collector.tables` imports, and make them append-only.
 Migration: version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions
 keep their slots: each revision states its capacity units, and 840 is the default. Version 3 did
 not store the size of the MIG instance of a claim, version 4 no mark of revisions
-(`clock_suspect`): these columns are empty in migrated rows.
+(`clock_suspect`), version 5 no undecided use of a fractional capacity (`exact_units`): these columns
+are empty in migrated rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
-VERSION = 5
+VERSION = 6
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of up to 60 digits, in canonical form."""
 
@@ -284,10 +285,25 @@ _ADDED = {
 }
 
 
+_REVIEW, _EXACT_UNITS = "billing_review", "exact_units"
+
+
 def migrate(connection: sa.Connection, version: int) -> bool:
     """Migrate a ledger to this version; return False for an unsupported version."""
-    if version not in {2, 3, 4}:
+    if version not in {2, 3, 4, 5}:
         return version == VERSION
+    if version <= 4:  # noqa: PLR2004 - the schema version
+        _from_version_4_or_earlier(connection, version)
+    inspected = sa.inspect(connection)
+    if inspected.has_table(_REVIEW) and _EXACT_UNITS not in {
+        column["name"] for column in inspected.get_columns(_REVIEW)
+    }:
+        connection.execute(sa.text(f"ALTER TABLE {_REVIEW} ADD COLUMN {_EXACT_UNITS} TEXT"))
+    connection.execute(schema_version.insert().values(version=VERSION))
+    return True
+
+
+def _from_version_4_or_earlier(connection: sa.Connection, version: int) -> None:
     connection.execute(sa.text("DROP VIEW IF EXISTS ledger"))
     if version == 2:  # noqa: PLR2004 - the schema version
         _from_version_2(connection)
@@ -295,8 +311,6 @@ def migrate(connection: sa.Connection, version: int) -> bool:
         connection.execute(sa.text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
     connection.execute(sa.text("ALTER TABLE ledger_revision ADD COLUMN clock_suspect TEXT"))
     connection.execute(sa.text(LEDGER_VIEW))
-    connection.execute(schema_version.insert().values(version=VERSION))
-    return True
 
 
 def _from_version_2(connection: sa.Connection) -> None:

@@ -188,6 +188,19 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
         read_statement(books, "nobody", ONE)
 
 
+@pytest.mark.parametrize("share", [Fraction(9, 100), Fraction(1, 11), Fraction(1, 2)])
+def test_undecided_time_of_a_share_keeps_its_exact_capacity(ledger, share: Fraction):
+    part = claim("blue", 5, 20, exclusive=False, share=share)
+    books = opened(ledger, world(without_counter(gpu("GPU-1", part, stretches=()))))
+    closed = books.close(ONE, after(ONE))
+    stored = books.store.reviews(closed.closing.number)
+    assert sum(one.gpu_hours for one in stored) == 15 * share
+    assert sum(one.gpu_hours for one in read_statement(books, "blue", ONE).undecided) == 15 * share
+    assert {one.units for one in stored if one.tenant and one.units} == {share * GPU_CAPACITY}
+    for check in reconcile_period(books, ONE, SELLER):
+        assert check.passes, check
+
+
 def test_undecided_energy_is_not_counted_as_time(ledger):
     books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
     books.close(ONE, after(ONE))

@@ -72,7 +72,7 @@ def test_another_schema_version_is_refused_and_left_alone(url):
         connection.execute(text("INSERT INTO ledger_schema VALUES (9)"))
     database.close()
     for _ in range(2):
-        with pytest.raises(LedgerError, match="schema version 9: expected 5"):
+        with pytest.raises(LedgerError, match="schema version 9: expected 6"):
             Ledger.open(url, metadata)
 
 

@@ -228,6 +228,35 @@ def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
         ledger.close()
 
 
+def test_a_ledger_of_version_5_takes_undecided_use_of_a_fraction(url):
+    """Its closings keep their hashes; the new column is empty in their rows."""
+    ledger = Ledger.open(url, metadata)
+    ledger.write(metered(held("GPU-0", "red")))
+    before = hashes(ledger)
+    ledger.close()
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    triggers_off = (
+        ("ALTER TABLE ledger_schema DISABLE TRIGGER USER",)
+        if engine.dialect.name == "postgresql"
+        else ("DROP TRIGGER ledger_schema_no_delete",)
+    )
+    with engine.begin() as connection:
+        for statement in (
+            *triggers_off,
+            "DELETE FROM ledger_schema",
+            "INSERT INTO ledger_schema VALUES (5)",
+            "ALTER TABLE billing_review DROP COLUMN exact_units",
+        ):
+            connection.execute(text(statement))
+    engine.dispose()
+    for _ in range(2):
+        ledger = Ledger.open(url, metadata)
+        assert before <= hashes(ledger)
+        with ledger.database.transaction() as connection:
+            assert connection.execute(text("SELECT exact_units FROM billing_review")).all() == []
+        ledger.close()
+
+
 def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
     """Its revision keeps its content root, and its time adds up with that of the present name."""
     ledger = Ledger.open(url, metadata)
