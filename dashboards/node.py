@@ -101,7 +101,7 @@ def _gpus() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(203, "Utilization", "Share of time in which a GPU ran any kernel.", _gpu("utilization_ratio")),
         panels.lines(204, "Tensor activity", "Share of cycles in which tensor cores worked.", _gpu("tensor_activity_ratio")),
-        panels.lines(205, "Memory used", "Frame buffer in use.", _gpu("memory_used_bytes")),
+        panels.lines(205, "Memory used", "GPU memory in use.", _gpu("memory_used_bytes")),
         panels.lines(206, "Power", "Power of each GPU.", _gpu("power_watts")),
         panels.lines(207, "Temperature", "Die temperature of each GPU.", _gpu("temperature_celsius"), steps=panels.HOT),
         panels.lines(208, "SM clock", "Falls when power or temperature throttle the GPU.", _by_index(clock)),

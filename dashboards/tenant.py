@@ -94,7 +94,7 @@ def _work() -> Iterator[panels.Panel]:
         panels.lines(202, "Slowest GPU", "Lowest activity of a held GPU; its job waits for it.",
                      _own("min", "min_gpu_sm_activity_ratio").named("SMs"),
                      _own("min", "min_gpu_tensor_activity_ratio").named("tensor cores")),
-        panels.lines(203, "Frame buffer", "Used and total memory of the GPUs held.",
+        panels.lines(203, "GPU memory", "Used and total memory of the GPUs held.",
                      _own("sum", "sum_gpu_memory_used_bytes").named("used"),
                      _own("sum", "sum_gpu_memory_size_bytes").named("size")),
         panels.lines(204, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
