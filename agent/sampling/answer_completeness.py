@@ -163,7 +163,7 @@ def _exists(host: Host, path: str) -> bool:
 
 MAX_DEVICES_OF_A_ROSTER = 4096
 _NVML_LEFT = {2, 6, 15, 16}
-"""INVALID_ARGUMENT, NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED: answers about a device that is no more."""
+"""INVALID_ARGUMENT, NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED: answers about a device that has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _in_directory(path: str) -> Callable[[Host, Collection[str]], set[str]]:
 
 
 def _answering(function: str) -> Callable[[Host, Collection[str]], set[str]]:
-    """The devices about which NVML answers, or fails otherwise than for a device that is no more."""
+    """The devices about which NVML answers, or fails for another reason than a device that has left."""
 
     def there(host: Host, names: Collection[str]) -> set[str]:
         return {name for name in names if _answers(host, function, name)}

@@ -45,8 +45,8 @@ SETTLED_AFTER = 3
 class CostTrend:
     """Mean over time that follows each value by its share of `SPAN_NS`.
 
-    One value at most doubles it, but it is never below the least of the last three: three in a row are no
-    accident. Of the first three the least counts, because some are made with cold caches.
+    One value at most doubles it, but it is never below the minimum of the last three: three consecutive
+    ones are a real change. Of the first three the minimum counts, as some are measured with cold caches.
     """
 
     settled_after: int = SETTLED_AFTER
@@ -242,7 +242,7 @@ class _ProcessorUse:
 
 
 class Governor:
-    """Sets the stretch of every source. A `cpu_ratio` of 0 is no bound; use is still measured."""
+    """Sets the stretch of every source. A `cpu_ratio` of 0 sets no bound; use is still measured."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ def create_governor(
 
 @dataclass(slots=True)
 class MemoryKeeper:
-    """Releases memory when the resident memory exceeds the budget; a budget of 0 is no bound."""
+    """Releases memory when the resident memory exceeds the budget; a budget of 0 sets no bound."""
 
     budget_bytes: int
     resident_bytes: Callable[[], int]

@@ -226,7 +226,7 @@ class ShippingStats:
     spool_bytes: int = 0
     spool_envelopes: int = 0
     audit_log: AuditLogState | None = None
-    """None if the agent is no witness."""
+    """None if the agent does not witness."""
     dropped_frames: dict[str, int] = field(
         default_factory=lambda: {"spool_full": 0, "disk": 0, "rejected": 0, "damaged": 0}
     )

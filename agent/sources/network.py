@@ -195,7 +195,7 @@ def _count_reader(path: str) -> ReadColumn:
 
 
 def _same_aggregator(one: str, other: str) -> ReadColumn:
-    """Column that is 1 if two files contain the same aggregator; 0 and N/A are no aggregator."""
+    """Column that is 1 if two files contain the same aggregator; 0 and N/A mean that there is none."""
 
     def read(host: Host) -> Reading:
         active, own = parse_integer(host.read(one)), parse_integer(host.read(other))

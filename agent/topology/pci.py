@@ -35,7 +35,7 @@ _ROLES_BY_VENDOR = {
     "0x0300": {_NVIDIA: GPU, _AMD: GPU}, "0x0380": {_AMD: GPU}, "0x1200": {_AMD: GPU},
     "0x0680": {_NVIDIA: NVSWITCH},
 }  # fmt: skip
-"""Classes that other vendors use as well: the display chip of a node's console is no GPU."""
+"""Classes that other vendors use as well: the display chip of a node's console is not a GPU."""
 _CLASS_DIGITS = 6
 _VIRTIO = "virtio"
 
@@ -298,7 +298,7 @@ def distance_over_c2c(gpu: PciPlace, other: PciPlace) -> PciDistance:
 
 
 class NcclFileError(ValueError):
-    """A file that is no NCCL topology; the message names the invalid part."""
+    """A file without an NCCL topology; the message names the invalid part."""
 
 
 @dataclass(frozen=True, slots=True)

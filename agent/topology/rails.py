@@ -286,7 +286,7 @@ COMPUTE, STORAGE, MANAGEMENT, BRIDGE, VIRTUAL_FUNCTION = ROLES = (
     "bridge",
     "virtual_function",
 )
-"""Roles of network devices. A bridge leads to an NVSwitch and is no NIC at all."""
+"""Roles of network devices. A bridge leads to an NVSwitch and is not a NIC."""
 _RAIL = "rail"
 
 

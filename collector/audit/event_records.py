@@ -55,7 +55,7 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
 
 
 def slots_or_none(text: str) -> tuple[int, int]:
-    """Parse a range of slots; (0, 0), which is no slot, if it is invalid."""
+    """Parse a range of slots; (0, 0), an empty range, if it is invalid."""
     try:
         return parse_slots(text)
     except SlotsError:

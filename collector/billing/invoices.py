@@ -158,7 +158,7 @@ def draft_invoices(
 
 
 def issue_invoice(invoice: Invoice, issued_ns: int) -> Invoice:
-    """Issue a draft. Raises InvoiceError if it is no draft or its period can still change.
+    """Issue a draft. Raises InvoiceError if it is not a draft or its period can still change.
 
     Evidence of a period is accepted until three days after its end.
     """

@@ -160,7 +160,7 @@ class Fleet:
 
 
 def _is_outdated(update: NodeUpdate, present: StreamRow) -> bool:
-    """True if a frame is no newer than the current one, by the boot clock where possible."""
+    """True unless a frame is newer than the current one, by the boot clock where possible."""
     if present.boot_ns and update.boot_id == present.boot_id:
         return update.batch.boot_ns[-1] <= present.boot_ns
     return update.instant_ns < present.instant_ns
