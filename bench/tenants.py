@@ -8,7 +8,7 @@ second of the trace. The trace names no devices, so GPUs are stand-ins, and NICs
 equal parts, one size per NIC.
 
 A part that is a whole number of 840ths is metered exactly: every percentage divisible by 5. Any
-other part is no whole number of units; it is reported and not metered. Rounding would bill one
+other part is a fraction of a unit; it is reported and not metered. Rounding would bill one
 tenant for the share of another, or more than a NIC: three parts of 33.4 % do not fit. Source:
 alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
 """
