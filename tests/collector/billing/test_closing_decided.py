@@ -95,7 +95,7 @@ def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
     administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
     administration.set_opening(books, ONE.start_ns, "start of the contract", after(ONE))
     column = table.primary_key.columns.keys()[0]
-    review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w')"
+    review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w', NULL)"
     with ledger.database.transaction(writes=True) as connection:
         if table is tables.reviews:
             connection.execute(text(review))
