@@ -1,3 +1,3 @@
 """Railscope: GPU, PCIe, RoCE and tenant telemetry of a training cluster on one clock."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
