@@ -186,28 +186,28 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
         ledger.close()
 
 
+def change_back(url: str, version: int, *statements: str) -> None:
+    """Give a ledger the schema of an earlier version."""
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    triggers_off = (
+        "ALTER TABLE ledger_schema DISABLE TRIGGER USER"
+        if engine.dialect.name == "postgresql"
+        else "DROP TRIGGER ledger_schema_no_delete"
+    )
+    with engine.begin() as connection:
+        for statement in (triggers_off, "DELETE FROM ledger_schema", *statements):
+            connection.execute(text(statement))
+        connection.execute(text("INSERT INTO ledger_schema VALUES (:v)"), {"v": version})
+    engine.dispose()
+
+
 def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
     """Revisions of a suspect clock are marked from version 5 on."""
     ledger = Ledger.open(url, metadata)
     ledger.write(metered(held("GPU-0", "red")))
     before = hashes(ledger)
     ledger.close()
-    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    triggers_off = (
-        ("ALTER TABLE ledger_schema DISABLE TRIGGER USER",)
-        if engine.dialect.name == "postgresql"
-        else ("DROP TRIGGER ledger_schema_no_delete",)
-    )
-    with engine.begin() as connection:
-        for statement in (
-            *triggers_off,
-            "DELETE FROM ledger_schema",
-            "INSERT INTO ledger_schema VALUES (4)",
-            "DROP VIEW ledger",
-            "ALTER TABLE ledger_revision DROP COLUMN clock_suspect",
-        ):
-            connection.execute(text(statement))
-    engine.dispose()
+    change_back(url, 4, "DROP VIEW ledger", "ALTER TABLE ledger_revision DROP COLUMN clock_suspect")
     doubts = (ClockDoubt(START, -5), ClockDoubt(START + 1))
     marked = msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts[::-1])
     key = GpuDay("GPU-0", DAY)
@@ -234,21 +234,7 @@ def test_a_ledger_of_version_5_takes_undecided_use_of_a_fraction(url):
     ledger.write(metered(held("GPU-0", "red")))
     before = hashes(ledger)
     ledger.close()
-    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    triggers_off = (
-        ("ALTER TABLE ledger_schema DISABLE TRIGGER USER",)
-        if engine.dialect.name == "postgresql"
-        else ("DROP TRIGGER ledger_schema_no_delete",)
-    )
-    with engine.begin() as connection:
-        for statement in (
-            *triggers_off,
-            "DELETE FROM ledger_schema",
-            "INSERT INTO ledger_schema VALUES (5)",
-            "ALTER TABLE billing_review DROP COLUMN exact_units",
-        ):
-            connection.execute(text(statement))
-    engine.dispose()
+    change_back(url, 5, "ALTER TABLE billing_review DROP COLUMN exact_units")
     for _ in range(2):
         ledger = Ledger.open(url, metadata)
         assert before <= hashes(ledger)
