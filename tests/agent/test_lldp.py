@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from support import examples
 from support.machine import FakeHost
 from support.namespace import ip, network_namespace, veth_pair
 
@@ -145,9 +146,7 @@ def test_random_parts_behind_those_that_must_be_there(rest: bytes):
     assert told is None or told["chassis"] == "a0:88:c2:00:00:01"
 
 
-PRINTABLE = st.text(st.characters(blacklist_categories=["C", "Z"]), min_size=1, max_size=60).filter(
-    lambda said: said.isprintable()
-)
+PRINTABLE = st.text(examples.PRINTABLE_CHARACTERS, min_size=1, max_size=60)
 
 
 @given(

@@ -1,8 +1,10 @@
-"""Number of examples of a property test."""
+"""Number of examples of a property test, and strategies that several tests share."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import unicodedata
+
+from hypothesis import HealthCheck, settings, strategies as st
 
 DEFAULT = 50
 """Examples of a property in a full run; the profile `thorough` sets more."""
@@ -10,16 +12,22 @@ _THOROUGH_FACTOR = 25
 _THOROUGH_FACTOR_OF_FEWER = 10
 
 
-def few_examples(count: int) -> settings:
-    """The same `count` examples in every run; with the profile `thorough` many random ones.
+# Built rather than filtered: of all characters too few are printable for `filter(str.isprintable)`.
+PRINTABLE_CHARACTERS = st.characters(exclude_categories=["C", "Z"])
 
-    For properties that run a whole simulated node.
-    """
-    is_thorough = _is_thorough()
+
+def names(max_size: int) -> st.SearchStrategy[str]:
+    """Names of holders, tenants and devices: printable text in Unicode NFC, not all spaces."""
+    text = st.text(PRINTABLE_CHARACTERS | st.just(" "), max_size=max_size - 1)
+    return st.builds("{}{}".format, text, PRINTABLE_CHARACTERS).map(
+        lambda name: unicodedata.normalize("NFC", name)
+    )
+
+
+def few_examples(count: int) -> settings:
+    """`count` examples, and many with the profile `thorough`, for a property of a simulated node."""
     return settings(
-        deadline=None,
-        max_examples=count * (_THOROUGH_FACTOR if is_thorough else 1),
-        derandomize=not is_thorough,
+        max_examples=count * (_THOROUGH_FACTOR if _is_thorough() else 1),
         suppress_health_check=list(HealthCheck),
     )
 

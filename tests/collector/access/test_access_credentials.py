@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from support import examples
 from support.certificates import Authority
 
 from collector.access import credentials as certificate
@@ -22,7 +23,6 @@ from collector.access.credentials import (
     credential_in,
     digest,
     digest_of,
-    is_name,
     load_credentials,
     parse_credentials,
     quote_key,
@@ -34,7 +34,7 @@ from railscope.settings import SettingsError
 
 NOON_NS = 1_790_000_000_000_000_000
 A, B, C = (digest(name) for name in "abc")
-names = st.text(min_size=1, max_size=12).filter(is_name)
+names = examples.names(12)
 holders = st.builds(Credential, names, st.sampled_from([r for r in Role if r is not Role.TENANT]))
 holders |= st.builds(Credential, names, st.just(Role.TENANT), names)
 untils = st.none() | st.integers(min_value=0, max_value=4_000_000_000)

@@ -19,6 +19,7 @@ import aiohttp
 from aiohttp import web
 from hypothesis import given, strategies as st
 from running_collector import settings_in, write_audit_log
+from support import examples
 from support.billing_port import BookedRows
 from support.examples import fewer
 
@@ -26,7 +27,6 @@ from collector.access.credentials import (
     Credential,
     Role,
     digest,
-    is_name,
     own_cells,
     quote_key,
     section_of,
@@ -182,8 +182,8 @@ tenant_names = (
     st.sampled_from(
         ["a", "A", "ab", "a b", "a/b", "a%2Fb", "..", "tenant", "audit", "é", "a?b", "n1"]
     )
-    | st.text(max_size=6).map(lambda text: f"team {text}|")
-).filter(is_name)
+    | examples.names(6).map(lambda text: f"team {text}|")
+)
 
 
 @st.composite
