@@ -19,6 +19,8 @@ from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
 from collector.billing import focus_rows, tenant_statements
 from collector.evidence import evidence_records, evidence_store, review_rules
+from collector.finalization.day_finalizer import DayFinalizer
+from collector.finalization.ledger_days import MeteringStores
 from collector.fleet import schemas, view_cells
 from collector.framelog import framelog, segment_files
 from collector.http import audit_api, billing_api, node_twins, read_api, web_server
@@ -28,8 +30,6 @@ from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, unwri
 from collector.inventory.comparison import InventoryWatch
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import LedgerError, LedgerProbe, SharedDatabase, ledger_url
-from collector.settlement.day_finalizer import DayFinalizer
-from collector.settlement.ledger_days import MeteringStores
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.restart import CheckpointSchedule, Restart

@@ -22,13 +22,13 @@ from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.administrator_files import AdministratorFiles
 from collector.audit.collector_records import AuditTrail
+from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
 from collector.framelog import framelog, segment_files
 from collector.http.access_control import RouteHandler, RouteHandlers, json_answer, json_error
 from collector.http.node_twins import NodeTwins
 from collector.inventory.comparison import inventory_json
-from collector.settlement.day_finalizer import DayFinalizer
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.settling import Site
+from support.finalizing import Site
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from click.testing import CliRunner
 from support.books import BOSS, PRICES
-from support.settling import Site
+from support.finalizing import Site
 from support.story import (
     DAY_SECONDS,
     SECOND,

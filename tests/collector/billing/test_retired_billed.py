@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from support.books import BOSS, PRICES
-from support.settling import Site
+from support.finalizing import Site
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
 
 from collector.billing import administration

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 from support.books import BOSS, PRICES
-from support.settling import Site
+from support.finalizing import Site
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
 
 from collector.billing import administration

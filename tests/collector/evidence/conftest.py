@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.settling import Site
+from support.finalizing import Site
 from support.story import core_in
 
 from collector.state.collector_state import CollectorState

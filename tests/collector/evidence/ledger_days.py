@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from looks import ALICE
-from support.settling import Site
+from support.finalizing import Site
 from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
 
 from collector.account.account_sums import AmountKey

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from reports import HOUR, doubted, read_again, reporting
 from stories import stories
 from support.examples import fewer
-from support.settling import Site, content
+from support.finalizing import Site, content
 from support.story import (
     DAY,
     DAY_SECONDS,

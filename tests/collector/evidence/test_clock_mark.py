@@ -7,8 +7,8 @@ from functools import partial
 from looks import ALICE
 from msgspec.structs import replace
 from reports import HOUR, doubted, read_again, reporting
+from support.finalizing import Site
 from support.metered import revision_of
-from support.settling import Site
 from support.story import (
     DAY,
     DAY_SECONDS,
@@ -25,10 +25,10 @@ from support.story import (
 
 from collector.account.account_cells import account_json
 from collector.evidence.node_chunks import MAX_DOUBTS, EvidenceChunk, SuspectPeriod
+from collector.finalization.ledger_days import ENGINE_VERSION
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
-from collector.settlement.ledger_days import ENGINE_VERSION
 from collector.state.collector_state import CollectorState
 
 DAYS = range(DAY - 1, DAY + 9)

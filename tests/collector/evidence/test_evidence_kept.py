@@ -10,8 +10,8 @@ from looks import ALICE
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
+from support.finalizing import Site, content
 from support.metered import revision_of
-from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, gpus_of, host, seconds_of, started
 
 from collector.evidence.evidence_store import compress_chunk

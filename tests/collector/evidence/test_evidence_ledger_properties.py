@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 from stories import spelled_files, stories
 from support.examples import fewer
+from support.finalizing import Site, content
 from support.metered import revision_of, tile
-from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, accept, at
 
 from collector.account.account_sums import AmountKey

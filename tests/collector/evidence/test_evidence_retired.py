@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from sqlalchemy import select
+from support.finalizing import Site
 from support.metered import revision_of
-from support.settling import Site
 from support.story import (
     DAY,
     DAY_SECONDS,

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from looks import ALICE, energy, states
 from reports import HOUR, SENT, reporting
 from sqlalchemy import select
-from support.settling import Site
+from support.finalizing import Site
 from support.story import (
     DAY_SECONDS,
     SECOND,

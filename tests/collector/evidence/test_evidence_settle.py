@@ -6,8 +6,8 @@ import pytest
 from ledger_days import HOURS, LATER, MAP, a_day, amount, hours
 from looks import ALICE
 from sqlalchemy import Table, select, text, update
+from support.finalizing import Site
 from support.metered import revision_of, sizes_of_day, tile
-from support.settling import Site
 from support.story import (
     DAY,
     DAY_SECONDS,

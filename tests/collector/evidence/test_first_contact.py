@@ -9,7 +9,7 @@ from looks import energy, troubles
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
-from support.settling import Site
+from support.finalizing import Site
 from support.story import (
     DAY,
     DAY_SECONDS,

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from looks import ALICE, states
 from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer
-from support.settling import Site
+from support.finalizing import Site
 from support.story import (
     DAY_SECONDS,
     SECOND,

@@ -10,7 +10,7 @@ from reports import HOUR
 from stories import stories
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
-from support.settling import Site
+from support.finalizing import Site
 from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
 
 from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans

@@ -12,7 +12,7 @@ from looks import ALICE, states
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
-from support.settling import Site
+from support.finalizing import Site
 from support.story import (
     DAY_SECONDS,
     Envelopes,

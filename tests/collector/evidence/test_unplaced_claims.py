@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ledger_days import HOURS, LATER, hours
 from looks import troubles
-from support.settling import Site
+from support.finalizing import Site
 from support.story import (
     DAY,
     DAY_SECONDS,

@@ -21,10 +21,10 @@ from collector.evidence.review_decisions import (
 from collector.evidence.review_rules import ReviewDecisions
 from collector.files import device_files, tenancy_files
 from collector.files.device_files import DeviceInventory
+from collector.finalization.day_finalizer import DayFinalizer
+from collector.finalization.ledger_days import MeteringStores
 from collector.ledger.database import Database
 from collector.ledger.ledger_store import Ledger
-from collector.settlement.day_finalizer import DayFinalizer
-from collector.settlement.ledger_days import MeteringStores
 from collector.state.collector_state import CollectorState
 from collector.tables import metadata
 from railscope.audit.record import RecordActor

@@ -28,8 +28,8 @@ from collector.evidence import (
     node_claims,
     review_rules,
 )
+from collector.finalization import ledger_days
 from collector.ledger import database, row_conversion
-from collector.settlement import ledger_days
 from railscope.durable_files import write_durably
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
 
