@@ -120,7 +120,7 @@ async def test_the_change_travels_as_an_event() -> None:
         assert event.facts == {"before": "1 s", "after": "8 s", "why": "processor time"}
 
 
-async def test_a_budget_that_periods_cannot_keep_is_said_to_be_passed() -> None:
+async def test_a_budget_that_periods_cannot_keep_is_reported_as_exceeded() -> None:
     machine = Machine(gpu_cpu_ms=2.0)
     async with kept(machine) as one:
         machine.gpu_cpu_ms = 400.0
@@ -220,7 +220,7 @@ def test_what_is_read_less_often_stays_fresh_for_as_many_periods() -> None:
     assert not status.fresh_frame(read_ns + 25 * NS)
 
 
-def test_sources_say_how_long_a_period_they_bear() -> None:
+def test_sources_state_their_longest_period() -> None:
     agent = Agent(AgentSettings(), FakeHost(), "node-1")
     longest = {source.name: longest_period_seconds(source) for source in agent.sampler.sources}
     assert longest["kernel"] == longest["gpu_event"] == 5
@@ -252,7 +252,7 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
 # The landing page ---------------------------------------------------------------------------------
 
 
-async def test_the_landing_page_says_what_was_lengthened() -> None:
+async def test_the_landing_page_lists_lengthened_periods() -> None:
     machine = Machine()
     async with kept(machine) as one:
         machine.gpu_cpu_ms *= 100

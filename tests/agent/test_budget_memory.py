@@ -49,7 +49,7 @@ def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
     assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_released", 60 * MIB)]
 
 
-def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_then() -> None:
+def test_memory_that_cannot_be_released_is_reported_and_retried_rarely() -> None:
     dropped: list[int] = []
     meter = FakeMeter(70 * MIB)
     keeper = memory(meter, dropped)
@@ -73,7 +73,7 @@ def test_memory_that_cannot_be_measured_changes_nothing() -> None:
     assert (keeper.state, dropped) == (WITHIN, [])
 
 
-async def test_the_page_says_when_too_much_memory_is_resident() -> None:
+async def test_metrics_report_too_much_resident_memory() -> None:
     machine = Machine()
     machine.meter.resident = 80 * MIB
     async with kept(machine) as one:

@@ -42,7 +42,7 @@ def test_every_pair_agrees(case: Case) -> None:
 
 
 @EACH_CASE
-def test_what_we_cannot_tell_is_unsupported_and_nothing_else(case: Case) -> None:
+def test_every_missing_reading_is_unsupported(case: Case) -> None:
     assert set(case.told.absent.values()) == {Absent.UNSUPPORTED}
     for name, (metric, part) in PAIRS.items():
         if not part and name not in case.theirs:

@@ -84,7 +84,7 @@ def test_processes_are_those_of_their_mig_device(h200: Case) -> None:
 
 
 @EACH_MOMENT
-def test_what_a_cut_gpu_cannot_tell_is_unsupported(h200: Case) -> None:
+def test_metrics_that_a_partitioned_gpu_lacks_are_unsupported(h200: Case) -> None:
     for metric in ("utilization_ratio", "memory_activity_ratio", "row_remap_pending"):
         assert h200.told.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED
     assert h200.told.named("gpu_engine_utilization_ratio") == {}

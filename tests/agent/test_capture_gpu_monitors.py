@@ -38,7 +38,7 @@ def test_every_row_of_dmon_agrees(card: str, moment: str) -> None:
         (RTX, {"5021": (0.02, 0), "5022": (0.03, 0.01), "2165": (0, 0), "2496": (0, 0)}),
     ],
 )
-def test_processes_are_as_busy_as_the_last_round_of_pmon_says(
+def test_process_activity_matches_the_last_round_of_pmon(
     card: str, busy: dict[str, tuple[float, float]]
 ) -> None:
     told = read(card, "load").told
@@ -106,7 +106,7 @@ def test_a_link_that_is_down_has_a_state_and_no_speed() -> None:
     assert told.named("nvlink_speed_bytes_per_second") == {("GPU-1", "0"): 26.562e9}
 
 
-def test_a_gpu_that_is_cut_tells_no_links() -> None:
+def test_a_partitioned_gpu_reports_no_links() -> None:
     (gpu,), host = linked(csv.section(read(H200_MIG, "idle").capture, "capabilities :: nvlink -s"))
     assert gpu.links == []
     assert read_gpus(host).named("gpu_nvlinks") == {}

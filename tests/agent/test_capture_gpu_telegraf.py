@@ -118,8 +118,8 @@ THEIRS_ALONE = {
     "temperature_gpu_target": "what the fans of a board are set to, not what it can bear",
     "temperature_gpu_target_min": "what the fans of a board are set to, not what it can bear",
     "temperature_gpu_target_max": "what the fans of a board are set to, not what it can bear",
-    "power_draw": "the instant or the average, as the XML has it: see test_power_is_what_they_say",
-    "power_limit": "what is in force or what was asked for: see test_power_is_what_they_say",
+    "power_draw": "the instant or the average, as the XML has it: see test_power_matches",
+    "power_limit": "what is in force or what was asked for: see test_power_matches",
 }
 DIFFERENT = {
     ("gtx-1070-ti", "memory_used"): "counts what the driver keeps as well: the XML has no reserve",
@@ -180,7 +180,7 @@ def test_every_number_agrees(file: str) -> None:
 
 
 @EACH_FILE
-def test_what_we_cannot_tell_is_unsupported_and_nothing_else(file: str) -> None:
+def test_every_missing_reading_is_unsupported(file: str) -> None:
     assert set(read(file).told.absent.values()) == {Absent.UNSUPPORTED}
 
 
@@ -192,7 +192,7 @@ def test_differences_are_those_of_the_table() -> None:
 
 
 @EACH_FILE
-def test_words_agree(file: str) -> None:
+def test_texts_agree(file: str) -> None:
     case = read(file)
     for name, (metric, part) in WORDS.items():
         ours = case.told.number(f"gpu_{metric}", case.gpu, *part)
@@ -201,7 +201,7 @@ def test_words_agree(file: str) -> None:
 
 
 @EACH_FILE
-def test_power_is_what_they_say(file: str) -> None:
+def test_power_matches(file: str) -> None:
     case = read(file)
     told, gpu = case.told, case.gpu
     if "power_draw" in case.fields:

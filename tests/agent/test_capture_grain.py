@@ -36,5 +36,5 @@ def recorded(**moments_ms: list[int]) -> RecordedHost:
         (recorded(ens1=[0, 100, 200, 300], ens2=[0, 30_000]), 100),
     ],
 )
-def test_the_grain_is_the_usual_distance_of_a_busy_card(host: RecordedHost, grain_ms: int) -> None:
+def test_the_grain_is_the_usual_interval_of_a_busy_nic(host: RecordedHost, grain_ms: int) -> None:
     assert host.grain_ns == grain_ms * MS

@@ -124,7 +124,7 @@ def test_the_logs_have_what_these_tests_are_about() -> None:
     assert missing == {"xid-sxid-lines.tsv"}
 
 
-def test_words_of_the_network_service_are_not_words_of_the_kernel() -> None:
+def test_messages_of_the_network_service_are_not_kernel_messages() -> None:
     """systemd-networkd told of six losses of ib6; the kernel counts them in carrier_changes."""
     lines = lines_of("azure-1dev_6flap_syslog")
     assert sum("ib6: lost carrier" in line for line in lines) == 6

@@ -76,7 +76,7 @@ def test_every_parameter_comes_out_once(outcome: ReadOutcome, ecn: Path) -> None
         assert told[PARAMETER, ("eth0", name)] == number(ecn / path)
 
 
-def test_the_facts_say_the_same(outcome: ReadOutcome) -> None:
+def test_the_facts_match(outcome: ReadOutcome) -> None:
     assert facts(outcome)["eth0"] == {
         "mtu": "1500", "ecn_notification": "0,1,3,4,6,7", "ecn_reaction": "0,1,3,4,6",
         "np_cnp_dscp": "48", "np_cnp_prio": "6",

@@ -99,7 +99,7 @@ def test_state_and_rate_of_every_port(page: dict[Sample, float]) -> None:
         assert page[rate] == gigabits * 1e9 / 8
 
 
-def test_cards_say_what_they_are(page: dict[Sample, float]) -> None:
+def test_nics_report_their_identity(page: dict[Sample, float]) -> None:
     found = {
         dict(label)["device"]: dict(label)
         for name, label in page

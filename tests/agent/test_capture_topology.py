@@ -67,7 +67,7 @@ def test_distances_in_a_server_of_two_sockets(
     assert pci_distance(*places) is pci_distance(*reversed(places)) is expected
 
 
-def test_cards_of_that_server_are_found(westmere: Path) -> None:
+def test_nics_of_that_server_are_found(westmere: Path) -> None:
     host = LiveHost(westmere)
     assert pci_functions(host, RDMA_CLASS) == {"qib0": "0000:43:00.0"}
     assert gpu_addresses(host) == []
@@ -106,7 +106,7 @@ def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
 
 
 @EACH_FILE
-def test_a_file_tells_every_device_and_its_numa_node(name: str) -> None:
+def test_a_file_lists_every_device_and_its_numa_node(name: str) -> None:
     expected = {pci_.attrib["busid"]: numa for pci_, _, numa in elements(name)}
     assert {a: place.numa_node for a, place in told(name).places.items()} == expected
     assert len(expected) >= 4
@@ -221,7 +221,7 @@ def test_the_file_of_the_settings_makes_the_table() -> None:
         assert node.cpus[gpu] == told(name).cpus[str(place // 4)]
 
 
-def test_devices_that_a_file_does_not_tell_keep_their_place() -> None:
+def test_devices_absent_from_a_file_keep_their_place() -> None:
     name = "azure-ndv4-topo.xml"
     host = guest(name, tree=False)
     add_device(host, "pci0000:00/0000:00:02.0/0000:01:00.0", "0x010802", numa_node="0")

@@ -30,7 +30,7 @@ def judged(host: FakeHost) -> tuple[list[str], set[str]]:
 
 
 @pytest.mark.parametrize(("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
-def test_cards_in_order_are_healthy_idle_and_under_load(card: str, moment: str) -> None:
+def test_gpus_in_order_are_healthy_idle_and_under_load(card: str, moment: str) -> None:
     assert judged(read(card, moment).host) == (["healthy"], set())
 
 

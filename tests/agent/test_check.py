@@ -98,7 +98,7 @@ async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
     assert "railscope_gpu_power_watts" in line(said, "absent  gpu:")
 
 
-async def test_what_is_denied_is_said_with_its_remedy() -> None:
+async def test_a_denied_source_is_reported_with_its_remedy() -> None:
     host = healthy()
     host.calls[COUNT] = NvmlError(4, "Insufficient Permissions")
     host.calls["ethtool.driver(eth0)"] = DENIED
@@ -136,7 +136,7 @@ async def test_a_lost_gpu_is_broken() -> None:
     assert "1 of 2 GPUs" in line(said, "BROKEN  GPUs")
 
 
-async def test_each_gpu_that_is_not_healthy_is_told_of_with_why_and_what_to_do() -> None:
+async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
     host = healthy()
     host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
     host.log.waiting.append(f"4,1,{BOOT_US},-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=python3")
@@ -153,7 +153,7 @@ async def test_each_gpu_that_is_not_healthy_is_told_of_with_why_and_what_to_do()
     )
 
 
-async def test_a_gpu_that_is_unknown_is_told_of_and_its_sources_decide_how_well_that_is() -> None:
+async def test_an_unknown_gpu_is_reported_and_its_sources_decide_the_result() -> None:
     host = healthy()
     host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
     _, said = await checked(host)
@@ -208,7 +208,7 @@ def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
     return host
 
 
-async def test_what_reading_costs_is_said_the_dearest_first() -> None:
+async def test_costs_are_listed_with_the_most_expensive_source_first() -> None:
     meter = FakeMeter()
     well, said = await checked_on(
         meter, costly(meter, 3), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
@@ -224,7 +224,7 @@ async def test_what_reading_costs_is_said_the_dearest_first() -> None:
     assert line(said, "ok      memory budget").endswith("40 MiB resident, budget 64 MiB")
 
 
-async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None:
+async def test_a_budget_that_needs_longer_periods_is_reported_without_a_fault() -> None:
     meter = FakeMeter(80 * MIB)
     well, said = await checked_on(
         meter, costly(meter, 30), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
@@ -238,7 +238,7 @@ async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None
     assert "80 MiB resident, budget 64 MiB: exceeded" in line(said, "absent  memory budget")
 
 
-async def test_no_budget_is_said_to_be_none() -> None:
+async def test_a_missing_budget_is_reported() -> None:
     meter = FakeMeter()
     unbounded = BudgetSettings(cpu_ratio=0, memory_bytes=0)
     well, said = await checked_on(meter, costly(meter, 30), unbounded)

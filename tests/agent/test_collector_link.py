@@ -104,7 +104,7 @@ async def test_a_name_that_does_not_resolve_is_named() -> None:
     assert len(answer.problem) > len("http://collector.invalid:1/v1/frames: ")
 
 
-async def test_a_server_that_speaks_no_http_is_told_apart() -> None:
+async def test_a_server_without_http_is_distinguished() -> None:
     async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example ESMTP\r\n")
         await writer.drain()
@@ -149,7 +149,7 @@ async def test_a_certificate_that_is_trusted_by_its_file_works(tmp_path: Path) -
         assert collector.taken == run.sent
 
 
-async def test_a_certificate_that_is_not_trusted_says_what_to_set(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_names_the_setting(tmp_path: Path) -> None:
     tls = server_context(*self_signed(tmp_path))
     async with ScriptedCollector().serving(tls=tls) as collector:
         answer = await greet(https(collector))

@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_kept_file_is_read_anew_each_time(file: Path) -> None:
+def test_a_file_kept_open_is_read_again_each_time(file: Path) -> None:
     files = OpenFiles([str(file)])
     assert contents(files, 1) == [41]
     file.write_text("42\n")

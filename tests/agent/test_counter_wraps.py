@@ -120,7 +120,7 @@ def test_a_driver_that_was_loaded_again_begins_at_zero(host: FakeHost) -> None:
     assert value(reader) == 25
 
 
-def test_a_card_that_was_gone_begins_at_zero(host: FakeHost) -> None:
+def test_a_nic_that_was_gone_begins_at_zero(host: FakeHost) -> None:
     reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     show(host, rx_write_requests=20)
@@ -183,7 +183,7 @@ def test_the_last_values_of_a_set_that_wrapped_are_kept_now_and_then(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": "boot-1", "sets": 5}', b"\xff"])
-def test_a_damaged_file_is_told_and_does_no_harm(
+def test_a_damaged_file_is_reported_and_does_no_harm(
     host: FakeHost, tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "wraps.json"
@@ -211,7 +211,7 @@ def card(host: FakeHost, driver: str = "mlx5_core", **statistics: int) -> None:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_card_s_queue_counter_wraps(moved: bool) -> None:  # noqa: FBT001 - the case
+def test_a_nic_queue_counter_wraps(moved: bool) -> None:  # noqa: FBT001 - the case
     """Also when its list changes at the same time."""
     host = FakeHost()
     card(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
@@ -242,7 +242,7 @@ def test_the_same_metric_of_another_driver_has_64_bits() -> None:
     assert value(reader, BUFFER, ("eth0",)) == 20
 
 
-def test_a_card_s_wraps_outlive_a_restart(tmp_path: Path) -> None:
+def test_counter_wraps_of_a_nic_survive_a_restart(tmp_path: Path) -> None:
     host = FakeHost()
 
     def restarted() -> SourceReader:

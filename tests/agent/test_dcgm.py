@@ -147,7 +147,7 @@ def test_every_sample_has_the_labels_of_its_gpu():
     assert all(dict(labels) == wanted[dict(labels)["gpu"]] for _, labels in samples(page(host)))
 
 
-def test_a_new_driver_is_told_at_once():
+def test_a_new_driver_is_reported_at_once():
     host, exposition = h100(), DcgmExposition("node-1")
     before = exposition.render(frames(host), TextFormat.PROMETHEUS)
     host.calls["nvml.nvmlSystemGetDriverVersion()"] = "595.10"
@@ -158,7 +158,7 @@ def test_a_new_driver_is_told_at_once():
 # MIG -------------------------------------------------------------------------------------------
 
 
-def test_a_cut_gpu_tells_each_instance_once_and_the_rest_as_a_whole():
+def test_a_partitioned_gpu_exports_each_instance_once_and_the_rest_as_a_whole():
     host = h100()
     first, second = cut(host, 0, ["3g.40gb", "1g.10gb"])
     devices = host.calls["nvml.nvmlDeviceGetMigDevices(0)"]
@@ -217,7 +217,7 @@ def test_a_link_that_is_not_there_takes_no_part_in_the_sum():
     assert found["DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"] == sum(range(17))
 
 
-def test_an_a100_tells_flits_and_thresholds_and_no_profiling():
+def test_an_a100_exports_flits_and_thresholds_and_no_profiling():
     host = FakeHost()
     add_gpus(host, 1)
     fields(
@@ -249,7 +249,7 @@ def test_the_last_xid_is_that_of_the_gpu_and_zero_where_there_was_none():
     assert (of_gpu(text)["DEV_XID_ERRORS"], of_gpu(text, "1")["DEV_XID_ERRORS"]) == (79, 0)
 
 
-def test_where_no_log_can_be_read_no_one_says_that_there_was_no_xid():
+def test_without_a_readable_log_the_absence_of_xids_is_not_exported():
     host = h100()
     host.log.closed = DENIED
     assert "DEV_XID_ERRORS" not in of_gpu(page(host))

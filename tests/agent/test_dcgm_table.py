@@ -52,7 +52,7 @@ def terms(row: DcgmMetric) -> list[FormulaTerm]:
 # The catalog and the sources -------------------------------------------------------------------
 
 
-def test_every_name_is_there_once_and_says_what_it_is():
+def test_every_name_occurs_once_and_is_described():
     names = [row.name for row in DCGM_METRICS]
     assert len(set(names)) == len(names)
     assert [

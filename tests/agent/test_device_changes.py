@@ -22,7 +22,7 @@ def devices(frame: Frame) -> set[str]:
     return {key[0] for _, key in readings(frame)}
 
 
-async def test_a_card_that_appears_gets_columns_with_the_next_probe() -> None:
+async def test_a_nic_that_appears_gets_columns_with_the_next_probe() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
@@ -35,7 +35,7 @@ async def test_a_card_that_appears_gets_columns_with_the_next_probe() -> None:
         assert [frame.sequence for frame in run.frames] == [1, 2, 3]
 
 
-async def test_a_card_that_vanishes_is_gone_first_and_then_no_column() -> None:
+async def test_a_nic_that_vanishes_is_gone_first_and_then_no_column() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     add_card(host, "mlx5_1")
@@ -51,7 +51,7 @@ async def test_a_card_that_vanishes_is_gone_first_and_then_no_column() -> None:
         assert run.sampler.statuses["rdma"].state == OK
 
 
-async def test_the_last_card_leaves_an_unsupported_source_and_may_come_back() -> None:
+async def test_the_last_nic_leaves_an_unsupported_source_and_may_come_back() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
@@ -91,7 +91,7 @@ async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
         assert len({id(frame.schema) for frame in run.frames}) == 1
 
 
-async def test_a_card_in_reset_comes_back_without_a_new_schema() -> None:
+async def test_a_nic_in_reset_comes_back_without_a_new_schema() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     counter = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
@@ -142,7 +142,7 @@ async def test_a_mistake_in_one_source_ends_no_other() -> None:
         assert status.state == OK
 
 
-def test_facts_tell_a_port_what_it_belongs_to() -> None:
+def test_facts_name_the_device_of_a_port() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     place = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0"

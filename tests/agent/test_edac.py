@@ -60,7 +60,7 @@ def test_every_count_of_controllers_modules_and_buses() -> None:
     assert "2 memory controllers, 3 modules" in outcome.findings[0].detail
 
 
-def test_a_module_says_which_it_is() -> None:
+def test_a_memory_module_is_identified() -> None:
     frame = read_once(EdacSource(), server()).frame
     assert frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in frame.readings()}

@@ -70,7 +70,7 @@ def test_an_interface_that_is_not_there(ethtool: Ethtool, name: str) -> None:
     assert raised.value.errno == errno.ENODEV
 
 
-def test_a_virtual_pair_tells_driver_and_statistics(ethtool: Ethtool, veth: str) -> None:
+def test_a_virtual_pair_has_driver_and_statistics(ethtool: Ethtool, veth: str) -> None:
     assert ethtool.call("driver", veth)["driver"] == "veth"
     answer = ethtool.call("statistics", veth)
     assert len(answer["names"]) == len(answer["values"]) == len(set(answer["names"])) > 0
@@ -88,7 +88,7 @@ def test_names_are_decoded_once_and_are_those_of_the_kernel_each_time(
     other.close()
 
 
-def test_a_list_that_changed_its_length_is_read_anew(ethtool: Ethtool, veth: str) -> None:
+def test_a_list_that_changed_its_length_is_read_again(ethtool: Ethtool, veth: str) -> None:
     """More queues, more statistics: names and values must still belong together."""
     before = ethtool.call("statistics", veth)["names"]
     ip("link", "delete", veth)

@@ -105,7 +105,7 @@ def test_pfc_that_moves_to_another_priority_changes_no_length(fixed: bool) -> No
     assert answer == {"names": after, "values": [value_of(name) for name in after]}
 
 
-def test_a_card_that_goes_up_has_many_times_the_statistics() -> None:
+def test_a_nic_that_goes_up_has_many_times_the_statistics() -> None:
     """Old kernels write them all, whatever was asked for: there is room for them."""
     small, large = ["rx_bytes_phy"], [f"rx{queue}_packets" for queue in range(8000)]
     driver = Driver([small, large], fixed=False)
@@ -115,7 +115,7 @@ def test_a_card_that_goes_up_has_many_times_the_statistics() -> None:
     assert reader.call("statistics", CARD)["values"] == [value_of(name) for name in large]
 
 
-def test_more_statistics_than_there_is_room_for_are_not_asked_for() -> None:
+def test_no_more_statistics_are_requested_than_the_buffer_holds() -> None:
     driver = Driver([[f"rx{queue}_packets" for queue in range(9000)]], fixed=False)
     with pytest.raises(OSError, match=r"too many statistics of .*: 9000") as raised:
         Ethtool(driver).call("statistics", CARD)
@@ -131,7 +131,7 @@ def test_a_list_that_never_rests_is_an_error() -> None:
     assert raised.value.errno == errno.EAGAIN
 
 
-def test_a_quiet_card_costs_two_calls_and_no_decoding() -> None:
+def test_an_idle_nic_costs_two_calls_and_no_decoding() -> None:
     driver = Driver([words], fixed=True)
     reader = Ethtool(driver)
     first = reader.call("statistics", CARD)

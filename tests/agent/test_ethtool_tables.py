@@ -42,12 +42,14 @@ def test_every_statistic_of_a_driver_reaches_its_metric(driver: str) -> None:
 
 
 @pytest.mark.parametrize(("driver", "text", "metric"), ROWS)
-def test_the_catalog_names_what_tells_a_metric(driver: str, text: str, metric: Metric) -> None:
+def test_the_catalog_names_the_statistic_of_a_metric(
+    driver: str, text: str, metric: Metric
+) -> None:
     name = text.replace("{priority}", "N").replace("{class}", "N").replace("{lane}", "L")
     assert re.search(rf"\b{SHORT[driver]}\b.*\b{re.escape(name)}\b", metric.origin)
 
 
-def test_every_metric_of_a_card_is_told_by_some_driver() -> None:
+def test_every_nic_metric_is_reported_by_some_driver() -> None:
     told = {metric for _, _, metric in ROWS}
     declared = {
         value
@@ -58,7 +60,7 @@ def test_every_metric_of_a_card_is_told_by_some_driver() -> None:
     assert {metric.name for metric in told} <= set(METRICS)
 
 
-def test_no_statistic_of_a_driver_tells_two_metrics() -> None:
+def test_no_driver_statistic_feeds_two_metrics() -> None:
     for driver, rows in {**DRIVERS, "any other": STANDARD}.items():
         texts = [text for text, _ in rows]
         assert len(set(texts)) == len(texts), driver
@@ -114,7 +116,7 @@ BE2NET = [
         ),
     ],
 )
-def test_drivers_without_a_table_tell_what_has_a_standard_name(
+def test_drivers_without_a_table_report_standard_names(
     driver: str, names: list[str], rest: list[str]
 ) -> None:
     outcome = read_once(NicSource(), card(driver, {name: n for n, name in enumerate(names)}))
@@ -129,14 +131,14 @@ def test_drivers_without_a_table_tell_what_has_a_standard_name(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_driver_with_a_table_tells_nothing_else(driver: str) -> None:
+def test_a_driver_with_a_table_reports_nothing_else(driver: str) -> None:
     """Of the same name two drivers may count different things."""
     of_driver = {text for text, _ in DRIVERS[driver]}
     others = [name for name, _ in STANDARD if name not in of_driver]
     assert match_statistics(driver, others) == []
 
 
-def test_no_standard_name_tells_two_metrics() -> None:
+def test_no_standard_name_feeds_two_metrics() -> None:
     names = [name for name, _ in STANDARD]
     assert len(set(names)) == len(names)
     assert len({*GROUPS.values()}) == len(GROUPS)

@@ -106,7 +106,7 @@ def test_without_a_slot_to_be_seen_only_a_whole_link_is_known(
     assert expected(nvml, {GPU: f"32x{nvml[1]} of 32x16"}) == found
 
 
-def test_an_end_that_does_not_tell_is_no_slot() -> None:
+def test_an_upstream_port_without_link_data_is_no_slot() -> None:
     unknown = {PORT: "32x8 of 32x0", GPU: "32x8 of 32x16"}
     assert expected((5, 8), unknown)[0] is UNKNOWN
 
@@ -120,7 +120,7 @@ def test_what_is_configured_counts_by_address_before_model_and_in_guests() -> No
         assert expected(settings=settings, virtualization=virtualization) == (8, 3)
 
 
-def test_a_gpu_that_fails_says_why() -> None:
+def test_a_failing_gpu_has_an_absence_reason() -> None:
     lost = NvmlError(15, "lost")
     assert expected((lost, lost)) == (Absent.GONE, Absent.GONE)
 

@@ -85,7 +85,7 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006]))
 @settings(max_examples=25, deadline=None)
-def test_at_constant_costs_nothing_changes_once_it_has_settled(
+def test_at_constant_costs_nothing_changes_once_stable(
     sources: list[SimulatedSource], rest: float
 ) -> None:
     run = Simulation(sources, BUDGET, rest)
@@ -196,7 +196,7 @@ def test_a_lone_outlier_changes_nothing(what: str) -> None:
     assert run.changes == []
 
 
-def test_a_dear_start_is_no_cause_for_alarm() -> None:
+def test_an_expensive_start_is_no_cause_for_alarm() -> None:
     """Libraries are loaded and files opened with the first look and the first read."""
     sources = four()
     for source in sources:
@@ -271,7 +271,7 @@ def test_a_page_that_is_scraped_without_pause_does_not_blind_the_sources() -> No
     assert (run.stretched, run.governor.state) == ({}, WITHIN)
 
 
-def test_dear_looks_at_what_is_there_count_at_the_pace_at_which_they_come() -> None:
+def test_expensive_probes_count_at_their_own_rate() -> None:
     """Once a minute they are cheap; with every read, as of a source that fails, they are not."""
     sources = four()
     sources[0].probe_cpu_ms = 100.0

@@ -38,7 +38,7 @@ def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
     assert found["railscope_gpu_cache_access_ratio", ("GPU-0", "peer", "hit")] == 0.75
 
 
-def test_a_driver_that_does_not_know_the_newest_metrics_tells_the_others() -> None:
+def test_a_driver_without_the_newest_metrics_reports_the_others() -> None:
     """It may refuse a whole request that names one of them."""
     host = host_with_gpus()
     recent = [f"nvml.nvmlGpmMetricsGet(0,{n})" for n in (*range(160, 170), *range(248, 261))]

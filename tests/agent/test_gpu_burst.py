@@ -87,7 +87,7 @@ def test_a_window_is_not_averaged_over_a_gap() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 100)), min_size=1, max_size=60))
-def test_the_sum_is_what_all_samples_say(steps: list[tuple[int, int]]) -> None:
+def test_the_sum_covers_all_samples(steps: list[tuple[int, int]]) -> None:
     lane = Lane()
     at_ms, used_ms, samples = 0, 0, [[0, 0]]
     for later_ms, percent in [*steps, (100 - sum(ms for ms, _ in steps) % 100, 0)]:
@@ -108,7 +108,7 @@ def test_a_gap_between_samples_is_unseen() -> None:
     assert told[UNSEEN, (UUID,)] == 300
 
 
-def test_a_clock_that_begins_anew_is_followed() -> None:
+def test_a_restarted_clock_is_followed() -> None:
     lane = Lane()
     lane.sampled([[5000, 10], [6000, 10]])
     lane.told()
@@ -130,7 +130,7 @@ def test_a_gpu_without_a_limit_has_no_share_of_it() -> None:
     assert c.GPU_POWER_WINDOWS.name not in names
 
 
-def test_a_driver_that_fails_says_why_and_loses_nothing_it_told() -> None:
+def test_a_failing_driver_has_an_absence_reason_and_loses_no_sample() -> None:
     lane = Lane()
     lane.sampled([[0, 10], [1000, 10]])
     lane.told()

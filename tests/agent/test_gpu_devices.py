@@ -35,7 +35,7 @@ def states(host: FakeHost, gpus: GpuInventory) -> dict[str, str]:
     }
 
 
-def test_each_gpu_is_told_by_who_has_it() -> None:
+def test_the_state_of_each_gpu_follows_its_driver() -> None:
     host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 1)
     for address, driver in (

@@ -213,7 +213,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
     assert (host.asked[new], host.asked[old]) == (1, 1 + 3), "once when planned, once a read"
 
 
-async def test_a_change_of_gpus_is_learned_anew() -> None:
+async def test_changed_gpus_are_probed_again() -> None:
     host = host_with_gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     host.calls[key] = NOT_SUPPORTED
@@ -268,7 +268,7 @@ def test_a_memory_temperature_must_be_believable(field: list[int], reading: Read
     assert found["railscope_gpu_memory_temperature_celsius", ("GPU-0",)] == reading
 
 
-def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
+def test_links_to_a_grace_processor_are_reported_one_by_one() -> None:
     host = host_with_gpus(1)
     host.calls[FIELD.format(0, 170)] = [0, 2]
     for link in range(2):
@@ -282,7 +282,7 @@ def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
     assert found["railscope_gpu_c2c_errors_total", ("GPU-0", "1", "replay")] == 7
 
 
-def test_reasons_to_hold_the_clocks_down_are_told_one_by_one() -> None:
+def test_throttle_reasons_are_reported_one_by_one() -> None:
     host = host_with_gpus(1)
     host.calls["nvml.nvmlDeviceGetCurrentClocksEventReasons(0)"] = 0x48
     found = readings(read_once(GpuSource.load(), host).frame)

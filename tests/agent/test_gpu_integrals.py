@@ -92,7 +92,7 @@ def test_time_of_another_boot_is_not_counted() -> None:
     assert machine.after(1)[MEMORY] == 2 * KIBIBYTES
 
 
-def test_what_cannot_be_read_is_neither_told_nor_counted() -> None:
+def test_unreadable_samples_are_neither_reported_nor_counted() -> None:
     machine = Machine()
     machine.after(0)
     machine.host.calls[UTILIZATION] = NvmlError(999, "Unknown Error")
@@ -114,13 +114,13 @@ def test_what_no_utilization_can_be_does_not_stay_in_the_counter(wrong: int) -> 
     assert machine.after(1)[BUSY] == NS // 5
 
 
-def test_memory_that_only_an_old_driver_tells_has_no_integral() -> None:
+def test_memory_that_only_an_old_driver_reports_has_no_integral() -> None:
     machine = Machine()
     machine.host.calls[MEMORY_INFO] = {"total": 80 * GIBIBYTE, "used": GIBIBYTE, "free": 0}
     assert machine.after(1)[MEMORY] is Absent.UNSUPPORTED
 
 
-def test_counters_go_on_when_all_is_looked_at_anew() -> None:
+def test_counters_continue_after_a_new_probe() -> None:
     source = GpuSource.load()
     machine = Machine(source)
     machine.after(0)

@@ -41,7 +41,7 @@ def changes(reader: SourceReader) -> list[tuple[str, str, str, str]]:
         (GpuSource.settings, LIMIT, 650_500, ("power_limit", "GPU-0", "700", "650.5")),
     ],
 )
-def test_another_setting_is_told_once(
+def test_a_changed_setting_is_reported_once(
     source: type[GpuSource], call: str, answer: object, told: tuple[str, ...]
 ) -> None:
     host = machine()

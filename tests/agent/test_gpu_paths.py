@@ -50,7 +50,7 @@ class Run:
         return found.label if isinstance(found, Absent) else PCIE_PATH_STATE.states[found]
 
 
-def test_a_full_link_is_full_and_nobody_is_asked() -> None:
+def test_a_full_link_needs_no_further_call() -> None:
     run = Run("32x16")
     run.host.asked.clear()
     assert run.state() == "full"
@@ -64,7 +64,7 @@ def test_an_idle_gpu_saves_power(busy: int, state: int) -> None:
     assert [run.state(), run.state()] == ["power_saving"] * 2
 
 
-def test_under_load_a_slow_link_is_degraded_at_the_second_look() -> None:
+def test_under_load_a_slow_link_is_degraded_at_the_second_poll() -> None:
     """The link needs a moment to speed up when work begins."""
     run = Run()
     run.tell(busy=80)

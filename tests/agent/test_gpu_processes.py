@@ -61,7 +61,7 @@ def sharing(host: FakeHost) -> str:
     return GPU_SHARING.states[state]
 
 
-def test_a_process_tells_its_memory_name_and_activity() -> None:
+def test_a_process_reports_its_memory_name_and_activity() -> None:
     host = gpu(process(41, 7000))
     host.files["/proc/41/comm"] = "python3\n"
     host.calls[USE] = [
@@ -88,7 +88,7 @@ def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -
     assert found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "41")] == 0
 
 
-def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
+def test_processes_beyond_the_bound_are_counted() -> None:
     host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
     frame = read_once(GpuProcessSource(max_reported=8), host).frame
     assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
@@ -96,7 +96,7 @@ def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
     assert of_gpu(frame, "suppressed_processes") == 92
 
 
-async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone() -> None:
+async def test_a_process_is_reported_once_it_has_stayed_and_until_it_is_gone() -> None:
     host = gpu(process(1))
     async with sampling(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = [process(1), process(2)]
@@ -113,7 +113,7 @@ async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone(
         assert told(run.frames[-1]) == {"2": 1000}
 
 
-async def test_who_was_there_keeps_the_columns_while_nobody_can_be_told() -> None:
+async def test_known_processes_keep_their_columns_while_the_list_fails() -> None:
     host = gpu(process(1))
     async with sampling(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = NvmlError(15, "GPU is lost")
@@ -177,7 +177,7 @@ def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
 
 
 @pytest.mark.parametrize("code", [3, 13, 25])
-def test_a_driver_that_has_no_list_leaves_nothing_told_and_not_nobody_there(code: int) -> None:
+def test_a_driver_without_a_process_list_makes_the_count_unsupported(code: int) -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(code)
     assert (
@@ -235,7 +235,7 @@ ACTIVE = "nvml.nvmlDeviceGetActiveVgpus(0)"
         (4, Absent.DENIED, Absent.DENIED),
     ],
 )
-def test_virtual_gpus_that_cannot_be_told_say_why(
+def test_unreadable_virtual_gpus_have_an_absence_reason(
     code: int, vgpus: Absent, state: int | Absent
 ) -> None:
     host = gpu(process(41))

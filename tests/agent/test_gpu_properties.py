@@ -138,7 +138,7 @@ def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
 
 
 @given(st.integers(0, 2**11 - 1))
-def test_only_reasons_that_a_gpu_can_tell_are_asked_for(supported: int) -> None:
+def test_only_supported_reasons_are_requested(supported: int) -> None:
     host = FakeHost()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
     call = call_of(value_tables.load_table(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
@@ -147,7 +147,7 @@ def test_only_reasons_that_a_gpu_can_tell_are_asked_for(supported: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_fault_of_the_fabric_is_told_where_its_bits_are(mask: int) -> None:
+def test_a_fabric_fault_is_read_from_its_bits(mask: int) -> None:
     told = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
     call = call_of(health.HEALTH_TABLE, "nvmlDeviceGetGpuFabricInfoV")
     found = {name: reading for (name,), reading in picked(call, told).items()}
@@ -161,7 +161,7 @@ def test_a_fault_of_the_fabric_is_told_where_its_bits_are(mask: int) -> None:
 
 
 @given(st.integers(1, 15), st.integers(0, 255), st.integers(0, 2**20 - 1))
-def test_a_bit_error_ratio_is_told_in_thousandths_of_a_decade(
+def test_a_bit_error_ratio_is_exact_to_thousandths_of_a_decade(
     mantissa: int, exponent: int, rest: int
 ) -> None:
     word = rest << 12 | mantissa << 8 | exponent
@@ -254,7 +254,7 @@ def test_processes_add_up(
 
 
 @given(st.lists(COUNTS, min_size=2, max_size=5))
-def test_a_counter_that_falls_is_told_as_it_is(told: list[int]) -> None:
+def test_a_falling_counter_is_reported_unchanged(told: list[int]) -> None:
     host, source = FakeHost(), GpuSource.load()
     add_gpus(host, 1)
     key = "nvml.nvmlDeviceGetFieldValues(0,83)"

@@ -56,7 +56,7 @@ def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first:
     [(0x7FF, True), (0x1FF, False), (NvmlError(3), False), (NvmlError(13), False)],
     ids=str,
 )
-def test_a_reason_that_the_gpu_cannot_tell_is_no_zero(supported: object, there: bool) -> None:  # noqa: FBT001 - a column of the table above
+def test_an_unsupported_reason_is_not_reported_as_zero(supported: object, there: bool) -> None:  # noqa: FBT001 - a column of the table above
     host = host_with_gpus()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
     told = read_gpus(host)
@@ -85,7 +85,7 @@ def test_no_power_of_the_memory_is_no_power_of_zero() -> None:
     assert read_gpus(host).number("gpu_memory_power_watts", GPU) == 85.83
 
 
-def test_a_rack_system_says_where_a_gpu_sits_and_a_lone_server_does_not() -> None:
+def test_a_rack_system_reports_the_gpu_position_and_a_single_server_does_not() -> None:
     host = host_with_gpus()
     place = {
         "chassisSerialNumber": "1820124300130", "slotNumber": "\x12", "trayIndex": "\x05",

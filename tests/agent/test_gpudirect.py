@@ -98,7 +98,7 @@ def test_everything_the_module_counts() -> None:
     assert not storage(outcome.findings).remedy
 
 
-def test_without_statistics_requests_are_unsupported_and_the_remedy_is_said() -> None:
+def test_without_statistics_requests_are_unsupported_with_a_remedy() -> None:
     outcome = read_once(GpuDirectSource(), host_with(OFF))
     assert numbers(outcome.frame) == ALWAYS
     found = readings(outcome.frame)

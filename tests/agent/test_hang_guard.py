@@ -77,7 +77,7 @@ def test_a_hung_device_is_not_asked_and_others_are() -> None:
     assert not guard.take_returned()
 
 
-def test_all_ways_to_ask_about_a_card_are_refused_together() -> None:
+def test_all_calls_about_a_nic_are_refused_together() -> None:
     host, guard = guarded("net/eth0")
     host.files["/sys/class/net/eth0/speed"] = "1\n"
     for ask in (

@@ -54,7 +54,7 @@ def test_this_machine(machine: LiveHost) -> None:
     )
 
 
-def test_counters_of_this_machine_lie_between_two_looks(machine: LiveHost) -> None:
+def test_counters_of_this_machine_lie_between_two_reads(machine: LiveHost) -> None:
     def interfaces() -> dict[str, list[int]]:
         lines = Path("/proc/net/dev").read_text().splitlines()[2:]
         pairs = (line.split(":") for line in lines)
@@ -118,7 +118,7 @@ def test_identity_conflict_in_one_process_are_not_mixed_up(machine: LiveHost, co
         assert numbers(read_once(HostSource(), other).frame)[size] == there
 
 
-def test_a_tree_without_proc_says_nothing_of_the_machine_it_lies_on(tmp_path: Path) -> None:
+def test_a_tree_without_proc_does_not_report_its_host(tmp_path: Path) -> None:
     outcome = read_once(HostSource(), LiveHost(tmp_path))
     assert (outcome.frame, outcome.problem) == (None, "")
 
@@ -168,7 +168,7 @@ def test_every_byte_of_a_drive_is_counted_once() -> None:
     assert whole_drives(FakeHost(), DISKS) == DRIVES
 
 
-def test_sysfs_tells_partitions_and_stacked_devices_from_drives() -> None:
+def test_sysfs_separates_partitions_and_stacked_devices_from_drives() -> None:
     host = FakeHost()
     for disk in ("sda", "nvme0n1", "oddly1", "pool"):
         host.files[f"/sys/block/{disk}/size"] = "1"

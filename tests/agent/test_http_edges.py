@@ -76,7 +76,7 @@ async def test_odd_requests_get_a_clear_answer_and_an_end(request_: bytes, statu
         )
 
 
-async def test_gzip_only_for_those_who_take_it():
+async def test_gzip_only_for_clients_that_accept_it():
     async with serving() as port:
         packed = await said(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
         assert b"content-encoding: gzip" in packed.lower()
@@ -97,7 +97,7 @@ async def test_connections_are_bounded():
             writer.transport.abort()
 
 
-async def test_a_request_that_says_its_length_in_two_ways_is_rejected():
+async def test_a_request_with_two_kinds_of_length_is_rejected():
     both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     async with serving() as port:
         assert (await said(port, GET + both)).startswith(b"HTTP/1.1 400")

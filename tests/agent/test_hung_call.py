@@ -171,7 +171,7 @@ async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, st
         assert sequences == list(range(1, len(sequences) + 1))
 
 
-async def test_a_hung_file_of_one_card_holds_up_no_other_card(host: FakeHost, stuck: Stuck) -> None:
+async def test_a_hung_file_of_one_nic_delays_no_other_nic(host: FakeHost, stuck: Stuck) -> None:
     add_card(host, "mlx5_1")
     path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
     content, host.files[path] = host.files[path], lambda: str(stuck())

@@ -102,7 +102,7 @@ def test_what_a_server_measures_in_base_units() -> None:
     }
 
 
-def test_grace_says_its_power_by_the_label_of_each_meter() -> None:
+def test_grace_names_its_power_by_the_label_of_each_meter() -> None:
     host = FakeHost()
     for number, (device, label) in enumerate(
         [("ACPI000D:00", "Module Power Socket 0"), ("ACPI000D:01", "Grace Power Socket 0")]

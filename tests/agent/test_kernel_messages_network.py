@@ -74,7 +74,7 @@ def test_errors_of_gpudirect_rdma(line: str) -> None:
         f"somebody writes: {POWER}",
     ],
 )
-def test_what_says_nothing(line: str) -> None:
+def test_messages_without_an_event(line: str) -> None:
     assert parse_kernel_message(line) is None
 
 

@@ -64,7 +64,7 @@ async def test_an_event_carries_the_time_of_its_record() -> None:
         }  # fmt: skip
 
 
-async def test_records_from_before_the_agent_started_are_told_as_well() -> None:
+async def test_records_from_before_the_agent_started_are_reported_as_well() -> None:
     host = FakeHost()
     host.log.waiting = [record(1, 1_000_000, XID), record(2, 2_000_000, "Linux version 6.8")]
     async with sampling(host, [KernelLogStream()]) as run:
@@ -279,7 +279,7 @@ def test_another_standard_input_is_not_the_log(tmp_path: Path) -> None:
         log.close()
 
 
-def test_a_flood_is_told_in_portions_and_what_is_too_much_is_counted() -> None:
+def test_a_flood_is_reported_in_portions_and_the_excess_is_counted() -> None:
     """A collector refuses an envelope with more events than it takes."""
     host = FakeHost()
     reader = SourceReader(KernelLogStream(), host, ORIGIN)

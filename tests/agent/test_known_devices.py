@@ -296,7 +296,7 @@ async def hangs_and_comes_back(
         assert not [label for label in valued if isinstance(now[label], Absent)]
 
 
-async def test_a_network_card_whose_statistics_fail_stays_known(tmp_path: Path) -> None:
+async def test_a_nic_with_failing_statistics_stays_known(tmp_path: Path) -> None:
     """Two minutes of EIO: a source that is partial all the while, and one recovery at the end."""
     host = failing_host(tmp_path)
     with capture_logs() as logs:

@@ -20,7 +20,7 @@ def test_a_link_that_is_down_has_no_speed() -> None:
     assert found["railscope_network_link_changes_total", ("eth0",)] == 7
 
 
-def test_an_interface_that_is_switched_off_does_not_tell_its_carrier() -> None:
+def test_an_interface_that_is_switched_off_has_no_carrier_reading() -> None:
     """The kernel answers EINVAL then."""
     host = FakeHost()
     host.files["/sys/class/net/eth0/carrier_changes"] = "7"
@@ -38,7 +38,7 @@ def link(name: str, *, up: bool, carrier: int, changes: int) -> dict[str, object
     return {"name": name, "up": up, "carrier": carrier, "carrier_changes": changes}
 
 
-def test_one_answer_tells_of_all_carriers_and_of_those_that_are_switched_off() -> None:
+def test_one_answer_covers_all_carriers_and_interfaces_switched_off() -> None:
     host = FakeHost()
     for name in ("eth0", "eth1", "eth2"):
         host.files[f"/sys/class/net/{name}/speed"] = "400000"

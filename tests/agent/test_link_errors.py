@@ -50,7 +50,7 @@ def count(host: FakeHost, fec: Any = None, pause: Any = None) -> None:
     )
 
 
-def test_a_driver_without_such_statistics_tells_all_by_netlink() -> None:
+def test_a_driver_without_such_statistics_reports_all_by_netlink() -> None:
     found = readings(read_once(LinkErrorSource(), card("ixgbe", "rx_bytes")).frame)
     assert found == {CORRECTED: 70, UNCORRECTABLE: 2, BITS: 900, RECEIVED: 5, SENT: 6}
 
@@ -65,9 +65,7 @@ def test_a_driver_without_such_statistics_tells_all_by_netlink() -> None:
         ("ice", ["link_xoff_rx.nic", "link_xoff_tx.nic"], {CORRECTED, UNCORRECTABLE, BITS}),
     ],
 )  # fmt: skip
-def test_no_metric_of_a_card_has_two_sources(
-    driver: str, statistics: list[str], left: set[Any]
-) -> None:
+def test_no_nic_metric_has_two_sources(driver: str, statistics: list[str], left: set[Any]) -> None:
     host = card(driver, *statistics)
     here = set(readings(read_once(LinkErrorSource(), host).frame))
     there = set(readings(read_once(NicSource(), host).frame))
@@ -179,7 +177,7 @@ def test_one_question_that_fails_costs_its_own_counters() -> None:
         (DENIED, [ProbeVerdict.DENIED, ProbeVerdict.DENIED]),
     ],
 )
-def test_a_card_that_counts_nothing_is_a_finding(
+def test_a_nic_that_counts_nothing_is_a_finding(
     trouble: OSError, verdicts: list[ProbeVerdict]
 ) -> None:
     host = card("virtio_net")

@@ -62,7 +62,7 @@ FULL = b"".join(
 )
 
 
-def test_all_that_a_switch_says():
+def test_all_fields_that_a_switch_announces():
     assert parse(FULL + bytes(40)) == {
         "chassis": "a0:88:c2:00:00:01",
         "port": "Ethernet1/1",
@@ -77,7 +77,7 @@ def test_all_that_a_switch_says():
     }
 
 
-def test_what_a_switch_does_not_say_is_not_there():
+def test_fields_that_a_switch_does_not_announce_are_absent():
     told = parse(content() + part(127, bytes.fromhex("0080c2010000")) + part(8, b"\x02\x01"))
     assert told == {"chassis": "a0:88:c2:00:00:01", "port": "Ethernet1/1", "ttl_seconds": 120}
 
@@ -157,7 +157,7 @@ PRINTABLE = st.text(examples.PRINTABLE_CHARACTERS, min_size=1, max_size=60)
     st.integers(1, 0xFFFF),
     st.integers(0, 0x7FF),
 )
-def test_what_is_said_is_what_is_heard(  # noqa: PLR0913, PLR0917
+def test_announced_fields_are_received_unchanged(  # noqa: PLR0913, PLR0917
     chassis: str, port: str, system: str, ttl: int, vlan: int, capabilities: int
 ):
     said = content(b"\x07" + chassis.encode(), b"\x07" + port.encode(), ttl)
@@ -212,7 +212,7 @@ def wire() -> Iterator[Wire]:
         netlink.close()
 
 
-def test_a_neighbour_is_heard(wire: Wire):
+def test_a_neighbour_is_received(wire: Wire):
     wire.say(FULL)
     assert wire.hear(1) == {HERE: parse(FULL)}
 
@@ -236,12 +236,12 @@ def test_a_neighbour_that_speaks_again_is_kept(wire: Wire):
         assert wire.ports(30) == {HERE: "Ethernet1/1"}
 
 
-def test_what_waited_for_longer_than_it_holds_is_not_told(wire: Wire):
+def test_an_announcement_that_expired_in_the_queue_is_not_reported(wire: Wire):
     wire.say(content(ttl=120))
     assert wire.ports(121) == {}
 
 
-def test_a_neighbour_that_goes_away_says_so(wire: Wire):
+def test_a_neighbour_that_leaves_announces_it(wire: Wire):
     wire.say(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     wire.say(content(port=b"\x05Ethernet1/9", ttl=0))
@@ -262,7 +262,7 @@ def test_a_cable_that_was_moved_leads_elsewhere(wire: Wire):
     assert wire.ports(1) == {HERE: "Ethernet1/2"}
 
 
-def test_a_link_that_went_down_and_up_between_two_looks(wire: Wire):
+def test_a_link_that_went_down_and_up_between_two_polls(wire: Wire):
     wire.say(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     wire.say(content())
@@ -285,7 +285,7 @@ def test_an_interface_that_comes_later_is_listened_to(wire: Wire):
     assert wire.ports(1) == {"rs-new": "new"}
 
 
-def test_the_card_is_told_to_let_the_frames_through(wire: Wire):
+def test_the_nic_is_configured_to_pass_the_frames(wire: Wire):
     assert wire.hear() == {}
     (entry,) = ip("-json", "maddress", "show", "dev", HERE)
     assert NEAREST_BRIDGE.hex(":") in [
@@ -338,7 +338,7 @@ def test_a_socket_that_is_refused_is_an_error():
     lldp.close()
 
 
-def test_a_closed_listener_begins_anew(wire: Wire):
+def test_a_closed_listener_starts_again(wire: Wire):
     wire.say(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     wire._lldp.close()  # noqa: SLF001

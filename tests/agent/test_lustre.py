@@ -82,7 +82,7 @@ def server() -> FakeHost:
     return host
 
 
-def test_everything_that_is_told(server: FakeHost) -> None:
+def test_all_metrics_are_reported(server: FakeHost) -> None:
     outcome = read_once(LustreSource(), server)
     client = ("scratch", CLIENT)
     target, metadata = (*client, "OST0000"), (*client, "MDT0001")
@@ -110,7 +110,7 @@ def test_everything_that_is_told(server: FakeHost) -> None:
     assert outcome.findings[0].detail == "1 client, 2 targets"
 
 
-def test_the_old_layout_tells_the_same(server: FakeHost) -> None:
+def test_the_old_layout_gives_the_same_values(server: FakeHost) -> None:
     old = FakeHost()
     old.files = {path.replace(LUSTRE_DEBUG_ROOT, OLD): said for path, said in server.files.items()}
     assert numbers(read_once(LustreSource(), old).frame) == numbers(
@@ -126,7 +126,7 @@ def test_states_of_a_connection(server: FakeHost, number: int) -> None:
     assert readings(read_once(LustreSource(), server).frame)[key] == number
 
 
-def test_a_state_nobody_knows_is_an_error() -> None:
+def test_an_unknown_state_is_an_error() -> None:
     assert parse_import(b"import:\n    state: SLEEPY\n") == {"state": Absent.ERROR}
 
 

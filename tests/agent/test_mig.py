@@ -35,7 +35,7 @@ async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
         }
 
 
-async def test_a_device_tells_its_memory_and_size() -> None:
+async def test_a_device_reports_its_memory_and_size() -> None:
     host = host_with_gpus(2)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
     async with sampling(host, [MigSource()]) as run:
@@ -73,7 +73,7 @@ async def test_devices_come_and_go_within_two_reads() -> None:
         assert run.sampler.statuses["mig"].state == OK
 
 
-async def test_what_the_whole_gpu_supports_is_learned_anew_when_it_is_cut() -> None:
+async def test_support_of_the_whole_gpu_is_probed_again_after_partitioning() -> None:
     host = host_with_gpus(1)
     shared = GpuInventory()
     healthy = host.calls[UTILIZATION]
@@ -103,7 +103,7 @@ async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more
         assert devices(run.frames[-1]) == set()
 
 
-async def test_activity_is_told_for_each_device() -> None:
+async def test_activity_is_reported_for_each_device() -> None:
     host = host_with_gpus(1)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
     async with sampling(host, [GpuActivitySource()]) as run:

@@ -31,7 +31,7 @@ from agent.topology.pci import NcclFileError
         (b'<!DOCTYPE x [<!ENTITY a "b">]><system/>', "unexpected DOCTYPE or entity"),
     ],
 )  # fmt: skip
-def test_what_is_no_topology_says_why(content: bytes, problem: str) -> None:
+def test_an_invalid_topology_is_rejected_with_the_reason(content: bytes, problem: str) -> None:
     with pytest.raises(NcclFileError, match=problem):
         parse_nccl_topology(content)
 

@@ -45,7 +45,7 @@ def told(outcome: Any) -> list[tuple[str, str, str]]:
     return [(e.entity.key[0], e.facts["before"], e.facts["after"]) for e in events(outcome)]
 
 
-def test_the_neighbour_of_every_card() -> None:
+def test_the_neighbour_of_every_nic() -> None:
     outcome = read_once(NeighbourSource(), rails())
     assert facts(outcome, KIND)["eth1"] == {
         "switch": "leaf-1", "switch_port": "Ethernet1/2", "chassis": "aa:bb:cc:00:00:01",
@@ -77,7 +77,7 @@ def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
     assert not outcome.broken
 
 
-def test_who_was_not_heard_yet_is_not_unknown() -> None:
+def test_a_neighbour_not_received_yet_is_not_unknown() -> None:
     """Frames come every half a minute; nobody is missed before, nor after a link came back."""
     host = rails(1)
     plug(host, {})
@@ -150,7 +150,7 @@ def test_what_keeps_all_neighbours_from_being_known(
     assert remedy in finding.remedy
 
 
-def test_a_card_that_came_is_asked_for_at_once() -> None:
+def test_a_new_nic_is_queried_at_once() -> None:
     host = rails(1)
     reader = SourceReader(NeighbourSource(), host, ORIGIN)
     reader.run()
@@ -164,7 +164,7 @@ PORT = st.one_of(st.none(), st.sampled_from(["Ethernet1/1", "Ethernet1/2"]))
 
 
 @given(st.lists(st.tuples(PORT, st.booleans(), st.booleans()), max_size=12))
-def test_each_recabling_is_told_once(steps: list[tuple[str | None, bool, bool]]) -> None:
+def test_each_recabling_is_reported_once(steps: list[tuple[str | None, bool, bool]]) -> None:
     host, last, source = rails(1), "", NeighbourSource()
     reader = SourceReader(source, host, ORIGIN)
     for port, carrier, refused in steps:

@@ -74,7 +74,7 @@ def dcb_kernel(*said: bytes):
     return answer
 
 
-def test_data_centre_bridging_of_a_card_set_up_for_roce():
+def test_data_centre_bridging_of_a_nic_configured_for_roce():
     applications = attribute(1, struct.pack("=BBH", 5, 3, 26))
     applications += attribute(1, struct.pack("=BBH", 1, 3, 0x8915))
     applications += attribute(2, struct.pack("=BBH", 255, 1, 9))

@@ -147,7 +147,7 @@ def test_an_interface_that_is_not_there(netlink: Netlink, function: str):
     assert raised.value.errno == errno.ENODEV
 
 
-def test_the_kernel_s_own_words_are_in_the_error(netlink: Netlink):
+def test_the_kernel_message_is_in_the_error(netlink: Netlink):
     with pytest.raises(OSError, match="no device matches name"):
         netlink.call("rings", "rs-none")
 

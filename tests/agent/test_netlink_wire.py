@@ -236,7 +236,7 @@ def test_what_the_kernel_keeps_losing_is_an_error():
 
 
 @pytest.mark.parametrize("capped", [True, False])
-def test_the_words_of_the_driver_are_in_the_error(capped: bool):  # noqa: FBT001
+def test_the_driver_message_is_in_the_error(capped: bool):  # noqa: FBT001
     def answer(request: Request) -> list[bytes]:
         return [request.refused(errno.EPERM, "not in this slot", capped=capped)]
 

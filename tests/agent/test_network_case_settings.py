@@ -79,7 +79,7 @@ def test_rails_have_optics_and_storage_has_copper(case: str, optics: str) -> Non
     assert all(0.0003 < watts < 0.003 for watts in light.values())
 
 
-def test_the_switches_say_which_rail_a_port_is_on() -> None:
+def test_switches_announce_the_rail_of_a_port() -> None:
     for case, count in (("hgx-h100-roce-idle", 8), ("settings-drift-a", 4)):
         for rail in range(count):
             told = facts(case, "railscope_nic_neighbour_info", f"ens{rail + 1}f0np0")
@@ -91,7 +91,7 @@ def test_the_switches_say_which_rail_a_port_is_on() -> None:
     assert len(ports) == 2
 
 
-def test_a_lost_card_takes_its_module_and_its_neighbour_with_it() -> None:
+def test_a_lost_nic_takes_its_transceiver_and_its_neighbour_with_it() -> None:
     for name in ("transceiver", "neighbour", "settings"):
         assert not series(end("nic-lost"), f"railscope_nic_{name}_info", interface=STRUCK)
         assert series(end("nic-lost"), f"railscope_nic_{name}_info", interface=OTHER)
@@ -99,7 +99,7 @@ def test_a_lost_card_takes_its_module_and_its_neighbour_with_it() -> None:
     assert value("nic-lost", "railscope_kernel_aer_messages_total", **fatal) == 1
 
 
-def test_cards_have_roles() -> None:
+def test_nics_have_roles() -> None:
     roles = {"ens1f0np0": "compute", "ens21f0np0": "storage", "eth0": "management"}
     for interface, role in roles.items():
         assert facts("hgx-h100-roce-idle", ROLE, interface)["role"] == role

@@ -63,7 +63,7 @@ def test_every_port_is_on_the_page_and_counts(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", GPUS)
-def test_the_whole_path_of_every_card_and_gpu_is_in_the_tree(case: str) -> None:
+def test_the_whole_path_of_every_nic_and_gpu_is_in_the_tree(case: str) -> None:
     told = CliRunner().invoke(
         agent, ["topology", "--replay", str(CASES / case), "--format", "json"]
     )
@@ -122,7 +122,7 @@ def test_functions_that_manage_nvswitches_are_no_rails() -> None:
     assert not series(end(case), "railscope_nic_info", rdma_device=bridges[0])
 
 
-def test_broadcom_cards_tell_of_a_victim_as_mellanox_cards_do() -> None:
+def test_broadcom_nics_report_a_victim_like_mellanox_nics() -> None:
     case, struck, other = "bnxt-node", "ens4np0", "ens3np0"
     facts = {"driver": "bnxt_en", "rdma_device": "bnxt_re4", "rail": "3"}
     assert series(end(case), "railscope_nic_info", interface=struck, **facts)
@@ -133,7 +133,7 @@ def test_broadcom_cards_tell_of_a_victim_as_mellanox_cards_do() -> None:
     assert grown(case, NOTIFIED, device="bnxt_re4") > 0
 
 
-def test_intel_cards_tell_of_pause_frames_but_not_how_long() -> None:
+def test_intel_nics_report_pause_frames_without_durations() -> None:
     case = "irdma-node"
     facts = {"driver": "ice", "rdma_device": "rocep94s0", "rail": "3"}
     assert series(end(case), "railscope_nic_info", interface=STRUCK, **facts)
@@ -145,7 +145,7 @@ def test_intel_cards_tell_of_pause_frames_but_not_how_long() -> None:
     assert grown(case, NOTIFIED, device="rocep79s0") >= 0
 
 
-def test_cards_of_two_vendors_share_a_node() -> None:
+def test_nics_of_two_vendors_share_a_node() -> None:
     cards = [f"ens{slot}f0np0" for slot in range(1, 5)] + ["ens5np0", "ens6np0"]
     for rail, interface in enumerate(cards):
         driver = "mlx5_core" if rail < 4 else "bnxt_en"
@@ -188,7 +188,7 @@ def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> 
     assert grown(case, uncorrected, interface=OTHER) == 0
 
 
-def test_a_lost_card_was_there_and_is_not_any_more() -> None:
+def test_a_lost_nic_was_present_and_is_missing() -> None:
     case = "nic-lost"
     for name, labels in (
         ("railscope_rdma_port_info", {"device": STRUCK_DEVICE, "rail": "3"}),
@@ -208,7 +208,7 @@ def test_a_lost_card_was_there_and_is_not_any_more() -> None:
     assert recorded(case, "calls", f"ethtool.statistics({STRUCK})") == {"error": ["os", 19]}
 
 
-def test_a_card_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
+def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     case = "pcie-degraded"
     shares = [
         value(case, f"railscope_pcie_link_{what}", pci_address=CARD)

@@ -196,7 +196,7 @@ def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
     assert by_name(wiring.scan(host)) == {"mlx5_0": ("bridge", None)}, "the agent has become root"
 
 
-def test_sources_that_probe_together_look_once() -> None:
+def test_sources_that_probe_together_share_one_scan() -> None:
     host, wiring = hgx_b200(), NetworkScanner()
     first = wiring.scan(host)
     assert wiring.scan(host) is first
@@ -240,7 +240,7 @@ def test_a_gb200_tray() -> None:
     assert list(NetworkScanner().scan(host).gpu_rails.values()) == [0, 1, 2, 3]
 
 
-def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
+def test_two_ports_of_a_nic_are_two_planes_of_one_rail() -> None:
     host = FakeHost()
     for number in range(2):
         first = rail(host, number, f"mlx5_{2 * number}")
@@ -253,7 +253,7 @@ def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
 # Roles --------------------------------------------------------------------------------------------
 
 
-def test_virtual_functions_of_this_server_are_no_cards_of_it() -> None:
+def test_virtual_functions_of_this_server_are_not_its_nics() -> None:
     host = FakeHost()
     card = rail(host, 0, "mlx5_0")
     place = host.links[f"{DEVICES}/{card}"]
@@ -305,7 +305,7 @@ def test_a_server_without_routes() -> None:
     assert default_interfaces(FakeHost()) == set()
 
 
-def test_the_only_card_of_a_gpu_is_its_rail_even_with_the_default_route() -> None:
+def test_the_only_nic_of_a_gpu_is_its_rail_even_with_the_default_route() -> None:
     host = FakeHost()
     rail(host, 0, "mlx5_0", "eth0")
     route(host, ("eth0", 0))
@@ -316,7 +316,7 @@ def test_the_only_card_of_a_gpu_is_its_rail_even_with_the_default_route() -> Non
     ("speed", "role"),
     [("100000", "storage"), ("40000", "storage"), ("1000", "management"), ("-1", "management")],
 )
-def test_cards_without_rdma_by_their_speed(speed: str, role: str) -> None:
+def test_nics_without_rdma_by_their_speed(speed: str, role: str) -> None:
     host = FakeHost()
     rail(host, 0, "mlx5_0")
     alone(host, 0x60, interface="eth1", link_layer="Ethernet")
@@ -324,7 +324,7 @@ def test_cards_without_rdma_by_their_speed(speed: str, role: str) -> None:
     assert look(host)["eth1"] == (role, None)
 
 
-def test_without_gpus_nothing_is_said_of_cards() -> None:
+def test_without_gpus_nics_have_no_role() -> None:
     host = FakeHost()
     alone(host, 0x60, "mlx5_0", interface="eth1")
     assert look(host) == {"mlx5_0": ("", None)}
@@ -343,7 +343,7 @@ def test_parts_of_a_function_are_not_the_function() -> None:
     assert device.names == ("mlx5_0", "ens1", card)
 
 
-def test_sources_tell_role_and_rail() -> None:
+def test_sources_report_role_and_rail() -> None:
     host = FakeHost()
     card = rail(host, 0, "mlx5_0", "ens1")
     name_rdma(host, "mlx5_0", card, "Ethernet")
@@ -358,7 +358,7 @@ def test_sources_tell_role_and_rail() -> None:
         assert (facts["role"], facts["rail"]) == ("compute", "0")
 
 
-def test_a_connectx_3_is_a_network_card() -> None:
+def test_a_connectx_3_is_a_nic() -> None:
     """Its PCI class is that of other network controllers (0x0280)."""
     host = FakeHost()
     add_device(host, "pci0000:00/0000:00:01.0/0000:01:00.0", "0x028000", (MELLANOX, "0x1003"))

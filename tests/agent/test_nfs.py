@@ -140,7 +140,7 @@ def mounted(place: str, file_system: str = "0:51") -> str:
     return f"99 28 {file_system} / {place} rw,relatime shared:7 - nfs4 filer:/data rw,vers=4.2\n"
 
 
-def test_a_file_system_at_several_places_is_told_of_once() -> None:
+def test_a_file_system_mounted_several_times_is_reported_once() -> None:
     places = ["/data", "/pods/one", "/pods/two\\040words", "/other"]
     info = "".join(mounted(place) for place in places[:3]) + mounted(places[3], "0:52")
     host = host_with(*(mount(place=place) for place in places), info=info)
@@ -152,7 +152,7 @@ def test_a_file_system_at_several_places_is_told_of_once() -> None:
     assert outcome.findings[0].detail == "2 file systems, 2 further mounts of them"
 
 
-def test_mounts_stacked_on_one_mount_point_are_told_apart() -> None:
+def test_mounts_stacked_on_one_mount_point_are_distinguished() -> None:
     """Two exports, one over the other: mountinfo lists both at the same place, in the same order."""
     info = mounted("/data", "0:51") + mounted("/data", "0:52") + mounted("/again", "0:51")
     read = "\t        READ: {} 12 1 2080 40960 5 60 70 2\n"
@@ -172,7 +172,7 @@ def test_mounts_stacked_on_one_mount_point_are_told_apart() -> None:
     assert (found["railscope_nfs_mounts", ()], found["railscope_nfs_unread_mounts", ()]) == (2, 0)
 
 
-def test_of_mounts_that_names_cannot_tell_apart_the_uppermost_counts() -> None:
+def test_of_mounts_with_equal_names_the_uppermost_counts() -> None:
     info = mounted("/data", "0:51") + mounted("/data", "0:52")
     read = "\t        READ: {} 12 1 2080 40960 5 60 70 2\n"
     host = host_with(mount(operations=read.format(1)), mount(operations=read.format(2)), info=info)

@@ -125,7 +125,7 @@ def test_a_short_trouble_costs_no_window() -> None:
     assert bursts.histogram(c.NIC_PAUSE, "receive") == [8, 8, 8, 8, 10, 10, 10, 10, 10]
 
 
-def test_a_card_that_counts_anew_costs_its_window() -> None:
+def test_a_nic_that_restarts_its_counters_loses_its_window() -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)
     nic.go_on(WINDOW_MS)
@@ -190,14 +190,14 @@ def test_a_link_that_came_back_slower_has_another_line_rate(*, counts_downs: boo
 @pytest.mark.parametrize(
     ("patterns", "found"), [((), {"ens1"}), (("eth*",), set()), (("e*",), {"ens1"})]
 )
-def test_the_cards_are_those_with_rdma_or_those_asked_for(
+def test_sampled_nics_have_rdma_or_are_configured(
     patterns: tuple[str, ...], found: set[str]
 ) -> None:
     frame = SourceReader(NicBurstSource(0.1, patterns), CountingNic().host, ORIGIN).run().frame
     assert {key[0] for _, key in readings(frame)} == found
 
 
-def test_a_card_of_longer_windows_is_looked_at_as_often_as_they_end() -> None:
+def test_a_nic_with_longer_windows_is_polled_as_often_as_they_end() -> None:
     nic = SlowNic(350)
     bursts = BurstReader(nic)
     asked = []
@@ -230,7 +230,7 @@ def test_a_driver_that_fetches_once_a_second_has_windows_of_a_second(fetched_at_
     assert values[UNSEEN, ("ens1",)] <= 1
 
 
-def test_an_idle_card_of_such_a_driver_is_idle_and_not_unseen() -> None:
+def test_an_idle_nic_of_such_a_driver_is_idle_and_not_unsampled() -> None:
     nic = SlowNic(350)
     bursts = BurstReader(nic)
     for _ in range(200):
@@ -346,7 +346,7 @@ async def test_the_burst_sampling_waits_for_no_turn() -> None:
     assert values[UNSEEN, ("ens1",)] == 0
 
 
-def test_an_agent_that_reads_once_looks_twice_and_tells_of_what_was_between() -> None:
+def test_an_agent_that_reads_once_polls_twice_and_reports_the_difference() -> None:
     nic = CountingNic()
     source = NicBurstSource(0.1)
     SourceReader(source, nic.host, ORIGIN).run()

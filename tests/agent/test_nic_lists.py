@@ -70,7 +70,7 @@ async def test_what_appeared_gets_its_column_with_the_next_read() -> None:
         assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4, (PFC, ("eth0", "3")): 7}
 
 
-def test_values_are_never_told_under_the_name_of_a_neighbour() -> None:
+def test_values_are_never_reported_under_the_name_of_another_statistic() -> None:
     """Same length, other order: the most dangerous change of all."""
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
@@ -103,7 +103,7 @@ def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the cas
         (errno.EPERM, Absent.DENIED),
     ],
 )
-def test_one_card_in_trouble_harms_no_other(number: int, reason: Absent) -> None:
+def test_a_failing_nic_affects_no_other(number: int, reason: Absent) -> None:
     host = FakeHost()
     for card in ("eth0", "eth1"):
         tell(host, {"rx_bytes_phy": 1}, card)
@@ -123,7 +123,7 @@ def test_one_card_in_trouble_harms_no_other(number: int, reason: Absent) -> None
         (errno.EIO, ProbeVerdict.BROKEN, ""),
     ],
 )
-def test_a_card_that_cannot_be_asked_is_a_finding(
+def test_a_nic_that_cannot_be_queried_is_a_finding(
     number: int, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = FakeHost()
@@ -145,7 +145,7 @@ def test_what_is_no_interface_is_no_finding_of_something_broken() -> None:
     assert verdicts["statistics of eth0"] is ProbeVerdict.SUPPORTED
 
 
-def test_a_card_knows_its_rdma_device() -> None:
+def test_a_nic_has_its_rdma_device() -> None:
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 1})
     host.calls["ethtool.driver(eth0)"]["bus"] = "0000:3b:00.0"

@@ -92,7 +92,7 @@ def test_a_link_that_goes_down_while_it_is_asked_changes_no_setting() -> None:
     assert not events(reader.run())
 
 
-def test_a_slow_look_is_not_repeated_by_the_read() -> None:
+def test_a_slow_probe_is_not_repeated_by_the_read() -> None:
     host = mainline()
 
     def slow() -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_a_flapping_link_changes_no_setting() -> None:
         assert found[PFC, ("eth0", "3")] == int(up), "the page has what the driver says"
 
 
-def test_what_was_set_while_the_link_was_down_is_told_when_it_is_up() -> None:
+def test_a_change_while_the_link_was_down_is_reported_when_it_is_up() -> None:
     host = mainline()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
@@ -156,7 +156,7 @@ def test_what_was_set_while_the_link_was_down_is_told_when_it_is_up() -> None:
         assert changes(reader.run()) == expected
 
 
-def test_a_card_that_is_gone_says_so_once_and_is_compared_when_it_is_back() -> None:
+def test_a_nic_that_is_gone_is_reported_once_and_compared_on_return() -> None:
     host = mainline()
     add_nic(host, "eth1", "bnxt_en", "0000:5e:00.0")
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
@@ -174,7 +174,7 @@ def test_a_card_that_is_gone_says_so_once_and_is_compared_when_it_is_back() -> N
     assert changes(reader.run()) == [("eth1", "mtu", "4200", "9000")]
 
 
-def test_more_changes_than_are_told_are_counted() -> None:
+def test_changes_beyond_the_bound_are_counted() -> None:
     host = FakeHost()
     cards = MAX_EVENTS + 7
     for number in range(cards):
@@ -208,7 +208,7 @@ def test_a_long_setting_is_cut_and_its_change_is_still_seen() -> None:
     assert before != after
 
 
-def test_a_look_costs_each_card_one_question_of_a_kind() -> None:
+def test_a_poll_costs_each_nic_one_call_of_a_kind() -> None:
     """The probe looks and the read tells what it saw: firmware is not asked twice."""
     host = mainline()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)

@@ -40,7 +40,7 @@ PARAMETER = "railscope_nic_setting_dcqcn_parameter"
 BYTES_OF_A_MEGABIT = 125_000
 
 
-def test_what_a_card_with_the_kernels_own_driver_is_set_to() -> None:
+def test_settings_of_a_nic_with_the_in_tree_driver() -> None:
     outcome = read_once(NicSettingsSource(), mainline())
     assert facts(outcome) == {"eth0": {
         "firmware": "28.39.1002", "mtu": "4200", "autonegotiation": "on", "fec": "rs",
@@ -76,7 +76,7 @@ def test_what_a_card_with_the_kernels_own_driver_is_set_to() -> None:
     assert not events(outcome)
 
 
-def test_what_the_vendors_driver_tells_besides() -> None:
+def test_additional_settings_of_the_vendor_driver() -> None:
     outcome = read_once(NicSettingsSource(), ofed())
     told = facts(outcome)["eth0"]
     assert (told["ecn_notification"], told["ecn_reaction"]) == ("3", "3")
@@ -97,7 +97,7 @@ def test_what_the_vendors_driver_tells_besides() -> None:
     assert found["railscope_nic_setting_rdma_traffic_class", ETH0] == 106
 
 
-def test_the_vendors_files_stand_in_where_netlink_does_not_tell() -> None:
+def test_vendor_files_replace_missing_netlink_settings() -> None:
     outcome = read_once(NicSettingsSource(), ofed(netlink=False))
     told = facts(outcome)["eth0"]
     assert told["trust"] == "dscp"
@@ -108,7 +108,7 @@ def test_the_vendors_files_stand_in_where_netlink_does_not_tell() -> None:
     assert found["railscope_nic_setting_port_buffer_bytes", ETH0] == 262_016
 
 
-def test_of_two_that_tell_the_same_the_first_counts() -> None:
+def test_of_two_sources_of_a_setting_the_first_counts() -> None:
     """Netlink before the vendor's files, and these before debugfs, which is not even asked."""
     host = ofed()
     host.files[f"{QOS}/trust"] = "pcp\n"
@@ -122,7 +122,7 @@ def test_of_two_that_tell_the_same_the_first_counts() -> None:
     assert found[PARAMETER, ("eth0", "rp_gd")] == 11
 
 
-def test_a_broadcom_card_tells_its_trust_itself() -> None:
+def test_a_broadcom_nic_reports_its_trust_mode() -> None:
     host = FakeHost()
     add_nic(host, driver="bnxt_en")
     dcb = {
@@ -143,7 +143,7 @@ def test_a_broadcom_card_tells_its_trust_itself() -> None:
     assert found["railscope_nic_fec_active", ETH0] == 0
 
 
-def test_congestion_control_of_a_broadcom_card() -> None:
+def test_congestion_control_of_a_broadcom_nic() -> None:
     """In configfs with the vendor's driver, in hexadecimal; in debugfs with the kernel's own."""
     host = FakeHost()
     add_nic(host, driver="bnxt_en", rdma_device="bnxt_re0")
@@ -169,7 +169,7 @@ def test_congestion_control_of_a_broadcom_card() -> None:
     assert changes(outcome) == [("eth0", "ecn_enable", "1", "0")]
 
 
-def test_an_intel_card_with_its_rdma_port() -> None:
+def test_an_intel_nic_with_its_rdma_port() -> None:
     host = FakeHost()
     add_nic(host, driver="ice", rdma_device="rocep59s0")
     add_netlink(host, rings=RINGS, pause={**PAUSE, "autonegotiation": True}, link_modes=LINK_MODES)
@@ -185,7 +185,7 @@ def test_an_intel_card_with_its_rdma_port() -> None:
     assert finding.detail.endswith("driver ice does not report fec")
 
 
-def test_a_virtual_card_tells_its_mtu_and_no_more() -> None:
+def test_a_virtual_nic_reports_only_its_mtu() -> None:
     host = FakeHost()
     add_nic(host, driver="virtio_net")
     host.calls["ethtool.driver(eth0)"]["firmware"] = ""
@@ -198,7 +198,7 @@ def test_a_virtual_card_tells_its_mtu_and_no_more() -> None:
     )
 
 
-def test_bonds_and_bridges_are_no_cards() -> None:
+def test_bonds_and_bridges_are_not_nics() -> None:
     host = FakeHost()
     host.files |= {f"{NET}/bond0/mtu": "9000", f"{NET}/bonding_masters": "bond0"}
     outcome = read_once(NicSettingsSource(), host)
@@ -207,7 +207,7 @@ def test_bonds_and_bridges_are_no_cards() -> None:
     assert finding.verdict is ProbeVerdict.ABSENT
 
 
-def test_virtual_functions_and_their_representors_are_no_cards() -> None:
+def test_virtual_functions_and_their_representors_are_not_nics() -> None:
     host = FakeHost()
     add_nic(host, "eth0")
     host.files[f"{NET}/eth0/phys_port_name"] = "p0"
@@ -241,7 +241,7 @@ def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None
         ("fec", "railscope_nic_fec_active", 1),
     ],
 )
-def test_what_may_not_be_read_says_so(question: str, metric: str, columns: int) -> None:
+def test_a_denied_setting_is_reported_as_denied(question: str, metric: str, columns: int) -> None:
     host = mainline()
     add_netlink(host, **{question: DENIED})
     outcome = read_once(NicSettingsSource(), host)

@@ -109,7 +109,7 @@ def test_any_sequence_of_settings_gives_the_events_of_the_model(
 
 
 @given(st.lists(STEP, min_size=1, max_size=6))
-def test_a_read_long_after_the_probe_tells_what_is_so_now(
+def test_a_read_long_after_the_probe_reports_current_settings(
     steps: list[tuple[dict[str, dict[str, Any] | None], int]],
 ) -> None:
     """In the columns of the probe, whatever has become of what they are about."""

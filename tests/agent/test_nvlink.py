@@ -37,7 +37,7 @@ def test_a_gpu_without_links_has_no_columns() -> None:
     assert read_once(NvLinkSource.traffic(), linked(0, {})).frame is None
 
 
-def test_hopper_tells_errors_by_link() -> None:
+def test_hopper_reports_errors_by_link() -> None:
     host = linked(18, {164: 26_562, 161: 100, 162: 200, 163: 300, 138: 5, 139: 6, 140: 7, 141: 8})
     for link in range(18):
         host.calls[f"nvml.nvmlDeviceGetFieldValues(0,165:{link})"] = [0, 1]
@@ -59,7 +59,7 @@ def test_hopper_tells_errors_by_link() -> None:
     }
 
 
-def test_ampere_tells_them_by_fields_of_their_own() -> None:
+def test_ampere_reports_errors_by_separate_fields() -> None:
     host = linked(12, {})
     legacy = {46: 1, 51: 2, 108: 3, 113: 4, 32: 5, 101: 6, 148: 7, 159: 8, 84: 25_781, 137: 25_782}
     for field, value in legacy.items():
@@ -83,7 +83,7 @@ def test_ampere_tells_them_by_fields_of_their_own() -> None:
     assert host.asked["nvml.nvmlDeviceGetFieldValues(0,161:0)"] == 1
 
 
-def test_blackwell_tells_packets_symbols_and_codewords() -> None:
+def test_blackwell_reports_packets_symbols_and_codewords() -> None:
     host = linked(2, {205: 10, 208: 20, 212: 30, 213: 40, 214: 50, 221: 60, 235: 70, 250: 80})
     for link in range(2):
         host.calls[f"nvml.nvmlDeviceGetFieldValues(0,220:{link})"] = [0, 0x2 << 8 | 9]
@@ -112,7 +112,7 @@ def test_a_bit_error_ratio_in_decades(word: int, thousandths: int | Absent) -> N
     assert bit_error_decades(word) == thousandths
 
 
-def test_a_link_count_the_driver_does_not_tell_is_found_by_asking() -> None:
+def test_a_link_count_missing_from_the_driver_is_found_by_queries() -> None:
     host = linked(0, {})
     host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [3, 0]
     for link in range(4):
@@ -121,7 +121,7 @@ def test_a_link_count_the_driver_does_not_tell_is_found_by_asking() -> None:
     assert found["railscope_gpu_nvlinks", ("GPU-0",)] == 4
 
 
-def test_a_state_that_cannot_be_told_leaves_the_number_of_active_links_untold() -> None:
+def test_an_unreadable_state_leaves_the_number_of_active_links_absent() -> None:
     host = linked(2, {164: 1})
     host.calls["nvml.nvmlDeviceGetNvLinkState(0,0)"] = 1
     host.calls["nvml.nvmlDeviceGetNvLinkState(0,1)"] = NvmlError(4, "Insufficient Permissions")

@@ -118,7 +118,7 @@ def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost
         ("asleep", Absent.ERROR),
     ],
 )
-def test_states_as_kernels_say_them(server: FakeHost, word: str, reading: object) -> None:
+def test_states_as_kernels_name_them(server: FakeHost, word: str, reading: object) -> None:
     server.files[f"{ROOT}/nvme0/state"] = f"{word}\n"
     assert readings(read_once(NvmeSource(), server).frame)[STATE] == reading
 
@@ -183,7 +183,7 @@ BYTE, COUNT = st.integers(0, 255), st.integers(0, (1 << 128) - 1)
     st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=2),
     st.binary(max_size=8),
 )
-def test_every_field_lies_where_the_specification_says(
+def test_every_field_has_the_offset_of_the_specification(
     head: list[int], counts: list[int], minutes: list[int], rest: bytes
 ) -> None:
     log = bytearray(LOG_BYTES)

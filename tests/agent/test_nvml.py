@@ -112,7 +112,7 @@ FIELDS: dict[str, tuple[Json, int | float]] = {
 
 
 @scenario()
-def test_a_field_is_as_wide_as_its_type_says(standin: Standin) -> None:
+def test_a_field_has_the_width_of_its_type(standin: Standin) -> None:
     """The memory's temperature is not: some drivers mislabel it (NVIDIA/DCGM)."""
     told = {
         f"nvml.nvmlDeviceGetFieldValues(0,{entry})": pair for entry, (pair, _) in FIELDS.items()
@@ -149,7 +149,7 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
 
 
 @scenario(hidden=["nvmlDeviceGetMemoryInfo_v2"])
-def test_a_driver_that_does_not_tell_what_is_reserved_has_memory_all_the_same(
+def test_a_driver_without_reserved_memory_reports_memory(
     standin: Standin,
 ) -> None:
     standin.tell(full_gpus(1))
@@ -253,7 +253,7 @@ def test_a_wrong_version_of_a_structure_is_refused(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_list_is_asked_for_until_there_is_room(standin: Standin) -> None:
+def test_a_list_is_requested_until_the_buffer_is_large_enough(standin: Standin) -> None:
     calls = full_gpus(1, virtual=[0])
     calls["nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"] = []
     calls["nvml.nvmlDeviceGetRetiredPages(0,0)"] = []

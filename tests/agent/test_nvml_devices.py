@@ -212,7 +212,7 @@ def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
 
 
 @scenario()
-def test_events_are_numbered_and_told_again(standin: Standin) -> None:
+def test_events_are_numbered_and_reported_again(standin: Standin) -> None:
     standin.tell(full_gpus(2) | {"nvml.nvmlEventSetWait()": []})
     nvml = Nvml()
     assert nvml.call("nvmlEventSetWait") == []

@@ -91,7 +91,7 @@ def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin
 
 
 @scenario()
-def test_the_last_words_of_a_gpu_are_heard(standin: Standin) -> None:
+def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
     """An Xid, and then the bus is dead: both wait in the set at the next call."""
     standin.tell(quiet(2))
     nvml = Nvml()
@@ -106,7 +106,7 @@ def test_the_last_words_of_a_gpu_are_heard(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_lost_gpu_that_said_nothing_is_news_of_its_own(standin: Standin) -> None:
+def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
     standin.tell(quiet(2))
     nvml = Nvml()
     events(nvml)

@@ -52,7 +52,7 @@ def xids(run: Sampling) -> list[Event]:
     return [e for frame in run.frames for e in frame.events if e.event_class is XID_EVENT]
 
 
-async def test_an_xid_that_both_tell_counts_once_with_the_text_of_the_log() -> None:
+async def test_an_xid_from_both_sources_counts_once_with_the_text_of_the_log() -> None:
     host, book = gpu(), XidMatcher()
     async with sampling(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, XID, 31, NONE, NONE]]
@@ -69,7 +69,7 @@ async def test_an_xid_that_both_tell_counts_once_with_the_text_of_the_log() -> N
         assert found["railscope_gpu_last_xid", (ADDRESS,)] == 31
 
 
-async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
+async def test_an_xid_missing_from_the_log_is_reported_after_a_delay() -> None:
     host, book = gpu(), XidMatcher()
     host.log.closed = PermissionError(13, "Permission denied")
     async with sampling(host, sources(book)) as run:
@@ -93,7 +93,7 @@ async def test_xids_beyond_what_waits_for_the_log_are_counted_as_lost() -> None:
         assert numbers(run.of("gpu_event")[-1])[LOST, ()] == 3
 
 
-async def test_other_events_are_counted_by_kind_and_told_once() -> None:
+async def test_other_events_are_counted_by_kind_and_reported_once() -> None:
     host, book = gpu(), XidMatcher()
     async with sampling(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, 0x2, 0, NONE, NONE], [2, 0, 0x8000, 1, NONE, NONE]]
@@ -119,7 +119,7 @@ def test_an_event_that_a_hung_driver_gave_late_is_the_one_of_the_log() -> None:
     assert book.unlogged(1000 * NS) == []
 
 
-def test_a_mig_change_makes_all_look_anew() -> None:
+def test_a_mig_change_makes_all_sources_probe_again() -> None:
     host, shared = gpu(), GpuInventory()
     reader = SourceReader(NvmlEventSource(XidMatcher(), gpus=shared), host, ORIGIN)
     shared.scan(host)
@@ -130,7 +130,7 @@ def test_a_mig_change_makes_all_look_anew() -> None:
     assert shared.generation == before + 1
 
 
-def test_xids_of_before_are_the_logs_to_tell() -> None:
+def test_earlier_xids_are_left_to_the_log() -> None:
     """After a reload of the settings the driver's last events are given again."""
     host, book = gpu(), XidMatcher()
     host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(40, 104)]
@@ -181,7 +181,7 @@ def test_a_driver_without_events_is_no_problem_and_a_lost_one_is() -> None:
     logged=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))),
     seen=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))),
 )
-def test_no_xid_is_told_twice_and_none_is_lost(
+def test_no_xid_is_reported_twice_and_none_is_lost(
     logged: list[tuple[int, int]], seen: list[tuple[int, int]]
 ) -> None:
     """Of each number, what NVML alone told is at least what it told more often than the log."""

@@ -37,7 +37,7 @@ def machine(page: str) -> dict[Sample, float]:
     return {label: v for label, v in samples(page).items() if not label[0].startswith(OWN)}
 
 
-def test_both_text_formats_say_the_same(root: Path) -> None:
+def test_both_text_formats_have_the_same_content(root: Path) -> None:
     plain, openmetrics = once(root), once(root, "--format", "openmetrics")
     assert machine(openmetrics) == machine(plain)
     assert openmetrics.endswith("# EOF\n")
@@ -45,7 +45,7 @@ def test_both_text_formats_say_the_same(root: Path) -> None:
     assert (info["hostname"], info["kernel"]) == (HOSTNAME, "6.8.0")
 
 
-def test_json_says_the_same_and_why_something_is_absent(root: Path) -> None:
+def test_json_has_the_same_content_and_absence_reasons(root: Path) -> None:
     entries = json.loads(once(root, "--format", "json"))
     found = {
         sample(entry["metric"], **entry["labels"]): entry["value"]

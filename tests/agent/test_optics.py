@@ -114,7 +114,7 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
     assert numbers(outcome.frame)[TEMPERATURE] == 41.25
 
 
-def test_a_bus_that_is_stuck_keeps_the_columns_and_says_why() -> None:
+def test_a_stuck_bus_keeps_the_columns_and_gives_the_reason() -> None:
     host = plugged()
     reader = SourceReader(OpticsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
@@ -146,7 +146,7 @@ def test_a_module_that_cannot_be_read_is_a_finding(
     assert remedy in finding.remedy
 
 
-def test_no_card_no_module() -> None:
+def test_without_a_nic_there_is_no_transceiver() -> None:
     (finding,) = read_once(OpticsSource(), FakeHost()).findings
     assert finding.verdict is ProbeVerdict.ABSENT
 
@@ -157,7 +157,7 @@ PLUGS = st.lists(
 
 
 @given(PLUGS)
-def test_a_change_of_module_is_told_once_whatever_is_between(plugs: list[Any]) -> None:
+def test_a_transceiver_change_is_reported_once_despite_interruptions(plugs: list[Any]) -> None:
     host, last = plugged(), ""
     source = OpticsSource()
     reader = SourceReader(source, host, ORIGIN)

@@ -74,7 +74,7 @@ async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content
 
 
 @pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
-async def test_the_page_is_compressed_for_those_who_take_it(accept: str) -> None:
+async def test_metrics_are_compressed_for_clients_that_accept_it(accept: str) -> None:
     host = host_with_card()
     async with (
         sampling(host, [RdmaSource(), GpuSource.load()]) as run,
@@ -207,7 +207,7 @@ async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
         assert POWER in await page_of(session)
 
 
-async def test_the_landing_page_tells_how_sources_fare_and_escapes_what_they_say() -> None:
+async def test_the_landing_page_shows_source_states_and_escapes_their_texts() -> None:
     broken = SourceState(GpuSource.load(), state=FAILED, problem="<script>alert(1)</script>")
     async with (
         served([broken, SourceState(RdmaSource(), state=OK)], ManualClock()) as session,

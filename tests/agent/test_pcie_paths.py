@@ -195,7 +195,7 @@ def test_a_path_in_order() -> None:
     assert (STATE, (ROOT,)) not in told, "nothing is above a root port"
 
 
-def test_a_card_in_a_slower_slot_is_in_order() -> None:
+def test_a_nic_in_a_slower_slot_is_in_order() -> None:
     """A limit is of the path and not of the card."""
     host = server()
     set_link(host, DOWN, "16x8", "16x8")
@@ -204,7 +204,7 @@ def test_a_card_in_a_slower_slot_is_in_order() -> None:
     assert state(host) == "full"
 
 
-def test_lost_lanes_and_a_slow_link_of_a_card_are_degraded() -> None:
+def test_lost_lanes_and_a_slow_link_of_a_nic_are_degraded() -> None:
     for now in ("32x8", "16x16"):
         host = server()
         for end in (DOWN, NIC):
@@ -252,7 +252,7 @@ def test_a_drive_may_sleep_but_not_in_d0(power_state: str | None, expected: str)
     assert state(host, drive) == "degraded"
 
 
-def test_a_port_that_does_not_tell_leaves_the_path_without_a_limit() -> None:
+def test_a_port_without_link_data_leaves_the_path_without_a_limit() -> None:
     host = server()
     host.files[f"{host.links[f'{DEVICES}/{DOWN}']}/max_link_speed"] = "Unknown"
     told = readings(read_once(PcieSource(), host).frame)
@@ -278,7 +278,7 @@ def test_the_state_of_a_gpu_is_left_to_its_driver() -> None:
     assert (STATE, (gpu,)) not in told
 
 
-def test_root_ports_tell_the_errors_of_all_below() -> None:
+def test_root_ports_report_the_errors_of_all_devices_below() -> None:
     host = server()
     place = host.links[f"{DEVICES}/{ROOT}"]
     for number, name in enumerate(("cor", "nonfatal", "fatal")):

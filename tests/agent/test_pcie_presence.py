@@ -52,7 +52,7 @@ def told(event: Event) -> tuple[str, str, dict[str, str]]:
     return event.event_class.name, event.entity.key[0], dict(event.facts)
 
 
-def test_cards_gpus_drives_and_switches_are_present() -> None:
+def test_nics_gpus_drives_and_switches_are_present() -> None:
     run = Run()
     expected = {
         run.gpu,
@@ -68,7 +68,7 @@ def test_cards_gpus_drives_and_switches_are_present() -> None:
     assert run.read().events == ()
 
 
-def test_a_card_that_is_pulled_stays_visible_and_is_told_of_once() -> None:
+def test_a_removed_nic_stays_visible_and_is_reported_once() -> None:
     run = Run()
     run.read()
     remove_device(run.host, NIC)
@@ -87,7 +87,7 @@ def test_a_card_that_is_pulled_stays_visible_and_is_told_of_once() -> None:
     assert entity.facts["role"] == "nic", "it is described as it last was"
 
 
-def test_a_card_that_comes_back_is_told_of_and_read_again() -> None:
+def test_a_nic_that_comes_back_is_reported_and_read_again() -> None:
     run = Run()
     run.read()
     remove_device(run.host, NIC)
@@ -101,7 +101,7 @@ def test_a_card_that_comes_back_is_told_of_and_read_again() -> None:
     assert again["railscope_pcie_link_width_lanes", (NIC,)] == 16
 
 
-def test_a_gpu_and_a_drive_are_told_by_their_names() -> None:
+def test_a_gpu_and_a_drive_are_reported_by_their_names() -> None:
     run = Run()
     run.read()
     for address in (run.gpu, run.drive):
@@ -162,7 +162,7 @@ def test_a_bus_that_cannot_be_listed_has_lost_nothing() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=8))
-def test_every_change_is_told_once_and_in_turn(history) -> None:
+def test_every_change_is_reported_once_and_in_order(history) -> None:
     """Whatever comes and goes, goings and comings of a device alternate, and the last holds."""
     presence, now = PciPresence(), NodeTimestamp(0, 0)
     devices = {str(n): Entity(PCIE, (str(n),), {"role": "nic"}) for n in range(6)}

@@ -105,7 +105,7 @@ def waited(
     return slow, asking
 
 
-def test_who_asks_waits_until_the_recording_has_the_answer(
+def test_a_caller_waits_until_the_recording_has_the_answer(
     machine: FakeHost, clock: ManualClock
 ) -> None:
     recording = RecordingHost(machine)

@@ -61,7 +61,7 @@ def test_every_count_of_the_copied_machine(tmp_path_factory: pytest.TempPathFact
     assert numbers(read_once(ProtocolSource(), LiveHost(root)).frame) == expected
 
 
-def test_counts_of_this_machine_lie_between_two_looks() -> None:
+def test_counts_of_this_machine_lie_between_two_reads() -> None:
     here = Path("/proc/self/net/snmp")
     before = plain(here)
     found = numbers(read_once(ProtocolSource(), LiveHost()).frame)
@@ -88,7 +88,7 @@ def server() -> FakeHost:
     return host
 
 
-def test_a_kernel_with_little_to_tell() -> None:
+def test_a_kernel_with_few_counters() -> None:
     outcome = read_once(ProtocolSource(), server())
     assert numbers(outcome.frame) == {
         ("railscope_tcp_connections", ()): 12,
@@ -175,7 +175,7 @@ def test_nonsense_is_no_fault(content: bytes) -> None:
 
 
 @given(st.lists(st.lists(COUNTS, min_size=9, max_size=9), max_size=5))
-def test_processors_are_told_by_their_number_where_the_kernel_says_it(
+def test_processors_are_numbered_where_the_kernel_numbers_them(
     rows: list[list[int]],
 ) -> None:
     lines = []
@@ -212,11 +212,11 @@ def test_a_processor_that_goes_offline_keeps_its_part() -> None:
     assert total.advance({0: 11, 1: 25}) == 36
 
 
-def test_counts_that_start_over_are_counted_anew() -> None:
+def test_restarted_counts_are_counted_from_zero() -> None:
     total = ProcessorSum()
     total.advance({0: 1000, 1: 20})
     assert total.advance({0: 3, 1: 21}) == 24
 
 
-def test_hexadecimal_words_are_no_decimal_ones() -> None:
+def test_hexadecimal_fields_are_not_read_as_decimal() -> None:
     assert parse_softnet(b"00000000 00000010 00000000\n") == {0: {1: 16, 2: 0}}

@@ -34,7 +34,7 @@ def rails(found: RailAssignment, *cards: RailNic) -> list[int | None]:
 # Servers ----------------------------------------------------------------------------------------
 
 
-def test_each_gpu_has_a_card_at_its_switch_and_storage_has_none() -> None:
+def test_each_gpu_has_a_nic_at_its_switch_and_storage_has_none() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 3, str(n // 4)) for n in range(8)]
     cards = [card(at_switch(chr(97 + n), 16 * n, str(n // 4))) for n in range(8)]
     storage = card(PciPlace("pci z", ("root z", address(200)), "0"))
@@ -45,7 +45,7 @@ def test_each_gpu_has_a_card_at_its_switch_and_storage_has_none() -> None:
     assert found.why_not[address(200)] == "NODE from the nearest GPU: rails reach up to PXB"
 
 
-def test_a_card_that_is_missing_moves_no_rail() -> None:
+def test_a_missing_nic_moves_no_rail() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 3) for n in range(4)]
     cards = [card(at_switch(chr(97 + n), 16 * n)) for n in range(4)]
     storage = card(PciPlace("pci z", ("root z", address(200)), "0"))
@@ -58,7 +58,7 @@ def pairs_of_gpus() -> list[PciPlace]:
     return [at_switch("abcd"[n // 2], 8 * n + 3, str(n // 4)) for n in range(8)]
 
 
-def test_two_cards_at_a_switch_with_two_gpus() -> None:
+def test_two_nics_at_a_switch_with_two_gpus() -> None:
     """As a DGX A100 has them: all four are PIX or PXB to each other, and bus order decides."""
     cards = [card(at_switch("abcd"[n // 2], 8 * n, str(n // 4))) for n in range(8)]
     extra = card(at_switch("d", 250, "1"))
@@ -68,7 +68,7 @@ def test_two_cards_at_a_switch_with_two_gpus() -> None:
     assert "each GPU of this node has 1 NIC" in found.why_not[address(250)]
 
 
-def test_one_card_for_two_gpus() -> None:
+def test_one_nic_for_two_gpus() -> None:
     """Four cards for eight GPUs are four rails, and stay so where one card is missing."""
     cards = [card(at_switch("abcd"[n], 16 * n, str(n // 2))) for n in range(4)]
     found = assign_rails(pairs_of_gpus(), cards)
@@ -80,7 +80,7 @@ def test_one_card_for_two_gpus() -> None:
     assert fewer.rails == found.rails
 
 
-def test_two_cards_for_four_gpus_of_two_switches_in_a_row() -> None:
+def test_two_nics_for_four_gpus_of_two_chained_switches() -> None:
     """As a DGX-2 has them: PIX to two GPUs and PXB to two more; one card missing moves no rail."""
 
     def at(root: str, switch: str, bus: int) -> PciPlace:
@@ -95,7 +95,7 @@ def test_two_cards_for_four_gpus_of_two_switches_in_a_row() -> None:
     assert rails(assign_rails(gpus, cards[1:]), *cards) == [None, 1, 2, 3]
 
 
-def test_gpus_share_the_cards_of_their_switch_evenly() -> None:
+def test_gpus_share_the_nics_of_their_switch_evenly() -> None:
     gpus = [at_switch("a", 8 * n + 3) for n in range(4)]
     cards = [card(at_switch("a", 8 * n)) for n in range(2)]
     found = assign_rails(gpus, cards)
@@ -104,7 +104,7 @@ def test_gpus_share_the_cards_of_their_switch_evenly() -> None:
     assert found.rails == (0, 1, 0, 1)
 
 
-def test_several_cards_a_gpu_are_planes_of_one_rail() -> None:
+def test_several_nics_per_gpu_are_planes_of_one_rail() -> None:
     """Four cards a GPU; a fifth on one server, or one that is missing, changes nothing."""
     gpus = [at_switch(chr(97 + n), 16 * n + 9) for n in range(4)]
     cards = [card(at_switch(chr(97 + n), 16 * n + k)) for n in range(4) for k in range(4)]
@@ -117,7 +117,7 @@ def test_several_cards_a_gpu_are_planes_of_one_rail() -> None:
     assert rails(fewer, *cards) == [None, 0, 0, 0, *(n for n in range(1, 4) for _ in range(4))]
 
 
-def test_a_card_of_another_model_is_taken_last_and_is_no_plane() -> None:
+def test_a_nic_of_another_model_is_assigned_last_and_is_no_plane() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 9) for n in range(3)]
     cards = [card(at_switch(chr(97 + n), 16 * n + 1)) for n in range(3)]
     dpus = [card(at_switch(chr(97 + n), 16 * n), STORAGE) for n in range(2)]
@@ -125,7 +125,7 @@ def test_a_card_of_another_model_is_taken_last_and_is_no_plane() -> None:
     assert rails(found, *cards, *dpus) == [0, 1, 2, None, None]
 
 
-def test_the_card_of_the_default_route_is_taken_last() -> None:
+def test_the_nic_of_the_default_route_is_assigned_last() -> None:
     gpus = [at_switch("a", 9)]
     busy, idle = card(at_switch("a", 0), put_last=True), card(at_switch("a", 1))
     assert rails(assign_rails(gpus, [busy, idle]), busy, idle) == [None, 0]
@@ -151,7 +151,7 @@ def test_on_a_tray_with_grace_processors_numa_node_and_order_decide() -> None:
     assert "most NICs are of model" in found.why_not[address(50)]
 
 
-def test_a_tray_where_a_card_is_missing_does_not_guess() -> None:
+def test_a_tray_with_a_missing_nic_is_not_guessed() -> None:
     """Which of two GPUs the one card belongs to cannot be told; the other processor's can."""
     gpus, cards = tray("0011", 1)
     found = assign_rails(gpus, cards[1:])
@@ -169,7 +169,7 @@ def test_without_numa_nodes_nothing_is_guessed() -> None:
     assert assign_rails(gpus, busy).assigned == {}
 
 
-def test_below_one_host_bridge_only_a_switch_tells() -> None:
+def test_below_one_host_bridge_only_a_switch_decides() -> None:
     """A virtual machine that shows everything on one bus."""
     gpus = [PciPlace("pci0", (f"root {n}", address(n)), "0") for n in range(2)]
     cards = [card(PciPlace("pci0", (f"root {n}", address(n)), "0")) for n in range(8, 10)]
@@ -178,7 +178,7 @@ def test_below_one_host_bridge_only_a_switch_tells() -> None:
     assert found.why_not[address(8)] == "PHB from the nearest GPU: rails reach up to PXB"
 
 
-def test_no_gpus_no_cards() -> None:
+def test_without_gpus_no_nic_is_assigned() -> None:
     assert assign_rails([], []).rails == ()
     alone = card(at_switch("a", 0))
     assert assign_rails([], [alone]).why_not == {address(0): "the node has no GPU"}
@@ -225,7 +225,7 @@ def test_every_seat_is_near_or_by_numa_node(server) -> None:
 
 
 @given(servers())
-def test_no_gpu_is_without_a_card_that_is_free_and_near(server) -> None:
+def test_no_gpu_lacks_a_nic_while_a_near_one_is_free(server) -> None:
     gpus, cards = server
     found = assign_rails(gpus, cards)
     for one in cards:
@@ -235,7 +235,7 @@ def test_no_gpu_is_without_a_card_that_is_free_and_near(server) -> None:
 
 
 @given(servers(), st.randoms())
-def test_the_order_in_which_cards_are_found_moves_nothing(server, dice) -> None:
+def test_the_order_of_discovered_nics_moves_nothing(server, dice) -> None:
     gpus, cards = server
     shuffled = list(cards)
     dice.shuffle(shuffled)
@@ -243,7 +243,7 @@ def test_the_order_in_which_cards_are_found_moves_nothing(server, dice) -> None:
 
 
 @given(servers(), st.data())
-def test_a_card_far_from_all_gpus_changes_no_rail(server, data) -> None:
+def test_a_nic_far_from_all_gpus_changes_no_rail(server, data) -> None:
     gpus, cards = server
     found = assign_rails(gpus, cards)
     if not any(pci_distance(g, c.place) <= RAIL_REACH for g in gpus for c in cards):

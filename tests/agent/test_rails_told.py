@@ -53,7 +53,7 @@ def test_whatever_rolls_up_over_rails_has_its_rails(spec: NodeSpec) -> None:
     assert spec.nic != "cx7" or streams >= FROM_OF_NETWORK
 
 
-def test_a_card_is_told_alike_by_every_stream() -> None:
+def test_every_source_reports_a_nic_alike() -> None:
     facts: dict[tuple[str, tuple[str, ...]], set[tuple[tuple[str, str], ...]]] = {}
     for schema in schemas(NODES[0]):
         for entity in schema.entities:
@@ -63,7 +63,7 @@ def test_a_card_is_told_alike_by_every_stream() -> None:
     assert {key: told for key, told in facts.items() if len(told) > 1} == {}
 
 
-def test_interfaces_without_a_driver_to_ask_are_no_cards() -> None:
+def test_interfaces_without_a_driver_to_query_are_not_nics() -> None:
     host = FakeHost()
     host.files["/sys/class/net/lo/speed"] = ""
     host.files["/sys/class/net/ens1/speed"] = ""

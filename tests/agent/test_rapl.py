@@ -67,7 +67,7 @@ def test_domains_are_called_by_what_they_are_part_of(server: FakeHost) -> None:
     }
 
 
-def test_who_may_not_read_energy_is_told_how_to_and_has_the_limits(server: FakeHost) -> None:
+def test_denied_energy_has_a_remedy_and_limits_are_read(server: FakeHost) -> None:
     for path in list(server.files):
         if path.endswith("/energy_uj"):
             server.files[path] = DENIED
@@ -153,7 +153,7 @@ def test_a_fall_that_no_processor_could_have_made_is_a_reset(
 
 
 @given(raw=st.integers(0, RANGE - 1), seconds=st.integers(132, 10**6))
-def test_after_a_long_pause_nobody_knows_the_rounds(raw: int, seconds: int) -> None:
+def test_after_a_long_pause_the_number_of_wraps_is_unknown(raw: int, seconds: int) -> None:
     counter = EnergyCounter(RANGE)
     counter.advance(5, 0)
     counter.advance(10, SECOND)

@@ -55,7 +55,7 @@ def hw(device: str, files: Mapping[str, int], pci_driver: str = "") -> dict[Labe
 
 
 @pytest.mark.parametrize(("device", "drivers"), DRIVERS.items(), ids=list(DRIVERS))
-def test_each_file_of_a_driver_tells_a_metric_or_comes_under_its_own_name(
+def test_each_driver_file_maps_to_a_metric_or_keeps_its_own_name(
     device: str, drivers: tuple[str, str]
 ) -> None:
     pci_driver, driver = drivers
@@ -77,7 +77,7 @@ def test_each_file_of_a_driver_tells_a_metric_or_comes_under_its_own_name(
     assert len(typed) + len(own) == len(names)
 
 
-def test_drivers_say_the_same_in_their_own_words() -> None:
+def test_drivers_name_the_same_counter_differently() -> None:
     """One meaning a metric, whoever tells it."""
     timeouts = "ack_timeouts_total", "out_of_sequence_packets_total"
     for device, (pci_driver, files) in {
@@ -105,7 +105,7 @@ def test_names_with_spaces_are_kept_as_they_are() -> None:
     [("mlx5_0", "mlx5_core", 4), ("mlx4_0", "mlx4_core", 4), ("hfi1_0", "hfi1", 8),
      ("hfi1_0", "", 8), ("qib0", "ib_qib", 4), ("renamed0", "hfi1", 8)],
 )  # fmt: skip
-def test_port_data_is_counted_in_words_or_flits(
+def test_port_data_is_counted_in_32_bit_units_or_flits(
     device: str, pci_driver: str, bytes_a_step: int
 ) -> None:
     files = {"ports/1/counters/port_xmit_data": "1000", "ports/1/counters/port_rcv_data": "1"}
@@ -114,7 +114,7 @@ def test_port_data_is_counted_in_words_or_flits(
     assert found["receive_bytes_total", (device, "1")] == bytes_a_step
 
 
-def test_data_in_words_beyond_64_bits_of_bytes_starts_over() -> None:
+def test_port_data_beyond_64_bits_of_bytes_starts_over() -> None:
     found = told(machine("mlx5_0", {"ports/1/counters/port_xmit_data": str(2**62 + 5)}))
     assert found["transmit_bytes_total", ("mlx5_0", "1")] == 20
 
@@ -247,7 +247,7 @@ def test_resources_are_present_values() -> None:
     }
 
 
-def test_every_counter_is_told_by_someone_and_no_name_means_two_things() -> None:
+def test_every_counter_has_a_driver_and_no_name_has_two_meanings() -> None:
     told_by_files = {metric for files in FILES.values() for metric in files.values()}
     assert set(RDMA_COUNTERS) <= told_by_files
     assert all(metric.kind is MetricKind.COUNTER for metric in RDMA_COUNTERS)

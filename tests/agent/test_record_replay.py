@@ -110,7 +110,7 @@ def replayed(capture: Capture) -> list[Frame]:
     return frames_of(host, clock, lambda _: None)
 
 
-def test_a_replay_says_what_the_machine_said(tmp_path: Path) -> None:
+def test_a_replay_gives_the_recorded_readings(tmp_path: Path) -> None:
     live, capture = recorded(tmp_path / "root")
     capture.write(tmp_path / "capture")
     again = replayed(read_capture(tmp_path / "capture"))
@@ -268,7 +268,7 @@ def test_a_serial_number_is_hidden_from_its_first_mention(tmp_path: Path) -> Non
     assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
 
 
-def test_what_is_learned_late_is_hidden_in_what_was_told_early(tmp_path: Path) -> None:
+def test_a_name_learned_late_is_redacted_in_earlier_texts(tmp_path: Path) -> None:
     host = FakeHost(RestlessClock())
     host.calls["nvml.nvmlDeviceGetSerial(0)"] = SERIAL
     host.log.waiting = [f"6,1,1,-;NVRM: board {SERIAL} is up"]
@@ -301,7 +301,7 @@ def test_what_was_asked_is_redacted_as_what_was_answered() -> None:
     assert moment.calls == {f"ethtool.driver({other})": {"driver": "r8152", other: 1}}
 
 
-def test_a_name_is_hidden_as_a_whole_word_only() -> None:
+def test_only_a_complete_name_is_redacted() -> None:
     redactor = Redactor(["node1"])
     hidden = redactor.text("node1")
     assert hidden != "node1"
@@ -363,7 +363,7 @@ def test_record_and_replay_by_command(tmp_path: Path) -> None:
     assert len(machine(live)) > 30
 
 
-def test_a_redacted_recording_tells_no_name(tmp_path: Path) -> None:
+def test_a_redacted_recording_contains_no_name(tmp_path: Path) -> None:
     root, directory = make_tree(tmp_path / "root"), tmp_path / "capture"
     code, said = run("record", "--root", root, "--seconds", "0", "--redact", directory)
     assert code == 0

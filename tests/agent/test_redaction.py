@@ -98,7 +98,7 @@ def test_one_name_is_one_name_everywhere():
 
 
 @given(st.text(st.characters(categories=("L",)), min_size=6, max_size=20))
-def test_a_word_that_is_no_word_of_a_format_is_never_kept(word: str):
+def test_a_text_outside_the_format_vocabulary_is_always_redacted(word: str):
     token = f"q{word}z"
     if not harmless.is_harmless(token):
         assert token not in Redactor().scrubbed(f"/mnt/{token}/x addr={token}")

@@ -102,7 +102,7 @@ asyncio.run(main())
 """
 
 
-def test_an_agent_of_eight_gpus_and_ten_cards_keeps_its_memory_bound(tmp_path: Path) -> None:
+def test_an_agent_of_eight_gpus_and_ten_nics_keeps_its_memory_bound(tmp_path: Path) -> None:
     """By default settings, whatever is asked of its page, and however large the capture is."""
     capture = simulate(NodeSpec("n1"), 60, 1.0)
     write_capture(tmp_path / "capture", capture.about, capture.moments)

@@ -55,7 +55,7 @@ def test_nothing_kept_is_nothing_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1, "gpus": {}}', b"\xff"])
-def test_a_damaged_file_is_told_and_does_no_harm(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_reported_and_does_no_harm(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "resets.json"
     path.write_bytes(content)
     with capture_logs() as logs:
@@ -63,7 +63,7 @@ def test_a_damaged_file_is_told_and_does_no_harm(tmp_path: Path, content: bytes)
     assert [entry["event"] for entry in logs] == ["gpu_resets_write_failed"]
 
 
-def test_what_cannot_be_written_is_told_once_and_leaves_the_old(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported_once_and_keeps_the_old_file(tmp_path: Path) -> None:
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-1": lived(2, 1)})
     (tmp_path / "resets.partial").mkdir()

@@ -53,7 +53,7 @@ async def told(**settings: object) -> list[tuple[ProbeVerdict, str]]:
     return [(finding.verdict, finding.detail) for finding in found]
 
 
-async def test_what_the_governor_did_is_told_by_the_page() -> None:
+async def test_metrics_report_the_actions_of_the_governor() -> None:
     async with serving(PAGE) as listen:
         assert await told(listen=listen, metrics_token=TOKEN) == [
             (
@@ -83,7 +83,7 @@ async def test_a_page_with_tls_is_known_by_its_own_certificate(tmp_path: Path) -
         ("up 1", TOKEN, ProbeVerdict.BROKEN, "is not the metrics endpoint of an agent"),
     ],
 )
-async def test_a_page_that_cannot_be_used_is_said_to_be(
+async def test_an_unusable_metrics_endpoint_is_reported(
     page: str, token: str, verdict: ProbeVerdict, problem: str
 ) -> None:
     async with serving(page) as listen:

@@ -52,7 +52,7 @@ async def test_an_envelope_is_made_every_period(tmp_path: Path) -> None:
         assert len(collector.requests) == 3, "one envelope, and its schema"
 
 
-async def test_a_request_says_who_when_and_what(tmp_path: Path) -> None:
+async def test_a_request_contains_node_time_and_content(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         async with shipping(tmp_path, link_to(collector)) as run:
             await run.flush()
@@ -183,7 +183,7 @@ async def test_pauses_grow_and_stay_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-async def test_what_is_refused_for_good_is_dropped_counted_and_told(
+async def test_a_permanently_rejected_batch_is_dropped_counted_and_reported(
     tmp_path: Path, status: int
 ) -> None:
     with capture_logs() as logs:
@@ -317,7 +317,7 @@ async def test_schemas_go_ahead_when_they_are_asked_for(tmp_path: Path) -> None:
         assert (collector.taken, collector.duplicates) == (run.sent, [])
 
 
-async def test_a_collector_that_forgot_is_told_again(tmp_path: Path) -> None:
+async def test_a_collector_that_lost_a_schema_receives_it_again(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         async with shipping(tmp_path, link_to(collector)) as run:
             await run.flush()

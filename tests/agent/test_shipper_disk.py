@@ -142,7 +142,7 @@ async def test_what_is_given_up_while_it_is_sent_takes_nothing_else_along(tmp_pa
         assert collector.duplicates == []
 
 
-async def test_a_schema_that_did_not_fit_on_the_disk_is_kept_when_there_is_room(
+async def test_a_schema_that_did_not_fit_on_the_disk_is_stored_when_there_is_space(
     tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
     collector, link = away

@@ -64,7 +64,7 @@ def test_it_survives_the_agent(tmp_path: Path) -> None:
     assert [next_body(again), next_body(again)] == [b"b", b"c"]
 
 
-def test_the_oldest_makes_room_and_is_reported(tmp_path: Path) -> None:
+def test_the_oldest_envelope_is_dropped_and_reported(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=100)
     for number in range(4):
         assert spool.put(bytes([number]) * 17, frames=10 + number) is None
@@ -72,7 +72,7 @@ def test_the_oldest_makes_room_and_is_reported(tmp_path: Path) -> None:
     assert [next_body(spool) for _ in range(3)] == [b"\2" * 17, b"\3" * 17, b"x" * 40]
 
 
-def test_what_made_room_while_it_was_under_way_is_lost_and_not_sent_as_well(tmp_path: Path) -> None:
+def test_an_envelope_dropped_while_in_flight_is_lost_and_not_also_sent(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=50)
     spool.put(b"a" * 17, frames=5)
     under_way = spool.oldest()
@@ -168,7 +168,7 @@ def test_an_envelope_that_cannot_be_read_now_stays(tmp_path: Path) -> None:
     assert next_body(spool) == b"a"
 
 
-def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path) -> None:
+def test_an_envelope_that_cannot_be_removed_is_dropped_and_reported(tmp_path: Path) -> None:
     spool = Spool(tmp_path, PLENTY)
     spool.put(b"a", frames=3)
     (file,) = files(tmp_path)

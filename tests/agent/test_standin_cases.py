@@ -132,7 +132,7 @@ def full_capture() -> Capture:
 
 
 @pytest.mark.parametrize("case", ["everything", *names()])
-def test_the_binding_says_what_the_replay_says(
+def test_the_binding_gives_the_readings_of_the_replay(
     tmp_path_factory: pytest.TempPathFactory, case: str
 ) -> None:
     run_scenario(tmp_path_factory, compare, case)

@@ -63,7 +63,7 @@ def cards(network: NodeNetwork) -> dict[str, int | None]:
         ),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_say_what_to_write(given: dict[str, object], problem: str) -> None:
+def test_invalid_settings_name_the_expected_form(given: dict[str, object], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         look(FakeHost(), **given)
     with pytest.raises(SettingsError, match=problem):
@@ -109,7 +109,7 @@ def test_without_settings_the_tree_decides() -> None:
     assert network.problems == ()
 
 
-def test_names_give_rails_to_cards_and_to_their_gpus() -> None:
+def test_names_assign_rails_to_nics_and_their_gpus() -> None:
     """Wired the other way round: the GPU has the rail of its card."""
     for given in (
         {"rails": {"mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}},
@@ -128,19 +128,19 @@ def test_a_pattern_gives_rails_by_the_names_of_interfaces() -> None:
     assert named(network, "mlx5_2").why == "topology.rail_pattern matches rail0"
 
 
-def test_a_name_can_give_a_rail_to_a_card_that_is_far() -> None:
+def test_a_name_can_assign_a_rail_to_a_distant_nic() -> None:
     network = look(server(), rails={"store0": 4})
     assert named(network, "mlx5_0").facts == {"role": "compute", "rail": "4"}
 
 
-def test_a_gpu_whose_named_card_is_missing_has_no_rail() -> None:
+def test_a_gpu_whose_named_nic_is_missing_has_no_rail() -> None:
     host = server()
     del host.links["/sys/class/infiniband/mlx5_3/device"]
     network = look(host, rail_pattern=r"rail(?P<rail>\d+)", roles={"rail1": "management"})
     assert list(network.gpu_rails.values()) == [0, 2, 3]
 
 
-def test_a_role_takes_a_card_out_of_the_rails() -> None:
+def test_a_role_excludes_a_nic_from_the_rails() -> None:
     network = look(server(), roles={"mlx5_2": "storage", "mlx5_0": "compute"})
     assert cards(network) == {"mlx5_0": None, "mlx5_2": None, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 3}
     assert named(network, "mlx5_2").facts == {"role": "storage"}
@@ -176,7 +176,7 @@ def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
     assert named(network, "mlx5_3").facts == {"role": "storage"}
 
 
-def test_names_that_nothing_here_has_are_told() -> None:
+def test_names_without_a_match_are_reported() -> None:
     given = {
         "rails": {"mlx5_2": 0, "mlx5_O": 1},
         "roles": {"store.*": "storage", "eth9": "storage"},
@@ -186,7 +186,7 @@ def test_names_that_nothing_here_has_are_told() -> None:
     assert (network.unused, network.problems) == (("mlx5_O", "mlx5_8", "eth9"), ())
 
 
-def test_a_pattern_that_finds_no_number_says_nothing() -> None:
+def test_a_pattern_without_a_number_assigns_nothing() -> None:
     assert (
         parse_rail_rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"])
         is None

@@ -147,7 +147,7 @@ def simulated(name: str) -> NodeTopology:
 
 
 @pytest.mark.parametrize("name", SHORT_NAMES)
-def test_tables_are_symmetric_and_every_rail_has_its_card(name: str) -> None:
+def test_tables_are_symmetric_and_every_rail_has_its_nic(name: str) -> None:
     node = simulated(name)
     words = cells(node)
     assert words == [list(column) for column in zip(*words, strict=True)]
@@ -161,7 +161,7 @@ def test_tables_are_symmetric_and_every_rail_has_its_card(name: str) -> None:
     ("name", "near", "bond"),
     [("h100", "PIX", "NV18"), ("gb200", "P2C", "NV18"), ("a100", "PIX", "NV12")],
 )
-def test_cards_of_simulated_servers(name: str, near: str, bond: str) -> None:
+def test_nics_of_simulated_servers(name: str, near: str, bond: str) -> None:
     node = simulated(name)
     for gpu in node.gpus:
         card = node.network.at(node.network.nic_by_gpu[gpu.address])
@@ -170,7 +170,7 @@ def test_cards_of_simulated_servers(name: str, near: str, bond: str) -> None:
     assert node.apart(node.gpus[0].address, node.gpus[-1].address) == bond
 
 
-def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_cards() -> None:
+def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_nics() -> None:
     found = {d.rdma[0]: d.rail for d in simulated("gb200").network.devices if d.rdma}
     assert found == {
         "mlx5_0": 0, "mlx5_1": 1, "mlx5_2": None, "mlx5_4": 2, "mlx5_5": 3, "mlx5_6": None,
@@ -179,7 +179,7 @@ def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_cards() -> None:
     assert "P2C" not in format_matrix(simulated("h100"))
 
 
-def test_sources_tell_the_rails_of_a_gb200_tray() -> None:
+def test_sources_report_the_rails_of_a_gb200_tray() -> None:
     model = SHORT_NAMES["gb200"]
     host = CaptureWalk(simulate(NodeSpec("gpu-001", model=model.name, gpus=4), 1, 1)).host
     for source, kind in (
@@ -194,12 +194,12 @@ def test_sources_tell_the_rails_of_a_gb200_tray() -> None:
         assert rails == ["0", "1", "2", "3"]
 
 
-def test_cards_are_in_the_order_of_their_numbers() -> None:
+def test_nics_are_in_the_order_of_their_numbers() -> None:
     legend = format_matrix(simulated("h100")).partition("NIC Legend:")[2].split()
     assert legend[1::2] == [f"mlx5_{n}" for n in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]
 
 
-def test_the_text_shows_the_tree_and_why_a_card_is_whose() -> None:
+def test_the_text_shows_the_tree_and_the_reason_of_each_assignment() -> None:
     text = as_text(simulated("h100"))
     assert (
         "  pci0000:3d\n"
@@ -228,7 +228,7 @@ def test_a_link_below_its_most_shows_both() -> None:
     )
 
 
-def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
+def test_a_shared_nic_is_shown_with_each_of_its_gpus() -> None:
     host = FakeHost()
     switch = "pci0000:10/0000:10:01.0/0000:11:00.0"
     for port in range(2):
@@ -242,7 +242,7 @@ def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
     assert "GPUs 0, 1, in bus order" in text
 
 
-def test_cards_of_a_server_without_gpus_have_no_role_and_the_text_says_so() -> None:
+def test_nics_of_a_server_without_gpus_have_no_role_in_the_text() -> None:
     host = FakeHost()
     add_nic(host, "pci0000:15/0000:15:01.0/0000:18:00.0", "mlx5_0")
     add_nic(host, "pci0000:00/0000:00:03.0", interface="eth0")
@@ -327,7 +327,7 @@ def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
     assert "P2C, topology.rails contains mlx5_4" in text
 
 
-def test_settings_that_do_not_fit_the_server_are_told(capture: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_server_are_reported(capture: str, tmp_path: Path) -> None:
     config = tmp_path / "agent.toml"
     config.write_text("[topology]\nrails = { mlx5_4 = 0 }\n")
     code, text = run("--replay", capture, "--config", str(config))

@@ -59,7 +59,7 @@ def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
     assert followed(*values).mean == pytest.approx(10.9, rel=0.3)
 
 
-def test_it_is_settled_when_there_is_enough_to_judge_by() -> None:
+def test_a_trend_is_stable_once_enough_samples_exist() -> None:
     assert followed(7.0, 7.0).settled == 0
     assert followed(7.0, 7.0, 7.0).settled == 7
     assert CostTrend(settled_after=1).settled == 0

@@ -183,7 +183,7 @@ def test_a_new_probe_with_other_columns_knows_what_the_last_one_knew() -> None:
     st.lists(st.integers(0, HALF - 1), min_size=3, max_size=3),
     st.data(),
 )
-def test_an_error_counter_that_fell_back_tells_a_reset_whatever_the_busy_ones_do(
+def test_an_error_counter_that_fell_back_marks_a_reset_despite_busy_ones(
     busy: list[int], errors: int, since: list[int], data: st.DataObject
 ) -> None:
     """Error counters stay in the lower half; a reset sets them back, which no wrap could."""

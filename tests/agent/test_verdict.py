@@ -47,7 +47,7 @@ def named(cases: list[tuple[str, Fault]]) -> list[str]:
 
 
 @pytest.mark.parametrize(("reason", "fault"), FAULTS, ids=named(FAULTS))
-def test_a_fault_is_told_and_leads_to_the_state_of_its_rule(reason: str, fault: Fault) -> None:
+def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(reason: str, fault: Fault) -> None:
     verdict = judge(with_faults([fault]))
     assert verdict.answers[reason] is True
     assert reason in verdict.reasons
@@ -57,7 +57,7 @@ def test_a_fault_is_told_and_leads_to_the_state_of_its_rule(reason: str, fault: 
 
 
 @pytest.mark.parametrize(("reason", "fault"), QUIET, ids=named(QUIET))
-def test_what_is_no_fault_is_not_told(reason: str, fault: Fault) -> None:
+def test_a_harmless_reading_is_no_fault(reason: str, fault: Fault) -> None:
     assert judge(with_faults([fault])).answers[reason] is not True
 
 
@@ -94,7 +94,7 @@ def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
     assert (verdict.state, verdict.reasons, verdict.action) == (UNKNOWN, (), reason)
 
 
-def test_one_source_alone_does_not_say_that_a_gpu_is_lost() -> None:
+def test_one_source_alone_does_not_mark_a_gpu_as_lost() -> None:
     for metrics in (PULSE[:3], PULSE[3:]):
         verdict = judge(with_faults([all_gone(*metrics)]))
         assert verdict.answers["gpu_lost"] is Absent.GONE
@@ -147,12 +147,12 @@ def test_older_drivers_count_heat_under_one_name() -> None:
 
 
 @pytest.mark.parametrize("fabric", [0, Absent.UNSUPPORTED])
-def test_a_card_without_a_bridge_is_no_fault_and_not_left_open(fabric: int | Absent) -> None:
+def test_a_gpu_without_a_bridge_is_no_fault_and_not_undecided(fabric: int | Absent) -> None:
     verdict = judge(with_faults([links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, fabric)]))
     assert verdict.answers["nvlink_down"] is False
 
 
-def test_pages_of_a_cause_that_cannot_be_told_leave_it_open_how_many_there_are() -> None:
+def test_retired_pages_of_an_unreadable_cause_leave_the_number_undecided() -> None:
     verdict = judge(with_faults([reading(h.GPU_RETIRED_PAGES, Absent.ERROR, "uncorrectable")]))
     assert verdict.answers["retired_pages_exhausted"] is Absent.ERROR
 
@@ -171,7 +171,7 @@ def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None
     assert judge(facts, (unclear, BY_REASON["row_remap_pending"])).state == UNKNOWN
 
 
-def test_a_link_that_cannot_be_told_leaves_it_open_whether_one_is_down() -> None:
+def test_an_unreadable_link_leaves_the_link_rule_undecided() -> None:
     verdict = judge(with_faults([links(Absent.ERROR)]))
     assert verdict.answers["nvlink_down"] is Absent.ERROR
     verdict = judge(with_faults([links(*[0] * (LINKS - 1), Absent.ERROR)]))

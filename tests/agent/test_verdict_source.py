@@ -25,7 +25,7 @@ LOST = NvmlError(15, "GPU is lost")
 # From the start -----------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_is_well_is_healthy_at_the_first_look_and_nothing_happened() -> None:
+def test_a_sound_gpu_is_healthy_at_the_first_poll_without_an_event() -> None:
     run = judging(2)
     run.step()
     assert [(run.state(gpu), run.action(gpu)) for gpu in (0, 1)] == [("healthy", "none")] * 2
@@ -33,7 +33,7 @@ def test_a_gpu_that_is_well_is_healthy_at_the_first_look_and_nothing_happened() 
     assert run.events == []
 
 
-def test_before_the_first_reading_the_verdict_waits_and_looks_again_at_its_next_turn() -> None:
+def test_before_the_first_reading_the_verdict_waits_for_its_next_turn() -> None:
     run = judging()
     assert run.judge() is None
     assert run.statuses["gpu_verdict"].state == STARTING
@@ -203,7 +203,7 @@ def test_a_lost_gpu_has_failed_and_its_neighbour_has_not() -> None:
     assert run.state(0) == "healthy"
 
 
-def test_a_gpu_that_the_driver_no_longer_tells_of_has_failed() -> None:
+def test_a_gpu_that_the_driver_no_longer_lists_has_failed() -> None:
     run = judging(2)
     run.step()
     run.host.calls[COUNT] = 1
@@ -234,7 +234,7 @@ def test_a_gpu_that_was_handed_to_a_virtual_machine_is_no_longer_judged() -> Non
 # Events and bounds --------------------------------------------------------------------------------
 
 
-def test_a_change_is_told_once_with_all_that_is_to_be_known_of_it() -> None:
+def test_a_change_is_reported_once_with_all_its_facts() -> None:
     run = judging(2)
     run.steps(20)
     run.host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
@@ -263,7 +263,7 @@ def test_a_change_is_told_once_with_all_that_is_to_be_known_of_it() -> None:
     ]
 
 
-def test_a_gpu_that_is_not_well_from_the_start_is_told_of() -> None:
+def test_a_gpu_that_is_unhealthy_from_the_start_is_reported() -> None:
     run = judging()
     run.host.calls["nvml.nvmlDeviceGetCurrPcieLinkWidth(0)"] = 8
     gpu, port = "0000:01:00.0", "0000:00:01.0"
@@ -276,7 +276,7 @@ def test_a_gpu_that_is_not_well_from_the_start_is_told_of() -> None:
     assert event.facts == {"after": "degraded", "reasons": "pcie_width", "action": "inspect"}
 
 
-def test_an_event_says_what_keeps_a_gpu_from_being_known() -> None:
+def test_an_event_names_the_reason_of_an_unknown_verdict() -> None:
     run = judging()
     run.step()
     run.host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")

@@ -29,7 +29,7 @@ def test_a_fatal_xid_fails_its_gpu_and_no_other() -> None:
     assert run.state(1) == "healthy"
 
 
-def test_an_xid_counts_until_the_energy_counter_tells_of_a_reset() -> None:
+def test_an_xid_counts_until_the_energy_counter_shows_a_reset() -> None:
     run = judging()
     old_driver(run)
     run.step()
@@ -93,7 +93,7 @@ def test_the_recovery_action_of_the_driver_takes_over_from_the_xid() -> None:
 
 
 @pytest.mark.parametrize("cleared_by", [LOADED, ALL_CLEAR])
-def test_the_kernel_log_tells_of_what_came_before_the_agent(cleared_by: str) -> None:
+def test_the_kernel_log_covers_events_before_the_agent_started(cleared_by: str) -> None:
     for lines in ([FALLEN], [FALLEN, cleared_by], [FALLEN, cleared_by, FALLEN]):
         run = judging()
         old_driver(run)

@@ -25,7 +25,7 @@ def capture(*offsets_ns: int, duration_ns: int) -> Capture:
 
 
 @given(st.lists(st.integers(0, 100 * NS), max_size=60).map(sorted), st.integers(0, 100 * NS))
-def test_looks_are_few_in_order_and_end_with_the_capture(
+def test_checked_instants_are_few_ordered_and_end_with_the_capture(
     offsets_ns: list[int], duration_ns: int
 ) -> None:
     found = find_read_offsets(capture(*offsets_ns, duration_ns=duration_ns))
@@ -72,7 +72,7 @@ async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_en
         ("dgx-a100", 0, "health of GPUs: 2 GPUs by 32 rules: 2 healthy"),
     ],
 )
-def test_a_check_of_a_capture_says_what_is_wrong_with_its_gpus(
+def test_a_check_of_a_capture_reports_the_faults_of_its_gpus(
     case: str, code: int, told: str
 ) -> None:
     outcome = CliRunner().invoke(agent, ["check", "--replay", str(CASES / case)])

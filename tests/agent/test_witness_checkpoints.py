@@ -159,7 +159,7 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
         asyncio.run(follow(Path(directory)))
 
 
-async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Path) -> None:
+async def test_a_contradiction_is_reported_once_and_evidence_is_bounded(tmp_path: Path) -> None:
     log = Log([b"%d" % n for n in range(10)])
     witness = witness_of(tmp_path, log)
     await witness.check()
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -
         witness_of(tmp_path, log)
 
 
-async def test_it_looks_at_every_period_and_goes_on_after_trouble(tmp_path: Path) -> None:
+async def test_the_witness_polls_every_period_and_continues_after_errors(tmp_path: Path) -> None:
     log = Log([b"1"])
     witness = witness_of(tmp_path, log)
     clock = witness.clock

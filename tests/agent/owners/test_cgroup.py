@@ -134,7 +134,7 @@ def test_each_path_has_its_owner(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_first_version_of_control_groups_tells_the_same(path):
+def test_cgroup_v1_gives_the_same_owner(path):
     """There each controller has a line; systemd's own may know no more than the service."""
     lines = [f"{number}:{name}:{path}" for number, name in ((12, "memory"), (3, "cpu,cpuacct"))]
     assert parse_owner("\n".join([*lines, "0::/", ""]).encode()) == PATHS[path]
@@ -171,7 +171,7 @@ def test_names_of_controllers_may_hold_colons_no_more_than_two_count():
 
 
 @pytest.mark.parametrize("content", [b"no line\n", b"0:/a\n", b"x::/a\n", b"0::a\n", b"0::\n"])
-def test_what_is_no_list_of_groups_says_so(content):
+def test_an_invalid_cgroup_list_is_reported(content):
     with pytest.raises(FormatError, match="invalid line of /proc/PID/cgroup"):
         parse_owner(content)
 

@@ -43,7 +43,7 @@ def test_other_resources_and_other_nodes_have_none():
 @pytest.mark.parametrize(
     "text", ["include gpus.conf", "what is this", "Name=gpu File=/dev/nvidia[0"]
 )
-def test_a_file_that_does_not_tell_all(text):
+def test_a_file_that_leaves_out_fields(text):
     with pytest.raises(FormatError):
         parse_gres_conf(text, "n1")
 

@@ -140,7 +140,7 @@ def test_any_bytes_are_an_answer_or_are_none(content):
 
 
 @given(st.data())
-def test_an_answer_that_was_damaged_is_told_or_read(data):
+def test_a_damaged_answer_is_rejected_or_read(data):
     content = bytearray(wire.listed(TRAINING))
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] = data.draw(st.integers(0, 255))

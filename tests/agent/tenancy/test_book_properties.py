@@ -185,7 +185,7 @@ def test_a_workload_has_one_claim_on_what_it_holds(sequence):
 
 
 @given(steps)
-def test_present_claims_are_told_or_left_to_a_higher_word(sequence):
+def test_present_claims_are_reported_or_left_to_a_higher_authority(sequence):
     run = Run(restarts=False)
     for step in sequence:
         run.go(step)

@@ -111,7 +111,7 @@ def served(directory: Path) -> Iterator[Served]:
 BATCH = {"id": "b-1", "gpus": ["0", "1"], "tenant": "red", "workload": "batch"}
 
 
-def test_a_claim_is_told_begins_and_ends(served):
+def test_a_reported_claim_begins_and_ends(served):
     over = served.path
     status, answer = ask(over, "POST", "/v1/claims", BATCH)
     start_ns = served.host.clock.now().wall_ns
@@ -136,7 +136,7 @@ def test_a_claim_is_told_begins_and_ends(served):
     assert served.looked.look() == []
 
 
-def test_one_that_begins_and_ends_between_two_looks(served):
+def test_a_claim_that_begins_and_ends_between_two_polls(served):
     over = served.path
     ask(over, "POST", "/v1/claims", {**BATCH, "gpus": [mig_uuid(2, 1)], "system": True})
     served.host.clock.advance(1)
@@ -218,7 +218,7 @@ def test_a_socket_that_an_agent_serves_is_left_to_it(served, directory):
     assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
 
 
-def test_a_socket_that_nobody_serves_is_taken(directory):
+def test_a_socket_without_a_listener_is_taken_over(directory):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(directory / "claims.sock"))
     with serving(Served(directory)) as made:
@@ -232,7 +232,7 @@ def test_before_gpus_are_known_it_may_be_tried_again(directory):
         assert (status, "retry in" in answer["error"]) == (503, True)
 
 
-def test_what_the_disk_does_not_take_is_not_told(served, directory):
+def test_a_claim_that_cannot_be_stored_is_not_reported(served, directory):
     (directory / CLAIMS_FILE).mkdir()
     over = served.path
     status, answer = ask(over, "POST", "/v1/claims", BATCH)
@@ -326,7 +326,7 @@ def test_prolog_and_epilog_of_slurm(served):
     assert run(served, "start", "--from-slurm").exit_code == 1
 
 
-def test_a_job_told_by_its_prolog_is_told_once(served):
+def test_a_job_reported_by_its_prolog_is_reported_once(served):
     directory = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_123"
     served.host.files[f"{directory}/step_0/user/task_0/cgroup.procs"] = "50\n"
     served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}

@@ -63,7 +63,7 @@ def test_a_line_is_a_claim():
         ("\ufffe".encode("utf-16").decode("latin-1"), "unknown column"),
     ],
 )
-def test_what_is_wrong_is_said(text, message):
+def test_an_invalid_claims_file_is_reported(text, message):
     with pytest.raises(ClaimsFileError) as wrong:
         parse_claims_file(text.encode())
     assert message in str(wrong.value)
@@ -92,7 +92,7 @@ def test_dates_are_kept_to_the_nanosecond():
     assert again.entity != began.entity
 
 
-def test_one_that_is_over_is_told_whole():
+def test_a_claim_that_is_already_over_begins_and_ends():
     _, looked = looking(claim(gpu=uuid(1), tenant="red", **{"from": at(-500), "to": at(-100)}))
     assert [event.event_class.name for event in looked.look()] == ["claim_start", "claim_end"]
 
@@ -136,7 +136,7 @@ def test_another_tenant_is_another_claim():
     assert (began.facts["tenant"], began.facts["start_ns"]) == ("blue", ended.facts["end_ns"])
 
 
-def test_a_word_about_a_pod_goes_before_the_pods_own():
+def test_a_claims_file_overrides_the_claim_of_a_pod():
     host, looked = looking(
         claim(gpu="0", tenant="red", workload="kubernetes:research/train", **{"from": at(20)})
     )

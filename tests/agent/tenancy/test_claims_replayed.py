@@ -49,7 +49,7 @@ def story(looked: Looked, before: Callable[[int], None] = lambda _: None) -> lis
     return found
 
 
-def test_a_recording_tells_the_same():
+def test_a_replayed_recording_gives_the_same_claims():
     host = node()
     started = host.clock.now()
     recording = RecordingHost(host)

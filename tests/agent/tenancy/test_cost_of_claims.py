@@ -44,7 +44,7 @@ def counting(host: FakeHost) -> Counter[str]:
     return asked
 
 
-def test_questions_of_a_look():
+def test_calls_per_poll():
     looked = Looked(full())
     for _ in range(2):
         looked.look()

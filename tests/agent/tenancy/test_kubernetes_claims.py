@@ -249,7 +249,7 @@ def test_a_gpu_that_is_lost_ends_nothing():
     assert looked.value("gpu_claims", uuid(1)) == 1
 
 
-def test_other_words_of_the_same_pod_make_another_claim():
+def test_changed_facts_of_the_same_pod_make_another_claim():
     """Sharing was set up anew: what the pod has is not what it had."""
     host = node(1)
     host.calls[LISTED] = [pod("one", f"{uuid(0)}::0")]

@@ -23,7 +23,7 @@ def remembering(host, directory):
     return looked
 
 
-def test_a_restarted_agent_tells_the_same_claims_again(tmp_path):
+def test_a_restarted_agent_reports_the_same_claims_again(tmp_path):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = remembering(host, tmp_path)
@@ -57,7 +57,7 @@ def test_what_ended_while_the_agent_was_away(tmp_path):
     assert ended.facts["uncertainty_ns"] == began.facts["uncertainty_ns"] == str(605 * 10**9)
 
 
-def test_an_end_that_was_lost_is_told_again(tmp_path):
+def test_a_lost_end_is_reported_again(tmp_path):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = remembering(host, tmp_path)
@@ -74,7 +74,7 @@ def test_an_end_that_was_lost_is_told_again(tmp_path):
     assert fresh.look(3600) == [], "for an hour"
 
 
-def test_all_is_told_again_every_hour():
+def test_all_claims_are_reported_again_every_hour():
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = Looked(host)
@@ -99,7 +99,7 @@ def test_unclaimed_use_goes_on_over_a_restart(tmp_path):
     assert ended.entity == began.entity
 
 
-def test_a_damaged_file_is_put_aside_and_told(tmp_path):
+def test_a_damaged_file_is_renamed_and_reported(tmp_path):
     (tmp_path / STATE_FILE).write_text('{"format": 1, "book"')
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
@@ -119,7 +119,7 @@ def test_a_file_of_another_format_is_damaged_to_this_program(tmp_path):
     assert looked.said("stored claims")[0][0] == "broken"
 
 
-def test_a_disk_that_takes_nothing_is_told(tmp_path):
+def test_a_disk_that_cannot_be_written_is_reported(tmp_path):
     host = node()
     looked = remembering(host, tmp_path)
     looked.look()

@@ -27,7 +27,7 @@ BEGAN, ENDED = "unclaimed_use_start", "unclaimed_use_end"
 HEX = "ab" * 32
 
 
-def test_use_without_a_claim_is_told_at_the_second_look():
+def test_unclaimed_use_is_reported_at_the_second_poll():
     host = node()
     looked = Looked(host)
     looked.look()
@@ -59,7 +59,7 @@ def test_use_is_no_older_than_its_process():
     assert began.facts["uncertainty_ns"] == str(10**9), "it was started one second before"
 
 
-def test_one_that_is_there_for_one_look_only_is_counted_and_not_told():
+def test_unclaimed_use_of_one_poll_is_counted_and_not_reported():
     host = node()
     looked = Looked(host)
     runs(host, 0, 4711, "/system.slice/cron.service")
@@ -82,7 +82,7 @@ def test_a_pods_processes_are_its_own_and_no_other_pods():
     assert told(looked.look()) == [(BEGAN, "kubernetes", "research/thief", uuid(0))]
 
 
-def test_a_pod_whose_name_is_not_known_is_whoever_holds_the_gpu():
+def test_a_pod_without_a_known_name_is_the_holder_of_the_gpu():
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     runs(host, 0, 11, pod_group(1)[1])
@@ -92,7 +92,7 @@ def test_a_pod_whose_name_is_not_known_is_whoever_holds_the_gpu():
     assert told(looked.look()) == [(BEGAN, "kubernetes", pod_group(2)[0], uuid(1))]
 
 
-def test_while_the_kubelet_is_away_nothing_is_said_of_pods():
+def test_while_the_kubelet_is_unavailable_no_pod_is_reported():
     host = node()
     group = keeps_pod(host, 1, "train")
     host.calls[LISTED] = [pod("train", uuid(0))]
@@ -121,7 +121,7 @@ def test_processes_of_a_mig_device():
     assert (began.facts["compute"], began.facts["pids"]) == ("480-840", "12")
 
 
-def test_whoever_is_trusted_holds_what_its_processes_are_on():
+def test_a_trusted_owner_holds_the_gpus_of_its_processes():
     host = node()
     host.calls[f"owner.container({HEX},team)"] = {"name": "jupyter", "label": "vision"}
     runs(host, 0, 11, f"/system.slice/docker-{HEX}.scope")
@@ -186,7 +186,7 @@ def test_a_process_that_cannot_be_seen_may_be_that_of_any_claim():
     assert "PID and cgroup namespaces" in looked.said("processes")[0][2]
 
 
-def test_what_serves_whoever_is_there_is_not_without_a_claim():
+def test_a_shared_service_on_a_claimed_gpu_is_not_unclaimed_use():
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     runs(host, 0, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")

@@ -28,7 +28,7 @@ def slots(found):
     return {uuid: (str(place.compute), str(place.memory)) for uuid, place in found.items()}
 
 
-def test_placements_as_the_driver_tells_them():
+def test_placements_as_the_driver_reports_them():
     """The layout that NVIDIA's guide shows: 3g at 4, 2g at 0, 1g at 2 and 3."""
     found = find_mig_slots(
         [

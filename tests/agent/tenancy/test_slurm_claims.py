@@ -87,7 +87,7 @@ def test_mig_devices_by_their_uuid():
     assert (began.facts["device"], began.facts["compute"]) == (mig_uuid(0, 1), "480-840")
 
 
-def test_a_job_that_says_nothing_holds_what_its_processes_are_on_until_it_ends():
+def test_a_job_without_a_device_list_holds_the_gpus_of_its_processes_until_it_ends():
     host = node()
     directory = f"{SCOPE}/job_9"
     job(host, directory, 50)
@@ -114,7 +114,7 @@ def test_a_process_on_a_gpu_that_its_job_does_not_have():
     assert told(looked.look()) == [("unclaimed_use_start", "slurm", "9", uuid(1))]
 
 
-def test_a_job_that_says_it_is_another_is_not_believed():
+def test_a_job_that_claims_to_be_another_is_not_trusted():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="8", JOB_GPUS="0", JOB_ACCOUNT="victim")
     assert Looked(host).look() == []
@@ -220,7 +220,7 @@ def test_files_of_jobs():
     assert any("211.json" in detail for _, detail, _ in looked.said("jobs by scontrol"))
 
 
-def test_what_scontrol_says_goes_before_what_the_job_says():
+def test_scontrol_takes_precedence_over_the_job():
     host = node()
     host.files["/run/jobs/9"] = as_json(9, "gpu:1(IDX:0)")
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="1", JOB_ACCOUNT="else")

@@ -160,7 +160,7 @@ def test_a_machine_that_cannot_be_read_yet_is_looked_at_again():
 
 
 @pytest.mark.parametrize("name", [ADDRESS, "45"])
-def test_a_machine_in_a_pod_is_told_as_the_pod(name):
+def test_a_virtual_machine_in_a_pod_is_reported_as_the_pod(name):
     host = handed_over()
     host.files[f"/sys/kernel/iommu_groups/45/devices/{ADDRESS}/vendor"] = ""
     host.files["/sys/kernel/iommu_groups/45/devices/0000:3b:00.1/vendor"] = ""
