@@ -230,7 +230,7 @@ class ClaimsEndpoint:
         try:
             timestamp_ns = from_datetime(when)
         except TimestampError as error:
-            message = f"{what}: {error}"
+            message = f"invalid {what}: {error}"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
         if timestamp_ns > now.wall_ns + _MAX_FUTURE_NS:
             message = (

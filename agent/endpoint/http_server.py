@@ -110,7 +110,7 @@ class HttpServer:
             )
             await talk.run()
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
-            log.debug("connection_ended", problem=str(error) or type(error).__name__)
+            log.debug("connection_closed", problem=str(error) or type(error).__name__)
         finally:
             writer.close()
 

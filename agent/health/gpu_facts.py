@@ -370,7 +370,7 @@ class GpuLifetimeFile:
     """Saves a few hundred bytes per GPU. Blocking."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "gpu_resets_write_failed")
+        self._file = BootStateFile(path, boot_id, "gpu_resets")
 
     def load(self) -> dict[str, GpuLifetime]:
         """Return the saved state by GPU."""

@@ -158,26 +158,26 @@ StateOfBoot = TypeVar("StateOfBoot", bound=BootState)
 
 
 class BootStateFile:
-    """A state file beside the spool. Blocking; `event` is logged if the file cannot be used."""
+    """A state file beside the spool. Blocking. Failures are logged as `SUBJECT_read_failed` and `SUBJECT_write_failed`."""
 
-    def __init__(self, path: Path, boot_id: str, event: str) -> None:
+    def __init__(self, path: Path, boot_id: str, subject: str) -> None:
         self._path = path
         self.boot_id = boot_id
-        self._event = event
+        self._subject = subject
         self._problem = ""
 
     def read(self, shape: type[StateOfBoot]) -> StateOfBoot | None:
         """Return the stored state; None if there is no file, or if it is of another boot."""
         try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=shape)
+            state = msgspec.json.decode(self._path.read_bytes(), type=shape)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            self._log_failure(error)
+            self._log_failure("read", error)
             return None
-        return kept if kept.boot_id == self.boot_id else None
+        return state if state.boot_id == self.boot_id else None
 
-    def write(self, kept: BootState) -> None:
+    def write(self, state: BootState) -> None:
         """Store the state if the state directory exists: the service has one, a manual run need not.
 
         A write failure is logged once, and the agent continues.
@@ -186,12 +186,13 @@ class BootStateFile:
             return
         partial = self._path.with_suffix(".partial")
         try:
-            partial.write_bytes(msgspec.json.encode(kept))
+            partial.write_bytes(msgspec.json.encode(state))
             partial.rename(self._path)
         except OSError as error:
-            self._log_failure(error)
+            self._log_failure("write", error)
 
-    def _log_failure(self, error: Exception) -> None:
+    def _log_failure(self, operation: str, error: Exception) -> None:
         if str(error) != self._problem:
             self._problem = str(error)
-            log.warning(self._event, file=str(self._path), problem=self._problem)
+            event = f"{self._subject}_{operation}_failed"
+            log.warning(event, file=str(self._path), problem=self._problem)

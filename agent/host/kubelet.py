@@ -67,7 +67,10 @@ def call_kubelet(
         try:
             _exchange(connection, _KubeletRequest(method, request, deadline), answer)
         except H2Error as error:
-            raise OSError(errno.EPROTO, f"{path}: {type(error).__name__} {error}") from error
+            raise OSError(
+                errno.EPROTO,
+                f"invalid HTTP/2 response from {path}: {type(error).__name__}: {error}",
+            ) from error
         return _message(answer)
 
 
@@ -84,7 +87,7 @@ class _KubeletRequest:
         """Time left until the deadline. Raises TimeoutError."""
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, "timeout: the kubelet did not respond in time")
+            raise TimeoutError(errno.ETIMEDOUT, "timeout: no response from the kubelet")
         return left
 
     @property
@@ -164,10 +167,12 @@ def _message(answer: _KubeletAnswer) -> bytes:
     if int(status) != _OK:
         number = _ERRNO_OF_STATUS.get(int(status), errno.EIO)
         text = unquote(answer.headers.get(b"grpc-message", ""))
-        raise OSError(number, f"{os.strerror(number)}: gRPC status {status}, {text}")
+        raise OSError(
+            number, f"kubelet call failed: {os.strerror(number)}: gRPC status {status}, {text}"
+        )
     content = bytes(answer.content)
     if len(content) < _PREFIX.size:
-        raise OSError(errno.EPROTO, "invalid gRPC response: no message")
+        raise OSError(errno.EPROTO, "invalid gRPC response: expected a message")
     compressed, length = _PREFIX.unpack_from(content)
     if compressed or length != len(content) - _PREFIX.size:
         raise OSError(errno.EPROTO, "invalid gRPC response: expected one uncompressed message")

@@ -24,32 +24,33 @@ def pod_list(
     parts = urlsplit(url)
     connection = _connection(url, ca_file, timeout)
     bound_answers(connection, max_bytes, timeout)
+    failure = f"cannot read the pod list from {url}"
     headers = {"Accept": "application/json", "Connection": "close"}
     if token_file:  # a token is never sent unencrypted
         if parts.scheme != "https":
-            raise OSError(errno.EINVAL, f"{url}: a token requires https")
+            raise OSError(errno.EINVAL, f"invalid URL {url} with a token: expected https://")
         token = Path(token_file).read_bytes().strip().decode(errors="replace")
         headers["Authorization"] = f"Bearer {token}"
     try:
         connection.request("GET", parts.path.rstrip("/") or PATH, headers=headers)
         answer = connection.getresponse()
         if answer.status in _DENIED:
-            message = f"{url}: status {answer.status}; fix: grant the token get on nodes/proxy"
+            message = f"{failure}: status {answer.status}; fix: grant the token get on nodes/proxy"
             raise PermissionError(errno.EACCES, message)
         content = answer.read(max_bytes + 1)
     except OSError:
         raise
     except http.client.HTTPException as error:
-        raise OSError(errno.EBADMSG, f"{url}: {type(error).__name__}: {error}") from error
+        raise OSError(errno.EBADMSG, f"{failure}: {type(error).__name__}: {error}") from error
     except ValueError as error:
-        raise OSError(errno.EBADMSG, f"{url}: {error}") from error
+        raise OSError(errno.EBADMSG, f"{failure}: {error}") from error
     finally:
         connection.close()
     if answer.status != _OK:
-        raise OSError(errno.EPROTO, f"{url}: status {answer.status}")
+        raise OSError(errno.EPROTO, f"{failure}: status {answer.status}")
     if len(content) > max_bytes:
         raise OSError(
-            errno.EMSGSIZE, f"{url}: response too long: expected at most {max_bytes} bytes"
+            errno.EMSGSIZE, f"{failure}: response too long: expected at most {max_bytes} bytes"
         )
     return content
 

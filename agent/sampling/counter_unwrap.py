@@ -132,7 +132,7 @@ class CounterStateFile:
     """Saves the counters of sets in which one has wrapped, a few kilobytes each. Blocking."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "counter_wraps_write_failed")
+        self._file = BootStateFile(path, boot_id, "counter_wraps")
         self._wraps = 0
         self._kept_ns = 0
 

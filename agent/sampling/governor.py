@@ -375,7 +375,7 @@ class MemoryKeeper:
         if state != self.state:
             self.state = state
             report = log.warning if state == AT_LIMIT else log.info
-            event = "memory_over_budget" if state == AT_LIMIT else "memory_within_budget"
+            event = "memory_budget_exceeded" if state == AT_LIMIT else "memory_budget_restored"
             report(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
 
     def _lowered(self, at_ns: int) -> int:
@@ -386,7 +386,7 @@ class MemoryKeeper:
         self._release_from_ns = at_ns + RELEASE_EVERY_NS
         self.release_memory()
         after = self.resident_bytes()
-        log.info("memory_released", before_bytes=before, resident_bytes=after)
+        log.info("memory_released", resident_before_bytes=before, resident_bytes=after)
         return after
 
 

@@ -134,9 +134,10 @@ class SourceGrader:
         status.state, status.changed_boot_ns = state, now.boot_ns
         name = status.source.name
         if state in {PARTIAL, FAILED}:
-            log.warning(f"source_{status.state_name}", source=name, problem=problem)  # noqa: G004 - an event name, not a message
+            event = "source_failed" if state == FAILED else "source_degraded"
+            log.warning(event, source=name, problem=problem)
         elif before in {PARTIAL, FAILED}:
-            log.info("source_recovered", source=name, after_seconds=round(seconds, 1))
+            log.info("source_recovered", source=name, failed_seconds=round(seconds, 1))
         if before == STARTING and state in {OK, UNSUPPORTED}:
             return
         facts = {
@@ -148,13 +149,18 @@ class SourceGrader:
 
     def hung(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
-        seconds = _seconds(max(now.boot_ns - call.since_ns, 0))
-        facts = {"device": call.device, "call": call.call, "for": seconds}
+        hung_ns = max(now.boot_ns - call.since_ns, 0)
+        hung_seconds = round(hung_ns / SECOND_NS, 1)
         if hangs:
-            log.warning("call_hung", **facts)
+            log.warning("call_hung", device=call.device, call=call.call, hung_seconds=hung_seconds)
         else:
-            log.info("hung_call_returned", **facts)
-        facts["state"] = "hung" if hangs else "returned"
+            log.info("call_returned", device=call.device, call=call.call, hung_seconds=hung_seconds)
+        facts = {
+            "device": call.device,
+            "call": call.call,
+            "for": _seconds(hung_ns),
+            "state": "hung" if hangs else "returned",
+        }
         self._queue_event(catalog.HANG_EVENT, Entity(entities.NODE), facts, now)
 
     def stretched(self, status: SourceState, stretch: int, why: str, now: NodeTimestamp) -> None:
@@ -163,7 +169,13 @@ class SourceGrader:
         name = status.source.name
         facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
         report = log.warning if status.period_ns > before_ns else log.info
-        report("period_changed", source=name, **facts)
+        report(
+            "period_changed",
+            source=name,
+            before_seconds=before_ns / SECOND_NS,
+            after_seconds=status.period_ns / SECOND_NS,
+            reason=why,
+        )
         self._queue_event(catalog.GOVERNOR_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
     def _queue_event(

@@ -214,7 +214,7 @@ class CollectorClient:
         try:
             self._http = HttpClient(self.url, tls, link.timeout_seconds)
         except ValueError as error:
-            message = f"invalid collector.url {link.url!r}: {error}"
+            message = f"invalid collector.url {link.url!r}: expected http://HOST:PORT or https://HOST:PORT: {error}"
             raise CollectorLinkError(message) from error
 
     async def __aenter__(self) -> Self:
@@ -231,18 +231,18 @@ class CollectorClient:
             answer = await self._http.post(body, self._headers | sent.to_headers())
         except ssl.SSLCertVerificationError as error:
             problem = (
-                f"{self.url}: untrusted certificate of the collector: "
+                f"untrusted certificate of the collector at {self.url}: "
                 f"{error.verify_message}; fix: set collector.ca_file"
             )
         except TimeoutError:
-            problem = f"{self.url}: timeout: no response within collector.timeout_seconds"
+            problem = f"no response from {self.url}: expected one within collector.timeout_seconds"
         except ConnectionRefusedError:
             problem = (
-                f"{self.url}: connection refused; fix: start the collector, or "
+                f"cannot connect to {self.url}: connection refused; fix: start the collector, or "
                 "correct the port of collector.url"
             )
         except OSError as error:
-            problem = f"{self.url}: {error.strerror or error}"
+            problem = f"cannot send to {self.url}: {error.strerror or error}"
         else:
             mark = answer.headers.get(ANSWER_HEADER.lower(), "")
             marked = is_marked(mark, self._token, answer.status, body, answer.body)
@@ -271,14 +271,16 @@ def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> Delivery
         and reply is not None
         and (wanted := _requested_schemas(reply))
     ):
-        problem = f"{url}: repeated request for schemas that were sent"
+        problem = f"repeated request from {url} for schemas that were sent"
         return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, wanted)
     if reply is not None and status in _REJECTING_STATUSES:
         return DeliveryResult(
-            EnvelopeDecision.REFUSED, f"{url}: rejected with status {status}: {detail}"
+            EnvelopeDecision.REFUSED, f"envelope rejected by {url}: status {status}: {detail}"
         )
     advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
-    problem = f"{url}: status {status}{f' ({detail})' if detail else ''}: {advice}"
+    problem = (
+        f"request to {url} failed: status {status}{f' ({detail})' if detail else ''}: {advice}"
+    )
     return DeliveryResult(
         EnvelopeDecision.LATER, problem, retry_after_seconds=_retry_after(answer.headers)
     )
@@ -332,7 +334,7 @@ def create_tls_context(link: CollectorLink) -> ssl.SSLContext | None:
     if not link.url.startswith("https://"):
         if link.certificate_file:
             message = (
-                f"collector.certificate_file with collector.url {link.url!r}: "
+                f"invalid collector.url {link.url!r} with collector.certificate_file: "
                 "expected an https:// URL"
             )
             raise CollectorLinkError(message)

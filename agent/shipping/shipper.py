@@ -123,7 +123,12 @@ class Shipper:
                         break
                     await self._remove_shipped(*found)
         except TimeoutError:
-            log.warning("shutdown_shortened", url=self._client.url, directory=str(self.directory))
+            log.warning(
+                "final_delivery_interrupted",
+                url=self._client.url,
+                directory=str(self.directory),
+                timeout_seconds=SHUTDOWN_SECONDS,
+            )
 
     # Frames to envelopes -----------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ class Shipper:
         try:
             return durable_files.read_json(self.directory / RUN_END_FILE, wire.RunEnd)
         except durable_files.DamagedFileError as error:
-            log.warning("earlier_run_end_lost", problem=str(error))
+            log.warning("run_end_lost", problem=str(error))
             return None
 
     def _sealed(
@@ -213,7 +218,7 @@ class Shipper:
             log.error(
                 "spool_failed",
                 directory=str(self.directory),
-                problem=error.strerror,
+                problem=error.strerror or str(error),
                 advice="free disk space; frames are buffered in memory until then",
             )
         self._memory.append((body, frames))
@@ -254,7 +259,7 @@ class Shipper:
             try:
                 found = await self._disk.submit(self._next)
             except OSError as error:
-                problem = f"{self.directory}: {error.strerror or error}"
+                problem = f"cannot read the spool in {self.directory}: {error.strerror or error}"
                 self._unreachable(DeliveryResult(EnvelopeDecision.LATER, problem))
                 await self._pause(self.link.max_retry_seconds)
                 continue
@@ -277,7 +282,10 @@ class Shipper:
             return answer
         known = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
         if len(known) < len(answer.schemas):
-            return DeliveryResult(EnvelopeDecision.REFUSED, "the schema of these frames was lost")
+            return DeliveryResult(
+                EnvelopeDecision.REFUSED,
+                "schema of these frames is missing from the agent's state directory",
+            )
         answer = await self._post(client, self._sealed([], tuple(known)))
         return (
             await self._post(client, body)
@@ -295,7 +303,9 @@ class Shipper:
         def remove() -> None:
             frames = self._release(spooled, body)
             if self._problem != "":
-                log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
+                log.info(
+                    "collector_connected", url=self._client.url, waiting_envelopes=len(self._spool)
+                )
                 self._problem = ""
             self.stats.shipped_frames += frames
 

@@ -348,5 +348,5 @@ def _open_failure(error: OSError) -> source.ProbeFinding:
     if reason_of(error) is Absent.GONE:
         return source.ProbeFinding.absent("kernel log", "/dev/kmsg does not exist")
     remedy = "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG"
-    detail = f"/dev/kmsg: {error.strerror}"
+    detail = f"cannot open /dev/kmsg: {error.strerror}"
     return source.ProbeFinding("kernel log", source.ProbeVerdict.DENIED, detail, remedy)

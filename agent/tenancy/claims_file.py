@@ -76,7 +76,7 @@ class ClaimsFile:
             )
         held = tuple(one for line in self._lines for one in self._held(line, devices, in_force))
         detail = (
-            f"{self.path}: {format_count(len(self._lines), 'claim')}, {len(held)} on "
+            f"{format_count(len(self._lines), 'claim')} in {self.path}, {len(held)} on "
             "devices of this node"
         )
         return claims.ClaimReport(held, (ProbeFinding.supported(SUBJECT, detail),))
@@ -136,7 +136,7 @@ def _parse_lines(text: str) -> Iterator[ClaimsFileLine]:
         try:
             yield _parse_line(row)
         except ValueError as error:
-            message = f"line {number}: {error}"
+            message = f"invalid line {number}: {error}"
             raise ClaimsFileError(message) from error
 
 
@@ -145,11 +145,11 @@ def _read_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
     number, first = next(rows, (1, []))
     header = ["gpu" if name == "holds" else name for name in first]
     if unknown := sorted(set(header) - set(_COLUMNS)):
-        message = f"line {number}: unknown column {', '.join(unknown)}: expected CSV with {', '.join(_COLUMNS)}"
+        message = f"invalid line {number}: unknown column {', '.join(unknown)}: expected CSV with {', '.join(_COLUMNS)}"
         raise ClaimsFileError(message)
     for number, row in rows:
         if len(row) != len(header):
-            message = f"line {number}: {len(row)} values: expected {len(header)}"
+            message = f"invalid line {number}: {len(row)} values: expected {len(header)}"
             raise ClaimsFileError(message)
         yield number, dict(zip(header, row, strict=True))
 
@@ -157,7 +157,7 @@ def _read_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
 def _parse_line(row: dict[str, str]) -> ClaimsFileLine:
     for name in ("gpu", "tenant"):
         if not row.get(name):
-            message = f"missing {name}"
+            message = f"missing {name}: expected a value"
             raise ClaimsFileError(message)
     start_ns, end_ns = (_parse_time(name, row.get(name, "")) for name in ("from", "to"))
     if start_ns is not None and end_ns is not None and end_ns <= start_ns:
@@ -181,7 +181,7 @@ def _parse_time(name: str, text: str) -> int | None:
     try:
         return parse_timestamp(text) if text else None
     except TimestampError as error:
-        message = f"{name}: {error}"
+        message = f"invalid {name}: {error}"
         raise ClaimsFileError(message) from error
 
 

@@ -66,7 +66,7 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
             _claim_of_job(job, alone=len(jobs) == 1).on(device) for job in dict.fromkeys(jobs)
         ]
     if invalid:
-        detail = f"{directory}: invalid file of a GPU: {', '.join(invalid[:_MAX_QUOTED])}"
+        detail = f"invalid file of a GPU in {directory}: {', '.join(invalid[:_MAX_QUOTED])}"
         remedy = "name the files by GPU in the prolog, with one job id per line"
         written.add_broken(GPU_FILES_SUBJECT, detail, remedy)
     return written
@@ -105,7 +105,9 @@ class SlurmJobFiles:
                 written.held += found.claims(node, conf.devices, devices)
                 unclear += found.unclear
         if bad:
-            detail = f"{self.directory}: invalid output of scontrol: {', '.join(bad[:_MAX_QUOTED])}"
+            detail = (
+                f"invalid output of scontrol in {self.directory}: {', '.join(bad[:_MAX_QUOTED])}"
+            )
             remedy = "write the output of `scontrol show job -d --json ID` there in the prolog"
             written.add_broken(JOB_FILES_SUBJECT, detail, remedy)
         if unclear:
@@ -152,10 +154,10 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
         return GresConf((), "")
     except (OSError, FormatError) as error:
         remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
-        written.add_broken(GRES_CONF_SUBJECT, f"{path}: {error}", remedy)
+        written.add_broken(GRES_CONF_SUBJECT, f"cannot read gres.conf {path}: {error}", remedy)
         return GresConf((), "")
     if conf.auto_detect and not conf.devices:
-        detail = f"{path}: order of the GPUs left to {conf.auto_detect}: assumed as /dev/nvidiaN"
+        detail = f"order of the GPUs in {path} left to {conf.auto_detect}: assumed as /dev/nvidiaN"
         written.findings.append(ProbeFinding.absent(GRES_CONF_SUBJECT, detail))
     return conf
 

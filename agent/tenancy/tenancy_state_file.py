@@ -60,7 +60,7 @@ class TenancyStateFile:
             kept = read_json(self._path, TenancyState)
         except (OSError, DamagedFileError) as error:
             self._damage = str(error)
-            log.error("claims_lost", file=str(self._path), problem=self._damage)
+            log.error("claims_read_failed", file=str(self._path), problem=self._damage)
             return None
         return kept
 

@@ -126,17 +126,21 @@ class AuditLogClient:
             raise self._away(error) from error
 
     def _away(self, error: OSError) -> AuditLogUnavailableError:
-        return AuditLogUnavailableError(f"{self.url}: {error.strerror or error or 'timeout'}")
+        return AuditLogUnavailableError(
+            f"cannot read the audit log of {self.url}: {error.strerror or error or 'timeout'}"
+        )
 
     def _text(self, answer: HttpAnswer) -> str:
         if answer.status != HTTPStatus.OK:
             detail = answer.body[:200].decode(errors="replace").strip()
-            message = f"{self.url}{CHECKPOINT_PATH}: status {answer.status} ({detail})"
+            message = (
+                f"request to {self.url}{CHECKPOINT_PATH} failed: status {answer.status} ({detail})"
+            )
             raise AuditLogUnavailableError(message)
         try:
             return answer.body.decode()
         except UnicodeDecodeError as error:
-            message = f"{self.url}{CHECKPOINT_PATH}: invalid response: expected UTF-8"
+            message = f"invalid response from {self.url}{CHECKPOINT_PATH}: expected UTF-8"
             raise AuditLogUnavailableError(message) from error
 
 
@@ -212,6 +216,7 @@ class WitnessStore:
 
 NEW_LOG_SECONDS = 5.0
 ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
+_LOG_KEYS = dict.fromkeys(DISPUTE_EVENT.facts, "")
 
 log = structlog.get_logger(__name__)
 
@@ -372,8 +377,8 @@ class AuditWitness:
         now = self.clock.now()
         self.events.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         log.error(
-            "audit_log_disputed",
-            **facts,
+            "checkpoint_conflict_detected",
+            **_LOG_KEYS | facts,
             evidence=str(directory or ""),
             advice="the collector's audit log contradicts the stored checkpoint: "
             "run `railscope audit verify --anchor` with it",

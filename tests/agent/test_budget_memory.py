@@ -61,7 +61,7 @@ def test_memory_that_cannot_be_released_is_reported_and_retried_rarely() -> None
         keeper.update(2 * RELEASE_EVERY_NS)
         assert keeper.state == WITHIN
     events = [entry["event"] for entry in logs]
-    assert events.count("memory_over_budget") == events.count("memory_within_budget") == 1
+    assert events.count("memory_budget_exceeded") == events.count("memory_budget_restored") == 1
 
 
 def test_memory_that_cannot_be_measured_changes_nothing() -> None:

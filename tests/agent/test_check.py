@@ -266,7 +266,7 @@ async def test_a_collector_that_takes_this_node() -> None:
         (403, "check node and collector.token_file"),
         (404, "check that collector.url"),
         (426, "update the older of agent and collector"),
-        (400, "rejected with status 400: because"),
+        (400, ": status 400: because"),
     ],
 )
 async def test_a_collector_that_does_not(status: int, advice: str) -> None:

@@ -190,7 +190,7 @@ def test_a_damaged_file_is_reported_and_does_no_harm(
     path.write_bytes(content)
     with capture_logs() as logs:
         assert value(remembering(host, path)) == END - 10
-    assert [entry["event"] for entry in logs] == ["counter_wraps_write_failed"]
+    assert [entry["event"] for entry in logs] == ["counter_wraps_read_failed"]
 
 
 def test_without_a_state_directory_nothing_is_kept(host: FakeHost, tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
     told = [(entry["event"], entry.get("source", entry.get("device"))) for entry in logs]
     assert {event for event, _ in told} >= {
         "call_hung",
-        "hung_call_returned",
-        "source_partial",
+        "call_returned",
+        "source_degraded",
         "source_recovered",
     }
     assert ("call_hung", "nvml/0") in told

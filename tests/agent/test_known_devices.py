@@ -316,8 +316,8 @@ async def test_a_nic_with_failing_statistics_stays_known(tmp_path: Path) -> None
             host.fails = lambda _: None
             await run.step()
             assert not any(isinstance(latest(run)[label], Absent) for label in of_card)
-    assert [entry["event"] for entry in logs] == ["source_partial", "source_recovered"]
-    assert logs[1]["after_seconds"] == 120
+    assert [entry["event"] for entry in logs] == ["source_degraded", "source_recovered"]
+    assert logs[1]["failed_seconds"] == 120
 
 
 async def test_a_device_that_has_left_takes_its_columns_along(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_damaged_file_is_reported_and_does_no_harm(tmp_path: Path, content: by
     path.write_bytes(content)
     with capture_logs() as logs:
         assert GpuLifetimeFile(path, "boot-1").load() == {}
-    assert [entry["event"] for entry in logs] == ["gpu_resets_write_failed"]
+    assert [entry["event"] for entry in logs] == ["gpu_resets_read_failed"]
 
 
 def test_a_failed_write_is_reported_once_and_keeps_the_old_file(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     shutil.copytree(backup, directory)
     collector = await site.collector()
     await until(disputed, "the collector learns what the agent holds")
-    await agent.find_logged("audit_log_disputed")
+    await agent.find_logged("checkpoint_conflict_detected")
     await agent.stop()
     await collector.stop()
     with pytest.raises(VerifyError) as caught:

@@ -31,7 +31,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
         return {f"RAILSCOPE_AGENT_COLLECTOR__{name}": value for name, value in link.items()}
 
     good = await site.agent("n1", **showing("railscope:node/n1"))
-    await good.find_logged("collector_reached")
+    await good.find_logged("collector_connected")
     wrong = (
         (
             showing("railscope:node/n1"),

@@ -100,7 +100,7 @@ async def test_an_outage_is_made_up_for_from_the_spool(site: Site, tmp_path: Pat
     await until(waiting, "envelopes wait in the spool")
     assert agent.find("collector_unreachable"), "the outage is said"
     await site.collector()
-    await agent.find_logged("collector_reached")
+    await agent.find_logged("collector_connected")
     await until(lambda: _empty(spool), "the spool is empty")
     await agent.stop()
     for sequences in frames_of_runs(identities(site)).values():

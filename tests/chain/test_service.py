@@ -124,7 +124,7 @@ async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site
     assert "the previous settings remain in use" in line.string
     assert (await site.get("/api/v1/nodes"))["rows"] == []
     agent = await site.agent("n1")
-    await agent.find_logged("collector_reached")
+    await agent.find_logged("collector_connected")
 
 
 async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path):
@@ -137,7 +137,7 @@ async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path
     line = await agent.find_logged("collector_unreachable")
     assert "missing or wrong token; fix: compare collector.token_file" in line.string
     tokens.write_text(kept)
-    await agent.find_logged("collector_reached")
+    await agent.find_logged("collector_connected")
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
@@ -186,7 +186,7 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
     assert "set collector.ca_file" in line.string
     await doubtful.stop()
     agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_METRICS_TOKEN="secret")  # noqa: S106
-    await agent.find_logged("collector_reached")
+    await agent.find_logged("collector_connected")
     page = (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
     context = ssl.create_default_context(cafile=str(certificate_file))
     for token, expected in (("wrong", 401), ("secret", 200)):

@@ -126,7 +126,7 @@ def test_pods_from_the_read_only_port_of_this_machine(plain, tmp_path):
     assert [pod["name"] for pod in ask(url)] == ["train"]
     token = tmp_path / "token"
     token.write_text("token")
-    with pytest.raises(OSError, match="a token requires https"):
+    with pytest.raises(OSError, match="with a token: expected https:"):
         ask(url, token)
     with pytest.raises(OSError, match="expected https://NODE:10250/pods"):
         ask("http://192.0.2.1:10255/pods")
