@@ -100,8 +100,8 @@ def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 async def test_a_name_that_does_not_resolve_is_named() -> None:
     answer = await greet(CollectorLink(url="http://collector.invalid:1"))
     assert answer.verdict is EnvelopeDecision.LATER
-    assert answer.problem.startswith("http://collector.invalid:1/v1/frames: ")
-    assert len(answer.problem) > len("http://collector.invalid:1/v1/frames: ")
+    assert answer.problem.startswith("cannot send to http://collector.invalid:1/v1/frames: ")
+    assert len(answer.problem) > len("cannot send to http://collector.invalid:1/v1/frames: ")
 
 
 async def test_a_server_without_http_is_distinguished() -> None:
@@ -227,6 +227,6 @@ def test_a_certificate_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
             CollectorClient(CollectorLink(url="https://collector", **shown))
     plain = CollectorLink(url="http://collector", certificate_file=str(client.file))
     with pytest.raises(
-        CollectorLinkError, match=r"certificate_file with .* expected an https:// URL"
+        CollectorLinkError, match=r"with collector.certificate_file: expected an https:// URL"
     ):
         CollectorClient(plain)

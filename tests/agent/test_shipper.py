@@ -376,7 +376,7 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
                 run.retry()
                 await run.shipped(1)
     problem = next(e["problem"] for e in logs if e["event"] == "collector_unreachable")
-    assert "repeated request for schemas" in problem
+    assert "for schemas that were sent" in problem
 
 
 # Stopping -----------------------------------------------------------------------------------------
