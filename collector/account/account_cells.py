@@ -75,7 +75,7 @@ def parse_quotas(text: str) -> Quotas:
     for number, (tenant, gpu_hours, period, gpus, start, end) in read_rows(text, QUOTAS_HEADER):
         where = f"line {number}"
         if not tenant or period not in QUOTA_PERIODS:
-            message = f"{where}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
+            message = f"invalid quota: {where}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
             raise FileError(message)
         bounds = (
             _amount(gpu_hours, f"{where}, gpu_hours"),
@@ -91,7 +91,7 @@ def _amount(text: str, where: str) -> Fraction | None:
     try:
         return parse_decimal(text, minimum=0)
     except NumberError as error:
-        message = f"{where}: invalid value: {error}"
+        message = f"invalid quota: {where}: {error}"
         raise FileError(message) from error
 
 

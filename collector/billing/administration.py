@@ -66,7 +66,7 @@ def _check_open(
     )
     if book.published_ns < closed_ns:
         message = (
-            f"version {book.version}: dated {format_timestamp(book.published_ns)}: expected"
+            f"invalid date of price book version {book.version}: {format_timestamp(book.published_ns)}: expected"
             f" at least {format_timestamp(closed_ns)}, the end of the closed periods"
         )
         raise price_book.PriceBookError(message)
@@ -148,7 +148,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
     what = f"{charge.kind} for {charge.tenant}"
     if charge.service_t1_ns > now_ns:
         message = (
-            f"{what}: its period ends {format_timestamp(charge.service_t1_ns)}: expected a period up to now, "
+            f"cannot record a {what}: period ends {format_timestamp(charge.service_t1_ns)}: expected a period up to now, "
             f"{format_timestamp(now_ns)}; fix: name another period, or use --force"
         )
         raise invoices.ClosingError(message)
@@ -158,7 +158,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
             charges.format_decimal(invoiced, _AMOUNT_PLACES),
         )
         message = (
-            f"{what}: {shown[0]} credited: expected at most {shown[1]}, the invoiced amount"
+            f"cannot record a {what}: {shown[0]} credited: expected at most {shown[1]}, the invoiced amount"
             " of its period less earlier credits; fix: lower the amount, or use --force"
         )
         raise invoices.ClosingError(message)
@@ -173,14 +173,14 @@ def set_opening(
     """
     opening = format_timestamp(opening_ns)
     if opening_ns % DAY_NS:
-        message = f"opening date: {opening}: expected the start of a UTC day"
+        message = f"invalid opening date: {opening}: expected the start of a UTC day"
         raise invoices.ClosingError(message)
     with books.store.writing() as connection:
         starts = (one.period.start_ns for one in books.store.closings(connection))
         first_ns = min(starts, default=opening_ns)
         if opening_ns > first_ns:
             message = (
-                f"opening date: {opening}: expected at most {format_timestamp(first_ns)}, "
+                f"invalid opening date: {opening}: expected at most {format_timestamp(first_ns)}, "
                 "the start of the first closed period"
             )
             raise invoices.ClosingError(message)
@@ -210,7 +210,7 @@ def _void(
 ) -> invoices.Invoice:
     invoice, _ = _issued(invoice_id, books.store.invoice(invoice_id, connection))
     if invoice.status is not invoices.InvoiceStatus.ISSUED:
-        message = f"{invoice_id}: already void"
+        message = f"cannot void {invoice_id}: status {invoice.status}: expected an issued invoice"
         raise invoices.ClosingError(message)
     row: row_conversion.RowValues = {
         "invoice_id": invoice_id,
@@ -253,11 +253,11 @@ def replace(
     closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
     provisional = next(one for one in closings if one.number == number).provisional
     if bill.missing_days.all and not provisional:
-        message = f"cannot bill {period_name(before.period)} again: {bill.missing_days}"
+        message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
         raise invoices.ClosingError(message)
     with books.store.writing() as connection:
         if books.store.row_counts(connection) != bill.row_counts or not bill.rests_on(closings):
-            message = f"{invoice_id}: another process billed at the same time; fix: try again"
+            message = f"cannot replace {invoice_id}: another process billed at the same time; fix: try again"
             raise invoices.ClosingError(message)
         _void(books, connection, invoice_id, reason, by)
         closed = period_closing.ClosedPeriod(closing, (fresh,), added=True)

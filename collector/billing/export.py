@@ -91,7 +91,7 @@ class StagedFiles:
 
 
 def _name_conflict(path: Path) -> StagingError:
-    return StagingError(f"{path} already exists")
+    return StagingError(f"cannot write the export {path}: already exists")
 
 
 @contextmanager
@@ -286,7 +286,7 @@ def _check_file(
     for row in read(file, ("InvoiceId", "BilledCost")):
         invoice, cost = row["InvoiceId"], row["BilledCost"]
         if not isinstance(invoice, str) or not isinstance(cost, Fraction):
-            message = f"{name}: a row has no invoice or no cost: {invoice}, {cost}"
+            message = f"cannot verify {name}: invalid row: {invoice}, {cost}: expected an invoice and a cost"
             raise ExportError(message)
         count, sum_ = found.get(invoice, (0, Fraction(0)))
         found[invoice] = (count + 1, sum_ + cost)
@@ -296,7 +296,7 @@ def _check_file(
     for invoice in found.keys() | expected.keys():
         if found.get(invoice) != expected.get(invoice):
             message = (
-                f"{name}: {invoice} has {found.get(invoice)} rows and amount: expected "
+                f"cannot verify {name}: {invoice} has {found.get(invoice)} rows and amount: expected "
                 f"{expected.get(invoice)} as on the invoice: this is a defect of Railscope"
             )
             raise ExportError(message)

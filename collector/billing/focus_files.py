@@ -103,16 +103,16 @@ def read_csv(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Foc
         names = next(reader, [])
         wanted = [(at, name) for at, name in enumerate(names) if name in columns]
         for cells in reader:
-            where = f"line {reader.line_num}"
+            where = f"invalid FOCUS file: line {reader.line_num}"
             if len(cells) != len(names):
                 message = f"{where}: {len(cells)} cells: expected {len(names)}"
                 raise FocusCsvError(message)
             yield {name: _parse_cell(cells[at], name, where) for at, name in wanted}
     except UnicodeDecodeError as error:
-        message = f"invalid UTF-8: {error}"
+        message = f"invalid FOCUS file: invalid UTF-8: {error}"
         raise FocusCsvError(message) from error
     except csv.Error as error:
-        message = f"line {reader.line_num}: {error}"
+        message = f"invalid FOCUS file: line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error
     finally:
         text.detach()
@@ -122,7 +122,7 @@ def format_number(value: Fraction) -> str:
     """A number with 12 decimals, exactly. Raises ValueError if it needs more."""
     counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
     if rest:
-        message = f"{value}: expected at most {DECIMALS} decimals"
+        message = f"invalid number {value}: expected at most {DECIMALS} decimals"
         raise ValueError(message)
     whole, decimals = divmod(abs(counted), UNIT_OF_DECIMALS)
     return f"{'-' if counted < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
@@ -214,7 +214,7 @@ def read_parquet(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator
         message = f"invalid Parquet file: {error}"
         raise FocusParquetError(message) from error
     if not source.schema_arrow.equals(_schema(arrow), check_metadata=False):
-        message = "invalid columns: expected those of an export"
+        message = "invalid Parquet file: expected the columns of an export"
         raise FocusParquetError(message)
     for batch in source.iter_batches(ROWS_IN_A_BATCH, columns=list(columns)):
         for row in batch.to_pylist():

@@ -213,7 +213,7 @@ def invoice_rows(
         )
         raise invoices.InvoiceError(message)
     if invoice.tenant not in seller.accounts:
-        message = f"{invoice.invoice_id}: unknown billing account of tenant {invoice.tenant}"
+        message = f"cannot export {invoice.invoice_id}: unknown billing account of tenant {invoice.tenant}"
         raise invoices.InvoiceError(message)
     known = background or ExportContext()
     common = _invoice_columns(invoice, seller, known)
@@ -250,7 +250,7 @@ def round_decimal(value: Fraction) -> Fraction:
     if 2 * rest > value.denominator or (2 * rest == value.denominator and counted % 2):
         counted += 1
     if abs(counted) >= MAX_DECIMAL_UNITS:
-        message = f"{value}: expected at most 38 digits"
+        message = f"invalid amount {value}: expected at most 38 digits"
         raise OverflowError(message)
     return Fraction(counted, focus_files.UNIT_OF_DECIMALS)
 
@@ -379,7 +379,7 @@ def read_seller(file: Path) -> Seller:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{file}: {error}"
+        message = f"cannot read the seller file {file}: {error}"
         raise SellerFileError(message) from error
     return parse_seller(text, str(file))
 
@@ -389,8 +389,8 @@ def parse_seller(text: str, file: str) -> Seller:
     try:
         return msgspec.convert(parse_toml(text), Seller, strict=True)
     except TomlError as error:
-        message = f"{file}: invalid TOML: {error}"
+        message = f"cannot read the seller file {file}: invalid TOML: {error}"
         raise SellerFileError(message) from error
     except msgspec.ValidationError as error:
-        message = f"{file}: {error}"
+        message = f"invalid seller file {file}: {error}"
         raise SellerFileError(message) from error

@@ -70,7 +70,7 @@ class Invoice:
     def __post_init__(self) -> None:
         wrong = self._wrong()
         if wrong:
-            message = f"invoice of {self.tenant}: {wrong}"
+            message = f"invalid invoice of {self.tenant}: {wrong}"
             raise InvoiceError(message)
 
     def _wrong(self) -> str:

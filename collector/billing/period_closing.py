@@ -186,7 +186,8 @@ class BillingBooks:
         wrong = next((one for one in recorded if one.currency != currency), None)
         if wrong is not None:
             message = (
-                f"{wrong.charge.kind} of {wrong.charge.tenant}: expected the currency {currency}"
+                f"cannot bill the {wrong.charge.kind} of {wrong.charge.tenant}: currency "
+                f"{wrong.currency}: expected {currency}"
             )
             raise invoicing.ClosingError(message)
         billed = self.store.decided()
@@ -360,12 +361,12 @@ def _check(period: Period, known: Iterable[invoicing.PeriodClosing], now_ns: int
     closed = [one.period for one in known]
     for other in closed:
         if other.overlaps(period):
-            message = f"{name}: overlaps the closed period {period_name(other)}"
+            message = f"cannot close {name}: overlaps the closed period {period_name(other)}"
             raise invoicing.ClosingError(message)
     last_ns = max((one.end_ns for one in closed), default=period.start_ns)
     if last_ns != period.start_ns:
         message = (
-            f"{name}: gap or overlap with closed periods: expected the start "
+            f"cannot close {name}: gap or overlap with closed periods: expected the start "
             f"{format_timestamp(last_ns)}"
         )
         raise invoicing.ClosingError(message)

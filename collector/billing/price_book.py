@@ -109,7 +109,7 @@ class Price:
         elif self.unit is PriceUnit.INSTANCE_HOURS and not self.mig_profile:
             wrong = "expected a MIG profile for a price per instance-hour"
         if wrong:
-            message = f"{self}: {wrong}"
+            message = f"invalid price: {self}: {wrong}"
             raise PriceBookError(message)
 
     @property
@@ -176,15 +176,15 @@ class PriceBook:
         for price in self.prices:
             if not 1 <= price.version <= self.version:
                 message = (
-                    f"{price}: version {price.version}: expected 1 to {self.version}, the version of"
-                    " the book"
+                    f"invalid price: {price}: version {price.version}: expected 1 to {self.version}"
+                    ", the version of the book"
                 )
                 raise PriceBookError(message)
         ordered = sorted(self.prices, key=_price_place)
         for earlier, later in pairwise(ordered):
             same = (earlier.tenant, earlier.key) == (later.tenant, later.key)
             if same and later.from_ns < earlier.to_ns:
-                message = f"{later}: starts during the validity of another price: {earlier}"
+                message = f"overlapping prices: {later}: expected a start at or after the end of {earlier}"
                 raise PriceBookError(message)
 
     def timeline(self, tenant: str, key: PriceKey) -> PriceTimeline:
@@ -216,7 +216,7 @@ def check_published(book: PriceBook, now_ns: int) -> None:
     """Reject a book that is dated in the future as the current one. Raises PriceBookError."""
     if book.published_ns > now_ns:
         message = (
-            f"price book version {book.version}: published "
+            f"invalid publication of price book version {book.version}: "
             f"{format_timestamp(book.published_ns)}: expected a time up to now, "
             f"{format_timestamp(now_ns)}; fix: date the book today, and start later prices"
             " with their `from`"
@@ -232,19 +232,22 @@ def check_appended(before: PriceBook, after: PriceBook) -> None:
     entry.
     """
     if after.version <= before.version or after.published_ns < before.published_ns:
-        message = f"version {after.version}: expected a later version and publication than those of version {before.version}"
+        message = (
+            f"invalid price book version {after.version}: expected a later version and publication"
+            f" than those of version {before.version}"
+        )
         raise PriceBookError(message)
     if after.currency != before.currency:
         message = (
-            f"version {after.version}: currency {after.currency}: expected {before.currency}"
-            ", the currency of the book"
+            f"invalid currency of price book version {after.version}: {after.currency}: expected "
+            f"{before.currency}, the currency of the book"
         )
         raise PriceBookError(message)
     old, new = _by_place(before), _by_place(after)
     for place in sorted(old.keys() | new.keys()):
         wrong = _change_of_past(old.get(place), new.get(place), after)
         if wrong:
-            message = f"{new.get(place) or old[place]}: {wrong}"
+            message = f"invalid change of a price: {new.get(place) or old[place]}: {wrong}"
             raise PriceBookError(message)
 
 
@@ -328,18 +331,18 @@ def parse_price_book(text: str, file: str) -> PriceBook:
     try:
         document = parse_toml(text)
     except TomlError as error:
-        message = f"{file}: invalid TOML: {error}"
+        message = f"cannot read the price book {file}: invalid TOML: {error}"
         raise PriceBookError(message) from error
-    book = _convert(document, _BookTable, file)
+    book = _convert(document, _BookTable, f"price book {file}")
     prices = tuple(
-        _price(table, f"{file}: [[price]] number {number}")
+        _price(table, f"price book {file}: [[price]] number {number}")
         for number, table in enumerate(book.price, start=1)
     )
     try:
         published_ns = _instant_ns(book.published, "published")
         return PriceBook(book.version, published_ns, book.currency, prices)
     except (PriceBookError, UnknownCurrencyError) as error:
-        message = f"{file}: {error}"
+        message = f"invalid price book {file}: {error}"
         raise PriceBookError(message) from error
 
 
@@ -347,7 +350,7 @@ def _convert(document: dict[str, Any], kind: type[_Table], where: str) -> _Table
     try:
         return msgspec.convert(document, kind, strict=True)
     except msgspec.ValidationError as error:
-        message = f"{where}: {error}"
+        message = f"invalid {where}: {error}"
         raise PriceBookError(message) from error
 
 
@@ -369,7 +372,7 @@ def _price(document: dict[str, Any], where: str) -> Price:
     prices = [(unit, nano) for unit, nano in given.items() if nano is not None]
     if len(prices) != 1:
         message = (
-            f"{where}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
+            f"invalid {where}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
             " nano_per_gpu_hour, nano_per_instance_hour and nano_per_kilowatt_hour"
         )
         raise PriceBookError(message)
@@ -391,5 +394,5 @@ def _price(document: dict[str, Any], where: str) -> Price:
             at_claim_start=table.at_claim_start,
         )
     except PriceBookError as error:
-        message = f"{where}: {error}"
+        message = f"invalid {where}: {error}"
         raise PriceBookError(message) from error

@@ -65,7 +65,7 @@ def read_statement(
     if not closings:
         known = ", ".join(period_name(one) for one in statement_periods(books)) or "none"
         message = (
-            f"{period_name(period)} is not closed: expected one of the closed periods: {known}"
+            f"no statement of {period_name(period)}: expected one of the closed periods: {known}"
         )
         raise invoices.ClosingError(message)
     own = [one for one in books.store.heads(period, tenant) if one.period == period]
@@ -87,7 +87,7 @@ def _without_invoice(
     if not reviews:
         tenants = {one.tenant for one in books.store.heads(closing.period)}
         message = (
-            f"{tenant!r} has no invoice of {period_name(closing.period)}: expected one of "
+            f"no invoice of {tenant!r} in {period_name(closing.period)}: expected one of "
             f"{', '.join(sorted(tenants)) or 'none'}"
         )
         raise UnknownTenantError(message)

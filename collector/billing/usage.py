@@ -71,7 +71,7 @@ class Usage:
     def __post_init__(self) -> None:
         wrong = self._wrong()
         if wrong:
-            message = f"usage of {self.resource or 'no resource'}: {wrong}"
+            message = f"invalid usage of {self.resource or 'no resource'}: {wrong}"
             raise ValueError(message)
 
     def _wrong(self) -> str:

@@ -214,7 +214,7 @@ def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
     facts = {name: text for name, text in event.facts.items() if name in _READ}
     if any("\0" in text or len(text) > MAX_CHARACTERS for text in (gpu, claim, *facts.values())):
         message = (
-            f"claim {claim[:MAX_CHARACTERS]!r}: expected texts of at most {MAX_CHARACTERS}"
+            f"invalid claim {claim[:MAX_CHARACTERS]!r}: expected texts of at most {MAX_CHARACTERS}"
             " characters without NUL"
         )
         raise ClaimEventError(message)

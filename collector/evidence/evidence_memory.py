@@ -210,6 +210,6 @@ class ProblemReports:
             return
         self._reported.add(key)
         self._counts[kind, node] += 1
-        log.warning("evidence_problem_found", kind=kind, gpu=gpu, node=node, **facts)
+        log.warning("evidence_problem_found", kind=kind, gpu=gpu, node=node, facts=facts)
         for listener in self.listeners:
             listener(problem)

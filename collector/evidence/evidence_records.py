@@ -149,7 +149,7 @@ class EvidenceQuarantine:
     @staticmethod
     def _check(name: Any, content: bytes) -> None:
         if sha256(content).hexdigest() != name:
-            message = "it was altered"
+            message = "content does not match its hash"
             raise ValueError(message)
 
     def _skip(self, table: str, name: Any, error: Exception) -> None:

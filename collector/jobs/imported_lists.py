@@ -150,7 +150,7 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
                 return False
         elif other.period.overlaps(one.period):
             message = (
-                f"period {period_name(one.period)} of source {one.source}: overlaps "
+                f"cannot import period {period_name(one.period)} of source {one.source}: overlaps "
                 f"{period_name(other.period)}, which is imported: expected the same period or one that "
                 "does not overlap; fix: import the list by that period, or name another --source"
             )

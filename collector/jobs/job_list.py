@@ -333,7 +333,7 @@ def parse_models(text: str, default: str = "") -> GpuModels:
     for number, (node, gpu, model) in read_rows(text, MODELS_HEADER):
         where = f"line {number}"
         if not node or not model:
-            message = f"{where}: node {node!r}, model {model!r}: expected both"
+            message = f"invalid GPU model: {where}: node {node!r}, model {model!r}: expected both"
             raise FileError(message)
         if gpu:
             key = ListedGpu(node, pci_address(gpu) or gpu)
@@ -342,7 +342,7 @@ def parse_models(text: str, default: str = "") -> GpuModels:
             before = found.by_node.setdefault(node, model)
         if before != model:
             message = (
-                f"{where}: model {model!r}: {node} {gpu}".rstrip()
+                f"conflicting GPU models: {where}: {model!r} of {node} {gpu}".rstrip()
                 + f": expected {before!r} as in an earlier line"
             )
             raise FileError(message)

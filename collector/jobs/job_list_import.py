@@ -225,7 +225,7 @@ def check_same_list(ledger: ledger_store.Ledger, one: imported_lists.NewList) ->
             other.content_hash != one.content_hash
         ):
             message = (
-                f"the ledger has another list of {other}: expected the same one; fix: import all"
+                f"cannot import the list: the ledger has another one of {other}: expected the same one; fix: import all"
                 " jobs of the period at once with --period, or use --replace"
             )
             raise imported_lists.JobLedgerError(message)
@@ -370,7 +370,7 @@ def _evidence(
 
 def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:
     return (
-        f"model of {gpu}: {' and '.join(sorted(known))} ({', '.join(sorted(set(where)))}): expected "
+        f"conflicting models of {gpu}: {' and '.join(sorted(known))} ({', '.join(sorted(set(where)))}): expected "
         "one model; fix: name it in the file of --inventory"
     )
 

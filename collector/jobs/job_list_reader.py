@@ -273,7 +273,7 @@ def read_jobs(  # noqa: PLR0913 - each is an option of the import
     returned in the list, but at least one line must be valid.
     """
     if not text.strip():
-        raise job_list.JobListError(1, "", "the file is empty")
+        raise job_list.JobListError(1, "", "empty file: expected at least one job")
     found = FORMATS[form or format_of(text)](
         text, zone, job_list.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
     )

@@ -57,7 +57,7 @@ class SchedulerRecords:
                     text = path.read_text(encoding="utf-8")
                     found = read_jobs(text, _FORMATS[scheduler], zone)
                 except (JobListError, OSError, UnicodeDecodeError) as error:
-                    message = f"{path}: {error}"
+                    message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
                 jobs += with_tenants(found.jobs, scheduler, tenants or TenantMappings())
                 unended |= set(found.running)

@@ -244,7 +244,9 @@ def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
     if added.first() is None:
         there = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
         if any(there._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
-            message = f"{id_!r}: the outbox already has a different record of this ID"
+            message = (
+                f"duplicate record ID {id_!r}: expected the content of the first record with it"
+            )
             raise OutboxError(message)
 
 
@@ -368,7 +370,7 @@ def _check(draft: RecordDraft) -> None:
         raise OutboxError(str(error)) from error
     if size > record.MAX_RECORD_BYTES - _PLACE_BYTES:
         message = (
-            f"{draft.type}: record of {size} bytes: expected at most "
+            f"record too large: {draft.type}: {size} bytes: expected at most "
             f"{record.MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
         )
         raise OutboxError(message)

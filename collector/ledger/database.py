@@ -148,7 +148,7 @@ class Database:
         if schema.schema_version.name not in present:
             if strangers := sorted(present & set(self._tables.tables)):
                 message = (
-                    f"{self.name} has foreign tables: {', '.join(strangers)}: expected an empty"
+                    f"cannot use the database {self.name}: foreign tables: {', '.join(strangers)}: expected an empty"
                     " database or a ledger; fix: use a database of its own for the ledger"
                 )
                 raise LedgerError(message)
@@ -274,11 +274,11 @@ def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
     try:
         check_url(url)
     except LedgerError as error:
-        message = f"{setting}: {error}"
+        message = f"cannot use {setting}: {error}"
         raise SettingsError(message) from error
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database in {None, "", ":memory:"}:
-        message = f"{setting}: a database in memory is lost at every stop: expected sqlite:////PATH"
+        message = f"invalid {setting}: a database in memory is lost at every stop: expected sqlite:////PATH"
         raise SettingsError(message)
     return url
 
@@ -294,13 +294,13 @@ def check_file(url: URL) -> None:
     file = Path(name)
     problem = ""
     if file.is_dir():
-        problem = f"{file} is a directory"
+        problem = "is a directory"
     elif not file.parent.is_dir():
         problem = f"directory {file.parent} does not exist"
     elif not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = f"cannot write {file} as this user (uid {os.geteuid()})"
+        problem = f"not writable by this user (uid {os.geteuid()})"
     if problem:
-        message = f"{problem}: expected sqlite:////PATH of a file in a directory that exists"
+        message = f"cannot use the ledger {file}: {problem}: expected a writable file in a directory that exists"
         raise SettingsError(message)
 
 

@@ -226,7 +226,7 @@ def check_tiling(found: DayTiling) -> None:
     _check_rest(found)
     compute, memory = (_covered(found, tiling) for tiling in Tiling)
     if compute != memory:
-        message = f"{found.gpu}: compute covers {compute}: expected {memory}, as memory does"
+        message = f"invalid entries of {found.gpu}: compute covers {compute}: expected {memory}, as memory"
         raise TilingError(message)
 
 
@@ -238,20 +238,21 @@ def _check_rest(found: DayTiling) -> None:
         # An increment without a holder starts at the previous reading, possibly on an earlier day.
         if share.t0_ns > share.t1_ns or not found.start_ns < share.t1_ns <= found.end_ns:
             message = (
-                f"{one.measure} in ({share.t0_ns}, {share.t1_ns}]: expected times within the day"
+                f"invalid {one.measure} of {found.gpu}: ({share.t0_ns}, {share.t1_ns}]: expected"
+                f" times within day {found.day}"
             )
             raise TilingError(message)
         if not 0 < share.amount <= _MAX_INTEGER:
-            message = f"{one.measure} of {found.gpu}: invalid amount {share.amount} of one day"
+            message = f"invalid {one.measure} of {found.gpu}: {share.amount}: expected 1 to {_MAX_INTEGER}"
             raise TilingError(message)
         texts += (share.tenant, share.workload, share.claim)
     for claim in found.claims:
         texts += (claim.id, claim.mig_profile)
     if len({claim.id for claim in found.claims}) != len(found.claims):
-        message = f"claim on {found.gpu}: expected one start and one profile"
+        message = f"duplicate claims on {found.gpu}: expected one start and one profile per claim"
         raise TilingError(message)
     if any("\0" in text for text in texts):
-        message = f"invalid name: expected no NUL characters: {texts}"
+        message = f"invalid names of {found.gpu}: {texts}: expected no NUL characters"
         raise TilingError(message)
 
 
@@ -259,14 +260,14 @@ def _check_entries(found: DayTiling) -> None:
     start, end = found.start_ns, found.end_ns
     for entry in found.entries:
         if entry.gpu != found.gpu:
-            message = f"entry of {entry.gpu}: expected the GPU of its tiling, {found.gpu}"
+            message = f"invalid entry: GPU {entry.gpu}: expected the GPU of its tiling, {found.gpu}"
             raise TilingError(message)
         if not start <= entry.t0_ns < entry.t1_ns <= end:
-            message = f"[{entry.t0_ns}, {entry.t1_ns}): expected times within day {found.day}"
+            message = f"invalid entry of {found.gpu}: [{entry.t0_ns}, {entry.t1_ns}): expected times within day {found.day}"
             raise TilingError(message)
         texts = (entry.gpu, entry.node, entry.tenant, entry.workload, entry.claim, entry.layout)
         if any("\0" in text for text in texts):
-            message = f"invalid name: expected no NUL characters: {texts}"
+            message = f"invalid names of {found.gpu}: {texts}: expected no NUL characters"
             raise TilingError(message)
 
 
@@ -288,7 +289,9 @@ def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
         whole = [(0, 0), *slots, (GPU_CAPACITY, GPU_CAPACITY)]
         adjacent = all(before[1] == after[0] for before, after in pairwise(whole))
         if not adjacent or any(low >= high for low, high in slots):
-            message = f"{tiling} slots of {found.gpu} at {now}: {slots}: expected each slot once"
+            message = (
+                f"invalid {tiling} slots of {found.gpu} at {now}: {slots}: expected each slot once"
+            )
             raise TilingError(message)
         if covered and covered[-1][1] == now:
             now = covered.pop()[0]  # noqa: PLW2901 - extends the previous interval

@@ -82,10 +82,10 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
         units.check_slots(self.compute)
         units.check_slots(self.memory)
         if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
-            message = f"claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
+            message = f"invalid claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
             raise ValueError(message)
         if self.level is ClaimAuthority.REVIEW and not self.review:
-            message = f"claim {self.id}: level REVIEW: expected a reason for the review"
+            message = f"invalid claim {self.id}: authority REVIEW: expected a reason for the review"
             raise ValueError(message)
 
     @property
@@ -177,7 +177,7 @@ def _stranded_slots(
         units.check_slots(i.compute if compute else i.memory) for i in layout.instances
     ):
         if taken.low < at:
-            message = f"layout {layout.id}: instances overlap in {tiling} slot {taken.low}"
+            message = f"invalid layout {layout.id}: instances overlap in {tiling} slot {taken.low}"
             raise ValueError(message)
         if at < taken.low:
             free.append(units.CapacityRange(at, taken.low))

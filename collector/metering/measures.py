@@ -65,10 +65,10 @@ class CounterReadings(msgspec.Struct, frozen=True, eq=False):
         """Reject readings that cannot be added up exactly."""
         counters = self.counters
         if len(counters) != len(self.instants_ns):
-            message = f"{len(counters)} counters: expected {len(self.instants_ns)}, one per time"
+            message = f"invalid readings: {len(counters)} counters: expected {len(self.instants_ns)}, one per time"
             raise ValueError(message)
         if len(counters) and counters.min() < 0:
-            message = f"counter {counters.min()}: expected 0 or more"
+            message = f"invalid readings: counter {counters.min()}: expected 0 or more"
             raise ValueError(message)
 
 

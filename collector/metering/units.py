@@ -80,7 +80,7 @@ def memory_slices(first: int, count: int) -> CapacityRange:
 def check_slots(slots: CapacityRange) -> CapacityRange:
     """Return the same slots. Raises ValueError if a GPU does not have them."""
     if not 0 <= slots.low <= slots.high <= GPU_CAPACITY:
-        message = f"slots {slots.low} to {slots.high}: expected a range within 0 to {GPU_CAPACITY}"
+        message = f"invalid slots {slots.low} to {slots.high}: expected a range within 0 to {GPU_CAPACITY}"
         raise ValueError(message)
     return slots
 
@@ -94,7 +94,9 @@ class Period:
 
     def __post_init__(self) -> None:
         if self.start_ns >= self.end_ns:
-            message = f"period {self.start_ns} to {self.end_ns}: expected an end after the start"
+            message = (
+                f"invalid period {self.start_ns} to {self.end_ns}: expected an end after the start"
+            )
             raise ValueError(message)
 
     def overlaps(self, other: Period) -> bool:

@@ -220,7 +220,7 @@ def test_the_same_again_changes_nothing_and_another_is_refused(database: Databas
     with database.transaction() as connection:
         assert count_unrecorded(connection) == 1
     with (
-        pytest.raises(OutboxError, match="already has a different record"),
+        pytest.raises(OutboxError, match="duplicate record ID"),
         database.transaction(writes=True) as connection,
     ):
         put_record(connection, "fact/0", draft(1))

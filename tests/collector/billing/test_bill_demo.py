@@ -185,10 +185,10 @@ def test_the_page_of_a_statement_is_whole_and_alone(url: str, tmp_path: Path) ->
 @pytest.mark.usefixtures("found")
 def test_statements_that_are_not_there(url: str) -> None:
     for words, said in (
-        (("statement", "nobody", "2026-09"), "'nobody' has no invoice of 2026-09: expected one of"),
+        (("statement", "nobody", "2026-09"), "no invoice of 'nobody' in 2026-09: expected one of"),
         (
             ("statement", "vision", "2026-11"),
-            "2026-11 is not closed: expected one of the closed periods: 2026-09, 2026-10",
+            "no statement of 2026-11: expected one of the closed periods: 2026-09, 2026-10",
         ),
         (("statement", "vision", "2026-13"), "invalid period '2026-13': month must be in 1..12"),
         (("statement", "vision", "October"), "invalid period 'October': expected 2026-10, or"),
@@ -319,7 +319,7 @@ def test_a_price_book_of_the_future_is_not_the_current_one(tmp_path: Path) -> No
     refused = run("prices", "publish", str(file), *place)
     assert refused.exit_code == 1
     expected = (
-        "Error: price book version 1: published 2926-08-20T09:00:00Z: expected a time up to now"
+        "Error: invalid publication of price book version 1: 2926-08-20T09:00:00Z: expected a time"
     )
     assert refused.output.startswith(expected)
     assert "; fix: " in refused.output

@@ -251,7 +251,7 @@ def test_nothing_is_overwritten_unless_asked(months: tuple[Invoice, ...], tmp_pa
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
     told: list[object] = []
-    with pytest.raises(StagingError, match=r"focus-1\.2\.parquet already exists"):
+    with pytest.raises(StagingError, match=r"focus-1\.2\.parquet: already exists"):
         export_invoices(months, ORDER, tmp_path, record=told.append)
     assert told == []
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -106,18 +106,18 @@ def test_every_key_of_a_price_is_read():
         (HEAD + ENTRY.replace("version = 1", "version = 3"), "version 3: expected 1 to 2"),
         (
             HEAD + ENTRY + ENTRY.replace("01-01", "02-01"),
-            "starts during the validity of another price: h100, alloc",
+            "expected a start at or after the end of h100, alloc",
         ),
         (
             HEAD + ENTRY + ENTRY.replace("allocated", "used"),
-            "starts during the validity of another price",
+            "expected a start at or after the end of",
         ),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_table(text, said):
     with pytest.raises(PriceBookError) as caught:
         parse_price_book(text, "prices.toml")
-    assert str(caught.value).startswith("prices.toml: ")
+    assert "price book prices.toml: " in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -213,7 +213,7 @@ def test_versions_follow_each_other_in_one_currency():
         replace(after, published_ns=-1),
         replace(after, currency="USD"),
     ):
-        with pytest.raises(PriceBookError, match=r"version 1|currency USD"):
+        with pytest.raises(PriceBookError, match=r"version 1|currency .* USD"):
             check_appended(before, wrong)
 
 

@@ -53,7 +53,7 @@ def test_little_is_enough():
     ],
 )
 def test_what_is_wrong_is_named_with_the_file(text, said):
-    with pytest.raises(SellerFileError, match=r"^f: ") as caught:
+    with pytest.raises(SellerFileError, match="seller file f: ") as caught:
         parse_seller(text, "f")
     assert said in str(caught.value)
 

@@ -146,7 +146,7 @@ def test_a_ledger_is_written_once_and_never_loses_what_another_list_told(jobs, t
     other.write_text(job(9, 0, 60, "fourth", GPU))
     refused = run(other, "--ledger", url, "--sku", "h100")
     assert refused.exit_code == 1
-    assert "the ledger has another list of slurm 1970-01-01..1970-01-01" in refused.stderr
+    assert "the ledger has another one of slurm 1970-01-01..1970-01-01" in refused.stderr
     assert run(other, "--ledger", url, "--sku", "h100", "--replace").exit_code == 0
 
 

@@ -250,7 +250,7 @@ def test_models_of_a_cluster_are_read_from_an_inventory(place):
     inventory.write_text("node,gpu,model\nn1,,a40\nn1,,a100\n")
     refused = place.run(json.dumps(jobs_), *OCTOBER, *words)
     assert refused.exit_code == 1
-    assert "line 3: model 'a100': n1: expected 'a40'" in refused.output
+    assert "line 3: 'a100' of n1: expected 'a40'" in refused.output
 
 
 def test_slurm_names_models_of_gpus_it_counts(place):

@@ -118,7 +118,7 @@ def test_periods_of_a_source_do_not_overlap():
 def test_two_models_of_one_gpu_are_an_error_and_change_nothing():
     ledger = imported(listed("alex", FIRST, job(1, "n1/g0", 1, 2, model="a40")))
     before = contents(ledger)
-    with pytest.raises(JobLedgerError, match="model of n1/g0: a100 and a40"):
+    with pytest.raises(JobLedgerError, match="models of n1/g0: a100 and a40"):
         import_list(ledger, listed("fritz", FIRST, job(2, "n1/g0", 3, 4, model="a100")), BY)
     assert contents(ledger) == before
     assert [one.source for one in imported_lists.newest_lists(ledger.database)] == ["alex"]
@@ -219,7 +219,7 @@ def test_a_list_that_names_two_models_of_one_gpu_is_refused():
         ListedJob(0, "1", "a", "u", HOUR, gpu, model="a40"),
         ListedJob(0, "2", "a", "u", 1, gpu, model="x"),
     )
-    with pytest.raises(JobLedgerError, match=f"model of n1/{GPU_1}: a40 and x"):
+    with pytest.raises(JobLedgerError, match=f"models of n1/{GPU_1}: a40 and x"):
         place_jobs(JobList(two), GpuModels())
 
 
