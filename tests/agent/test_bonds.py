@@ -80,7 +80,7 @@ def test_a_member_that_leaves_is_gone() -> None:
     add_bond(host, "bond0", "active-backup 1", "eth0", "eth1")
     reader = SourceReader(BondSource(), host, ORIGIN)
     reader.run()
-    host.files = {path: said for path, said in host.files.items() if "/eth1/" not in path}
+    host.files = {path: text for path, text in host.files.items() if "/eth1/" not in path}
     host.files[f"{NET}/bond0/bonding/slaves"] = "eth0\n"
     found = readings(reader.run().frame)
     assert found["railscope_bond_members", ("bond0",)] == 1

@@ -1,4 +1,4 @@
-"""The budget: a source that becomes too dear is read less often, and the page says so."""
+"""The budget: an expensive source is read less often, and metrics report its period."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SHORT = 0.3
 
 def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, str]]:
     """Every change of period that was logged, which must all be of the GPUs."""
-    told = [entry for entry in logs if entry["event"] == "period_changed"]
-    assert {entry["source"] for entry in told} <= {"gpu"}
-    return [(entry["before_seconds"], entry["after_seconds"], entry["reason"]) for entry in told]
+    changes = [entry for entry in logs if entry["event"] == "period_changed"]
+    assert {entry["source"] for entry in changes} <= {"gpu"}
+    return [(entry["before_seconds"], entry["after_seconds"], entry["reason"]) for entry in changes]
 
 
 async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often() -> None:
@@ -82,10 +82,10 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
             await one.until(lambda: gpu.stretch == 1, within=600)
             await one.seconds(2)
             assert state_of(one.page, "cpu") == "within"
-    told = of_gpu(logs)
-    assert told[0] == (1, 8, "processor time")
-    assert {why for _, _, why in told[1:]} == {"within budget"}
-    assert told[-1][1] == 1
+    changes = of_gpu(logs)
+    assert changes[0] == (1, 8, "processor time")
+    assert {why for _, _, why in changes[1:]} == {"within budget"}
+    assert changes[-1][1] == 1
 
 
 async def test_a_source_that_only_waits_is_read_less_often() -> None:
@@ -103,9 +103,9 @@ async def test_a_source_that_only_waits_is_read_less_often() -> None:
             assert state_of(page, "cpu") == "stretching"
             machine.gpu_wall_seconds = 0.0
             await one.until(lambda: gpu.stretch == 1, within=600)
-    told = of_gpu(logs)
-    assert told[0] == (1, 4, "blocks its thread")
-    assert told[-1][1:] == (1, "within budget")
+    changes = of_gpu(logs)
+    assert changes[0] == (1, 4, "blocks its thread")
+    assert changes[-1][1:] == (1, "within budget")
 
 
 async def test_the_change_travels_as_an_event() -> None:
@@ -147,7 +147,7 @@ async def test_without_a_budget_every_source_keeps_its_period() -> None:
         }
 
 
-class Slow:
+class SlowCall:
     """A call that takes longer than its deadline, and comes back when it is let."""
 
     def __init__(self, answer: int) -> None:
@@ -162,12 +162,12 @@ class Slow:
 
 
 async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_time() -> None:
-    """A deadline is at least a period: a source that is slow, but answers, is heard again.
+    """A deadline is at least a period: a slow source that answers is read again.
 
     So it is where no further thread may be left to a hung call.
     """
     machine = Machine()
-    host, slow = machine.host, Slow(500_000)
+    host, slow = machine.host, SlowCall(500_000)
     quick = host.calls[POWER]
     sources = [GpuSource.load(), RdmaSource()]
     keeper = BudgetKeeper(

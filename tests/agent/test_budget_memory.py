@@ -1,4 +1,4 @@
-"""Memory beyond the budget is given back, or the page says so; and the real meter of what is used."""
+"""Memory beyond the budget is released or reported, and the real memory meter."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:
 def test_memory_within_its_budget_is_left_alone() -> None:
     dropped: list[int] = []
     keeper = memory(FakeMeter(64 * MIB), dropped)
-    for look in range(100):
-        keeper.update(look * MEMORY_POLL_NS)
+    for poll in range(100):
+        keeper.update(poll * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [])
 
 
@@ -43,8 +43,8 @@ def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
     meter.spare = 10 * MIB
     keeper = memory(meter, dropped)
     with capture_logs() as logs:
-        for look in range(10):
-            keeper.update(look * MEMORY_POLL_NS)
+        for poll in range(10):
+            keeper.update(poll * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
     assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_released", 60 * MIB)]
 
@@ -54,8 +54,8 @@ def test_memory_that_cannot_be_released_is_reported_and_retried_rarely() -> None
     meter = FakeMeter(70 * MIB)
     keeper = memory(meter, dropped)
     with capture_logs() as logs:
-        for look in range(2 * RELEASE_EVERY_NS // MEMORY_POLL_NS):
-            keeper.update(look * MEMORY_POLL_NS)
+        for poll in range(2 * RELEASE_EVERY_NS // MEMORY_POLL_NS):
+            keeper.update(poll * MEMORY_POLL_NS)
         assert (keeper.state, len(dropped)) == (AT_LIMIT, 2)
         meter.spare = 10 * MIB
         keeper.update(2 * RELEASE_EVERY_NS)

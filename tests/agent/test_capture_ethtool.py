@@ -1,4 +1,4 @@
-"""Driver statistics of real cards, told to the Nic source as the live ioctl would tell them."""
+"""Driver statistics of real NICs, returned to the NIC source as by the live ioctl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.sampling.source_reader import SourceReader
 from agent.sources.nic_counters import NicSource
 from agent.sources.rdma import RdmaSource
 
-CARD = "eth0"
+INTERFACE = "eth0"
 MICROSECOND = 1e-6
 
 # What each statistic must become: metric without prefix, and base units a step.
@@ -159,13 +159,13 @@ def dump(driver: str) -> dict[str, int]:
     return {name.strip(): int(value) for name, value in pairs}
 
 
-def with_card(driver: str, statistics: dict[str, int]) -> FakeHost:
-    """A machine with one network card of this driver."""
+def host_with_nic(driver: str, statistics: dict[str, int]) -> FakeHost:
+    """Return a host with one NIC of this driver."""
     host = FakeHost()
-    host.files[f"/sys/class/net/{CARD}/mtu"] = "9000"
-    told = {"driver": driver, "version": "", "firmware": "", "bus": "0000:3b:00.0"}
-    host.calls[f"ethtool.driver({CARD})"] = told
-    host.calls[f"ethtool.statistics({CARD})"] = {
+    host.files[f"/sys/class/net/{INTERFACE}/mtu"] = "9000"
+    driver_info = {"driver": driver, "version": "", "firmware": "", "bus": "0000:3b:00.0"}
+    host.calls[f"ethtool.driver({INTERFACE})"] = driver_info
+    host.calls[f"ethtool.statistics({INTERFACE})"] = {
         "names": list(statistics),
         "values": list(statistics.values()),
     }
@@ -175,14 +175,16 @@ def with_card(driver: str, statistics: dict[str, int]) -> FakeHost:
 def expected(statistics: dict[str, int], table: dict[str, tuple[str, float]]) -> dict[Label, Any]:
     """The readings that statistics must become."""
     found: dict[Label, Any] = {
-        (f"railscope_nic_{metric}", (CARD,)): pytest.approx(statistics[name] * scale, rel=1e-12)
+        (f"railscope_nic_{metric}", (INTERFACE,)): pytest.approx(
+            statistics[name] * scale, rel=1e-12
+        )
         for name, (metric, scale) in table.items()
         if name in statistics
     }
     for pattern, metric in PRIORITIES.items():
         for priority in map(str, range(8)):
             if (name := pattern.format(priority)) in statistics:
-                found[f"railscope_nic_{metric}", (CARD, priority)] = statistics[name]
+                found[f"railscope_nic_{metric}", (INTERFACE, priority)] = statistics[name]
     return found
 
 
@@ -192,7 +194,7 @@ TABLES = {"mlx5_core": MLX5, "i40e": I40E, "ena": ENA, "virtio_net": {}}
 @pytest.mark.parametrize(("driver", "table"), TABLES.items())
 def test_a_dump_becomes_metrics(driver: str, table: dict[str, tuple[str, float]]) -> None:
     statistics = dump(driver)
-    found = numbers(read_once(NicSource(), with_card(driver, statistics)).frame)
+    found = numbers(read_once(NicSource(), host_with_nic(driver, statistics)).frame)
     assert found == expected(statistics, table)
     assert sum(value > 0 for value in found.values()) > 1 or driver in {"ena", "virtio_net"}
 
@@ -209,7 +211,7 @@ def test_every_line_of_a_dump_is_typed_or_left_out_for_a_reason(
 
 
 def test_a_dump_without_known_statistics_is_no_reading_and_no_failure() -> None:
-    outcome = read_once(NicSource(), with_card("virtio_net", dump("virtio_net")))
+    outcome = read_once(NicSource(), host_with_nic("virtio_net", dump("virtio_net")))
     assert (outcome.frame, outcome.problem, outcome.broken) == (None, "", 0)
     (finding,) = outcome.findings
     assert finding.verdict is ProbeVerdict.ABSENT
@@ -232,7 +234,7 @@ def test_what_one_side_sends_the_other_receives(trial: int) -> None:
     before, after = (
         {
             side: numbers(
-                read_once(NicSource(), with_card("mlx5_core", fault(trial, side, when))).frame
+                read_once(NicSource(), host_with_nic("mlx5_core", fault(trial, side, when))).frame
             )
             for side in sides
         }
@@ -242,15 +244,15 @@ def test_what_one_side_sends_the_other_receives(trial: int) -> None:
         assert after[side] == expected(fault(trial, side, "after"), MLX5)
 
     def moved(side: str, metric: str) -> float:
-        key = f"railscope_nic_{metric}", (CARD,)
+        key = f"railscope_nic_{metric}", (INTERFACE,)
         return after[side][key] - before[side][key]
 
     assert moved("client", "transmit_rdma_bytes_total") > 0
     for here, there in (sides, reversed(sides)):
         sent = moved(here, "transmit_rdma_bytes_total")
         assert sent == moved(there, "receive_rdma_bytes_total")
-        paused = after[here]["railscope_nic_transmit_pause_frames_total", (CARD,)]
-        assert paused == after[there]["railscope_nic_receive_pause_frames_total", (CARD,)]
+        paused = after[here]["railscope_nic_transmit_pause_frames_total", (INTERFACE,)]
+        assert paused == after[there]["railscope_nic_receive_pause_frames_total", (INTERFACE,)]
 
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"

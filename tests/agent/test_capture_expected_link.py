@@ -66,8 +66,8 @@ def link_verdicts(host: FakeHost) -> set[str]:
     run = Judging(host)
     run.step()
     run.step()
-    told = readings(run.frame)
-    rules = {key[1] for (name, key), r in told.items() if name == REASON and r == 1}
+    values = readings(run.frame)
+    rules = {key[1] for (name, key), r in values.items() if name == REASON and r == 1}
     return rules & {"pcie_width", "pcie_generation"}
 
 
@@ -86,10 +86,10 @@ def test_no_captured_link_is_judged_wrongly(path: str, gpus: int, lanes: Reading
     assert link_verdicts(host) == set()
 
 
-@pytest.mark.parametrize(("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
-def test_no_link_of_the_exporter_captures_is_judged_wrongly(card: str, moment: str) -> None:
-    host = read_exporter_capture(card, moment).host
-    assert expected_lanes(host) == [16 if "rtx" in card else UNKNOWN]
+@pytest.mark.parametrize(("model", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
+def test_no_link_of_the_exporter_captures_is_judged_wrongly(model: str, moment: str) -> None:
+    host = read_exporter_capture(model, moment).host
+    assert expected_lanes(host) == [16 if "rtx" in model else UNKNOWN]
     assert link_verdicts(host) == set()
 
 

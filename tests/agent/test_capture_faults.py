@@ -72,7 +72,7 @@ def nic_host(rows: list[Row], moment: str) -> FakeHost:
 
 
 def both(source: Source, before: FakeHost, after: FakeHost) -> list[dict[Label, float]]:
-    """What one source says at the two instants."""
+    """Return the readings of one source at both instants."""
     reader = SourceReader(source, before, ORIGIN)
     first = numbers(reader.run().frame)
     before.files, before.calls = after.files, after.calls

@@ -22,14 +22,14 @@ from agent.topology.pci import pci_address
 from railscope.reading import Absent
 
 EACH_CASE = pytest.mark.parametrize(
-    ("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES]
+    ("model", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES]
 )
 MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def case(card: str, moment: str) -> Case:
-    return read(card, moment)
+def case(model: str, moment: str) -> Case:
+    return read(model, moment)
 
 
 @EACH_CASE
@@ -57,19 +57,19 @@ def test_what_follows_from_ours_agrees(case: Case) -> None:
 
 
 def test_every_name_of_theirs_is_in_one_table_and_no_other_name_is() -> None:
-    names = {name for card, moment in CASES for name in read(card, moment).theirs}
+    names = {name for model, moment in CASES for name in read(model, moment).theirs}
     assert names == PAIRS.keys() | MADE.keys() | THEIRS_ALONE.keys()
     assert len(names) == len(PAIRS) + len(MADE) + len(THEIRS_ALONE)
 
 
 def test_every_number_of_ours_is_paired_or_has_its_reason_and_no_other_has_one() -> None:
-    told = {
+    reported = {
         (name.removeprefix("railscope_gpu_"), key[1:])
-        for card, moment in CASES
-        for name, key in read(card, moment).told.numbers
+        for model, moment in CASES
+        for name, key in read(model, moment).told.numbers
         if name.startswith("railscope_gpu_")
     }
-    alone = told - set(PAIRS.values())
+    alone = reported - set(PAIRS.values())
     assert {label for label in alone if label[0] not in OURS_ALONE} == OURS_ALONE_BY_PART.keys()
     assert {name for name, _ in alone} - {
         name for name, _ in OURS_ALONE_BY_PART
@@ -118,7 +118,7 @@ def test_every_function_we_ask_for_is_in_the_library_of_a_driver() -> None:
 # By eye, so that no table can be wrong on both sides -----------------------------------------------
 
 
-@pytest.mark.parametrize(("card", "moment"), [(H100, "load")])
+@pytest.mark.parametrize(("model", "moment"), [(H100, "load")])
 def test_the_loaded_h100_by_hand(case: Case) -> None:
     number = case.told.number
     assert number("gpu_power_watts", GPU) == 631.95
@@ -146,7 +146,7 @@ def test_the_loaded_h100_by_hand(case: Case) -> None:
     assert "fabric_cluster" not in facts
 
 
-@pytest.mark.parametrize(("card", "moment"), [(L40S, "load")])
+@pytest.mark.parametrize(("model", "moment"), [(L40S, "load")])
 def test_the_loaded_l40s_by_hand(case: Case) -> None:
     number = case.told.number
     assert number("gpu_throttle_seconds_total", GPU, "software_power_cap") == 204.642816
@@ -159,7 +159,7 @@ def test_the_loaded_l40s_by_hand(case: Case) -> None:
     assert case.told.absent["railscope_gpu_memory_power_watts", (GPU,)]
 
 
-@pytest.mark.parametrize(("card", "moment"), [(RTX, "load")])
+@pytest.mark.parametrize(("model", "moment"), [(RTX, "load")])
 def test_a_process_with_two_contexts_counts_once(case: Case) -> None:
     number = case.told.number
     assert number("gpu_processes", GPU) == 7

@@ -32,12 +32,12 @@ def h200(moment: str) -> Case:
     return read(H200_MIG, moment)
 
 
-def agrees(told: Told, gpu: str, devices: list[MigDevice]) -> None:
+def agrees(reported: Told, gpu: str, devices: list[MigDevice]) -> None:
     for device in devices:
         for metric, (printed, scale) in PAIRS.items():
             expected = number(device.row[printed], scale)
-            assert told.number(metric, gpu, device.uuid) == expected, metric
-        facts = told.facts["mig", (gpu, device.uuid)]
+            assert reported.number(metric, gpu, device.uuid) == expected, metric
+        facts = reported.facts["mig", (gpu, device.uuid)]
         assert facts["gpu_instance"] == device.gpu_instance
         assert facts["compute_instance"] == device.compute_instance
         assert facts["mig_index"] == str(device.index)
@@ -93,8 +93,8 @@ def test_metrics_that_a_partitioned_gpu_lacks_are_unsupported(h200: Case) -> Non
 
 
 def test_two_mig_devices_of_one_instance_share_its_memory() -> None:
-    told = read(H200_MIG, "load").told
-    used = told.named("mig_memory_used_bytes")
+    reported = read(H200_MIG, "load").told
+    used = reported.named("mig_memory_used_bytes")
     assert sorted(used.values()) == [
         mebibytes * MEBIBYTE for mebibytes in (9, 9, 17, 16_925, 16_925)
     ]
@@ -107,12 +107,12 @@ def test_an_a100_in_four_parts() -> None:
     host = FakeHost()
     host.calls |= machine([xml.row(log, element)])
     host.calls |= shares(0, xml.processes(element), devices)
-    told = read_gpus(host)
+    reported = read_gpus(host)
     gpu = "GPU-513536b6-7d19-9063-b049-1e69664bb298"
     assert [device.gpu_instance for device in devices] == ["3", "4", "5", "6"]
-    agrees(told, gpu, devices)
-    assert told.number("mig_multiprocessors", gpu, "MIG-3-0") == 14
-    assert told.number("mig_memory_size_bytes", gpu, "MIG-3-0") == 19_968 * MEBIBYTE
+    agrees(reported, gpu, devices)
+    assert reported.number("mig_multiprocessors", gpu, "MIG-3-0") == 14
+    assert reported.number("mig_memory_size_bytes", gpu, "MIG-3-0") == 19_968 * MEBIBYTE
     label = "railscope_mig_gpu_instance_slices", (gpu, "MIG-3-0")
-    assert told.absent[label] is Absent.UNSUPPORTED  # the XML has no profile
-    assert "profile" not in told.facts["mig", (gpu, "MIG-3-0")]
+    assert reported.absent[label] is Absent.UNSUPPORTED  # the XML has no profile
+    assert "profile" not in reported.facts["mig", (gpu, "MIG-3-0")]

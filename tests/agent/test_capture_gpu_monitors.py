@@ -15,23 +15,23 @@ from support.shared import captured
 from railscope.reading import Absent
 
 
-@pytest.mark.parametrize(("card", "moment"), CASES)
-def test_every_row_of_dmon_agrees(card: str, moment: str) -> None:
-    case = read(card, moment)
+@pytest.mark.parametrize(("model", "moment"), CASES)
+def test_every_row_of_dmon_agrees(model: str, moment: str) -> None:
+    case = read(model, moment)
     rows = csv.device_moments(case.capture, moment)
     assert len(rows) == 5
     for row in rows:
         host = FakeHost()
         host.calls |= case.host.calls | gpu(0, {**case.row, **row})
-        told = read_gpus(host)
+        reported = read_gpus(host)
         for name, printed in row.items():
             metric, part = PAIRS[name]
-            ours = told.number(f"gpu_{metric}", GPU, *part)
+            ours = reported.number(f"gpu_{metric}", GPU, *part)
             assert agrees(ours, name, printed), f"{name}: {ours} of {printed}"
 
 
 @pytest.mark.parametrize(
-    ("card", "busy"),
+    ("model", "busy"),
     [
         (H100, {"11327": (0, 0), "11328": (0, 0), "11345": (0.99, 0.10)}),
         (L40S, {"20037": (0.02, 0), "20038": (0.05, 0)}),
@@ -39,19 +39,19 @@ def test_every_row_of_dmon_agrees(card: str, moment: str) -> None:
     ],
 )
 def test_process_activity_matches_the_last_round_of_pmon(
-    card: str, busy: dict[str, tuple[float, float]]
+    model: str, busy: dict[str, tuple[float, float]]
 ) -> None:
-    told = read(card, "load").told
+    reported = read(model, "load").told
     for pid, (sm, memory) in busy.items():
-        assert told.number("gpu_process_sm_utilization_ratio", GPU, pid) == sm
-        assert told.number("gpu_process_memory_activity_ratio", GPU, pid) == memory
+        assert reported.number("gpu_process_sm_utilization_ratio", GPU, pid) == sm
+        assert reported.number("gpu_process_memory_activity_ratio", GPU, pid) == memory
 
 
 def test_processes_of_a_gpu_that_is_cut_have_no_utilisation() -> None:
-    told = read(H200_MIG, "load").told
+    reported = read(H200_MIG, "load").told
     for pid in ("12249", "12250", "12267"):
         label = "railscope_gpu_process_sm_utilization_ratio", (GPU, pid)
-        assert told.absent[label] is Absent.UNSUPPORTED
+        assert reported.absent[label] is Absent.UNSUPPORTED
 
 
 # NVLink ------------------------------------------------------------------------------------------
@@ -79,31 +79,31 @@ def test_every_link_of_a_listing_is_up_at_its_speed(
 ) -> None:
     listed, host = linked(captured(path).read_text())
     assert len(listed) == gpus
-    told = read_gpus(host)
-    speeds = told.named("nvlink_speed_bytes_per_second")
+    reported = read_gpus(host)
+    speeds = reported.named("nvlink_speed_bytes_per_second")
     assert len(speeds) == gpus * per_gpu
     assert set(speeds.values()) == {speed}
     for one in listed:
-        assert told.number("gpu_nvlinks", one.uuid) == per_gpu
-        assert told.number("gpu_nvlinks_active", one.uuid) == per_gpu
+        assert reported.number("gpu_nvlinks", one.uuid) == per_gpu
+        assert reported.number("gpu_nvlinks_active", one.uuid) == per_gpu
 
 
 def test_the_links_of_an_h100_run_at_the_raw_speed() -> None:
     _, host = linked(csv.section(read(H100, "idle").capture, "capabilities :: nvlink -s"))
-    told = read_gpus(host)
-    assert told.number("gpu_nvlinks_active", GPU) == 18
-    assert set(told.named("nvlink_speed_bytes_per_second").values()) == {26.562e9}
-    assert set(told.named("nvlink_state").values()) == {1}
+    reported = read_gpus(host)
+    assert reported.number("gpu_nvlinks_active", GPU) == 18
+    assert set(reported.named("nvlink_speed_bytes_per_second").values()) == {26.562e9}
+    assert set(reported.named("nvlink_state").values()) == {1}
 
 
 def test_a_link_that_is_down_has_a_state_and_no_speed() -> None:
     printed = "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n"
     _, host = linked(printed)
-    told = read_gpus(host)
-    assert told.number("gpu_nvlinks", "GPU-1") == 2
-    assert told.number("gpu_nvlinks_active", "GPU-1") == 1
-    assert told.named("nvlink_state") == {("GPU-1", "0"): 1, ("GPU-1", "1"): 0}
-    assert told.named("nvlink_speed_bytes_per_second") == {("GPU-1", "0"): 26.562e9}
+    reported = read_gpus(host)
+    assert reported.number("gpu_nvlinks", "GPU-1") == 2
+    assert reported.number("gpu_nvlinks_active", "GPU-1") == 1
+    assert reported.named("nvlink_state") == {("GPU-1", "0"): 1, ("GPU-1", "1"): 0}
+    assert reported.named("nvlink_speed_bytes_per_second") == {("GPU-1", "0"): 26.562e9}
 
 
 def test_a_partitioned_gpu_reports_no_links() -> None:

@@ -1,6 +1,6 @@
 """Real GPUs, as Telegraf's nvidia_smi input sees them: field by field, the two must agree.
 
-Telegraf parses the XML of nvidia-smi; its own tests say what it must emit for each file. The XML
+Telegraf parses the XML of nvidia-smi; its own tests state the expected output of each file. The XML
 becomes NVML's answers, and our GPU sources make metrics of those.
 """
 
@@ -93,7 +93,7 @@ PAIRS: dict[str, tuple[str, Part, float]] = {
 }  # fmt: skip
 # A field of theirs that is a word, ours, its part, and our numbers for their words.
 _SWITCH = {"Enabled": 1, "Disabled": 0, "Yes": 1, "No": 0}
-WORDS: dict[str, tuple[str, Part]] = {
+STATES: dict[str, tuple[str, Part]] = {
     "current_ecc": ("ecc_enabled", ()),
     "retired_pages_pending": ("retired_pages_pending", ()),
     "ecc_errors_channel_repair_pending": ("repair_pending", ("memory_channel",)),
@@ -128,12 +128,12 @@ DIFFERENT = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """One file: what the XML says of its GPU, our readings, and what Telegraf must emit."""
+class TelegrafCase:
+    """One file: the fields of its XML, our readings, and the output expected of Telegraf."""
 
     file: str
     row: Row
-    told: Told
+    reported: Told
     emitted: list[dict[str, Any]]
 
     @property
@@ -157,7 +157,7 @@ class Case:
 
 
 @cache
-def read(file: str) -> Case:
+def read(file: str) -> TelegrafCase:
     log = xml.root(captured(f"{DIRECTORY}/{file}.xml"))
     (element,) = log.findall("gpu")
     row, running = xml.row(log, element), xml.processes(element)
@@ -165,14 +165,14 @@ def read(file: str) -> Case:
     host.calls |= machine([row]) | shares(0, running, xml.mig_devices(element))
     name_processes(host, running)
     emitted = json.loads(captured(f"{DIRECTORY}/telegraf-expected.json").read_text())
-    return Case(file, row, read_gpus(host), emitted[f"{file}.xml"])
+    return TelegrafCase(file, row, read_gpus(host), emitted[f"{file}.xml"])
 
 
 @EACH_FILE
 def test_every_number_agrees(file: str) -> None:
     case = read(file)
     for name, (metric, part, times) in PAIRS.items():
-        ours = case.told.number(f"gpu_{metric}", case.gpu, *part)
+        ours = case.reported.number(f"gpu_{metric}", case.gpu, *part)
         if (file, name) in DIFFERENT or name not in case.fields:
             continue
         assert ours is not None, name
@@ -181,21 +181,21 @@ def test_every_number_agrees(file: str) -> None:
 
 @EACH_FILE
 def test_every_missing_reading_is_unsupported(file: str) -> None:
-    assert set(read(file).told.absent.values()) == {Absent.UNSUPPORTED}
+    assert set(read(file).reported.absent.values()) == {Absent.UNSUPPORTED}
 
 
 def test_differences_are_those_of_the_table() -> None:
     for file, name in DIFFERENT:
         case, (metric, _, _) = read(file), PAIRS[name]
         assert name in case.fields
-        assert case.told.absent[f"railscope_gpu_{metric}", (case.gpu,)] is Absent.UNSUPPORTED
+        assert case.reported.absent[f"railscope_gpu_{metric}", (case.gpu,)] is Absent.UNSUPPORTED
 
 
 @EACH_FILE
 def test_texts_agree(file: str) -> None:
     case = read(file)
-    for name, (metric, part) in WORDS.items():
-        ours = case.told.number(f"gpu_{metric}", case.gpu, *part)
+    for name, (metric, part) in STATES.items():
+        ours = case.reported.number(f"gpu_{metric}", case.gpu, *part)
         theirs = case.fields.get(name)
         assert ours == (None if theirs is None else _SWITCH[theirs]), name
 
@@ -203,29 +203,29 @@ def test_texts_agree(file: str) -> None:
 @EACH_FILE
 def test_power_matches(file: str) -> None:
     case = read(file)
-    told, gpu = case.told, case.gpu
+    reported, gpu = case.reported, case.gpu
     if "power_draw" in case.fields:
-        instant = told.number("gpu_power_instant_watts", gpu)
-        average = told.number("gpu_power_watts", gpu)
+        instant = reported.number("gpu_power_instant_watts", gpu)
+        average = reported.number("gpu_power_watts", gpu)
         assert case.fields["power_draw"] == (average if instant is None else instant)
     if "power_limit" in case.fields:
-        assert told.number("gpu_power_limit_watts", gpu) == case.fields["power_limit"]
+        assert reported.number("gpu_power_limit_watts", gpu) == case.fields["power_limit"]
 
 
 @EACH_FILE
 def test_facts_and_tags_agree(file: str) -> None:
     case = read(file)
-    facts = case.told.facts["gpu", (case.gpu,)]
+    facts = case.reported.facts["gpu", (case.gpu,)]
     for name, fact in FACTS.items():
         assert facts.get(fact) == case.fields.get(name), name
     for tag, fact in TAGS.items():
         if tag in case.tags:
             assert facts[fact] == case.tags[tag], tag
     assert case.tags["uuid"] == case.gpu
-    state = case.told.number("gpu_performance_state", case.gpu)
+    state = case.reported.number("gpu_performance_state", case.gpu)
     assert case.tags["pstate"] == f"P{state:.0f}"
     assert case.tags["compute_mode"] == "Default"
-    assert case.told.number("gpu_compute_mode", case.gpu) == 0
+    assert case.reported.number("gpu_compute_mode", case.gpu) == 0
 
 
 @EACH_FILE
@@ -233,9 +233,9 @@ def test_processes_agree(file: str) -> None:
     case = read(file)
     for one in case.all("nvidia_smi_process"):
         key = (case.gpu, str(one["fields"]["pid"]))
-        used = case.told.number("gpu_process_memory_used_bytes", *key)
+        used = case.reported.number("gpu_process_memory_used_bytes", *key)
         assert used == one["fields"]["used_memory"] * MEBIBYTE
-        facts = case.told.facts["gpu_process", key]
+        facts = case.reported.facts["gpu_process", key]
         assert facts["context"] == {"C": "compute", "G": "graphics"}[one["tags"]["type"]]
         program = one["tags"]["name"].partition(" ")[0].rpartition("/")[2]
         assert facts["process_name"] == program[:15]
@@ -247,20 +247,20 @@ def test_mig_devices_agree(file: str) -> None:
     for one in case.all("nvidia_smi_mig"):
         tags, fields = one["tags"], one["fields"]
         key = (case.gpu, f"MIG-{tags['gpu_index']}-{tags['compute_index']}")
-        assert case.told.facts["mig", key]["mig_index"] == tags["index"]
-        size, used = (case.told.number(f"mig_bar1_{w}_bytes", *key) for w in ("size", "used"))
+        assert case.reported.facts["mig", key]["mig_index"] == tags["index"]
+        size, used = (case.reported.number(f"mig_bar1_{w}_bytes", *key) for w in ("size", "used"))
         assert size is not None
         assert used is not None
         ours = {
-            "memory_fb_total": case.told.number("mig_memory_size_bytes", *key),
-            "memory_fb_used": case.told.number("mig_memory_used_bytes", *key),
-            "memory_fb_free": case.told.number("mig_memory_free_bytes", *key),
-            "memory_fb_reserved": case.told.number("mig_memory_reserved_bytes", *key),
+            "memory_fb_total": case.reported.number("mig_memory_size_bytes", *key),
+            "memory_fb_used": case.reported.number("mig_memory_used_bytes", *key),
+            "memory_fb_free": case.reported.number("mig_memory_free_bytes", *key),
+            "memory_fb_reserved": case.reported.number("mig_memory_reserved_bytes", *key),
             "memory_bar1_total": size,
             "memory_bar1_used": used,
             "memory_bar1_free": size - used,
         }
-        errors = case.told.number("mig_ecc_uncorrected_errors_total", *key)
+        errors = case.reported.number("mig_ecc_uncorrected_errors_total", *key)
         assert errors == fields["sram_uncorrectable"]
         assert {name: fields[name] * MEBIBYTE for name in ours} == ours
         assert fields.keys() == ours.keys() | {"sram_uncorrectable"}
@@ -268,7 +268,7 @@ def test_mig_devices_agree(file: str) -> None:
 
 def test_every_field_of_theirs_is_in_one_table_and_no_other_is() -> None:
     fields = {name for file in FILES for name in read(file).fields}
-    tables = [*PAIRS, *WORDS, *FACTS, *THEIRS_ALONE]
+    tables = [*PAIRS, *STATES, *FACTS, *THEIRS_ALONE]
     assert fields == set(tables)
     assert len(fields) == len(tables)
     tags = {name for file in FILES for name in read(file).tags}
@@ -290,14 +290,14 @@ def test_two_a5000_by_hand() -> None:
     host.calls |= machine([xml.row(log, element) for element in elements])
     for index, element in enumerate(elements):
         host.calls |= shares(index, xml.processes(element))
-    told = read_gpus(host)
-    assert set(told.absent.values()) == {Absent.UNSUPPORTED}
-    one, other = sorted(key[0] for kind, key in told.facts if kind == "gpu")
-    capped = told.named("gpu_throttle_seconds_total")
+    reported = read_gpus(host)
+    assert set(reported.absent.values()) == {Absent.UNSUPPORTED}
+    one, other = sorted(key[0] for kind, key in reported.facts if kind == "gpu")
+    capped = reported.named("gpu_throttle_seconds_total")
     assert capped[one, "software_power_cap"] == 31_637.354094
     assert capped[other, "software_power_cap"] == 31_195.898111
-    assert told.number("gpu_process_memory_used_bytes", one, "100477") == 22_430 * MEBIBYTE
-    assert told.number("gpu_row_remap_banks", one, "max") == 192
-    assert told.number("gpu_power_average_watts", one) == 6.41
-    assert told.number("gpu_power_instant_watts", one) == 6.52
-    assert told.facts["gpu", (one,)]["architecture"] == "Ampere"
+    assert reported.number("gpu_process_memory_used_bytes", one, "100477") == 22_430 * MEBIBYTE
+    assert reported.number("gpu_row_remap_banks", one, "max") == 192
+    assert reported.number("gpu_power_average_watts", one) == 6.41
+    assert reported.number("gpu_power_instant_watts", one) == 6.52
+    assert reported.facts["gpu", (one,)]["architecture"] == "Ampere"

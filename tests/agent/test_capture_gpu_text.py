@@ -42,10 +42,10 @@ def server(driver: str) -> tuple[list[Row], Told]:
 
 @EACH_SERVER
 def test_every_number_of_every_gpu_agrees(driver: str) -> None:
-    rows, told = server(driver)
+    rows, reported = server(driver)
     for row in rows:
         for name, (metric, part) in PAIRS.items():
-            ours = told.number(f"gpu_{metric}", row["uuid"], *part)
+            ours = reported.number(f"gpu_{metric}", row["uuid"], *part)
             if name in row:
                 assert agrees(ours, name, row[name]), f"{name}: {ours} of {row[name]}"
 
@@ -60,20 +60,20 @@ def test_every_number_that_is_printed_has_a_pair_or_is_a_fact(driver: str) -> No
 
 @EACH_SERVER
 def test_nothing_fails(driver: str) -> None:
-    _, told = server(driver)
-    assert set(told.absent.values()) == {Absent.UNSUPPORTED}
+    _, reported = server(driver)
+    assert set(reported.absent.values()) == {Absent.UNSUPPORTED}
 
 
 # By eye ------------------------------------------------------------------------------------------
 
 
 def test_eight_h100_by_hand() -> None:
-    _, told = server(H100S)
-    assert sum(kind == "gpu" for kind, _ in told.facts) == 8
-    assert sorted(told.named("gpu_power_watts").values()) == [
+    _, reported = server(H100S)
+    assert sum(kind == "gpu" for kind, _ in reported.facts) == 8
+    assert sorted(reported.named("gpu_power_watts").values()) == [
         67.74, 69.52, 70.21, 70.33, 70.55, 71.05, 71.37, 72.27,
     ]  # fmt: skip
-    assert sorted(told.named("gpu_temperature_celsius").values()) == [
+    assert sorted(reported.named("gpu_temperature_celsius").values()) == [
         29,
         29,
         30,
@@ -83,55 +83,55 @@ def test_eight_h100_by_hand() -> None:
         32,
         32,
     ]
-    assert sorted(told.named("gpu_memory_temperature_celsius").values()) == [
+    assert sorted(reported.named("gpu_memory_temperature_celsius").values()) == [
         38, 38, 38, 38, 38, 39, 39, 40,
     ]  # fmt: skip
-    replays = sorted(told.named("gpu_pcie_replays_total").values())
+    replays = sorted(reported.named("gpu_pcie_replays_total").values())
     assert replays == [43, 49, 52, 53, 63, 67, 67, 82]
-    assert set(told.named("gpu_fabric_state").values()) == {3}
-    assert len(told.named("gpu_ecc_errors_total")) == 8 * 4
-    assert set(told.named("gpu_ecc_errors_total").values()) == {0}
-    assert len(told.named("gpu_sram_uncorrected_errors_total")) == 8 * 4
-    assert len(told.named("gpu_remapped_rows")) == 8 * 2
-    assert set(told.named("gpu_processes").values()) == {0}
+    assert set(reported.named("gpu_fabric_state").values()) == {3}
+    assert len(reported.named("gpu_ecc_errors_total")) == 8 * 4
+    assert set(reported.named("gpu_ecc_errors_total").values()) == {0}
+    assert len(reported.named("gpu_sram_uncorrected_errors_total")) == 8 * 4
+    assert len(reported.named("gpu_remapped_rows")) == 8 * 2
+    assert set(reported.named("gpu_processes").values()) == {0}
     first = "GPU-ee7954ec-da95-fd7a-ddfd-c6b32cc2f8aa"
-    assert told.number("gpu_memory_used_bytes", first) == 0
-    assert told.number("gpu_memory_free_bytes", first) == 81_007 * MEBIBYTE
-    assert told.number("gpu_clock_hertz", first, "sm") == 86e6
-    assert told.number("gpu_row_remap_banks", first, "max") == 2560
-    assert told.number("gpu_throttle_active", first, "hardware_slowdown") == 1
-    assert told.number("gpu_throttle_active", first, "hardware_power_brake") == 1
-    assert told.number("gpu_throttle_active", first, "hardware_thermal") == 0
-    facts = told.facts["gpu", (first,)]
+    assert reported.number("gpu_memory_used_bytes", first) == 0
+    assert reported.number("gpu_memory_free_bytes", first) == 81_007 * MEBIBYTE
+    assert reported.number("gpu_clock_hertz", first, "sm") == 86e6
+    assert reported.number("gpu_row_remap_banks", first, "max") == 2560
+    assert reported.number("gpu_throttle_active", first, "hardware_slowdown") == 1
+    assert reported.number("gpu_throttle_active", first, "hardware_power_brake") == 1
+    assert reported.number("gpu_throttle_active", first, "hardware_thermal") == 0
+    facts = reported.facts["gpu", (first,)]
     assert facts["serial"] == "1650124031592"
     assert facts["pci_address"] == "0000:19:00.0"
     assert (facts["driver"], facts["cuda"], facts["module"]) == ("535.161.08", "12.2", "2")
 
 
 def test_eight_rtx_4090_by_hand() -> None:
-    rows, told = server(RTX_4090S)
+    rows, reported = server(RTX_4090S)
     assert len(rows) == 8
     first = rows[0]["uuid"]
-    assert told.number("gpu_memory_used_bytes", first) == 20_328 * MEBIBYTE
-    assert told.number("gpu_process_memory_used_bytes", first, "58130") == 20_322 * MEBIBYTE
-    assert told.facts["gpu_process", (first, "58130")]["process_name"] == "python"
-    assert told.number("gpu_fan_speed_ratio", first, "0") == 0.38
-    assert told.number("gpu_ecc_enabled", first) == 0
-    assert told.named("gpu_ecc_location_errors_total") == {}
-    assert told.absent["railscope_gpu_memory_temperature_celsius", (first,)]
-    assert told.facts["gpu", (first,)].get("serial") is None
-    assert told.facts["gpu", (first,)]["minor"] == "3"  # the minor number is not the index
+    assert reported.number("gpu_memory_used_bytes", first) == 20_328 * MEBIBYTE
+    assert reported.number("gpu_process_memory_used_bytes", first, "58130") == 20_322 * MEBIBYTE
+    assert reported.facts["gpu_process", (first, "58130")]["process_name"] == "python"
+    assert reported.number("gpu_fan_speed_ratio", first, "0") == 0.38
+    assert reported.number("gpu_ecc_enabled", first) == 0
+    assert reported.named("gpu_ecc_location_errors_total") == {}
+    assert reported.absent["railscope_gpu_memory_temperature_celsius", (first,)]
+    assert reported.facts["gpu", (first,)].get("serial") is None
+    assert reported.facts["gpu", (first,)]["minor"] == "3"  # the minor number is not the index
 
 
 def test_a_titan_v_by_hand() -> None:
-    rows, told = server(TITAN)
+    rows, reported = server(TITAN)
     ((_, uuid),) = [("gpu", row["uuid"]) for row in rows]
-    assert told.number("gpu_power_watts", uuid) == 29.02
-    assert told.number("gpu_temperature_threshold_celsius", uuid, "shutdown") == 100
-    assert told.number("gpu_temperature_threshold_celsius", uuid, "memory_maximum") == 95
-    assert told.number("gpu_processes", uuid) == 3
-    contexts = {f["context"] for (kind, _), f in told.facts.items() if kind == "gpu_process"}
+    assert reported.number("gpu_power_watts", uuid) == 29.02
+    assert reported.number("gpu_temperature_threshold_celsius", uuid, "shutdown") == 100
+    assert reported.number("gpu_temperature_threshold_celsius", uuid, "memory_maximum") == 95
+    assert reported.number("gpu_processes", uuid) == 3
+    contexts = {f["context"] for (kind, _), f in reported.facts.items() if kind == "gpu_process"}
     assert contexts == {"graphics"}
-    assert told.number("gpu_sharing", uuid) == 0  # nobody computes
-    assert told.named("gpu_ecc_errors_total") == {}
-    assert told.absent["railscope_gpu_ecc_enabled", (uuid,)] is Absent.UNSUPPORTED
+    assert reported.number("gpu_sharing", uuid) == 0  # nobody computes
+    assert reported.named("gpu_ecc_errors_total") == {}
+    assert reported.absent["railscope_gpu_ecc_enabled", (uuid,)] is Absent.UNSUPPORTED

@@ -1,4 +1,4 @@
-"""How fine a recording is: between two of its moments nothing is known of a card."""
+"""Time resolution of a recording: between two moments a device has no reading."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MS = NS // 1000
 
 
 def recorded(**moments_ms: list[int]) -> RecordedHost:
-    """A machine whose cards were asked at these moments."""
+    """Return a recorded host whose devices were read at these moments."""
     moments = [
         CaptureMoment(
-            at_ms * MS, calls={f"ethtool.statistics({card})": {"names": [], "values": []}}
+            at_ms * MS, calls={f"ethtool.statistics({device})": {"names": [], "values": []}}
         )
-        for card, all_ms in moments_ms.items()
+        for device, all_ms in moments_ms.items()
         for at_ms in all_ms
     ]
     ordered = tuple(sorted(moments, key=lambda moment: moment.offset_ns))

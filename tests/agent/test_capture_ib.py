@@ -1,4 +1,4 @@
-"""Ports and counters as ibstat and perfquery print them, told to the Rdma source as files."""
+"""Ports and counters as printed by ibstat and perfquery, given to the RDMA source as files."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ IBSTAT = [
 
 
 @dataclass
-class Port:
-    """What ibstat says of a port, line by line."""
+class IbstatPort:
+    """Attributes of one port in the output of ibstat."""
 
     device: str
     number: str
     firmware: str
-    said: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
 
 
-def ports(file: str) -> list[Port]:
-    found: list[Port] = []
+def ports(file: str) -> list[IbstatPort]:
+    found: list[IbstatPort] = []
     device = firmware = ""
     for line in captured(f"ib/{file}").read_text().splitlines():
-        name, _, said = (part.strip() for part in line.partition(":"))
+        name, _, text = (part.strip() for part in line.partition(":"))
         if match := re.fullmatch(r"CA '(\w+)'", line):
             device = match[1]
         elif match := re.fullmatch(r"\s*Port (\d+):", line):
-            found.append(Port(device, match[1], firmware))
+            found.append(IbstatPort(device, match[1], firmware))
         elif name == "Firmware version":
-            firmware = said
+            firmware = text
         elif line.startswith("\t\t"):
-            found[-1].said[name] = said
+            found[-1].attributes[name] = text
     return found
 
 
-def machine(all_ports: list[Port]) -> FakeHost:
+def machine(all_ports: list[IbstatPort]) -> FakeHost:
     """The files the kernel shows for what ibstat read through the management interface."""
     host = FakeHost()
     for port in all_ports:
         directory = f"{ROOT}/{port.device}/ports/{port.number}"
         host.files |= {
             f"{ROOT}/{port.device}/fw_ver": f"{port.firmware}\n",
-            f"{directory}/state": f"{STATES[port.said['State']]}\n",
-            f"{directory}/phys_state": f"{PHYSICAL[port.said['Physical state']]}\n",
-            f"{directory}/rate": f"{port.said['Rate']} Gb/sec (4X NDR)\n",
-            f"{directory}/link_layer": f"{port.said['Link layer']}\n",
+            f"{directory}/state": f"{STATES[port.attributes['State']]}\n",
+            f"{directory}/phys_state": f"{PHYSICAL[port.attributes['Physical state']]}\n",
+            f"{directory}/rate": f"{port.attributes['Rate']} Gb/sec (4X NDR)\n",
+            f"{directory}/link_layer": f"{port.attributes['Link layer']}\n",
         }
     return host
 
@@ -72,19 +72,19 @@ def test_state_rate_and_facts_are_those_of_ibstat(file: str) -> None:
     found = numbers(frame)
     facts = {entity.key: dict(entity.facts) for entity in frame.schema.entities}
     for port in all_ports:
-        key, said = (port.device, port.number), port.said
-        assert found["railscope_rdma_port_up", key] == float(said["State"] == "Active")
-        assert found["railscope_rdma_port_state", key] == int(STATES[said["State"]][0])
+        key, attributes = (port.device, port.number), port.attributes
+        assert found["railscope_rdma_port_up", key] == float(attributes["State"] == "Active")
+        assert found["railscope_rdma_port_state", key] == int(STATES[attributes["State"]][0])
         assert found["railscope_rdma_port_physical_state", key] == int(
-            PHYSICAL[said["Physical state"]][0]
+            PHYSICAL[attributes["Physical state"]][0]
         )
         assert found["railscope_rdma_port_rate_bytes_per_second", key] == (
-            float(said["Rate"]) * 1e9 / 8
+            float(attributes["Rate"]) * 1e9 / 8
         )
         assert facts[key]["firmware"] == port.firmware
-        assert facts[key]["link_layer"] == said["Link layer"]
+        assert facts[key]["link_layer"] == attributes["Link layer"]
     assert sum(found["railscope_rdma_port_up", (p.device, p.number)] for p in all_ports) == sum(
-        p.said["State"] == "Active" for p in all_ports
+        p.attributes["State"] == "Active" for p in all_ports
     )
 
 
@@ -96,7 +96,7 @@ def test_the_ports_that_are_down_are_the_ones_ibstat_calls_down() -> None:
         for (name, key), value in found.items()
         if name == "railscope_rdma_port_up" and value == 0
     }
-    assert down == {(p.device, p.number) for p in all_ports if p.said["State"] == "Down"}
+    assert down == {(p.device, p.number) for p in all_ports if p.attributes["State"] == "Down"}
     assert len(down) == 3
 
 
@@ -129,7 +129,7 @@ COUNTERS = {
     "PortXmitWait": ("port_xmit_wait", "transmit_wait_ticks", 32),
 }  # fmt: skip
 NO_FILE = {"PortSelect", "CounterSelect", "CounterSelect2", "QP1Dropped"}
-BYTES_PER_WORD = 4
+BYTES_PER_UNIT = 4
 
 
 def queried(file: str) -> list[dict[str, int]]:
@@ -157,7 +157,7 @@ def test_counters_are_those_of_perfquery(file: str) -> None:
             shown = min(counters[name], 2**bits - 1)
             saturated += bits < 64 and shown == 2**bits - 1
             host.files[f"{ROOT}/mlx5_0/ports/{number}/counters/{path}"] = f"{shown}\n"
-            step = BYTES_PER_WORD if metric.endswith("_bytes") else 1
+            step = BYTES_PER_UNIT if metric.endswith("_bytes") else 1
             expected[f"railscope_rdma_{metric}_total", key] = float(shown * step)
         expected["railscope_rdma_saturated_counters", key] = float(saturated)
     assert len(expected) > 20

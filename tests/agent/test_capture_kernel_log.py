@@ -45,7 +45,7 @@ def lines_of(name: str) -> list[str]:
 
 
 def followed(lines: list[str]) -> tuple[Frame, list[Event]]:
-    """What the stream says of a log, once every message has its column."""
+    """Return the last frame and all events of a log, after every message has its column."""
     host = FakeHost()
     reader = SourceReader(KernelLogStream(), host, ORIGIN)
     frames = [reader.run().frame]
@@ -61,7 +61,7 @@ def is_follow_up(row: dict[str, str]) -> bool:
     return (
         row["kind"] == "SXid"
         and f"{row['code']}, " in row["line"]
-        and any(f"{row['code']}, {word}" in row["line"] for word in FOLLOW_UPS)
+        and any(f"{row['code']}, {follow_up}" in row["line"] for follow_up in FOLLOW_UPS)
     )
 
 
@@ -111,8 +111,8 @@ def test_a_log_gives_what_a_plain_search_finds(name: str) -> None:
         assert metric != "railscope_kernel_link_changes_total"
     assert counted == xids
     peers = sum(bool(PEER.search(line)) for line in lines)
-    told = Counter(event.event_class.name for event in events)
-    assert told == Counter({"xid": xids.total(), "peer_memory": peers}) - Counter()
+    event_counts = Counter(event.event_class.name for event in events)
+    assert event_counts == Counter({"xid": xids.total(), "peer_memory": peers}) - Counter()
 
 
 def test_the_logs_have_what_these_tests_are_about() -> None:
@@ -125,7 +125,7 @@ def test_the_logs_have_what_these_tests_are_about() -> None:
 
 
 def test_messages_of_the_network_service_are_not_kernel_messages() -> None:
-    """systemd-networkd told of six losses of ib6; the kernel counts them in carrier_changes."""
+    """systemd-networkd logged six losses of ib6; the kernel counts them in carrier_changes."""
     lines = lines_of("azure-1dev_6flap_syslog")
     assert sum("ib6: lost carrier" in line for line in lines) == 6
     assert [message for line in lines if (message := parse_kernel_message(line))] == []

@@ -1,4 +1,4 @@
-"""A copied /sys of a card with the vendor's congestion control: every value of it comes out."""
+"""A copied /sys of a NIC with the vendor's congestion control: every value is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARAMETER = "railscope_nic_setting_dcqcn_parameter"
 
 
 class CopiedTree(LiveHost):
-    """A tree of files alone: there are no cards to ask."""
+    """A tree of files without devices to query."""
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         raise OSError(errno.ENODEV, f"No such device to ask {seam}.{function}{arguments}")
@@ -58,8 +58,8 @@ def test_the_capture_has_what_this_test_is_about(ecn: Path) -> None:
 
 def test_every_priority_of_both_sides_comes_out(outcome: ReadOutcome, ecn: Path) -> None:
     assert found(outcome, ECN_ENABLED) == {
-        (ECN_ENABLED, ("eth0", word, file.name)): number(file)
-        for side, word in SIDES.items()
+        (ECN_ENABLED, ("eth0", label, file.name)): number(file)
+        for side, label in SIDES.items()
         for file in (ecn / f"roce_{side}/enable").iterdir()
     }
 
@@ -67,13 +67,15 @@ def test_every_priority_of_both_sides_comes_out(outcome: ReadOutcome, ecn: Path)
 def test_every_parameter_comes_out_once(outcome: ReadOutcome, ecn: Path) -> None:
     """Whatever it is called: as many as there are files, with the values that these have."""
     files = [f for side in SIDES for f in (ecn / f"roce_{side}").iterdir() if f.is_file()]
-    told = found(outcome, PARAMETER)
-    assert len(files) == len(told) == 19
-    assert sorted(map(number, files)) == sorted(v for v in told.values() if isinstance(v, int))
+    parameters = found(outcome, PARAMETER)
+    assert len(files) == len(parameters) == 19
+    assert sorted(map(number, files)) == sorted(
+        v for v in parameters.values() if isinstance(v, int)
+    )
     names = {"rp_ai_rate": "roce_rp/rpg_ai_rate", "np_cnp_prio": "roce_np/cnp_802p_prio",
              "rp_dce_tcp_g": "roce_rp/dce_tcp_g", "np_cnp_dscp": "roce_np/cnp_dscp"}  # fmt: skip
     for name, path in names.items():
-        assert told[PARAMETER, ("eth0", name)] == number(ecn / path)
+        assert parameters[PARAMETER, ("eth0", name)] == number(ecn / path)
 
 
 def test_the_facts_match(outcome: ReadOutcome) -> None:

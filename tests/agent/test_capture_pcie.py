@@ -60,11 +60,11 @@ def errors(device: Path) -> dict[Label, float]:
     found: dict[Label, float] = {}
     for severity in ("correctable", "nonfatal", "fatal"):
         for line in text(device / f"aer_dev_{severity}").splitlines():
-            *words, count = line.split()
-            if words[0].startswith("TOTAL"):
+            *fields, count = line.split()
+            if fields[0].startswith("TOTAL"):
                 found[ALL, (device.name, severity)] = float(count)
             else:
-                found[AER, (device.name, severity, " ".join(words))] = float(count)
+                found[AER, (device.name, severity, " ".join(fields))] = float(count)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A copied /sys of three RDMA cards: every counter file comes out, with its value."""
+"""A copied /sys of three RDMA devices: every counter file is exported with its value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:Run
 
 @pytest.fixture(scope="module")
 def page() -> dict[Sample, float]:
-    """What `agent once` prints of the tree."""
+    """Output of `agent once` for the tree."""
     outcome = CliRunner().invoke(agent, ["once", "--root", str(captured(ROOT))])
     assert outcome.exit_code == 0, outcome.output
     return samples(outcome.output)
@@ -44,7 +44,7 @@ def labels(port: Path) -> dict[str, str]:
 
 
 def expected(file: Path) -> tuple[Sample, float | None]:
-    """The sample a counter file must give, told from its own content; None for no value."""
+    """Return the sample expected from the content of a counter file; None for no value."""
     about = labels(file.parents[1])
     metric = COUNTER_FILES.get(file.name)
     name = sample(metric.name, **about) if metric else sample(OTHER, **about, counter=file.name)

@@ -1,4 +1,4 @@
-"""PCI trees and topology files of real machines: distances as `nvidia-smi topo -m` words them, rails."""
+"""PCI trees and topology files of real nodes: rails, and distances as in `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agent.topology.rails import RailRules, parse_rail_rules
 
 WESTMERE = "sysfs/hwloc/40intel64-2g2n4c+pcilocality.tar.bz2"
 GB10 = "sysfs/hwloc/nvidia-dgx-gb10.tar.bz2"
-PCI_AND_CARDS = (
+PCI_AND_NICS = (
     r"/bus/pci/devices/|/class/infiniband/|/devices/pci.*/(class|vendor|numa_node|device)$"
 )
 FILES = [
@@ -43,12 +43,12 @@ FILES = [
     "rocm-topo_8p_940.xml",
 ]
 EACH_FILE = pytest.mark.parametrize("name", FILES)
-GPU_CLASSES, CARD_CLASSES = ("0x0302", "0x1200"), ("0x0200", "0x0207")
+GPU_CLASSES, NIC_CLASSES = ("0x0302", "0x1200"), ("0x0200", "0x0207")
 
 
 @pytest.fixture(scope="module")
 def westmere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked(WESTMERE, tmp_path_factory.mktemp("westmere"), PCI_AND_CARDS)
+    return unpacked(WESTMERE, tmp_path_factory.mktemp("westmere"), PCI_AND_NICS)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
 # Topology files -----------------------------------------------------------------------------------
 
 
-def told(name: str) -> NcclTopology:
+def topology_of(name: str) -> NcclTopology:
     return parse_nccl_topology(captured(f"topology/{name}").read_bytes())
 
 
@@ -108,14 +108,14 @@ def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
 @EACH_FILE
 def test_a_file_lists_every_device_and_its_numa_node(name: str) -> None:
     expected = {pci_.attrib["busid"]: numa for pci_, _, numa in elements(name)}
-    assert {a: place.numa_node for a, place in told(name).places.items()} == expected
+    assert {a: place.numa_node for a, place in topology_of(name).places.items()} == expected
     assert len(expected) >= 4
 
 
 @EACH_FILE
 def test_distances_follow_switches_and_cpus(name: str) -> None:
-    """What a plain look at the nested elements says."""
-    places = told(name).places
+    """Distances match a direct reading of the nested elements."""
+    places = topology_of(name).places
     ends = [entry for entry in elements(name) if not entry[0].findall("pci")]
     for (one, above, cpu), (other, above_other, cpu_other) in combinations(ends, 2):
         if cpu != cpu_other:
@@ -129,7 +129,7 @@ def test_distances_follow_switches_and_cpus(name: str) -> None:
 
 
 def test_cpus_links_and_names_of_a_file() -> None:
-    aws, azure, rocm = (told(FILES[number]) for number in (1, 2, 5))
+    aws, azure, rocm = (topology_of(FILES[number]) for number in (1, 2, 5))
     assert aws.cpus == {"0": "0-23,48-71", "1": "24-47,72-95"}
     assert azure.cpus["3"] == "72-95"
     assert azure.links == {}, "links of a GPU to itself are none"
@@ -150,7 +150,7 @@ def guest(name: str, *, tree: bool = True) -> FakeHost:
         vendor = "0x1002" if class_.startswith("0x1200") else "0x10de"
         model = (pci_.get("vendor", vendor), pci_.get("device", "0x0001"))
         add_device(host, "/".join([*path, address]), class_, model, numa_node=cpu if tree else "-1")
-        if class_.startswith(CARD_CLASSES):
+        if class_.startswith(NIC_CLASSES):
             name_rdma(host, f"card{number}", address)
     return host
 
@@ -159,7 +159,7 @@ def network(host: FakeHost, tree: NcclTopology | None = None) -> NodeNetwork:
     return NetworkScanner(RailRules(tree=tree)).scan(host)
 
 
-WITH_CARDS = {
+WITH_NICS = {
     "aws-p4d-24xl-topo.xml": (4, [0, 0, 1, 1, 2, 2, 3, 3]),
     "azure-ndv4-topo.xml": (8, list(range(8))),
     "azure-ndv5-topo.xml": (8, list(range(8))),
@@ -167,22 +167,22 @@ WITH_CARDS = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_CARDS)
+@pytest.mark.parametrize("name", WITH_NICS)
 def test_rails_of_a_guest_are_those_of_its_file(name: str) -> None:
-    """The tree built from a file and the file itself say the same, and each card is at its GPU."""
-    cards, gpu_rails = WITH_CARDS[name]
-    flat = network(guest(name, tree=False), told(name))
+    """The tree built from a file matches the file, and each NIC is at its GPU."""
+    nics, gpu_rails = WITH_NICS[name]
+    flat = network(guest(name, tree=False), topology_of(name))
     built = network(guest(name))
     found = {d.address: d.rail for d in flat.devices}
     assert found == {d.address: d.rail for d in built.devices}
-    assert sorted(found.values()) == list(range(cards))
+    assert sorted(found.values()) == list(range(nics))
     assert list(flat.gpu_rails.values()) == list(built.gpu_rails.values()) == gpu_rails
     switches = {p.attrib["busid"]: above[0] for p, above, _ in elements(name) if above}
-    for gpu, card in flat.nic_by_gpu.items():
-        assert switches[gpu] == switches[card]
+    for gpu, nic in flat.nic_by_gpu.items():
+        assert switches[gpu] == switches[nic]
 
 
-@pytest.mark.parametrize("name", WITH_CARDS)
+@pytest.mark.parametrize("name", WITH_NICS)
 def test_without_the_file_such_a_guest_shows_no_rails(name: str) -> None:
     found = network(guest(name, tree=False)).devices
     assert {device.rail for device in found} == {None}
@@ -191,15 +191,15 @@ def test_without_the_file_such_a_guest_shows_no_rails(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["azure-ndv4-topo.xml", "azure-ndv5-topo.xml"])
 def test_a_guest_with_a_bus_for_every_device_pairs_by_numa_node_as_its_file_does(name: str) -> None:
-    """Azure gives each device a domain and a host bridge of its own, and tells NUMA nodes."""
+    """Azure gives each device its own domain and host bridge, and reports NUMA nodes."""
     host = FakeHost()
     for number, (pci_, _, cpu) in enumerate(elements(name)):
         address, class_ = pci_.attrib["busid"], pci_.get("class", "")
-        if class_.startswith((*GPU_CLASSES, *CARD_CLASSES)):
+        if class_.startswith((*GPU_CLASSES, *NIC_CLASSES)):
             add_device(host, f"pci{address[:7]}/{address}", class_, numa_node=cpu)
-        if class_.startswith(CARD_CLASSES):
+        if class_.startswith(NIC_CLASSES):
             name_rdma(host, f"mlx5_{number}", address)
-    by_numa_node, by_file = network(host), network(host, told(name))
+    by_numa_node, by_file = network(host), network(host, topology_of(name))
     assert by_numa_node.nic_by_gpu == by_file.nic_by_gpu
     assert by_numa_node.gpu_rails == by_file.gpu_rails
 
@@ -210,21 +210,21 @@ def test_the_file_of_the_settings_makes_the_table() -> None:
     node = read_topology(
         guest(name, tree=False), parse_rail_rules(TopologySettings(nccl_file=str(file)))
     )
-    gpus, cards = [gpu.address for gpu in node.gpus], [card.address for card in node.nics]
-    assert (len(gpus), len(cards)) == (8, 8)
+    gpus, nics = [gpu.address for gpu in node.gpus], [nic.address for nic in node.nics]
+    assert (len(gpus), len(nics)) == (8, 8)
     for place, gpu in enumerate(gpus):
-        words = [node.apart(gpu, card) for card in cards]
+        distances = [node.apart(gpu, nic) for nic in nics]
         expected = ["PHB" if place // 4 == other // 4 else "SYS" for other in range(8)]
         expected[place] = "PXB"
-        assert words == expected
+        assert distances == expected
         assert {node.apart(gpu, other) for other in gpus} == {"X", "XGMI1"}
-        assert node.cpus[gpu] == told(name).cpus[str(place // 4)]
+        assert node.cpus[gpu] == topology_of(name).cpus[str(place // 4)]
 
 
 def test_devices_absent_from_a_file_keep_their_place() -> None:
     name = "azure-ndv4-topo.xml"
     host = guest(name, tree=False)
     add_device(host, "pci0000:00/0000:00:02.0/0000:01:00.0", "0x010802", numa_node="0")
-    node = read_topology(host, RailRules(tree=told(name)))
+    node = read_topology(host, RailRules(tree=topology_of(name)))
     assert node.devices["0000:01:00.0"].place.bridge == "pci0000:00"
     assert f"{DEVICES}/0000:01:00.0" in host.links

@@ -20,18 +20,18 @@ def judged(host: FakeHost) -> tuple[list[str], set[str]]:
     run = Judging(host)
     run.step()
     run.step()
-    told = readings(run.frame)
-    states = [r for (name, _), r in told.items() if name == GPU_HEALTH.name]
-    reasons = {key[1] for (name, key), r in told.items() if name == REASON and r == 1}
-    words = [
+    values = readings(run.frame)
+    states = [r for (name, _), r in values.items() if name == GPU_HEALTH.name]
+    reasons = {key[1] for (name, key), r in values.items() if name == REASON and r == 1}
+    state_names = [
         "absent" if isinstance(state, Absent) else GPU_HEALTH.states[state] for state in states
     ]
-    return words, reasons
+    return state_names, reasons
 
 
-@pytest.mark.parametrize(("card", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
-def test_gpus_in_order_are_healthy_idle_and_under_load(card: str, moment: str) -> None:
-    assert judged(read(card, moment).host) == (["healthy"], set())
+@pytest.mark.parametrize(("model", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
+def test_gpus_in_order_are_healthy_idle_and_under_load(model: str, moment: str) -> None:
+    assert judged(read(model, moment).host) == (["healthy"], set())
 
 
 def test_a_server_whose_power_supply_brakes_is_degraded_gpu_by_gpu() -> None:

@@ -24,8 +24,8 @@ VALID = 'description = "A node in a test."\norigin = "recorded"\n'
 
 def record(root: Path, directory: Path) -> None:
     """Record a node whose files are below a directory, as its administrator does."""
-    words = ["record", "--root", str(root), "--seconds", "0", "--redact", str(directory)]
-    outcome = CliRunner().invoke(agent, words)
+    arguments = ["record", "--root", str(root), "--seconds", "0", "--redact", str(directory)]
+    outcome = CliRunner().invoke(agent, arguments)
     assert outcome.exit_code == 0, outcome.output
 
 
@@ -52,10 +52,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{copy / 'tests'}"}
     return subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         cwd=copy,
         env=environment,
         capture_output=True,

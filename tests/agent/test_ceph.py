@@ -118,19 +118,22 @@ def test_nothing_in_flight_is_none_and_what_cannot_be_read_is_not() -> None:
 
 
 def test_findings_without_a_client() -> None:
-    class Closed(FakeHost):
+    class DebugfsDeniedHost(FakeHost):
         def names(self, path: str) -> list[str]:
             if path.startswith("/sys/kernel/debug"):
                 raise DENIED
             return super().names(path)
 
     assert read_once(CephSource(), FakeHost()).findings[0].verdict is ProbeVerdict.ABSENT
-    for host, verdict in ((FakeHost(), ProbeVerdict.ABSENT), (Closed(), ProbeVerdict.DENIED)):
+    for host, verdict in (
+        (FakeHost(), ProbeVerdict.ABSENT),
+        (DebugfsDeniedHost(), ProbeVerdict.DENIED),
+    ):
         host.files["/sys/module/libceph/refcnt"] = "1\n"
         assert read_once(CephSource(), host).findings[0].verdict is verdict
-    assert read_once(CephSource(), Closed()).findings[0].verdict is ProbeVerdict.ABSENT, (
-        "not loaded"
-    )
+    assert (
+        read_once(CephSource(), DebugfsDeniedHost()).findings[0].verdict is ProbeVerdict.ABSENT
+    ), "not loaded"
 
 
 @given(st.sampled_from([FILES + LATENCY + SIZE + CAPS, LATENCY, CAPS]), st.floats(0, 1))

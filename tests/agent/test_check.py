@@ -1,4 +1,4 @@
-"""`agent check`: what is supported, denied, absent and broken, how to mend it, and the exit code."""
+"""`agent check`: supported, denied, absent and broken sources, remedies, and the exit status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
 
 
 def healthy() -> FakeHost:
-    """A server with two GPUs, an RDMA card and a network card, all well."""
+    """Return a host with two GPUs, an RDMA device and a NIC, all healthy."""
     host = FakeHost()
     add_gpus(host, 2)
     add_card(host)
@@ -43,59 +43,59 @@ def healthy() -> FakeHost:
 
 
 async def checked(host: FakeHost, **settings: object) -> tuple[bool, list[str]]:
-    """Whether all is well, and the lines that say so."""
-    said: list[str] = []
+    """Return the result of the check and its lines."""
+    lines: list[str] = []
     one = Agent(AgentSettings(**settings), host, "node-1")  # type: ignore[arg-type]  # as in a file
-    return await check(one, said.append), said
+    return await check(one, lines.append), lines
 
 
-def line(said: list[str], start: str) -> str:
+def line(lines: list[str], start: str) -> str:
     """The only line that begins like this, with its remedy if it has one."""
-    (place,) = [number for number, text in enumerate(said) if text.startswith(start)]
-    following = said[place + 1 : place + 2]
-    return " ".join([said[place], *[f for f in following if f.lstrip().startswith("->")]])
+    (place,) = [number for number, text in enumerate(lines) if text.startswith(start)]
+    following = lines[place + 1 : place + 2]
+    return " ".join([lines[place], *[f for f in following if f.lstrip().startswith("->")]])
 
 
 async def test_what_is_wrong_stands_first() -> None:
     host = healthy()
     host.calls["ethtool.driver(eth0)"] = DENIED
     host.files[COUNTER] = DENIED
-    _, said = await checked(host)
-    marks = [text.split()[0] for text in said[1:] if not text.startswith(" ")]
+    _, lines = await checked(host)
+    marks = [text.split()[0] for text in lines[1:] if not text.startswith(" ")]
     wrong = [mark in {"BROKEN", "DENIED"} for mark in marks]
     assert any(wrong)
     assert wrong == sorted(wrong, reverse=True)
 
 
 async def test_a_healthy_server() -> None:
-    well, said = await checked(healthy())
-    assert well, said
-    assert said[0].startswith("Railscope agent ")
-    assert said[0].endswith(" on node node-1")
-    assert "2 of 2 GPUs, driver 590.48.01" in line(said, "ok      GPUs")
-    assert "1 device, 1 port, 1 counter file" in line(said, "ok      RDMA devices")
-    assert "driver mlx5_core, 1 typed" in line(said, "ok      statistics of eth0")
-    assert "no frames are shipped" in line(said, "absent  collector")
-    assert not any(text.startswith(("DENIED", "BROKEN")) for text in said)
+    well, lines = await checked(healthy())
+    assert well, lines
+    assert lines[0].startswith("Railscope agent ")
+    assert lines[0].endswith(" on node node-1")
+    assert "2 of 2 GPUs, driver 590.48.01" in line(lines, "ok      GPUs")
+    assert "1 device, 1 port, 1 counter file" in line(lines, "ok      RDMA devices")
+    assert "driver mlx5_core, 1 typed" in line(lines, "ok      statistics of eth0")
+    assert "no frames are shipped" in line(lines, "absent  collector")
+    assert not any(text.startswith(("DENIED", "BROKEN")) for text in lines)
 
 
 async def test_an_empty_server_lacks_things_and_is_well() -> None:
-    well, said = await checked(FakeHost())
-    assert well, said
-    assert "NVIDIA driver library libnvidia-ml.so.1 is not installed" in line(said, "absent  GPUs")
-    assert "contains no device" in line(said, "absent  RDMA devices")
-    assert "contains no GPU, NIC or drive" in line(said, "absent  PCIe devices")
-    assert "/proc does not exist" in line(said, "absent  host")
+    well, lines = await checked(FakeHost())
+    assert well, lines
+    assert "NVIDIA driver library libnvidia-ml.so.1 is not installed" in line(lines, "absent  GPUs")
+    assert "contains no device" in line(lines, "absent  RDMA devices")
+    assert "contains no GPU, NIC or drive" in line(lines, "absent  PCIe devices")
+    assert "/proc does not exist" in line(lines, "absent  host")
 
 
 async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
     host = healthy()
     _, before = await checked(host)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert well
     assert "railscope_gpu_power_watts" not in line(before, "absent  gpu:")
-    assert "railscope_gpu_power_watts" in line(said, "absent  gpu:")
+    assert "railscope_gpu_power_watts" in line(lines, "absent  gpu:")
 
 
 async def test_a_denied_source_is_reported_with_its_remedy() -> None:
@@ -104,14 +104,14 @@ async def test_a_denied_source_is_reported_with_its_remedy() -> None:
     host.calls["ethtool.driver(eth0)"] = DENIED
     host.files[COUNTER] = DENIED
     host.log.closed = DENIED
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert not well
     assert "-> run the agent as root, or grant it access to /dev/nvidia*" in line(
-        said, "DENIED  gpu:"
+        lines, "DENIED  gpu:"
     )
-    assert "-> allow the agent the ioctl SIOCETHTOOL" in line(said, "DENIED  statistics of eth0")
-    assert "or with CAP_SYSLOG" in line(said, "DENIED  kernel log")
-    assert "railscope_rdma_transmit_packets_total" in line(said, "DENIED  rdma")
+    assert "-> allow the agent the ioctl SIOCETHTOOL" in line(lines, "DENIED  statistics of eth0")
+    assert "or with CAP_SYSLOG" in line(lines, "DENIED  kernel log")
+    assert "railscope_rdma_transmit_packets_total" in line(lines, "DENIED  rdma")
 
 
 @pytest.mark.parametrize(
@@ -121,33 +121,35 @@ async def test_a_denied_source_is_reported_with_its_remedy() -> None:
 async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> None:
     host = healthy()
     host.calls[COUNT] = NvmlError(code, "as NVML says")
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert not well
-    told = line(said, "BROKEN  gpu:")
-    assert f"NVML error {code}: as NVML says" in told
-    assert remedy in told
+    report = line(lines, "BROKEN  gpu:")
+    assert f"NVML error {code}: as NVML says" in report
+    assert remedy in report
 
 
 async def test_a_lost_gpu_is_broken() -> None:
     host = healthy()
     host.calls |= dict.fromkeys(of_gpu(host, 1), NvmlError(15, "GPU is lost"))
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert not well
-    assert "1 of 2 GPUs" in line(said, "BROKEN  GPUs")
+    assert "1 of 2 GPUs" in line(lines, "BROKEN  GPUs")
 
 
 async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
     host = healthy()
     host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
     host.log.waiting.append(f"4,1,{BOOT_US},-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=python3")
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert not well
-    assert line(said, "ok      health of GPUs").endswith("2 GPUs by 32 rules: 1 degraded, 1 failed")
-    assert line(said, "BROKEN  GPU GPU-0") == (
+    assert line(lines, "ok      health of GPUs").endswith(
+        "2 GPUs by 32 rules: 1 degraded, 1 failed"
+    )
+    assert line(lines, "BROKEN  GPU GPU-0") == (
         "BROKEN  GPU GPU-0 (index 0, 0000:01:00.0): failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"
         " be reached over PCIe.); actions: drain, reboot (NVIDIA: RESTART_BM)"
     )
-    assert line(said, "BROKEN  GPU GPU-1") == (
+    assert line(lines, "BROKEN  GPU GPU-1") == (
         "BROKEN  GPU GPU-1 (index 1, 0000:02:00.0): degraded: row_remap_pending (a row of memory is pending replacement;"
         " running jobs are not affected); actions: reset_gpu (NVIDIA: RESET_GPU)"
     )
@@ -156,11 +158,13 @@ async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
 async def test_an_unknown_gpu_is_reported_and_its_sources_decide_the_result() -> None:
     host = healthy()
     host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
-    _, said = await checked(host)
-    told = "unknown: cannot be judged: pcie_width (error)"
-    assert line(said, "absent  GPU GPU-0") == f"absent  GPU GPU-0 (index 0, 0000:01:00.0): {told}"
-    assert "1 unknown, 1 healthy" in line(said, "ok      health of GPUs")
-    assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in said)
+    _, lines = await checked(host)
+    report = "unknown: cannot be judged: pcie_width (error)"
+    assert (
+        line(lines, "absent  GPU GPU-0") == f"absent  GPU GPU-0 (index 0, 0000:01:00.0): {report}"
+    )
+    assert "1 unknown, 1 healthy" in line(lines, "ok      health of GPUs")
+    assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in lines)
 
 
 async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -> None:
@@ -168,19 +172,21 @@ async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -
     host.calls |= dict.fromkeys(of_gpu(host, 0), NvmlError(999, "unknown"))
     host.calls["nvml.nvmlDeviceGetUUID(0)"] = "GPU-0"
     host.calls["nvml.nvmlDeviceGetPciInfo(0)"] = {"busId": "00000000:01:00.0"}
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert not well
-    told = line(said, "absent  GPU GPU-0")
-    assert "unknown: driver_unresponsive (a source" in told
-    assert re.search(r"cannot be judged: .*(\(error\).*){3} and \d+ more; actions: inspect$", told)
+    report = line(lines, "absent  GPU GPU-0")
+    assert "unknown: driver_unresponsive (a source" in report
+    assert re.search(
+        r"cannot be judged: .*(\(error\).*){3} and \d+ more; actions: inspect$", report
+    )
 
 
 async def test_nonsense_in_a_counter_file_is_broken() -> None:
     host = healthy()
     host.files[COUNTER] = "garbage"
-    well, said = await checked(host)
+    well, lines = await checked(host)
     assert not well
-    assert "1 reading error: railscope_rdma_transmit_packets_total" in line(said, "BROKEN  rdma")
+    assert "1 reading error: railscope_rdma_transmit_packets_total" in line(lines, "BROKEN  rdma")
 
 
 # The budget ---------------------------------------------------------------------------------------
@@ -189,14 +195,14 @@ async def test_nonsense_in_a_counter_file_is_broken() -> None:
 async def checked_on(
     meter: FakeMeter, host: FakeHost, budget: BudgetSettings
 ) -> tuple[bool, list[str]]:
-    """The same, with what it cost as the test says."""
-    said: list[str] = []
+    """Check with costs given by the test."""
+    lines: list[str] = []
     one = Agent(AgentSettings(budget=budget), host, "node-1", meter=meter)
-    return await check(one, said.append), said
+    return await check(one, lines.append), lines
 
 
 def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
-    """A healthy server whose card is dear to read."""
+    """Return a healthy host whose RDMA device is expensive to read."""
     host = healthy()
     packets = host.files[COUNTER]
 
@@ -210,42 +216,42 @@ def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
 
 async def test_costs_are_listed_with_the_most_expensive_source_first() -> None:
     meter = FakeMeter()
-    well, said = await checked_on(
+    well, lines = await checked_on(
         meter, costly(meter, 3), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
-    (dearest,) = [text for text in said if text.startswith("ok      cost of")]
-    assert dearest == (
+    (costliest,) = [text for text in lines if text.startswith("ok      cost of")]
+    assert costliest == (
         "ok      cost of rdma: 0.3 % of a core: 3.00 ms of processor time in 0.00 ms every 1 s"
     )
-    assert line(said, "ok      processor budget") == (
+    assert line(lines, "ok      processor budget") == (
         "ok      processor budget: reads use 0.3 % of a core at the configured periods, budget 1 %"
     )
-    assert line(said, "ok      memory budget").endswith("40 MiB resident, budget 64 MiB")
+    assert line(lines, "ok      memory budget").endswith("40 MiB resident, budget 64 MiB")
 
 
 async def test_a_budget_that_needs_longer_periods_is_reported_without_a_fault() -> None:
     meter = FakeMeter(80 * MIB)
-    well, said = await checked_on(
+    well, lines = await checked_on(
         meter, costly(meter, 30), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
-    assert "lengthened to every 4 s (processor time)" in line(said, "ok      cost of rdma")
-    told = line(said, "ok      processor budget")
-    assert "3 % of a core" in told
-    assert "periods are lengthened until reads fit the budget" in told
-    assert "-> increase periods in [period_seconds], or increase budget.cpu_ratio" in told
-    assert "80 MiB resident, budget 64 MiB: exceeded" in line(said, "absent  memory budget")
+    assert "lengthened to every 4 s (processor time)" in line(lines, "ok      cost of rdma")
+    report = line(lines, "ok      processor budget")
+    assert "3 % of a core" in report
+    assert "periods are lengthened until reads fit the budget" in report
+    assert "-> increase periods in [period_seconds], or increase budget.cpu_ratio" in report
+    assert "80 MiB resident, budget 64 MiB: exceeded" in line(lines, "absent  memory budget")
 
 
 async def test_a_missing_budget_is_reported() -> None:
     meter = FakeMeter()
     unbounded = BudgetSettings(cpu_ratio=0, memory_bytes=0)
-    well, said = await checked_on(meter, costly(meter, 30), unbounded)
+    well, lines = await checked_on(meter, costly(meter, 30), unbounded)
     assert well
-    assert "no budget is set" in line(said, "absent  processor budget")
-    assert "no budget is set" in line(said, "absent  memory budget")
-    assert "lengthened" not in line(said, "ok      cost of rdma")
+    assert "no budget is set" in line(lines, "absent  processor budget")
+    assert "no budget is set" in line(lines, "absent  memory budget")
+    assert "lengthened" not in line(lines, "ok      cost of rdma")
 
 
 # The collector ------------------------------------------------------------------------------------
@@ -253,9 +259,9 @@ async def test_a_missing_budget_is_reported() -> None:
 
 async def test_a_collector_that_takes_this_node() -> None:
     async with ScriptedCollector().serving() as collector:
-        well, said = await checked(healthy(), collector=link_to(collector))
+        well, lines = await checked(healthy(), collector=link_to(collector))
         assert well
-        assert "accepts frames of this node" in line(said, "ok      collector")
+        assert "accepts frames of this node" in line(lines, "ok      collector")
         assert collector.taken == [], "a greeting carries no frames"
 
 
@@ -272,25 +278,25 @@ async def test_a_collector_that_takes_this_node() -> None:
 async def test_a_collector_that_does_not(status: int, advice: str) -> None:
     async with ScriptedCollector().serving() as collector:
         collector.script.append(web.json_response({"error": "because"}, status=status))
-        well, said = await checked(healthy(), collector=link_to(collector))
+        well, lines = await checked(healthy(), collector=link_to(collector))
     assert not well
-    assert advice in line(said, "BROKEN  collector")
+    assert advice in line(lines, "BROKEN  collector")
 
 
 async def test_a_collector_that_is_not_there() -> None:
     absent = ScriptedCollector()
     async with absent.serving():
         link = link_to(absent)
-    well, said = await checked(healthy(), collector=link)
+    well, lines = await checked(healthy(), collector=link)
     assert not well
-    assert "connection refused" in line(said, "BROKEN  collector")
+    assert "connection refused" in line(lines, "BROKEN  collector")
 
 
 async def test_a_link_that_cannot_work() -> None:
     link = CollectorLink(url="https://collector", ca_file="/nowhere/ca.pem")
-    well, said = await checked(healthy(), collector=link)
+    well, lines = await checked(healthy(), collector=link)
     assert not well
-    assert "cannot use collector.ca_file /nowhere/ca.pem" in line(said, "BROKEN  collector")
+    assert "cannot use collector.ca_file /nowhere/ca.pem" in line(lines, "BROKEN  collector")
 
 
 # Exit codes ---------------------------------------------------------------------------------------
@@ -302,20 +308,20 @@ def exit_code(*arguments: str | Path) -> tuple[int, str]:
 
 
 def test_a_tree_in_order_leaves_with_0(tmp_path: Path) -> None:
-    code, said = exit_code("--root", make_tree(tmp_path))
-    assert code == 0, said
-    assert "ok      RDMA devices: 2 devices" in said
+    code, output = exit_code("--root", make_tree(tmp_path))
+    assert code == 0, output
+    assert "ok      RDMA devices: 2 devices" in output
 
 
 def test_a_tree_with_something_broken_leaves_with_1(tmp_path: Path) -> None:
     (make_tree(tmp_path) / COUNTER[1:]).write_text("garbage")
-    code, said = exit_code("--root", tmp_path)
+    code, output = exit_code("--root", tmp_path)
     assert code == 1
-    assert "BROKEN  rdma: 1 reading error" in said
+    assert "BROKEN  rdma: 1 reading error" in output
 
 
 @pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
 def test_a_tree_of_a_real_machine_is_read_without_complaint() -> None:
-    code, said = exit_code("--root", captured("sysfs/procfs/tree"))
-    assert code == 0, said
-    assert "3 devices, 4 ports, 96 counter files" in said
+    code, output = exit_code("--root", captured("sysfs/procfs/tree"))
+    assert code == 0, output
+    assert "3 devices, 4 ports, 96 counter files" in output

@@ -1,4 +1,4 @@
-"""Clocks that jump: sampling goes by the boot clock, and says what the wall clock said."""
+"""Clocks that jump: sampling follows the boot clock and records the wall clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_steps_of_the_wall_clock_change_no_order_and_miss_no_tick() -> Non
 
 
 async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
-    """The boot clock runs on; nobody needs the hour's readings one after the other."""
+    """The boot clock continues; the missed readings of the hour are not repeated."""
     host = FakeHost()
     add_card(host)
     async with sampling(host, [RdmaSource()]) as run:

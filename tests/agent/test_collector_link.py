@@ -1,4 +1,4 @@
-"""The link to the collector: addresses, tokens and certificates, and what is said of wrong ones."""
+"""The link to the collector: addresses, tokens, certificates, and the messages for invalid ones."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_without_a_state_directory_nothing_is_kept(host: FakeHost, tmp_path: Pat
 BUFFER = "railscope_nic_receive_out_of_buffer_packets_total"
 
 
-def card(host: FakeHost, driver: str = "mlx5_core", **statistics: int) -> None:
+def put_statistics(host: FakeHost, driver: str = "mlx5_core", **statistics: int) -> None:
     set_statistics(host, driver, statistics)
 
 
@@ -214,31 +214,31 @@ def card(host: FakeHost, driver: str = "mlx5_core", **statistics: int) -> None:
 def test_a_nic_queue_counter_wraps(moved: bool) -> None:  # noqa: FBT001 - the case
     """Also when its list changes at the same time."""
     host = FakeHost()
-    card(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
+    put_statistics(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
     reader = SourceReader(NicSource(), host, ORIGIN)
     value(reader, BUFFER, ("eth0",))
     if moved:
-        card(host, rx_vport_unicast_bytes=200, rx_out_of_buffer=20)
+        put_statistics(host, rx_vport_unicast_bytes=200, rx_out_of_buffer=20)
     else:
-        card(host, rx_out_of_buffer=20, rx_vport_unicast_bytes=200)
+        put_statistics(host, rx_out_of_buffer=20, rx_vport_unicast_bytes=200)
     assert value(reader, BUFFER, ("eth0",)) == END + 20
 
 
 def test_a_function_whose_traffic_starts_over_has_been_set_back() -> None:
     host = FakeHost()
-    card(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
+    put_statistics(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
     reader = SourceReader(NicSource(), host, ORIGIN)
     value(reader, BUFFER, ("eth0",))
-    card(host, rx_out_of_buffer=20, rx_vport_unicast_bytes=5)
+    put_statistics(host, rx_out_of_buffer=20, rx_vport_unicast_bytes=5)
     assert value(reader, BUFFER, ("eth0",)) == 20
 
 
 def test_the_same_metric_of_another_driver_has_64_bits() -> None:
     host = FakeHost()
-    card(host, "bnxt_en", rx_total_ring_discards=END - 10)
+    put_statistics(host, "bnxt_en", rx_total_ring_discards=END - 10)
     reader = SourceReader(NicSource(), host, ORIGIN)
     value(reader, BUFFER, ("eth0",))
-    card(host, "bnxt_en", rx_total_ring_discards=20)
+    put_statistics(host, "bnxt_en", rx_total_ring_discards=20)
     assert value(reader, BUFFER, ("eth0",)) == 20
 
 
@@ -252,9 +252,9 @@ def test_counter_wraps_of_a_nic_survive_a_restart(tmp_path: Path) -> None:
 
     first = restarted()
     for number in (END - 10, 20):
-        card(host, rx_out_of_buffer=number)
+        put_statistics(host, rx_out_of_buffer=number)
         value(first, BUFFER, ("eth0",))
-    card(host, rx_out_of_buffer=30)
+    put_statistics(host, rx_out_of_buffer=30)
     assert value(restarted(), BUFFER, ("eth0",)) == END + 30
 
 
@@ -262,22 +262,22 @@ def test_counter_wraps_of_a_nic_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def read_by_an_agent(host: FakeHost, state: Path, *shown: int) -> list[Reading]:
-    """What one run of the agent tells of a counter, at its start and a second after each change."""
+    """Return the counter readings of one agent run, at its start and one second after each change."""
     one = Agent(AgentSettings(listen="127.0.0.1:0", state_directory=str(state)), host, "node-1")
     task = asyncio.create_task(one.run())
-    told = []
+    counts = []
     try:
         await host.clock.asleep(families(one.sampler.sources))
-        told.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
+        counts.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
         for number in shown:
             show(host, rx_write_requests=number)
             host.clock.advance(1)
             await host.clock.asleep(families(one.sampler.sources))
-            told.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
+            counts.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
     finally:
         task.cancel()
         await asyncio.wait({task})
-    return told
+    return counts
 
 
 async def test_an_agent_takes_up_the_wraps_of_the_one_before(

@@ -54,7 +54,7 @@ def sources() -> list[Source]:
 
 
 def frames(host: FakeHost) -> list[Frame]:
-    """What each source says at one read, those that have nothing to say left out."""
+    """Return the frames of one read of all sources, without empty ones."""
     outcomes = [read_once(source, host) for source in sources()]
     assert [outcome.problem for outcome in outcomes if outcome.problem] == []
     return [outcome.frame for outcome in outcomes if outcome.frame]
@@ -179,11 +179,11 @@ def test_a_partitioned_gpu_exports_each_instance_once_and_the_rest_as_a_whole():
     assert of_instances(text, "DCGM_FI_PROF_SM_ACTIVE") == {large: 0.6, small: 0.2}
     assert of_instances(text, "DCGM_FI_PROF_PIPE_FP64_ACTIVE") == {small: 0.33}
     assert of_instances(text, "DCGM_FI_DEV_POWER_USAGE") == {}
-    told_as_a_whole = of_gpu(text)
+    whole_gpu = of_gpu(text)
     per_instance = {row.name.removeprefix("DCGM_FI_") for row in DCGM_METRICS if row.mig}
-    assert not per_instance & set(told_as_a_whole), "a sum would count them twice"
-    assert told_as_a_whole["DEV_POWER_USAGE"] == 512.345
-    assert told_as_a_whole["DEV_MIG_MODE"] == 1
+    assert not per_instance & set(whole_gpu), "a sum would count them twice"
+    assert whole_gpu["DEV_POWER_USAGE"] == 512.345
+    assert whole_gpu["DEV_MIG_MODE"] == 1
     assert of_gpu(text, "1")["DEV_FB_USED"] == 20480
     instance = next(dict(labels) for _, labels in samples(text) if ("GPU_I_ID", "2") in labels)
     assert instance == LABELS | {"GPU_I_PROFILE": "1g.10gb", "GPU_I_ID": "2"}
@@ -323,7 +323,7 @@ async def test_the_page_is_served_in_both_forms_behind_the_token_while_it_is_fre
 
 def test_each_name_comes_with_its_help_and_type():
     families = list(text_string_to_metric_families(page(h100())))
-    told_of = {family.name: (family.type, family.documentation) for family in families}
+    described = {family.name: (family.type, family.documentation) for family in families}
     declared = {row.name: (str(row.kind), row.sentence) for row in DCGM_METRICS}
-    assert len(told_of) > 70
-    assert told_of.items() <= declared.items()
+    assert len(described) > 70
+    assert described.items() <= declared.items()

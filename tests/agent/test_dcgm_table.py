@@ -35,7 +35,7 @@ from railscope.reading import from_stored
 
 CAPTURE = "dcgm/datadog-dcgm-serve-metrics.prom"
 ADDRESS = "0000:3b:00.0"
-CARD = Entity(
+GPU_ENTITY = Entity(
     GPU,
     ("GPU-1",),
     {"index": "0", "minor": "0", "pci_address": ADDRESS, "model": "NVIDIA L4", "driver": "590.48"},
@@ -69,7 +69,7 @@ def test_a_row_is_made_of_metrics_of_the_catalog(row: DcgmMetric) -> None:
 
 
 def test_the_catalog_names_the_same_as_the_table():
-    """What a metric of ours counts for in the dividend, not what it is a share of."""
+    """A metric of ours is matched by the dividend of its formula, not by the divisor."""
     table: dict[str, set[str]] = defaultdict(set)
     for row in DCGM_METRICS:
         for formula in row.formulas:
@@ -139,7 +139,9 @@ def columns(owner: Entity, every: Iterator[FormulaTerm]) -> list[Column]:
     return [(metric, entity) for (metric, _), entity in found.items()]
 
 
-OF_CARD = columns(CARD, (t for row in DCGM_METRICS for f in row.gpu for t in (*f.terms, *f.over)))
+OF_GPU = columns(
+    GPU_ENTITY, (t for row in DCGM_METRICS for f in row.gpu for t in (*f.terms, *f.over))
+)
 OF_SLICE = columns(
     SLICE, (t for row in DCGM_METRICS if row.mig for t in (*row.mig.terms, *row.mig.over))
 )
@@ -148,7 +150,7 @@ OF_SLICE = columns(
 def page_of(found: list[Column], stored: list[int]) -> str:
     """The page of these columns with these integers, as the sources store them."""
     order = Schema.ordered(found)
-    schema = Schema("test", tuple(found[position] for position in order), (CARD,))
+    schema = Schema("test", tuple(found[position] for position in order), (GPU_ENTITY,))
     values = array("q", [stored[position] for position in order])
     frame = Frame(ORIGIN, schema, 1, NodeTimestamp(1, 1), values)
     return DcgmExposition("node-1").render([frame], TextFormat.PROMETHEUS)
@@ -167,7 +169,7 @@ FORMS = {
 def test_types_and_labels_have_the_form_of_a_real_page():
     """But for one type: a rate is no counter, and dcgm-exporter has changed that since."""
     real = {f.name: f for f in text_string_to_metric_families(captured(CAPTURE).read_text())}
-    text = page_of(OF_CARD, list(range(1, len(OF_CARD) + 1)))
+    text = page_of(OF_GPU, list(range(1, len(OF_GPU) + 1)))
     ours = {f.name: f for f in text_string_to_metric_families(text)}
     not_served = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_DEV_COUNT"}
     assert real.keys() - ours.keys() == not_served
@@ -201,7 +203,7 @@ def matches(wanted: str, part: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("found", "owner"), [(OF_CARD, CARD), (OF_SLICE, SLICE)], ids=["gpu", "mig"]
+    ("found", "owner"), [(OF_GPU, GPU_ENTITY), (OF_SLICE, SLICE)], ids=["gpu", "mig"]
 )
 @given(data=st.data())
 def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.DataObject) -> None:
@@ -212,20 +214,20 @@ def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.Data
         for (metric, entity), value in zip(found, stored, strict=True)
     }
     text = page_of(found, stored)
-    told = dict(re.findall(r"^(\w+)\{.*\} (\S+)$", text, re.MULTILINE))
+    values = dict(re.findall(r"^(\w+)\{.*\} (\S+)$", text, re.MULTILINE))
     for row in DCGM_METRICS:
-        formula = row.gpu[0] if owner is CARD else row.mig
+        formula = row.gpu[0] if owner is GPU_ENTITY else row.mig
         if formula is None:
             continue
         value = amount(formula.terms, owner, readings) * row.measure.per_base_unit
         if formula.over:
             over = amount(formula.over, owner, readings)
             if not over:
-                assert row.name not in told
+                assert row.name not in values
                 continue
             value /= over
         if value.denominator == 1:
-            assert told.pop(row.name) == str(value.numerator), row.name
+            assert values.pop(row.name) == str(value.numerator), row.name
         else:
-            assert float(told.pop(row.name)) == float(value), row.name
-    assert told == {}
+            assert float(values.pop(row.name)) == float(value), row.name
+    assert values == {}

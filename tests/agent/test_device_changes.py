@@ -109,7 +109,7 @@ async def test_a_nic_in_reset_comes_back_without_a_new_schema() -> None:
         assert len({id(frame.schema) for frame in run.frames}) == 1
 
 
-class Faulty(SourceWithoutResources):
+class FaultySource(SourceWithoutResources):
     """A source with a mistake in it."""
 
     name = "faulty"
@@ -130,7 +130,7 @@ class Faulty(SourceWithoutResources):
 
 
 async def test_a_mistake_in_one_source_ends_no_other() -> None:
-    host, faulty = FakeHost(), Faulty()
+    host, faulty = FakeHost(), FaultySource()
     add_card(host, "mlx5_0")
     async with sampling(host, [faulty, RdmaSource()]) as run:
         await run.step()

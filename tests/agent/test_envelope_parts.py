@@ -21,9 +21,11 @@ ABOUT = Entity(DROP, ("disk",))
 
 
 def frame(columns: int, events: int) -> Frame:
-    told = (Event(GAP_EVENT, ABOUT, 1, 1),) * events
+    gap_events = (Event(GAP_EVENT, ABOUT, 1, 1),) * events
     values = array("q", bytes(8 * columns))
-    return Frame(FrameOrigin("n", "r", "b"), SCHEMA, 1, NodeTimestamp(1, 1), values, events=told)
+    return Frame(
+        FrameOrigin("n", "r", "b"), SCHEMA, 1, NodeTimestamp(1, 1), values, events=gap_events
+    )
 
 
 @given(

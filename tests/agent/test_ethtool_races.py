@@ -12,17 +12,17 @@ from hypothesis import given, strategies as st
 
 from agent.host.network_calls import Ethtool
 
-CARD = "ens1f0np0"
+INTERFACE = "ens1f0np0"
 GSTRINGS, GSTATS, GSSET_INFO = 0x1B, 0x1D, 0x37
 
 
 def value_of(name: str) -> int:
-    """What this driver counts under a name, so that a wrong pair shows."""
+    """Return the counter value of a name, unique so that a wrong pair is detected."""
     return zlib.crc32(name.encode()) << 16
 
 
-class Driver:
-    """A kernel with one card. `lists` are what it has, one after the other; `fixed` whether it has
+class RacingDriver:
+    """A kernel with one NIC. `lists` are its successive statistics; with `fixed`, it contains
     commit 7b07be1ff1cb: an answer of another length than expected is empty, and never an overrun.
     """
 
@@ -38,7 +38,7 @@ class Driver:
         return self.lists[0]
 
     def ask(self, interface: str) -> None:
-        assert interface == CARD
+        assert interface == INTERFACE
         if self.changes and self.changes.pop(0) and len(self.lists) > 1:
             self.lists.pop(0)
         (command,) = struct.unpack_from("=I", self.buffer)
@@ -63,8 +63,8 @@ class Driver:
         """Nothing is held."""
 
 
-words = [f"rx_prio{p}_pause" for p in range(8)] + [f"rx{q}_packets" for q in range(8)]
-one_list = st.lists(st.sampled_from(words), unique=True, max_size=8)
+statistic_names = [f"rx_prio{p}_pause" for p in range(8)] + [f"rx{q}_packets" for q in range(8)]
+one_list = st.lists(st.sampled_from(statistic_names), unique=True, max_size=8)
 lists = st.lists(one_list, min_size=1, max_size=6, unique_by=tuple)
 """A list that comes back between two calls as it was cannot be told from one that never left."""
 changes = st.lists(st.booleans(), max_size=30)
@@ -77,86 +77,90 @@ def test_a_value_is_never_put_under_a_wrong_name(
     fixed: bool,  # noqa: FBT001 - a case
     polls: int,
 ) -> None:
-    driver = Driver(all_lists, fixed=fixed)
+    driver = RacingDriver(all_lists, fixed=fixed)
     driver.changes = list(when)
     reader = Ethtool(driver)
     for _ in range(polls):
         try:
-            answer = reader.call("statistics", CARD)
+            answer = reader.call("statistics", INTERFACE)
         except OSError as error:
             assert error.errno == errno.EAGAIN  # noqa: PT017 - either answer is right
             continue
         assert answer["values"] == [value_of(name) for name in answer["names"]]
         assert answer["names"] in all_lists or answer["names"] == []
     driver.changes = []
-    assert reader.call("statistics", CARD)["names"] == driver.names, "what stays is read"
+    assert reader.call("statistics", INTERFACE)["names"] == driver.names, "what stays is read"
 
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_pfc_that_moves_to_another_priority_changes_no_length(fixed: bool) -> None:  # noqa: FBT001
     before, after = ["rx_prio3_pause", "rx_bytes_phy"], ["rx_prio4_pause", "rx_bytes_phy"]
-    driver = Driver([before, after], fixed=fixed)
+    driver = RacingDriver([before, after], fixed=fixed)
     reader = Ethtool(driver)
-    first = reader.call("statistics", CARD)
+    first = reader.call("statistics", INTERFACE)
     assert first["names"] == before
-    assert reader.call("statistics", CARD)["names"] is first["names"], "decoded once"
+    assert reader.call("statistics", INTERFACE)["names"] is first["names"], "decoded once"
     driver.changes = [False, True]  # between the values and the names
-    answer = reader.call("statistics", CARD)
+    answer = reader.call("statistics", INTERFACE)
     assert answer == {"names": after, "values": [value_of(name) for name in after]}
 
 
 def test_a_nic_that_goes_up_has_many_times_the_statistics() -> None:
-    """Old kernels write them all, whatever was asked for: there is room for them."""
+    """Old kernels write all statistics regardless of the request: the buffer holds them."""
     small, large = ["rx_bytes_phy"], [f"rx{queue}_packets" for queue in range(8000)]
-    driver = Driver([small, large], fixed=False)
+    driver = RacingDriver([small, large], fixed=False)
     reader = Ethtool(driver)
-    assert reader.call("statistics", CARD)["names"] == small
+    assert reader.call("statistics", INTERFACE)["names"] == small
     driver.changes = [False, True]
-    assert reader.call("statistics", CARD)["values"] == [value_of(name) for name in large]
+    assert reader.call("statistics", INTERFACE)["values"] == [value_of(name) for name in large]
 
 
 def test_no_more_statistics_are_requested_than_the_buffer_holds() -> None:
-    driver = Driver([[f"rx{queue}_packets" for queue in range(9000)]], fixed=False)
+    driver = RacingDriver([[f"rx{queue}_packets" for queue in range(9000)]], fixed=False)
     with pytest.raises(OSError, match=r"too many statistics of .*: 9000") as raised:
-        Ethtool(driver).call("statistics", CARD)
+        Ethtool(driver).call("statistics", INTERFACE)
     assert raised.value.errno == errno.EOVERFLOW
     assert driver.asked == [GSSET_INFO]
 
 
 def test_a_list_that_never_rests_is_an_error() -> None:
-    driver = Driver([[f"rx_prio{n % 8}_pause", f"rx{n}_packets"] for n in range(100)], fixed=True)
+    driver = RacingDriver(
+        [[f"rx_prio{n % 8}_pause", f"rx{n}_packets"] for n in range(100)], fixed=True
+    )
     driver.changes = [True] * 100
     with pytest.raises(OSError, match="changes on every read") as raised:
-        Ethtool(driver).call("statistics", CARD)
+        Ethtool(driver).call("statistics", INTERFACE)
     assert raised.value.errno == errno.EAGAIN
 
 
 def test_an_idle_nic_costs_two_calls_and_no_decoding() -> None:
-    driver = Driver([words], fixed=True)
+    driver = RacingDriver([statistic_names], fixed=True)
     reader = Ethtool(driver)
-    first = reader.call("statistics", CARD)
+    first = reader.call("statistics", INTERFACE)
     driver.asked.clear()
-    second = reader.call("statistics", CARD)
+    second = reader.call("statistics", INTERFACE)
     assert driver.asked == [GSTATS, GSTRINGS]
     assert second["names"] is first["names"]
 
 
 def test_an_answer_of_nothing_is_asked_for_again() -> None:
     """Fixed kernels answer with no statistics where the length was wrong."""
-    driver = Driver([words[:3], words[:5], words[:6]], fixed=True)
+    driver = RacingDriver(
+        [statistic_names[:3], statistic_names[:5], statistic_names[:6]], fixed=True
+    )
     reader = Ethtool(driver)
-    reader.call("statistics", CARD)
+    reader.call("statistics", INTERFACE)
     driver.changes = [False, True, False, False, True]
-    assert reader.call("statistics", CARD)["names"] == words[:6]
+    assert reader.call("statistics", INTERFACE)["names"] == statistic_names[:6]
 
 
 def test_interfaces_that_come_and_go_for_ever_fill_no_memory() -> None:
-    class Many(Driver):
+    class ManyInterfaces(RacingDriver):
         def ask(self, interface: str) -> None:
             assert interface.startswith("veth")
-            super().ask(CARD)
+            super().ask(INTERFACE)
 
-    reader = Ethtool(Many([words], fixed=True))
+    reader = Ethtool(ManyInterfaces([statistic_names], fixed=True))
     for number in range(1000):
-        assert reader.call("statistics", f"veth{number}")["names"] == words
+        assert reader.call("statistics", f"veth{number}")["names"] == statistic_names
     assert len(reader._known) <= 256  # noqa: SLF001 - what is kept is the point

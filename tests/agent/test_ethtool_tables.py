@@ -24,7 +24,7 @@ SHORT = {
 ROWS = [(driver, text, metric) for driver, rows in DRIVERS.items() for text, metric in rows]
 
 
-def card(driver: str, statistics: dict[str, int]) -> FakeHost:
+def host_with_nic(driver: str, statistics: dict[str, int]) -> FakeHost:
     host = FakeHost()
     set_statistics(host, driver, statistics)
     return host
@@ -37,7 +37,7 @@ def test_every_statistic_of_a_driver_reaches_its_metric(driver: str) -> None:
         place = PLACES[metric.about]
         for part in ("0", "3", "7") if place else ("",):
             name = text.replace(place, part) if place else text
-            found = readings(read_once(NicSource(), card(driver, {name: number})).frame)
+            found = readings(read_once(NicSource(), host_with_nic(driver, {name: number})).frame)
             assert found == {(metric.name, ("eth0", part) if part else ("eth0",)): number}
 
 
@@ -50,14 +50,14 @@ def test_the_catalog_names_the_statistic_of_a_metric(
 
 
 def test_every_nic_metric_is_reported_by_some_driver() -> None:
-    told = {metric for _, _, metric in ROWS}
+    metrics = {metric for _, _, metric in ROWS}
     declared = {
         value
         for value in vars(nic).values()
         if isinstance(value, Metric) and value.kind is not MetricKind.INFO
     }
-    assert {metric.name for metric in declared - told} == set()
-    assert {metric.name for metric in told} <= set(METRICS)
+    assert {metric.name for metric in declared - metrics} == set()
+    assert {metric.name for metric in metrics} <= set(METRICS)
 
 
 def test_no_driver_statistic_feeds_two_metrics() -> None:
@@ -84,7 +84,9 @@ def test_what_a_driver_counts_by_queue_has_no_standard_name() -> None:
 
 
 def test_numbers_of_64_bits_fit() -> None:
-    found = readings(read_once(NicSource(), card("ena", {"ena_srd_rx_pkts": 2**64 - 1})).frame)
+    found = readings(
+        read_once(NicSource(), host_with_nic("ena", {"ena_srd_rx_pkts": 2**64 - 1})).frame
+    )
     assert found == {("railscope_nic_receive_srd_packets_total", ("eth0",)): 2**64 - 1}
     assert to_stored(2**64 - 1) == -1
 
@@ -119,7 +121,9 @@ BE2NET = [
 def test_drivers_without_a_table_report_standard_names(
     driver: str, names: list[str], rest: list[str]
 ) -> None:
-    outcome = read_once(NicSource(), card(driver, {name: n for n, name in enumerate(names)}))
+    outcome = read_once(
+        NicSource(), host_with_nic(driver, {name: n for n, name in enumerate(names)})
+    )
     found = readings(outcome.frame)
     assert len(found) == len(names) - len(rest) - (20 if driver == "of_tomorrow" else 0)
     assert set(found.values()) == {

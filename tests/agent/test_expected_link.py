@@ -1,4 +1,4 @@
-"""What the PCIe link of a GPU should reach: its slot on bare metal, nothing in guests, or as configured."""
+"""Expected PCIe link of a GPU: its slot on bare metal, none in guests, or as configured."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_where_sysfs_and_nvml_differ_nothing_is_expected() -> None:
 @pytest.mark.parametrize("virtualization", [1, 2])
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_in_a_guest_nothing_is_expected(virtualization: int, lanes: int) -> None:
-    """Its slot is the hypervisor's invention, also where it looks like one of bare metal."""
+    """Its slot is emulated by the hypervisor, even if it resembles one of bare metal."""
     links = both(f"32x{lanes} of 32x16", f"32x{lanes} of 32x16")
     assert expected((5, lanes), links, virtualization=virtualization) == (UNKNOWN, UNKNOWN)
     assert expected((5, lanes), virtualization=virtualization) == (UNKNOWN, UNKNOWN)

@@ -22,7 +22,7 @@ from agent.sampling.governor import (
 )
 from agent.sampling.meter import ReadCost, ThreadCost
 
-SETTLE_SECONDS = 600.0
+STABLE_AFTER_SECONDS = 600.0
 BUDGET = 0.01
 
 
@@ -50,7 +50,7 @@ def test_the_budget_is_kept_wherever_periods_can_keep_it(
     sources: list[SimulatedSource], rest: float
 ) -> None:
     run = Simulation(sources, BUDGET, rest)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     allowance = max(BUDGET - rest, SOURCES_SHARE * BUDGET) * 1.02
     fair = allowance / len(sources)
     spent_out = all(
@@ -70,7 +70,7 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
     sources: list[SimulatedSource],
 ) -> None:
     run = Simulation(sources, BUDGET)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     for family in {source.governed.family for source in sources}:
         members = [source for source in sources if source.governed.family == family]
         waits = {
@@ -89,9 +89,9 @@ def test_at_constant_costs_nothing_changes_once_stable(
     sources: list[SimulatedSource], rest: float
 ) -> None:
     run = Simulation(sources, BUDGET, rest)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     run.changes.clear()
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert run.changes == []
 
 
@@ -99,7 +99,7 @@ def test_at_constant_costs_nothing_changes_once_stable(
 @settings(max_examples=25, deadline=None)
 def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]) -> None:
     run = Simulation(sources, BUDGET)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     for source in sources:
         source.cpu_ms, source.wall_ms, source.probe_cpu_ms = 0.0001, None, 0.0
     run.run(3600)
@@ -115,7 +115,7 @@ def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]
 def test_a_smaller_allowance_stretches_nothing_less(
     costs: list[float], allowance: float, part: float
 ) -> None:
-    """What relaxing rests upon: between both bounds there is always room to stay."""
+    """Relaxing a period relies on this: a stable point exists between both bounds."""
     loads = []
     for number, cost in enumerate(costs):
         load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), settled_after=1)
@@ -139,7 +139,7 @@ def four(**changes: float) -> list[SimulatedSource]:
 
 def test_what_fits_is_left_alone() -> None:
     run = Simulation(four(), BUDGET)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert (run.changes, run.governor.state) == ([], WITHIN)
     assert run.governor.projected == pytest.approx(0.004)
     assert run.governor.use == pytest.approx(0.004, rel=0.02)
@@ -197,7 +197,7 @@ def test_a_lone_outlier_changes_nothing(what: str) -> None:
 
 
 def test_an_expensive_start_is_no_cause_for_alarm() -> None:
-    """Libraries are loaded and files opened with the first look and the first read."""
+    """The first probe and the first read load libraries and open files."""
     sources = four()
     for source in sources:
         source.cpu_ms, source.probe_cpu_ms = 80.0, 900.0
@@ -240,13 +240,13 @@ def test_a_longer_period_stays_a_minute_at_least() -> None:
 def test_the_dearest_is_stretched_first_and_let_go_last() -> None:
     sources = four(gpu=30.0, rdma=12.0)
     run = Simulation(sources, BUDGET)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert run.stretch("gpu") > run.stretch("rdma") > 1
     assert run.stretched.keys() == {"gpu", "rdma"}
     for source in sources:
         source.cpu_ms /= 4
     run.changes.clear()
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert run.stretched.keys() == {"gpu"}
     assert run.shares <= BUDGET
 
@@ -255,19 +255,19 @@ def test_one_that_bears_no_longer_period_costs_the_cheap_ones_nothing() -> None:
     sources = four()
     sources[0].cpu_ms, sources[0].longest_seconds = 200.0, 5.0
     run = Simulation(sources, BUDGET)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert run.stretched == {"gpu": 4}
     assert run.governor.state == AT_LIMIT
 
 
 def test_a_page_that_is_scraped_without_pause_does_not_blind_the_sources() -> None:
     run = Simulation(four(), BUDGET, rest_ratio=0.05)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert run.governor.state == AT_LIMIT
     assert run.governor.rest == pytest.approx(0.05, rel=0.02)
     assert run.stretched == {"gpu": 4}
     run.rest_ratio = 0.0
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert (run.stretched, run.governor.state) == ({}, WITHIN)
 
 
@@ -276,7 +276,7 @@ def test_expensive_probes_count_at_their_own_rate() -> None:
     sources = four()
     sources[0].probe_cpu_ms = 100.0
     run = Simulation(sources, BUDGET)
-    run.run(SETTLE_SECONDS)
+    run.run(STABLE_AFTER_SECONDS)
     assert run.stretched == {}
     governor = run.governor
     for second in range(10):

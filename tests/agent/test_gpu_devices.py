@@ -1,4 +1,4 @@
-"""Who has the GPUs of the PCI bus: the driver, a virtual machine, nobody."""
+"""Use of the GPUs on the PCI bus: by the driver, by a virtual machine, or unused."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ async def test_a_gpu_that_changes_hands_is_seen_at_the_next_read() -> None:
         plug(host, "0000:09:00.0", "")
         await run.step()
         await run.step()
-        told = readings(run.of("gpu_device")[-1])
-        assert [GPU_DEVICE_STATE.states[int(r)] for r in told.values() if isinstance(r, int)] == [
+        values = readings(run.of("gpu_device")[-1])
+        assert [GPU_DEVICE_STATE.states[int(r)] for r in values.values() if isinstance(r, int)] == [
             "virtual_machine",
             "unbound",
         ]

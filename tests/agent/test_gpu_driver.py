@@ -52,7 +52,7 @@ def fail(host: FakeHost, keys: list[str], code: int) -> dict[str, Any]:
 
 
 async def test_a_driver_reload_with_another_version() -> None:
-    """Nothing answers meanwhile; then all is learned anew and counters begin again."""
+    """Calls fail during the reload; then all sources probe again and counters restart."""
     host = host_with_gpus(2)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
     async with sampling(host, sources()) as run:

@@ -231,11 +231,11 @@ def test_a_tick_asks_each_gpu_each_thing_once() -> None:
     host = host_with_gpus(8)
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
-    told = [key for key in host.calls if key in host.asked]
+    requested = [key for key in host.calls if key in host.asked]
     host.asked = Counter()
     reader.run()
     assert set(host.asked.values()) == {1}
-    assert 8 * len(load_table(FakeHost(), 0).calls) <= host.asked.total() <= len(told)
+    assert 8 * len(load_table(FakeHost(), 0).calls) <= host.asked.total() <= len(requested)
 
 
 # Values that are none -----------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def test_memory_of_the_older_call_has_no_used() -> None:
     host = host_with_gpus(1)
     host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"] = {"total": 80, "used": 21, "free": 59}
     found = readings(read_once(GpuSource.load(), host).frame)
-    told = {name.split("_")[3]: r for (name, _), r in found.items() if "gpu_memory_" in name}
-    assert told["size"] == 80
-    assert told["free"] == 59
-    assert told["used"] is told["reserved"] is Absent.UNSUPPORTED
+    values = {name.split("_")[3]: r for (name, _), r in found.items() if "gpu_memory_" in name}
+    assert values["size"] == 80
+    assert values["free"] == 59
+    assert values["used"] is values["reserved"] is Absent.UNSUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_links_to_a_grace_processor_are_reported_one_by_one() -> None:
     host = host_with_gpus(1)
     host.calls[FIELD.format(0, 170)] = [0, 2]
     for link in range(2):
-        told = {171: 1 - link, 172: 45_000, 231: link, 232: 7 * link, 233: 0}
-        for field, value in told.items():
+        values = {171: 1 - link, 172: 45_000, 231: link, 232: 7 * link, 233: 0}
+        for field, value in values.items():
             host.calls[FIELD.format(0, f"{field}:{link}")] = [0, value]
     found = readings(read_once(GpuSource.settings(), host).frame)
     assert found["railscope_gpu_c2c_links", ("GPU-0",)] == 2

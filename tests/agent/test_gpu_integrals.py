@@ -36,8 +36,8 @@ STEPS = st.integers(1, LONGEST_SAMPLE_NS)
 PERCENT = st.integers(0, 100)
 
 
-class Machine:
-    """One GPU, read when a test says so."""
+class IntegratedGpu:
+    """One GPU that a test reads at chosen times."""
 
     def __init__(self, source: GpuSource | MigSource | None = None) -> None:
         self.host = FakeHost()
@@ -49,7 +49,7 @@ class Machine:
         self.host.calls[UTILIZATION] = {"gpu": percent, "memory": 1}
 
     def after(self, seconds: float) -> dict[str, Reading]:
-        """What GPU 0 tells when so much time has passed."""
+        """Return the readings of GPU 0 after so much time."""
         self.host.clock.advance(seconds)
         outcome = self.reader.run()
         assert not outcome.problem
@@ -59,89 +59,89 @@ class Machine:
 
 
 def test_a_counter_starts_with_the_agent() -> None:
-    first = Machine().after(1)
+    first = IntegratedGpu().after(1)
     assert first[BUSY] == 0
     assert first[MEMORY] == 0
 
 
 def test_a_sample_speaks_of_the_time_since_the_one_before() -> None:
-    machine = Machine()
-    machine.after(0)
-    machine.use(100)
-    assert machine.after(1)[BUSY] == NS
-    machine.use(25)
-    later = machine.after(30)
+    gpu = IntegratedGpu()
+    gpu.after(0)
+    gpu.use(100)
+    assert gpu.after(1)[BUSY] == NS
+    gpu.use(25)
+    later = gpu.after(30)
     assert later[BUSY] == NS + 30 * NS // 4
     assert later[MEMORY] == 31 * KIBIBYTES
 
 
 def test_time_beyond_thirty_seconds_is_not_counted() -> None:
-    machine = Machine()
-    machine.after(0)
-    counted = machine.after(1)
-    assert machine.after(30.5)[BUSY] == counted[BUSY]
-    assert machine.after(1)[BUSY] == 2 * NS * 40 // 100
+    gpu = IntegratedGpu()
+    gpu.after(0)
+    counted = gpu.after(1)
+    assert gpu.after(30.5)[BUSY] == counted[BUSY]
+    assert gpu.after(1)[BUSY] == 2 * NS * 40 // 100
 
 
 def test_time_of_another_boot_is_not_counted() -> None:
-    machine = Machine()
-    machine.after(0)
-    counted = machine.after(1)
-    machine.host.boot_id = "boot-2"
-    assert machine.after(1)[MEMORY] == counted[MEMORY]
-    assert machine.after(1)[MEMORY] == 2 * KIBIBYTES
+    gpu = IntegratedGpu()
+    gpu.after(0)
+    counted = gpu.after(1)
+    gpu.host.boot_id = "boot-2"
+    assert gpu.after(1)[MEMORY] == counted[MEMORY]
+    assert gpu.after(1)[MEMORY] == 2 * KIBIBYTES
 
 
 def test_unreadable_samples_are_neither_reported_nor_counted() -> None:
-    machine = Machine()
-    machine.after(0)
-    machine.host.calls[UTILIZATION] = NvmlError(999, "Unknown Error")
-    failed = machine.after(1)
+    gpu = IntegratedGpu()
+    gpu.after(0)
+    gpu.host.calls[UTILIZATION] = NvmlError(999, "Unknown Error")
+    failed = gpu.after(1)
     assert failed[BUSY] is Absent.ERROR
     assert failed[MEMORY] == KIBIBYTES
-    machine.use(50)
+    gpu.use(50)
     # A sample speaks of all time since the last one there was.
-    assert machine.after(1)[BUSY] == NS
+    assert gpu.after(1)[BUSY] == NS
 
 
 @pytest.mark.parametrize("wrong", [-1, 101, 2**32 - 1])
 def test_what_no_utilization_can_be_does_not_stay_in_the_counter(wrong: int) -> None:
-    machine = Machine()
-    machine.after(0)
-    machine.use(wrong)
-    assert machine.after(1)[BUSY] is Absent.ERROR
-    machine.use(10)
-    assert machine.after(1)[BUSY] == NS // 5
+    gpu = IntegratedGpu()
+    gpu.after(0)
+    gpu.use(wrong)
+    assert gpu.after(1)[BUSY] is Absent.ERROR
+    gpu.use(10)
+    assert gpu.after(1)[BUSY] == NS // 5
 
 
 def test_memory_that_only_an_old_driver_reports_has_no_integral() -> None:
-    machine = Machine()
-    machine.host.calls[MEMORY_INFO] = {"total": 80 * GIBIBYTE, "used": GIBIBYTE, "free": 0}
-    assert machine.after(1)[MEMORY] is Absent.UNSUPPORTED
+    gpu = IntegratedGpu()
+    gpu.host.calls[MEMORY_INFO] = {"total": 80 * GIBIBYTE, "used": GIBIBYTE, "free": 0}
+    assert gpu.after(1)[MEMORY] is Absent.UNSUPPORTED
 
 
 def test_counters_continue_after_a_new_probe() -> None:
     source = GpuSource.load()
-    machine = Machine(source)
-    machine.after(0)
-    assert machine.after(1)[BUSY] == NS * 40 // 100
-    add_gpus(machine.host, 2)
-    machine.host.calls["nvml.nvmlDeviceGetVbiosVersion(0)"] = "96.00.A5.00.02"
-    machine.reader = SourceReader(source, machine.host, ORIGIN)
-    assert machine.after(1)[BUSY] == 2 * NS * 40 // 100
+    gpu = IntegratedGpu(source)
+    gpu.after(0)
+    assert gpu.after(1)[BUSY] == NS * 40 // 100
+    add_gpus(gpu.host, 2)
+    gpu.host.calls["nvml.nvmlDeviceGetVbiosVersion(0)"] = "96.00.A5.00.02"
+    gpu.reader = SourceReader(source, gpu.host, ORIGIN)
+    assert gpu.after(1)[BUSY] == 2 * NS * 40 // 100
 
 
 def test_a_source_that_is_asked_too_rarely_has_no_integrals() -> None:
-    assert BUSY in Machine(GpuSource.load(30.0)).after(1)
-    assert BUSY not in Machine(GpuSource.load(30.1)).after(1)
+    assert BUSY in IntegratedGpu(GpuSource.load(30.0)).after(1)
+    assert BUSY not in IntegratedGpu(GpuSource.load(30.1)).after(1)
 
 
 def test_memory_of_each_mig_device_is_counted() -> None:
-    machine = Machine(MigSource())
-    small, large = cut(machine.host, 0, ["1g.10gb", "3g.40gb"])
-    machine.reader.run()
-    machine.host.clock.advance(5)
-    found = readings(machine.reader.run().frame)
+    gpu = IntegratedGpu(MigSource())
+    small, large = cut(gpu.host, 0, ["1g.10gb", "3g.40gb"])
+    gpu.reader.run()
+    gpu.host.clock.advance(5)
+    found = readings(gpu.reader.run().frame)
     for device in (small, large):
         used = found["railscope_mig_memory_used_bytes", ("GPU-0", device)]
         assert isinstance(used, int)
@@ -152,13 +152,13 @@ def test_memory_of_each_mig_device_is_counted() -> None:
 @given(st.lists(st.tuples(STEPS, PERCENT), max_size=30), st.sampled_from(LOAD_INTEGRALS))
 def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: IntegratedGauge) -> None:
     integral = Integral(integrated)
-    now, told, exact = 7, integral.take(0, "boot", 7), Fraction()
+    now, counted, exact = 7, integral.take(0, "boot", 7), Fraction()
     weight = integrated.gauge.scale / integrated.counter.scale
     for step, sample in steps:
         now += step
-        before, told = told, integral.take(sample, "boot", now)
+        before, counted = counted, integral.take(sample, "boot", now)
         exact += weight * sample * step / NS
-        assert before <= told <= exact < told + 1
+        assert before <= counted <= exact < counted + 1
 
 
 @given(st.lists(STEPS, min_size=1, max_size=10), st.integers(0, MAX_MEMORY_BYTES), st.data())
@@ -170,22 +170,22 @@ def test_any_split_of_the_same_time_gives_the_same(
     instants = [sum(steps[:count]) for count in range(len(steps) + 1)]
     ends = [whole.take(sample, "boot", at) for at in instants]
     between = data.draw(st.lists(st.integers(0, instants[-1])))
-    told = {at: split.take(sample, "boot", at) for at in sorted({*instants, *between})}
-    assert [told[at] for at in instants] == ends
+    counted = {at: split.take(sample, "boot", at) for at in sorted({*instants, *between})}
+    assert [counted[at] for at in instants] == ends
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * LONGEST_SAMPLE_NS), PERCENT), max_size=30))
 def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]]) -> None:
     integral = Integral(LOAD_INTEGRALS[0])
-    now = spoken = told = 0
+    now = spoken = counted = 0
     integral.take(0, "boot", 0)
     for step, sample in steps:
         now += step
-        before, told = told, integral.take(sample, "boot", now)
+        before, counted = counted, integral.take(sample, "boot", now)
         spoken += step if step <= LONGEST_SAMPLE_NS else 0
-        assert before <= told <= spoken
+        assert before <= counted <= spoken
         if step > LONGEST_SAMPLE_NS:
-            assert told == before
+            assert counted == before
 
 
 def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
@@ -196,7 +196,7 @@ def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
 # Wrong integrals, each of which must be noticed -----------------------------------------------------
 
 
-class Bridged(Integral):
+class BridgingIntegral(Integral):
     """A sample vouches for all the time since the one before, however long."""
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
@@ -205,15 +205,15 @@ class Bridged(Integral):
         return super().take(sample, boot_id, boot_ns)
 
 
-class AcrossBoots(Integral):
+class BootBlindIntegral(Integral):
     """A restart of the machine goes unnoticed."""
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:  # noqa: ARG002 - as the mistake is
         return super().take(sample, "", boot_ns)
 
 
-class RoundedEachTime(Integral):
-    """What makes no whole step is forgotten with each sample."""
+class RoundingIntegral(Integral):
+    """The remainder below one step is dropped at each sample."""
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
         rounded = super().take(sample, boot_id, boot_ns)
@@ -221,7 +221,7 @@ class RoundedEachTime(Integral):
         return rounded
 
 
-class SampleBefore(Integral):
+class DelayedIntegral(Integral):
     """A sample speaks of the time that follows it."""
 
     _before = 0
@@ -239,7 +239,7 @@ SAMPLES = st.lists(
 
 
 def holds(kind: type[Integral]) -> Callable[[], None]:
-    """What an integral owes: samples times the time they speak of, rounded down once."""
+    """Property of an integral: the sum of samples times their durations, rounded down once."""
 
     @given(SAMPLES, st.sampled_from(LOAD_INTEGRALS))
     def attempt(samples: list[tuple[int, int, bool]], integrated: IntegratedGauge) -> None:
@@ -260,7 +260,9 @@ def test_an_integral_is_samples_times_time() -> None:
     holds(Integral)()
 
 
-@pytest.mark.parametrize("wrong", [Bridged, AcrossBoots, RoundedEachTime, SampleBefore])
+@pytest.mark.parametrize(
+    "wrong", [BridgingIntegral, BootBlindIntegral, RoundingIntegral, DelayedIntegral]
+)
 def test_a_wrong_integral_is_noticed(wrong: type[Integral]) -> None:
     search = settings(max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""A GPU that is set to something else says so."""
+"""A changed mode of a GPU is reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def changes(reader: SourceReader) -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("source", "call", "answer", "told"),
+    ("source", "call", "answer", "expected"),
     [
         (GpuSource.health, ECC, [0, 0], ("ecc_mode", "GPU-0", "1", "0")),
         (GpuSource.settings, COMPUTE, 3, ("compute_mode", "GPU-0", "default", "exclusive_process")),
@@ -42,13 +42,13 @@ def changes(reader: SourceReader) -> list[tuple[str, str, str, str]]:
     ],
 )
 def test_a_changed_setting_is_reported_once(
-    source: type[GpuSource], call: str, answer: object, told: tuple[str, ...]
+    source: type[GpuSource], call: str, answer: object, expected: tuple[str, ...]
 ) -> None:
     host = machine()
     reader = SourceReader(source(1.0), host, ORIGIN)
     assert changes(reader) == []
     host.calls[call] = answer
-    assert changes(reader) == [told]
+    assert changes(reader) == [expected]
     assert changes(reader) == []
 
 

@@ -20,7 +20,7 @@ from railscope.reading import Absent
 GPU, PORT = "0000:01:00.0", "0000:00:01.0"
 
 
-class Run:
+class GpuLinkRun:
     """One GPU with its driver, whose link runs at 2.5 of 32 GT/s."""
 
     def __init__(self, now: str = "2.5x16", *, driver: bool = True) -> None:
@@ -31,14 +31,14 @@ class Run:
         if driver:
             add_gpus(self.host, 1)
             gpus.scan(self.host)
-        self.tell(busy=0, state=8)
+        self.set_gpu(busy=0, state=8)
         self.reader = SourceReader(GpuPathSource(gpus=gpus), self.host, ORIGIN)
 
     def set_link(self, now: str) -> None:
         for end in (PORT, GPU):
             set_link(self.host, end, now, "32x16")
 
-    def tell(self, *, busy: Any, state: Any = 0) -> None:
+    def set_gpu(self, *, busy: Any, state: Any = 0) -> None:
         rates = busy if isinstance(busy, Exception) else {"gpu": busy, "memory": 0}
         self.host.calls["nvml.nvmlDeviceGetUtilizationRates(0)"] = rates
         self.host.calls["nvml.nvmlDeviceGetPerformanceState(0)"] = state
@@ -51,7 +51,7 @@ class Run:
 
 
 def test_a_full_link_needs_no_further_call() -> None:
-    run = Run("32x16")
+    run = GpuLinkRun("32x16")
     run.host.asked.clear()
     assert run.state() == "full"
     assert not any("Utilization" in key or "PerformanceState" in key for key in run.host.asked)
@@ -59,27 +59,27 @@ def test_a_full_link_needs_no_further_call() -> None:
 
 @pytest.mark.parametrize(("busy", "state"), [(0, 8), (0, 0), (3, 8)])
 def test_an_idle_gpu_saves_power(busy: int, state: int) -> None:
-    run = Run()
-    run.tell(busy=busy, state=state)
+    run = GpuLinkRun()
+    run.set_gpu(busy=busy, state=state)
     assert [run.state(), run.state()] == ["power_saving"] * 2
 
 
 def test_under_load_a_slow_link_is_degraded_at_the_second_poll() -> None:
     """The link needs a moment to speed up when work begins."""
-    run = Run()
-    run.tell(busy=80)
+    run = GpuLinkRun()
+    run.set_gpu(busy=80)
     assert [run.state(), run.state(), run.state()] == ["not_due", "degraded", "degraded"]
-    run.tell(busy=0)
+    run.set_gpu(busy=0)
     assert run.state() == "power_saving"
-    run.tell(busy=80)
+    run.set_gpu(busy=80)
     assert run.state() == "not_due", "work has only begun again"
     run.set_link("32x16")
     assert run.state() == "full"
 
 
 def test_lost_lanes_count_whatever_the_gpu_does() -> None:
-    assert Run("2.5x8").state() == "degraded"
-    assert Run("32x8").state() == "degraded"
+    assert GpuLinkRun("2.5x8").state() == "degraded"
+    assert GpuLinkRun("32x8").state() == "degraded"
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ def test_lost_lanes_count_whatever_the_gpu_does() -> None:
     ],
 )
 def test_without_the_load_there_is_no_verdict(busy: Any, state: Any, expected: str) -> None:
-    run = Run()
-    run.tell(busy=busy, state=state)
+    run = GpuLinkRun()
+    run.set_gpu(busy=busy, state=state)
     assert run.state() == expected
 
 
 def test_a_gpu_that_another_has_gets_no_verdict_on_speed() -> None:
-    run = Run(driver=False)
+    run = GpuLinkRun(driver=False)
     assert run.state() == "unsupported"
     run.set_link("32x16")
     assert run.state() == "full"
 
 
 def test_a_port_above_a_switch_does_not_sleep_with_its_gpus() -> None:
-    run = Run("32x16")
+    run = GpuLinkRun("32x16")
     host = run.host
     gpu = add_gpu(host, "pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:00.0/0000:43:00.0")
     for end, now in (

@@ -1,4 +1,4 @@
-"""Processes and virtual GPUs: who uses a GPU, bounded in number, and how they share it."""
+"""Processes and virtual GPUs: the users of a GPU, bounded in number, and its sharing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gpu(*running: dict[str, Any]) -> FakeHost:
     return host
 
 
-def told(frame: Frame | None) -> dict[str, int | Absent]:
+def values_by_pid(frame: Frame | None) -> dict[str, int | Absent]:
     return {key[1]: r for (name, key), r in readings(frame).items() if name == MEMORY}
 
 
@@ -91,7 +91,7 @@ def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -
 def test_processes_beyond_the_bound_are_counted() -> None:
     host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
     frame = read_once(GpuProcessSource(max_reported=8), host).frame
-    assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
+    assert set(values_by_pid(frame)) == {str(pid) for pid in range(93, 101)}
     assert of_gpu(shared(host), "processes") == 100
     assert of_gpu(frame, "suppressed_processes") == 92
 
@@ -101,16 +101,16 @@ async def test_a_process_is_reported_once_it_has_stayed_and_until_it_is_gone() -
     async with sampling(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = [process(1), process(2)]
         await run.step(5)
-        assert told(run.frames[-1]) == {"1": 1000}
+        assert values_by_pid(run.frames[-1]) == {"1": 1000}
         assert of_gpu(run.frames[-1], "suppressed_processes") == 1
         await run.step(5)
         await run.step(5)
-        assert told(run.frames[-1]) == {"1": 1000, "2": 1000}
+        assert values_by_pid(run.frames[-1]) == {"1": 1000, "2": 1000}
         host.calls[COMPUTE] = [process(2)]
         await run.step(5)
-        assert told(run.frames[-1]) == {"1": Absent.UNSUPPORTED, "2": 1000}
+        assert values_by_pid(run.frames[-1]) == {"1": Absent.UNSUPPORTED, "2": 1000}
         await run.step(5)
-        assert told(run.frames[-1]) == {"2": 1000}
+        assert values_by_pid(run.frames[-1]) == {"2": 1000}
 
 
 async def test_known_processes_keep_their_columns_while_the_list_fails() -> None:
@@ -119,11 +119,11 @@ async def test_known_processes_keep_their_columns_while_the_list_fails() -> None
         host.calls[COMPUTE] = NvmlError(15, "GPU is lost")
         for _ in range(4):
             await run.step(5)
-            assert told(run.frames[-1]) == {"1": Absent.GONE}
+            assert values_by_pid(run.frames[-1]) == {"1": Absent.GONE}
         assert {id(frame.schema) for frame in run.frames} == {id(run.frames[0].schema)}
         host.calls[COMPUTE] = [process(1)]
         await run.step(5)
-        assert told(run.frames[-1]) == {"1": 1000}
+        assert values_by_pid(run.frames[-1]) == {"1": 1000}
 
 
 async def test_short_lives_are_counted_and_make_no_schema() -> None:
@@ -143,7 +143,7 @@ def test_one_process_in_two_instances_has_their_memory_together() -> None:
         key = f"nvml.nvmlDeviceGetComputeRunningProcesses({uuid})"
         host.calls[key] = [process(7, 500, gpu=1, compute=0)]
     frame = read_once(GpuProcessSource(), host).frame
-    assert told(frame) == {"7": 1000}
+    assert values_by_pid(frame) == {"7": 1000}
     assert sharing(host) == "mig"
     assert of_gpu(shared(host), "processes") == 1
     found = readings(frame)
@@ -193,7 +193,7 @@ def test_the_older_list_is_taken_where_the_newer_is_missing() -> None:
     host.calls[COMPUTE] = NvmlError(13, "Function Not Found")
     host.calls["nvml.nvmlDeviceGetComputeRunningProcesses_v2(0)"] = [process(5, 700)]
     frame = read_once(GpuProcessSource(), host).frame
-    assert told(frame) == {"5": 700}
+    assert values_by_pid(frame) == {"5": 700}
     assert sharing(host) == "exclusive"
 
 
@@ -254,7 +254,9 @@ async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() ->
         for _ in range(3):
             await run.step()
             assert readings(run.of("gpu_process")[-1])[of_vgpu] is Absent.TIMEOUT
-        assert told(run.of("gpu_process")[-1]) == {"41": 1000}, "columns were made anew meanwhile"
+        assert values_by_pid(run.of("gpu_process")[-1]) == {"41": 1000}, (
+            "columns were made anew meanwhile"
+        )
         host.calls[ACTIVE] = []
         await run.until(lambda: of_vgpu not in readings(run.of("gpu_process")[-1]))
 

@@ -1,4 +1,4 @@
-"""What holds for every answer that NVML may give, or a capture may hold."""
+"""Properties of every answer that NVML may return or a capture may contain."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def tables() -> dict[str, tuple[Entity, CallTable]]:
 TABLES = tables()
 
 
-class Babbler(FakeHost):
+class ArbitraryDriver(FakeHost):
     """A driver that answers whatever it is asked with the next of its answers, or fails so."""
 
-    def __init__(self, told: Sequence[Json | NvmlError], codes: Sequence[int] = ()) -> None:
+    def __init__(self, answers: Sequence[Json | NvmlError], codes: Sequence[int] = ()) -> None:
         super().__init__()
-        self._told, self._codes = cycle(told), cycle(codes)
+        self._answers, self._codes = cycle(answers), cycle(codes)
         self._formed = bool(codes)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         assert seam == "nvml"
-        answer = next(self._told)
+        answer = next(self._answers)
         if isinstance(answer, NvmlError):
             raise answer
         if not (self._formed and function in BATCH_FUNCTIONS):
@@ -85,7 +85,7 @@ class Babbler(FakeHost):
 
 
 def read_all(host: FakeHost, table: str) -> list[int | Absent]:
-    """What comes of all questions of a table once it is known what the device has."""
+    """Return the readings of all calls of a table after the device was probed."""
     about, questions = TABLES[table]
     plan, columns = CallPlan(0, about, questions), ColumnBuilder()
     plan.learn(host)
@@ -104,15 +104,15 @@ def read_all(host: FakeHost, table: str) -> list[int | Absent]:
     st.sampled_from([*TABLES]),
 )
 def test_no_answer_harms_more_than_its_reading(
-    told: list[Json | NvmlError], codes: list[int], table: str
+    answers: list[Json | NvmlError], codes: list[int], table: str
 ) -> None:
-    for reading in read_all(Babbler(told, codes), table):
+    for reading in read_all(ArbitraryDriver(answers, codes), table):
         assert isinstance(reading, int | Absent)
 
 
 @given(NEITHER_NUMBER_NOR_LIST, st.sampled_from([*TABLES]))
-def test_an_answer_without_a_number_is_no_number(told: Json, table: str) -> None:
-    found = set(read_all(Babbler([told], [0]), table))
+def test_an_answer_without_a_number_is_no_number(answers: Json, table: str) -> None:
+    found = set(read_all(ArbitraryDriver([answers], [0]), table))
     assert found <= {Absent.ERROR, Absent.UNSUPPORTED}  # unsupported: a structure without a member
     assert Absent.ERROR in found
 
@@ -121,7 +121,7 @@ def test_an_answer_without_a_number_is_no_number(told: Json, table: str) -> None
 
 
 def picked(call: NvmlCall, result: Json) -> dict[tuple[str, ...], int | Absent]:
-    """What a call tells of its parts."""
+    """Return the readings of the parts of a call."""
     return {target.part: target.pick(result) for target in call.targets if target.part}
 
 
@@ -148,9 +148,9 @@ def test_only_supported_reasons_are_requested(supported: int) -> None:
 
 @given(st.integers(0, 2**32 - 1))
 def test_a_fabric_fault_is_read_from_its_bits(mask: int) -> None:
-    told = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
+    answers = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
     call = call_of(health.HEALTH_TABLE, "nvmlDeviceGetGpuFabricInfoV")
-    found = {name: reading for (name,), reading in picked(call, told).items()}
+    found = {name: reading for (name,), reading in picked(call, answers).items()}
     for name, (shift, at_fault) in health.CONDITIONS.items():
         bits = mask >> shift & 0b11
         expected = {0: Absent.UNSUPPORTED, 3: Absent.ERROR}.get(bits, int(bits == at_fault))
@@ -164,8 +164,8 @@ def test_a_fabric_fault_is_read_from_its_bits(mask: int) -> None:
 def test_a_bit_error_ratio_is_exact_to_thousandths_of_a_decade(
     mantissa: int, exponent: int, rest: int
 ) -> None:
-    word = rest << 12 | mantissa << 8 | exponent
-    decades = bit_error_decades(word)
+    encoded = rest << 12 | mantissa << 8 | exponent
+    decades = bit_error_decades(encoded)
     assert isinstance(decades, int)
     assert abs(decades - 1000 * -math.log10(mantissa * 10.0**-exponent)) <= 0.501
     worse = bit_error_decades((mantissa % 15 + 1) << 8 | exponent)
@@ -188,8 +188,8 @@ def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
     profile = (f"{compute}c." if compute else "") + f"{slices}g.{gigabytes}gb"
     for name, expected in ((f"{model} MIG {profile}", profile), (model.replace("MIG ", ""), "")):
         host = FakeHost()
-        told = {"uuid": "MIG-1", "index": 0, "gpu": 2, "compute": 1}
-        host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = [told]
+        mig_device = {"uuid": "MIG-1", "index": 0, "gpu": 2, "compute": 1}
+        host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = [mig_device]
         host.calls["nvml.nvmlDeviceGetName(MIG-1)"] = name
         (device,) = list_mig_devices(host, 0, ENTITY)
         assert device.entity.facts.get("profile", "") == expected
@@ -231,7 +231,7 @@ def test_processes_add_up(
         for source in (GpuProcessSource(max_reported=most), GpuSharingSource())
     ]
     found = readings(frames[0]) | readings(frames[1])
-    told = {
+    answers = {
         key[1]: reading
         for (name, key), reading in found.items()
         if name == "railscope_gpu_process_memory_used_bytes"
@@ -240,9 +240,9 @@ def test_processes_add_up(
     total = found["railscope_gpu_processes", ("GPU-0",)]
     untold = found["railscope_gpu_suppressed_processes", ("GPU-0",)]
     assert total == len(there)
-    assert len(told) == min(most, len(there))
-    assert untold == len(there) - len(told)
-    for pid, reading in told.items():
+    assert len(answers) == min(most, len(there))
+    assert untold == len(there) - len(answers)
+    for pid, reading in answers.items():
         lists = [
             [p["usedGpuMemory"] for p in one if p["pid"] == int(pid)] for one in (compute, graphics)
         ]
@@ -254,11 +254,11 @@ def test_processes_add_up(
 
 
 @given(st.lists(COUNTS, min_size=2, max_size=5))
-def test_a_falling_counter_is_reported_unchanged(told: list[int]) -> None:
+def test_a_falling_counter_is_reported_unchanged(answers: list[int]) -> None:
     host, source = FakeHost(), GpuSource.load()
     add_gpus(host, 1)
     key = "nvml.nvmlDeviceGetFieldValues(0,83)"
-    for value in told:
+    for value in answers:
         host.calls[key] = [0, value]
         frame = read_once(source, host).frame
         assert readings(frame)["railscope_gpu_energy_joules_total", ("GPU-0",)] == value

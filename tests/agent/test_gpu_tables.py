@@ -1,4 +1,4 @@
-"""What the tables ask of old drivers and of new ones, and what they make of special answers."""
+"""Calls of the tables to old and new drivers, and the readings of special answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECOND_NS = 10**9
 
 
 def test_no_number_comes_out_as_another() -> None:
-    """Real GPUs tell many zeros, which are all alike: here every number is another one."""
+    """Real GPUs report many equal zeros: here every number is different."""
     host = FakeHost()
     row = {name: str(place) for place, name in enumerate(PAIRS, 10)}
     row |= {
@@ -30,9 +30,9 @@ def test_no_number_comes_out_as_another() -> None:
     }
     row |= {"pci.bus_id": "00000000:19:00.0", "driver_version": "590.48.01"}
     host.calls |= machine([row])
-    told = read_gpus(host)
+    reported = read_gpus(host)
     for name, (metric, part) in PAIRS.items():
-        ours = told.number(f"gpu_{metric}", GPU, *part)
+        ours = reported.number(f"gpu_{metric}", GPU, *part)
         assert agrees(ours, name, row[name]), f"{name}: {ours} of {row[name]}"
 
 
@@ -46,9 +46,9 @@ def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first:
     host.calls["nvml.nvmlSystemGetDriverVersion()"] = driver
     for place in range(3):
         host.calls[FIELD.format(first + place)] = [0, (place + 1) * SECOND_NS]
-    told = read_gpus(host).named("gpu_throttle_seconds_total")
+    reported = read_gpus(host).named("gpu_throttle_seconds_total")
     reasons = ("software_thermal", "hardware_thermal", "hardware_power_brake")
-    assert [told[GPU, reason] for reason in reasons] == [1, 2, 3]
+    assert [reported[GPU, reason] for reason in reasons] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first:
 def test_an_unsupported_reason_is_not_reported_as_zero(supported: object, there: bool) -> None:  # noqa: FBT001 - a column of the table above
     host = host_with_gpus()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
-    told = read_gpus(host)
-    assert (told.number("gpu_throttle_active", GPU, "board_limit") == 0) is there
-    assert told.number("gpu_throttle_active", GPU, "software_power_cap") == 1
+    reported = read_gpus(host)
+    assert (reported.number("gpu_throttle_active", GPU, "board_limit") == 0) is there
+    assert reported.number("gpu_throttle_active", GPU, "software_power_cap") == 1
 
 
 def test_power_limits_of_a_driver_without_fields_for_them() -> None:
@@ -79,8 +79,8 @@ def test_power_limits_of_a_driver_without_fields_for_them() -> None:
 def test_no_power_of_the_memory_is_no_power_of_zero() -> None:
     host = host_with_gpus()
     host.calls[FIELD.format("185:2")] = [0, 0]
-    told = read_gpus(host)
-    assert told.absent["railscope_gpu_memory_power_watts", (GPU,)] is Absent.UNSUPPORTED
+    reported = read_gpus(host)
+    assert reported.absent["railscope_gpu_memory_power_watts", (GPU,)] is Absent.UNSUPPORTED
     host.calls[FIELD.format("185:2")] = [0, 85_830]
     assert read_gpus(host).number("gpu_memory_power_watts", GPU) == 85.83
 

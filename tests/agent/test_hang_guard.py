@@ -1,4 +1,4 @@
-"""Which device a call is about, and how a hung one is refused."""
+"""The device of a call, and the refusal of calls to a hung device."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_all_calls_about_a_nic_are_refused_together() -> None:
 
 def test_kept_files_of_a_hung_device_are_passed_over() -> None:
     host, guard = guarded("net/eth1")
-    paths = [f"/sys/class/net/eth{card}/{file}" for card in range(3) for file in ("mtu", "speed")]
+    paths = [f"/sys/class/net/eth{nic}/{file}" for nic in range(3) for file in ("mtu", "speed")]
     host.files |= {path: f"{number}\n" for number, path in enumerate(paths)}
     kept = guard.keep(paths)
     values, reasons = [9] * 8, bytearray(8)

@@ -36,7 +36,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def meminfo(proc: Path) -> dict[str, int]:
     """Bytes by name."""
     lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * KIB for words in lines}
+    return {fields[0].rstrip(":"): int(fields[1]) * KIB for fields in lines}
 
 
 def test_this_machine(machine: LiveHost) -> None:
@@ -58,7 +58,7 @@ def test_counters_of_this_machine_lie_between_two_reads(machine: LiveHost) -> No
     def interfaces() -> dict[str, list[int]]:
         lines = Path("/proc/net/dev").read_text().splitlines()[2:]
         pairs = (line.split(":") for line in lines)
-        return {name.strip(): [int(word) for word in rest.split()] for name, rest in pairs}
+        return {name.strip(): [int(field) for field in rest.split()] for name, rest in pairs}
 
     before = interfaces()
     found = numbers(read_once(HostSource(), machine).frame)

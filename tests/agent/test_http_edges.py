@@ -35,7 +35,7 @@ async def serving() -> AsyncIterator[int]:
         await server.close()
 
 
-async def said(port: int, request: bytes, *, until_closed: bool = True) -> bytes:
+async def exchange(port: int, request: bytes, *, until_closed: bool = True) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     answer = await reader.read() if until_closed else await reader.readuntil(b"\r\n\r\n")
@@ -49,7 +49,7 @@ GET = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n"
 
 async def test_one_connection_serves_many_requests_and_pipelined_ones():
     async with serving() as port:
-        answer = await said(port, (GET + b"\r\n") * 2 + GET + b"Connection: close\r\n\r\n")
+        answer = await exchange(port, (GET + b"\r\n") * 2 + GET + b"Connection: close\r\n\r\n")
         assert answer.count(b"HTTP/1.1 200 OK") == 3
         assert answer.count(b"you asked for /metrics\n") == 3
 
@@ -67,18 +67,18 @@ async def test_one_connection_serves_many_requests_and_pipelined_ones():
 )  # fmt: skip
 async def test_odd_requests_get_a_clear_answer_and_an_end(request_: bytes, status: bytes):
     async with serving() as port:
-        answer = await said(port, request_)
+        answer = await exchange(port, request_)
         assert answer.startswith(b"HTTP/1.1 " + status), answer
         if status == b"200":
             assert answer.endswith(b"\r\n\r\n"), "HEAD has no body"
-        assert b"200 OK" in await said(port, GET + b"Connection: close\r\n\r\n"), (
+        assert b"200 OK" in await exchange(port, GET + b"Connection: close\r\n\r\n"), (
             "others are served"
         )
 
 
 async def test_gzip_only_for_clients_that_accept_it():
     async with serving() as port:
-        packed = await said(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
+        packed = await exchange(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
         assert b"content-encoding: gzip" in packed.lower()
         assert b"\r\n\r\n\x1f\x8b" in packed
 
@@ -90,7 +90,7 @@ async def test_connections_are_bounded():
             writer.write(GET + b"\r\n")
         for reader, _ in held[-MAX_OF_AN_ADDRESS:]:
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-        assert b"200 OK" in await said(port, GET + b"Connection: close\r\n\r\n"), (
+        assert b"200 OK" in await exchange(port, GET + b"Connection: close\r\n\r\n"), (
             "who waits longest makes room"
         )
         for _, writer in held:
@@ -100,7 +100,7 @@ async def test_connections_are_bounded():
 async def test_a_request_with_two_kinds_of_length_is_rejected():
     both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     async with serving() as port:
-        assert (await said(port, GET + both)).startswith(b"HTTP/1.1 400")
+        assert (await exchange(port, GET + both)).startswith(b"HTTP/1.1 400")
 
 
 @asynccontextmanager

@@ -41,7 +41,7 @@ POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 SHORT = 0.3
 
 
-class Stuck:
+class BlockedAnswer:
     """An answer that blocks until it is released."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Stuck:
 
 
 @pytest.fixture
-def stuck() -> Iterator[Stuck]:
-    call = Stuck()
+def stuck() -> Iterator[BlockedAnswer]:
+    call = BlockedAnswer()
     yield call
     call.released.set()
 
@@ -71,7 +71,7 @@ def host() -> FakeHost:
 
 
 def page_of(run: Sampling) -> dict[Sample, float]:
-    """What a scrape would see now."""
+    """Return the samples of a scrape now."""
     clock, statuses = run.clock, run.sampler.statuses
     page = MetricsEndpoint("node-1", statuses.values, lambda: clock.now().boot_ns, "")
     return samples(page.text(TextFormat.PROMETHEUS))
@@ -83,7 +83,7 @@ def power_of(run: Sampling, gpu: str) -> Reading | None:
 
 
 async def test_a_hung_call_ages_its_own_device_and_nothing_else(
-    host: FakeHost, stuck: Stuck
+    host: FakeHost, stuck: BlockedAnswer
 ) -> None:
     healthy = host.calls[POWER]
     with capture_logs() as logs:
@@ -117,18 +117,18 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
             assert powers == {500_000, 500_001}, "the late answer is thrown away"
             sequences = [frame.sequence for frame in run.of("gpu")]
             assert sequences == list(range(1, len(sequences) + 1))
-    told = [(entry["event"], entry.get("source", entry.get("device"))) for entry in logs]
-    assert {event for event, _ in told} >= {
+    events = [(entry["event"], entry.get("source", entry.get("device"))) for entry in logs]
+    assert {event for event, _ in events} >= {
         "call_hung",
         "call_returned",
         "source_degraded",
         "source_recovered",
     }
-    assert ("call_hung", "nvml/0") in told
+    assert ("call_hung", "nvml/0") in events
 
 
 async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
-    host: FakeHost, stuck: Stuck
+    host: FakeHost, stuck: BlockedAnswer
 ) -> None:
     """A lock of the library: whatever is asked next hangs as well."""
     powers = {key: answer for key, answer in host.calls.items() if "PowerUsage(" in key}
@@ -146,7 +146,9 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
         assert not run.sampler.hung.by_device
 
 
-async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, stuck: Stuck) -> None:
+async def test_no_more_threads_are_left_behind_than_the_bound(
+    host: FakeHost, stuck: BlockedAnswer
+) -> None:
     """Beyond it a family waits for its thread, as one that is slow."""
     async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
@@ -171,7 +173,9 @@ async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, st
         assert sequences == list(range(1, len(sequences) + 1))
 
 
-async def test_a_hung_file_of_one_nic_delays_no_other_nic(host: FakeHost, stuck: Stuck) -> None:
+async def test_a_hung_file_of_one_nic_delays_no_other_nic(
+    host: FakeHost, stuck: BlockedAnswer
+) -> None:
     add_card(host, "mlx5_1")
     path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
     content, host.files[path] = host.files[path], lambda: str(stuck())
@@ -181,18 +185,18 @@ async def test_a_hung_file_of_one_nic_delays_no_other_nic(host: FakeHost, stuck:
         for _ in range(3):
             await run.step()
             latest = readings(run.of("rdma")[-1])
-            by_card: dict[str, set[bool]] = {}
+            by_nic: dict[str, set[bool]] = {}
             for (_, key), reading in latest.items():
-                by_card.setdefault(key[0], set()).add(isinstance(reading, Absent))
-            assert by_card.get("mlx5_1") == {False}
-            assert by_card.get("mlx5_0", {True}) == {True}
+                by_nic.setdefault(key[0], set()).add(isinstance(reading, Absent))
+            assert by_nic.get("mlx5_1") == {False}
+            assert by_nic.get("mlx5_0", {True}) == {True}
         host.files[path] = content
         stuck.released.set()
         status = run.sampler.statuses["rdma"]
         await run.until(lambda: status.state == OK and not run.sampler.hung.by_device)
 
 
-async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -> None:
+async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: BlockedAnswer) -> None:
     count = "nvml.nvmlDeviceGetCount()"
     healthy, host.calls[count] = host.calls[count], stuck
     stuck.answer = 1
@@ -204,7 +208,7 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -
         await run.until(lambda: run.sampler.statuses["gpu"].state == OK)
 
 
-async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -> None:
+async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: BlockedAnswer) -> None:
     async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         host.calls[POWER] = stuck
         await run.until(lambda: run.sampler.statuses["gpu"].state == PARTIAL)
@@ -233,7 +237,7 @@ async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -
 
 
 async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
-    host: FakeHost, stuck: Stuck
+    host: FakeHost, stuck: BlockedAnswer
 ) -> None:
     async with sampling(host, [GpuSource.load()], SHORT) as run:
         host.calls[POWER] = stuck
@@ -275,8 +279,8 @@ async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: F
         assert [frame.instant.boot_ns % NS for frame in run.frames] == [0, 0, 0], "on the grid"
 
 
-class Lagging:
-    """A thread that has done its work, and whose word of it is still under way."""
+class UnfinishedThread:
+    """A thread whose work is done and whose completion is still pending."""
 
     def submit(self, function: Callable[[], None]) -> asyncio.Future[None]:
         function()
@@ -290,7 +294,7 @@ async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHos
     member = _FamilyMember(status, SourceReader(status.source, host, ORIGIN), 0)
     family = _DeviceFamily("network", GuardedHost(host, HungCalls(), CallTime()), [member])
     family.thread.stop()
-    family.thread = cast("DeviceThread", Lagging())
+    family.thread = cast("DeviceThread", UnfinishedThread())
     await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside
     assert (len(frames), status.state, status.overdue) == (1, OK, False)
     assert family.pending

@@ -26,7 +26,7 @@ SLOW_BUS_FAILS = OSError(errno.EIO, "Input/output error")
 def add_chip(
     host: FakeHost, number: int, name: str, device: str = "", **files: object
 ) -> dict[str, str]:
-    """Put a chip there; says where each of its files lies."""
+    """Add a chip; return the path of each of its files."""
     directory = f"{HWMON_ROOT}/hwmon{number}"
     host.files[f"{directory}/name"] = f"{name}\n"
     if device:

@@ -8,17 +8,17 @@ from support.shared import captured
 from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.entities import NODE, PCIE, PORT_MODULE
 
-CARD = "mlx5_core 0000:3b:00.0"
+NIC = "mlx5_core 0000:3b:00.0"
 POWER = "power on the PCIe slot"
 
 
 @pytest.mark.parametrize(
     ("line", "state", "watts"),
     [
-        (f"{CARD}: mlx5_pcie_event:301:(pid 6): Detected insufficient {POWER} (25W).", "insufficient", "25"),
-        (f"{CARD} enp59s0: Detected insufficient {POWER} (0W).", "insufficient", "0"),
-        (f"{CARD}: mlx5_pcie_event:305:(pid 6): PCIe slot advertised sufficient power (75W).", "sufficient", "75"),
-        (f"{CARD}: PCIe slot power capability was not advertised.", "unstated", None),
+        (f"{NIC}: mlx5_pcie_event:301:(pid 6): Detected insufficient {POWER} (25W).", "insufficient", "25"),
+        (f"{NIC} enp59s0: Detected insufficient {POWER} (0W).", "insufficient", "0"),
+        (f"{NIC}: mlx5_pcie_event:305:(pid 6): PCIe slot advertised sufficient power (75W).", "sufficient", "75"),
+        (f"{NIC}: PCIe slot power capability was not advertised.", "unstated", None),
     ],
 )  # fmt: skip
 def test_the_power_of_a_slot(line: str, state: str, watts: str | None) -> None:

@@ -23,7 +23,7 @@ PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
 
 @st.composite
 def texts(draw: st.DrawFn, not_at_start: tuple[str, ...] = ()) -> str:
-    """What a driver may print behind a comma, with the parentheses and commas it likes."""
+    """Text that a driver may print after a comma, with any parentheses and commas."""
     part = st.sampled_from(
         ["(", ")", ", ", ": ", "Link 08", "pid=", "name=", "0x1 (None)", "Fatal"]
     )
@@ -41,7 +41,7 @@ def addresses(draw: st.DrawFn) -> tuple[str, str]:
 
 @st.composite
 def instances(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
-    """Which MIG instance a line speaks of, if any."""
+    """The MIG instance of a line, or none."""
     gpu, compute = draw(st.integers(0, 200)), draw(st.integers(0, 200))
     return draw(
         st.sampled_from(
@@ -67,7 +67,7 @@ def names(draw: st.DrawFn) -> str:
 
 @st.composite
 def processes(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
-    """Which process a line speaks of, in the forms of new and old drivers."""
+    """The process of a line, in the formats of new and old drivers."""
     pid, name = str(draw(st.integers(0, 2**32 - 1))), draw(names())
     facts = {"process": pid, "process_name": name}
     if name in ("<unknown>", "'<unknown>'"):
@@ -87,7 +87,7 @@ def processes(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line of the log, and what must come out of it."""
 
     text: str
@@ -96,13 +96,13 @@ class Line:
 
 
 @st.composite
-def xid_lines(draw: st.DrawFn) -> Line:
+def xid_lines(draw: st.DrawFn) -> LogLine:
     (printed, address), number = draw(addresses()), draw(NUMBERS)
     (instance, facts), (process, more) = draw(instances()), draw(processes())
     function = draw(st.just("") | FUNCTION.map(lambda digit: f".{digit}"))
     where = f"{draw(st.sampled_from(['PCI:', '']))}{printed}{function}{instance}"
     text = draw(texts(not_at_start=("pid=", "name=")))
-    return Line(
+    return LogLine(
         f"{draw(PREFIXES)}NVRM: Xid ({where}): {number}, {process}{text}",
         (f"{address}.0", str(number)),
         filled(facts | more | {"message": text.lstrip()}),
@@ -110,15 +110,15 @@ def xid_lines(draw: st.DrawFn) -> Line:
 
 
 @st.composite
-def sxid_lines(draw: st.DrawFn) -> Line:
+def sxid_lines(draw: st.DrawFn) -> LogLine:
     (printed, address), function, number = draw(addresses()), draw(FUNCTION), draw(NUMBERS)
     switch = f"nvswitch{draw(st.integers(0, 99))}"
     severity = draw(st.sampled_from(["Fatal", "Non-fatal", "Correctable"]))
     link = draw(st.just("") | st.integers(0, 255).map(str))
     text = draw(texts(not_at_start=("Link ",)))
-    said = f"{number:05}, {severity}, {link and f'Link {link:0>2} '}{text}"
-    return Line(
-        f"{draw(PREFIXES)}nvidia-{switch}: SXid (PCI:{printed}.{function}): {said}",
+    message = f"{number:05}, {severity}, {link and f'Link {link:0>2} '}{text}"
+    return LogLine(
+        f"{draw(PREFIXES)}nvidia-{switch}: SXid (PCI:{printed}.{function}): {message}",
         (switch, str(number), SEVERITIES[severity]),
         filled({"pci_address": f"{address}.{function}", "link": link, "message": text}),
     )
@@ -135,23 +135,25 @@ def understood(line: str) -> KernelMessage:
 
 
 @given(xid_lines())
-def test_every_part_of_an_xid_line_comes_out(line: Line) -> None:
+def test_every_part_of_an_xid_line_comes_out(line: LogLine) -> None:
     message = understood(line.text)
     assert message.event_class.name == "xid"
     assert (message.entity.key, message.facts) == (line.key, line.facts)
 
 
 @given(sxid_lines())
-def test_every_part_of_an_sxid_line_comes_out(line: Line) -> None:
+def test_every_part_of_an_sxid_line_comes_out(line: LogLine) -> None:
     message = understood(line.text)
     assert message.event_class.name == "sxid"
     assert (message.entity.key, message.facts) == (line.key, line.facts)
 
 
-@given(number=st.integers(0, 99999), words=st.lists(st.integers(0, 2**32 - 1), max_size=8))
-def test_lines_that_follow_an_sxid_are_no_error_of_their_own(number: int, words: list[int]) -> None:
+@given(number=st.integers(0, 99999), values=st.lists(st.integers(0, 2**32 - 1), max_size=8))
+def test_lines_that_follow_an_sxid_are_no_error_of_their_own(
+    number: int, values: list[int]
+) -> None:
     start = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {number:05}, "
-    data = ", ".join(f"0x{word:08x}" for word in words)
+    data = ", ".join(f"0x{value:08x}" for value in values)
     assert (
         parse_kernel_message(f"{start}Severity 1 Engine instance 30 Sub-engine instance 00") is None
     )

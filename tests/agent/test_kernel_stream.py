@@ -219,7 +219,7 @@ def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> Non
 
 @pytest.mark.parametrize(("priority", "xids"), [(3, 1), (7, 1), (11, 0), (14, 0), (187, 0)])
 def test_only_the_kernel_speaks_for_the_kernel(priority: int, xids: int) -> None:
-    """Whoever may write to /dev/kmsg does so as another facility."""
+    """A process that writes to /dev/kmsg does so as another facility."""
     host = FakeHost()
     host.log.waiting = [f"{priority},1,1,-;{XID}"]
     frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
@@ -286,8 +286,8 @@ def test_a_flood_is_reported_in_portions_and_the_excess_is_counted() -> None:
     reader.run()
     host.log.waiting = [record(n, n, XID) for n in range(1, 12_001)]
     frames = [reader.run().frame for _ in range(25)]
-    told = [len(frame.events) for frame in frames if frame]
-    assert max(told) == 500
-    assert sum(told) == 10_000
+    counts = [len(frame.events) for frame in frames if frame]
+    assert max(counts) == 500
+    assert sum(counts) == 10_000
     assert counted(frames[-1], "railscope_kernel_xids_total") == 12_000
     assert counted(frames[-1], "railscope_kernel_log_suppressed_events_total") == 2_000

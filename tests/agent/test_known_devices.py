@@ -68,7 +68,7 @@ def latest(run: Sampling) -> dict[Label, Any]:
 
 @cache
 def questions(name: str, root: Path, mode: str, nic: str) -> tuple[Asked, ...]:
-    """What a source asks of a server that is well, if that gives it columns."""
+    """Return the calls of a source on a healthy host, if they give it columns."""
     host = failing_host(root, mode, nic)
 
     async def healthy() -> int:
@@ -302,20 +302,20 @@ async def test_a_nic_with_failing_statistics_stays_known(tmp_path: Path) -> None
     with capture_logs() as logs:
         async with sampling(host, [source_of("nic")]) as run:  # type: ignore[arg-type] # a host all the same
             await run.step()
-            card = next(key[0] for _, key in latest(run))
-            of_card = {label for label in latest(run) if label[1][0] == card}
+            interface = next(key[0] for _, key in latest(run))
+            of_nic = {label for label in latest(run) if label[1][0] == interface}
             host.fails = failing(
-                errno.EIO, lambda asked: asked.key == f"ethtool.statistics('{card}',)"
+                errno.EIO, lambda asked: asked.key == f"ethtool.statistics('{interface}',)"
             )
             for _ in range(120):
                 await run.step()
                 now = latest(run)
-                assert {now[label] for label in of_card} == {Absent.ERROR}
+                assert {now[label] for label in of_nic} == {Absent.ERROR}
             asked_before = sum(frame.schema is run.frames[-1].schema for frame in run.frames)
             assert asked_before >= 115, "the schema changes when the facts do, not at each probe"
             host.fails = lambda _: None
             await run.step()
-            assert not any(isinstance(latest(run)[label], Absent) for label in of_card)
+            assert not any(isinstance(latest(run)[label], Absent) for label in of_nic)
     assert [entry["event"] for entry in logs] == ["source_degraded", "source_recovered"]
     assert logs[1]["failed_seconds"] == 120
 

@@ -1,4 +1,4 @@
-"""Error correction and pause frames, of cards whose driver's own statistics lack them."""
+"""Error correction and pause frames of NICs whose driver statistics lack them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ COUNTED_FEC = {
 }
 
 
-def card(driver: str, *statistics: str) -> FakeHost:
-    """A card that counts all for netlink, and these for its driver's statistics."""
+def host_with_nic(driver: str, *statistics: str) -> FakeHost:
+    """Return a host whose NIC has all netlink counters and these driver statistics."""
     host = FakeHost()
     add_nic(host, driver=driver)
     host.calls["ethtool.statistics(eth0)"] = {
@@ -51,7 +51,7 @@ def count(host: FakeHost, fec: Any = None, pause: Any = None) -> None:
 
 
 def test_a_driver_without_such_statistics_reports_all_by_netlink() -> None:
-    found = readings(read_once(LinkErrorSource(), card("ixgbe", "rx_bytes")).frame)
+    found = readings(read_once(LinkErrorSource(), host_with_nic("ixgbe", "rx_bytes")).frame)
     assert found == {CORRECTED: 70, UNCORRECTABLE: 2, BITS: 900, RECEIVED: 5, SENT: 6}
 
 
@@ -66,7 +66,7 @@ def test_a_driver_without_such_statistics_reports_all_by_netlink() -> None:
     ],
 )  # fmt: skip
 def test_no_nic_metric_has_two_sources(driver: str, statistics: list[str], left: set[Any]) -> None:
-    host = card(driver, *statistics)
+    host = host_with_nic(driver, *statistics)
     here = set(readings(read_once(LinkErrorSource(), host).frame))
     there = set(readings(read_once(NicSource(), host).frame))
     assert here == left
@@ -85,7 +85,7 @@ def test_where_the_statistics_cannot_be_read_netlink_stands_in(
     driver: str, pauses: set[Any], denied: str
 ) -> None:
     """Pause frames mean the same then: with those of PFC for mlx5, without for the others."""
-    host = card(driver)
+    host = host_with_nic(driver)
     host.links["/sys/class/net/eth0/device/driver"] = f"/sys/bus/pci/drivers/{driver}"
     host.calls[f"ethtool.{denied}(eth0)"] = DENIED
     assert set(readings(read_once(LinkErrorSource(), host).frame)) == {
@@ -98,7 +98,7 @@ def test_where_the_statistics_cannot_be_read_netlink_stands_in(
 
 def test_counters_of_standard_groups_that_the_driver_does_not_name() -> None:
     """Of a counter under two names, the driver's own counts, and it is published once."""
-    host = card("tg3", "rx_fcs_errors", "rx_octets", "dma_writeq_full")
+    host = host_with_nic("tg3", "rx_fcs_errors", "rx_octets", "dma_writeq_full")
     groups = {"FrameCheckSequenceErrors": 3, "OctetsReceivedOK": 9, "FramesReceivedOK": 7}
     add_netlink(host, standard_statistics={"statistics": groups})
     here, there = (
@@ -157,7 +157,7 @@ def test_a_counter_with_two_names_is_one_metric(driver: str, group: str, own: st
 
 
 def test_one_question_that_fails_costs_its_own_counters() -> None:
-    host = card("ixgbe")
+    host = host_with_nic("ixgbe")
     reader = SourceReader(LinkErrorSource(), host, ORIGIN)
     reader.run()
     count(host, {"corrected_blocks": [71]}, {"receive_frames": 2**64 - 1, "transmit_frames": 0})
@@ -180,7 +180,7 @@ def test_one_question_that_fails_costs_its_own_counters() -> None:
 def test_a_nic_that_counts_nothing_is_a_finding(
     trouble: OSError, verdicts: list[ProbeVerdict]
 ) -> None:
-    host = card("virtio_net")
+    host = host_with_nic("virtio_net")
     add_netlink(host, fec=trouble, pause=trouble)
     outcome = read_once(LinkErrorSource(), host)
     assert outcome.frame is None

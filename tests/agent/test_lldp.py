@@ -1,4 +1,4 @@
-"""Neighbours as switches announce them: frames, and how long what they say holds."""
+"""Neighbours as announced by switches: frames and their lifetime."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def part(kind: int, value: bytes) -> bytes:
 def content(
     chassis: bytes = b"\x04" + SWITCH, port: bytes = b"\x05Ethernet1/1", ttl: int = 120
 ) -> bytes:
-    """What every frame has: identifiers of switch and port, and how long it holds."""
+    """Return the mandatory parts of a frame: switch, port and lifetime."""
     return part(1, chassis) + part(2, port) + part(3, struct.pack("!H", ttl))
 
 
-def frame(said: bytes, destination: bytes = NEAREST_BRIDGE) -> bytes:
-    return destination + SWITCH + b"\x88\xcc" + said
+def frame(announcement: bytes, destination: bytes = NEAREST_BRIDGE) -> bytes:
+    return destination + SWITCH + b"\x88\xcc" + announcement
 
 
 END = part(0, b"")
@@ -78,8 +78,8 @@ def test_all_fields_that_a_switch_announces():
 
 
 def test_fields_that_a_switch_does_not_announce_are_absent():
-    told = parse(content() + part(127, bytes.fromhex("0080c2010000")) + part(8, b"\x02\x01"))
-    assert told == {"chassis": "a0:88:c2:00:00:01", "port": "Ethernet1/1", "ttl_seconds": 120}
+    neighbour = parse(content() + part(127, bytes.fromhex("0080c2010000")) + part(8, b"\x02\x01"))
+    assert neighbour == {"chassis": "a0:88:c2:00:00:01", "port": "Ethernet1/1", "ttl_seconds": 120}
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_fields_that_a_switch_does_not_announce_are_absent():
     ],
 )
 def test_identifiers_of_a_chassis(value: bytes, expected: str):
-    told = parse(content(chassis=value))
-    assert told
-    assert told["chassis"] == expected
+    neighbour = parse(content(chassis=value))
+    assert neighbour
+    assert neighbour["chassis"] == expected
 
 
 def test_an_identifier_of_a_port_has_other_kinds_than_one_of_a_chassis():
-    told = parse(content(port=b"\x03" + SWITCH))
-    assert told
-    assert told["port"] == "a0:88:c2:00:00:01"
-    told = parse(content(port=b"\x04\x01\x0a\x00\x00\x02"))
-    assert told
-    assert told["port"] == "10.0.0.2"
+    neighbour = parse(content(port=b"\x03" + SWITCH))
+    assert neighbour
+    assert neighbour["port"] == "a0:88:c2:00:00:01"
+    neighbour = parse(content(port=b"\x04\x01\x0a\x00\x00\x02"))
+    assert neighbour
+    assert neighbour["port"] == "10.0.0.2"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "announcement",
     [
         b"",
         END,
@@ -124,26 +124,26 @@ def test_an_identifier_of_a_port_has_other_kinds_than_one_of_a_chassis():
         content()[:-1],
     ],
 )
-def test_what_is_no_announcement(said: bytes):
-    assert parse(said) is None
+def test_what_is_no_announcement(announcement: bytes):
+    assert parse(announcement) is None
 
 
 def test_a_part_that_is_cut_off_ends_the_frame():
-    told = parse(content() + part(5, b"leaf-1") + part(6, b"description")[:-1])
-    assert told
-    assert told["system"] == "leaf-1"
-    assert "system_description" not in told
+    neighbour = parse(content() + part(5, b"leaf-1") + part(6, b"description")[:-1])
+    assert neighbour
+    assert neighbour["system"] == "leaf-1"
+    assert "system_description" not in neighbour
 
 
 @given(st.binary(max_size=300))
-def test_random_frames_are_read_or_passed_over(said: bytes):
-    parse(said)
+def test_random_frames_are_read_or_passed_over(announcement: bytes):
+    parse(announcement)
 
 
 @given(st.binary(max_size=200))
 def test_random_parts_behind_those_that_must_be_there(rest: bytes):
-    told = parse(content() + rest)
-    assert told is None or told["chassis"] == "a0:88:c2:00:00:01"
+    neighbour = parse(content() + rest)
+    assert neighbour is None or neighbour["chassis"] == "a0:88:c2:00:00:01"
 
 
 PRINTABLE = st.text(examples.PRINTABLE_CHARACTERS, min_size=1, max_size=60)
@@ -160,13 +160,13 @@ PRINTABLE = st.text(examples.PRINTABLE_CHARACTERS, min_size=1, max_size=60)
 def test_announced_fields_are_received_unchanged(  # noqa: PLR0913, PLR0917
     chassis: str, port: str, system: str, ttl: int, vlan: int, capabilities: int
 ):
-    said = content(b"\x07" + chassis.encode(), b"\x07" + port.encode(), ttl)
-    said += part(5, system.encode()) + part(7, struct.pack("!HH", 0x7FF, capabilities))
-    said += part(127, bytes.fromhex("0080c201") + struct.pack("!H", vlan)) + END
-    told = parse(said)
-    assert told
-    assert len(told.pop("capabilities")) == capabilities.bit_count()
-    assert told == {
+    announcement = content(b"\x07" + chassis.encode(), b"\x07" + port.encode(), ttl)
+    announcement += part(5, system.encode()) + part(7, struct.pack("!HH", 0x7FF, capabilities))
+    announcement += part(127, bytes.fromhex("0080c201") + struct.pack("!H", vlan)) + END
+    neighbour = parse(announcement)
+    assert neighbour
+    assert len(neighbour.pop("capabilities")) == capabilities.bit_count()
+    assert neighbour == {
         "chassis": chassis,
         "port": port,
         "system": system,
@@ -178,154 +178,158 @@ def test_announced_fields_are_received_unchanged(  # noqa: PLR0913, PLR0917
 # Over a wire ------------------------------------------------------------------------------------
 
 
-class Wire:
+class VirtualCable:
     """A neighbour at the other end of a virtual cable, and a clock that a test sets."""
 
     def __init__(self, lldp: Lldp) -> None:
         self._lldp = lldp
         self.now_ns = START
 
-    def say(self, *contents: bytes, destination: bytes = NEAREST_BRIDGE, ends: str = THERE) -> None:
+    def send(
+        self, *contents: bytes, destination: bytes = NEAREST_BRIDGE, ends: str = THERE
+    ) -> None:
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
             sender.bind((ends, 0))
-            for said in contents:
-                sender.send(frame(said, destination))
+            for announcement in contents:
+                sender.send(frame(announcement, destination))
 
-    def hear(self, after_seconds: float = 0) -> dict[str, dict[str, Any]]:
+    def neighbours(self, after_seconds: float = 0) -> dict[str, dict[str, Any]]:
         self.now_ns += round(after_seconds * NS)
         return self._lldp.neighbours(self.now_ns)
 
     def ports(self, after_seconds: float = 0) -> dict[str, str]:
-        return {name: told["port"] for name, told in self.hear(after_seconds).items()}
+        return {
+            name: neighbour["port"] for name, neighbour in self.neighbours(after_seconds).items()
+        }
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def wire() -> Iterator[VirtualCable]:
     with network_namespace():
         veth_pair(HERE, THERE)
         netlink = Netlink()
         lldp = Lldp(netlink.ethernet_ports)
-        wire = Wire(lldp)
-        assert wire.hear() == {}
+        wire = VirtualCable(lldp)
+        assert wire.neighbours() == {}
         yield wire
         lldp.close()
         netlink.close()
 
 
-def test_a_neighbour_is_received(wire: Wire):
-    wire.say(FULL)
-    assert wire.hear(1) == {HERE: parse(FULL)}
+def test_a_neighbour_is_received(wire: VirtualCable):
+    wire.send(FULL)
+    assert wire.neighbours(1) == {HERE: parse(FULL)}
 
 
-def test_both_ends_of_a_cable_hear_each_other(wire: Wire):
-    wire.say(content(port=b"\x05there"))
-    wire.say(content(port=b"\x05here"), ends=HERE)
+def test_both_ends_of_a_cable_hear_each_other(wire: VirtualCable):
+    wire.send(content(port=b"\x05there"))
+    wire.send(content(port=b"\x05here"), ends=HERE)
     assert wire.ports(1) == {HERE: "there", THERE: "here"}
 
 
-def test_a_neighbour_is_forgotten_when_its_time_has_run_out(wire: Wire):
-    wire.say(content(ttl=120))
+def test_a_neighbour_is_forgotten_when_its_time_has_run_out(wire: VirtualCable):
+    wire.send(content(ttl=120))
     assert wire.ports(5) == {HERE: "Ethernet1/1"}
     assert wire.ports(114.999_999_999) == {HERE: "Ethernet1/1"}
     assert wire.ports(0.000_000_001) == {}
 
 
-def test_a_neighbour_that_speaks_again_is_kept(wire: Wire):
+def test_a_neighbour_that_speaks_again_is_kept(wire: VirtualCable):
     for _ in range(10):
-        wire.say(content(ttl=120))
+        wire.send(content(ttl=120))
         assert wire.ports(30) == {HERE: "Ethernet1/1"}
 
 
-def test_an_announcement_that_expired_in_the_queue_is_not_reported(wire: Wire):
-    wire.say(content(ttl=120))
+def test_an_announcement_that_expired_in_the_queue_is_not_reported(wire: VirtualCable):
+    wire.send(content(ttl=120))
     assert wire.ports(121) == {}
 
 
-def test_a_neighbour_that_leaves_announces_it(wire: Wire):
-    wire.say(content())
+def test_a_neighbour_that_leaves_announces_it(wire: VirtualCable):
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
-    wire.say(content(port=b"\x05Ethernet1/9", ttl=0))
+    wire.send(content(port=b"\x05Ethernet1/9", ttl=0))
     assert wire.ports(1) == {HERE: "Ethernet1/1"}, "another one"
-    wire.say(content(ttl=0) + END)
+    wire.send(content(ttl=0) + END)
     assert wire.ports(1) == {}
 
 
-def test_a_cable_that_was_moved_leads_elsewhere(wire: Wire):
-    wire.say(content())
+def test_a_cable_that_was_moved_leads_elsewhere(wire: VirtualCable):
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     ip("link", "set", THERE, "down")
     assert wire.ports(1) == {}
     ip("link", "set", THERE, "up")
-    wire.say(content(port=b"\x05Ethernet1/2"))
+    wire.send(content(port=b"\x05Ethernet1/2"))
     assert wire.ports(1) == {}, "what came since the last look may be from before the move"
-    wire.say(content(port=b"\x05Ethernet1/2"))
+    wire.send(content(port=b"\x05Ethernet1/2"))
     assert wire.ports(1) == {HERE: "Ethernet1/2"}
 
 
-def test_a_link_that_went_down_and_up_between_two_polls(wire: Wire):
-    wire.say(content())
+def test_a_link_that_went_down_and_up_between_two_polls(wire: VirtualCable):
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
-    wire.say(content())
+    wire.send(content())
     ip("link", "set", THERE, "down")
     ip("link", "set", THERE, "up")
     assert wire.ports(1) == {}
 
 
-def test_an_interface_that_is_switched_off_has_no_neighbour(wire: Wire):
-    wire.say(content())
+def test_an_interface_that_is_switched_off_has_no_neighbour(wire: VirtualCable):
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     ip("link", "set", HERE, "down")
     assert wire.ports(1) == {}
 
 
-def test_an_interface_that_comes_later_is_listened_to(wire: Wire):
+def test_an_interface_that_comes_later_is_listened_to(wire: VirtualCable):
     veth_pair("rs-new", "rs-far")
-    assert wire.hear(1) == {}
-    wire.say(content(port=b"\x05new"), ends="rs-far")
+    assert wire.neighbours(1) == {}
+    wire.send(content(port=b"\x05new"), ends="rs-far")
     assert wire.ports(1) == {"rs-new": "new"}
 
 
-def test_the_nic_is_configured_to_pass_the_frames(wire: Wire):
-    assert wire.hear() == {}
+def test_the_nic_is_configured_to_pass_the_frames(wire: VirtualCable):
+    assert wire.neighbours() == {}
     (entry,) = ip("-json", "maddress", "show", "dev", HERE)
     assert NEAREST_BRIDGE.hex(":") in [
         address["link"] for address in entry["maddr"] if "link" in address
     ]
 
 
-def test_the_neighbour_that_is_known_for_longest_stands_for_an_interface(wire: Wire):
+def test_the_neighbour_that_is_known_for_longest_stands_for_an_interface(wire: VirtualCable):
     for _ in range(2):
-        wire.say(content(port=b"\x05one"), content(port=b"\x05other", ttl=200))
+        wire.send(content(port=b"\x05one"), content(port=b"\x05other", ttl=200))
         assert wire.ports(1) == {HERE: "one"}
     assert wire.ports(119) == {HERE: "other"}
 
 
-def test_neighbours_of_an_interface_are_bounded(wire: Wire):
-    wire.say(*[content(port=f"\x05port{n}".encode(), ttl=100 + n) for n in range(60)])
+def test_neighbours_of_an_interface_are_bounded(wire: VirtualCable):
+    wire.send(*[content(port=f"\x05port{n}".encode(), ttl=100 + n) for n in range(60)])
     assert wire.ports(1) == {HERE: "port0"}
     assert wire.ports(105) == {HERE: "port7"}
     assert wire.ports(1) == {}
 
 
-def test_more_frames_than_the_socket_holds(wire: Wire):
+def test_more_frames_than_the_socket_holds(wire: VirtualCable):
     for _ in range(3):
-        wire.say(*[content()] * 3000)
+        wire.send(*[content()] * 3000)
         assert wire.ports(1) == {HERE: "Ethernet1/1"}
 
 
-def test_frames_for_others_and_frames_without_sense(wire: Wire):
-    wire.say(content(), destination=bytes.fromhex("0180c2000003"))
-    wire.say(b"\xff" * 60, b"", content()[:-1])
-    assert wire.hear(1) == {}
+def test_frames_for_others_and_frames_without_sense(wire: VirtualCable):
+    wire.send(content(), destination=bytes.fromhex("0180c2000003"))
+    wire.send(b"\xff" * 60, b"", content()[:-1])
+    assert wire.neighbours(1) == {}
 
 
-def test_an_interface_that_is_renamed_or_removed_takes_its_neighbour_along(wire: Wire):
-    wire.say(content())
+def test_an_interface_that_is_renamed_or_removed_takes_its_neighbour_along(wire: VirtualCable):
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     ip("link", "delete", HERE)
-    assert wire.hear(1) == {}
+    assert wire.neighbours(1) == {}
     veth_pair(HERE, THERE)
-    assert wire.hear(1) == {}, "another interface of the same name"
+    assert wire.neighbours(1) == {}, "another interface of the same name"
 
 
 def test_a_socket_that_is_refused_is_an_error():
@@ -338,12 +342,12 @@ def test_a_socket_that_is_refused_is_an_error():
     lldp.close()
 
 
-def test_a_closed_listener_starts_again(wire: Wire):
-    wire.say(content())
+def test_a_closed_listener_starts_again(wire: VirtualCable):
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
     wire._lldp.close()  # noqa: SLF001
-    assert wire.hear(1) == {}
-    wire.say(content())
+    assert wire.neighbours(1) == {}
+    wire.send(content())
     assert wire.ports(1) == {HERE: "Ethernet1/1"}
 
 
@@ -364,7 +368,7 @@ def test_this_machine_is_asked_through_its_host():
 # In a recording ---------------------------------------------------------------------------------
 
 
-class Announced(FakeHost):
+class LldpHost(FakeHost):
     """A host with one neighbour."""
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
@@ -373,7 +377,7 @@ class Announced(FakeHost):
 
 
 def test_whose_switches_these_are_is_a_secret():
-    host = Announced()
+    host = LldpHost()
     recording = RecordingHost(host, Redactor())
     assert recording.call("lldp", "neighbours")["eth0"]["system"] == "leaf-1"
     (moment,) = recording.moments

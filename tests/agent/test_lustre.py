@@ -112,7 +112,7 @@ def test_all_metrics_are_reported(server: FakeHost) -> None:
 
 def test_the_old_layout_gives_the_same_values(server: FakeHost) -> None:
     old = FakeHost()
-    old.files = {path.replace(LUSTRE_DEBUG_ROOT, OLD): said for path, said in server.files.items()}
+    old.files = {path.replace(LUSTRE_DEBUG_ROOT, OLD): text for path, text in server.files.items()}
     assert numbers(read_once(LustreSource(), old).frame) == numbers(
         read_once(LustreSource(), server).frame
     )
@@ -131,7 +131,7 @@ def test_an_unknown_state_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reading"),
+    ("text", "reading"),
     [
         ("healthy\n", 1),
         ("NOT HEALTHY\n", 0),
@@ -140,14 +140,14 @@ def test_an_unknown_state_is_an_error() -> None:
         ("device scratch-OST0000 reported unhealthy\nNOT HEALTHY\n", 0),
     ],
 )
-def test_health(said: str, reading: object) -> None:
-    assert parse_health(said.encode()) == {"healthy": reading}
+def test_health(text: str, reading: object) -> None:
+    assert parse_health(text.encode()) == {"healthy": reading}
 
 
 def test_a_target_that_goes_takes_its_readings_along(server: FakeHost) -> None:
     reader = SourceReader(LustreSource(), server, ORIGIN)
     reader.run()
-    server.files = {path: said for path, said in server.files.items() if "OST0000" not in path}
+    server.files = {path: text for path, text in server.files.items() if "OST0000" not in path}
     found = readings(reader.run().frame)
     key = ("railscope_lustre_target_requests_total", ("scratch", CLIENT, "OST0000"))
     assert found[key] is Absent.GONE
@@ -175,13 +175,13 @@ def test_targets_beyond_the_bound_are_counted(server: FakeHost) -> None:
 
 
 def test_without_rights_there_is_a_remedy() -> None:
-    class Closed(FakeHost):
+    class DebugfsDeniedHost(FakeHost):
         def names(self, path: str) -> list[str]:
             if path.startswith("/sys/kernel/debug"):
                 raise DENIED
             return super().names(path)
 
-    host = Closed()
+    host = DebugfsDeniedHost()
     host.files[LUSTRE_HEALTH_FILES[0]] = "healthy\n"
     outcome = read_once(LustreSource(), host)
     assert outcome.findings[0].verdict is ProbeVerdict.DENIED

@@ -1,4 +1,4 @@
-"""MIG devices that come and go while the agent runs, and what each of them tells."""
+"""MIG devices created and removed while the agent runs, and their readings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def devices(frame: Frame) -> set[str]:
     return {key[1] for (name, key) in readings(frame) if name == "railscope_mig_memory_used_bytes"}
 
 
-def told(run: Sampling) -> list[Event]:
+def mig_events(run: Sampling) -> list[Event]:
     return [e for frame in run.frames for e in frame.events if e.event_class is GPU_CHANGE_EVENT]
 
 
@@ -68,8 +68,12 @@ async def test_devices_come_and_go_within_two_reads() -> None:
         await run.step(5)
         await run.step(5)
         assert devices(run.of("mig")[-1]) == set()
-        assert [e.facts["change"] for e in told(run)] == ["mig_mode", "mig_devices", "mig_mode"]
-        assert told(run)[1].facts["after"] == " ".join(changed)
+        assert [e.facts["change"] for e in mig_events(run)] == [
+            "mig_mode",
+            "mig_devices",
+            "mig_mode",
+        ]
+        assert mig_events(run)[1].facts["after"] == " ".join(changed)
         assert run.sampler.statuses["mig"].state == OK
 
 

@@ -364,10 +364,10 @@ def test_a_module_is_read_page_by_page_over_netlink():
     eeprom = osfp_dr4()
 
     def answer(request: Request) -> list[bytes]:
-        said = attributes(request.body[4:])
-        if 7 in said or 2 not in said or request.kind == 0x10:
+        fields = attributes(request.body[4:])
+        if 7 in fields or 2 not in fields or request.kind == 0x10:
             return list(ethtool(31)(request))
-        numbers = [int.from_bytes(said[kind], sys.byteorder) for kind in (2, 3, 4, 5, 6)]
+        numbers = [int.from_bytes(fields[kind], sys.byteorder) for kind in (2, 3, 4, 5, 6)]
         offset, length, page, bank, address = numbers
         assert length == 128
         content = eeprom.read(HalfPage(page, offset == 128, bank, address))
@@ -395,7 +395,7 @@ def test_a_port_without_a_module():
 # In a recording ---------------------------------------------------------------------------------
 
 
-class Plugged(FakeHost):
+class TransceiverHost(FakeHost):
     """A host with one module, whose serial number stands in its log of faults as well."""
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
@@ -404,7 +404,7 @@ class Plugged(FakeHost):
 
 
 def test_the_serial_number_of_a_module_is_a_secret_everywhere():
-    host = Plugged()
+    host = TransceiverHost()
     host.files["/var/log/optics"] = "module MT2251FT01234 was plugged in"
     recording = RecordingHost(host, Redactor())
     recording.read("/var/log/optics")

@@ -46,12 +46,12 @@ def test_capital_letters_long_domains_and_an_unknown_node() -> None:
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_masks_of_cpus(cpus) -> None:
     value = sum(1 << cpu for cpu in cpus)
-    words = []
-    while value or not words:
-        words.insert(0, f"{value & 0xFFFFFFFF:08x}")
+    masks = []
+    while value or not masks:
+        masks.insert(0, f"{value & 0xFFFFFFFF:08x}")
         value >>= 32
     listed: set[int] = set()
-    for part in format_cpu_list(",".join(words)).split(","):
+    for part in format_cpu_list(",".join(masks)).split(","):
         first, _, last = part.partition("-")
         listed |= set(range(int(first), int(last or first) + 1))
     assert listed == cpus

@@ -1,4 +1,4 @@
-"""Which switch port an interface is plugged into, and when it is another."""
+"""The switch port of an interface, and its changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAF = {
 
 
 def rails(count: int = 2) -> FakeHost:
-    """A server with so many cards, each plugged into a port of one leaf."""
+    """Return a host with so many NICs, each connected to a port of one leaf."""
     host = FakeHost()
     for number in range(count):
         add_nic(host, f"eth{number}", address=f"0000:{number:02x}:00.0")
@@ -41,7 +41,7 @@ def plug(host: FakeHost, ports: dict[str, str]) -> None:
     host.calls[CALL] = {name: LEAF | {"port": port} for name, port in ports.items()}
 
 
-def told(outcome: Any) -> list[tuple[str, str, str]]:
+def neighbour_changes(outcome: Any) -> list[tuple[str, str, str]]:
     return [(e.entity.key[0], e.facts["before"], e.facts["after"]) for e in events(outcome)]
 
 
@@ -60,7 +60,7 @@ def test_the_neighbour_of_every_nic() -> None:
 
 
 def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
-    """A neighbour is not told beyond the link it was seen on, though its time is not over."""
+    """A neighbour is not reported after its link went down, even before it expires."""
     host = rails(4)
     plug(host, {"eth0": "Ethernet1/1", "eth2": "Ethernet1/3"})
     host.files[f"{NET}/eth2/carrier"] = "0\n"
@@ -78,7 +78,7 @@ def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
 
 
 def test_a_neighbour_not_received_yet_is_not_unknown() -> None:
-    """Frames come every half a minute; nobody is missed before, nor after a link came back."""
+    """Frames arrive every 30 seconds; no neighbour is missing before, nor after a link came back."""
     host = rails(1)
     plug(host, {})
     reader = SourceReader(NeighbourSource(), host, ORIGIN)
@@ -101,15 +101,15 @@ def test_a_neighbour_not_received_yet_is_not_unknown() -> None:
 def test_recabling_is_an_event() -> None:
     host = rails()
     reader = SourceReader(NeighbourSource(), host, ORIGIN)
-    assert not told(reader.run())
+    assert not neighbour_changes(reader.run())
     host.clock.advance(10)
     plug(host, {"eth0": "Ethernet1/2", "eth1": "Ethernet1/1"})
     outcome = reader.run()
     one, other = (f"leaf-1 Ethernet1/{port} aa:bb:cc:00:00:01" for port in (1, 2))
-    assert told(outcome) == [("eth0", one, other), ("eth1", other, one)]
+    assert neighbour_changes(outcome) == [("eth0", one, other), ("eth1", other, one)]
     assert facts(outcome, KIND)["eth0"]["switch_port"] == "Ethernet1/2"
     host.clock.advance(10)
-    assert not told(reader.run())
+    assert not neighbour_changes(reader.run())
 
 
 def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
@@ -123,10 +123,10 @@ def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
     assert facts(outcome, KIND) == {}
     plug(host, {"eth0": "Ethernet1/1"})
     host.clock.advance(10)
-    assert not told(reader.run())
+    assert not neighbour_changes(reader.run())
     plug(host, {"eth0": "Ethernet1/9"})
     host.clock.advance(10)
-    assert len(told(reader.run())) == 1
+    assert len(neighbour_changes(reader.run())) == 1
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,10 @@ def test_each_recabling_is_reported_once(steps: list[tuple[str | None, bool, boo
             host.calls[CALL] = DENIED
         source.probe(host)
         seen = port if carrier and not refused else None
-        found = [(before.split()[1], after.split()[1]) for _, before, after in told(reader.run())]
+        found = [
+            (before.split()[1], after.split()[1])
+            for _, before, after in neighbour_changes(reader.run())
+        ]
         assert found == ([(last, seen)] if seen and last and seen != last else [])
         last = seen or last
         host.clock.advance(10)

@@ -1,4 +1,4 @@
-"""What a kernel says over netlink that the one under the tests cannot: other hardware."""
+"""Netlink answers of other hardware, which the kernel of the test machine cannot give."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(kind: int, value: str) -> bytes:
 
 
 def bitset(kind: int, bits: dict[int, tuple[str, bool]], *, mask: bool) -> bytes:
-    """A verbose bitset (ETHTOOL_A_BITSET_*): with a mask each bit says whether it is set."""
+    """A verbose bitset (ETHTOOL_A_BITSET_*): with a mask, each bit carries its value."""
     entries = [
         nest(1, u32(1, index), text(2, name), *([attribute(3, b"")] if is_set and mask else []))
         for index, (name, is_set) in bits.items()
@@ -59,12 +59,12 @@ ETS += bytes([2, 0, 1, 2, 0, 0, 255, 7, *[0, 0, 0, 3, 0, 0, 6, 7], *[0] * 24])
 BUFFER = struct.pack("=8B8II", 0, 0, 0, 1, 0, 0, 0, 0, 20_016, 156_096, 0, 0, 0, 0, 0, 0, 1_027_728)
 
 
-def dcb_kernel(*said: bytes):
+def dcb_kernel(*replies: bytes):
     def answer(request: Request) -> list[bytes]:
         assert request.protocol == 0
         assert request.kind == 78, "RTM_GETDCB"
         assert request.body[:4] == bytes([0, 21, 0, 0]), "DCB_CMD_IEEE_GET"
-        body = bytes([0, 21, 0, 0]) + attributes_of(request) + b"".join(said)
+        body = bytes([0, 21, 0, 0]) + attributes_of(request) + b"".join(replies)
         return [request.message(78, body)]
 
     def attributes_of(request: Request) -> bytes:
@@ -78,7 +78,7 @@ def test_data_centre_bridging_of_a_nic_configured_for_roce():
     applications = attribute(1, struct.pack("=BBH", 5, 3, 26))
     applications += attribute(1, struct.pack("=BBH", 1, 3, 0x8915))
     applications += attribute(2, struct.pack("=BBH", 255, 1, 9))
-    said = nest(
+    answer = nest(
         13,
         attribute(1, ETS),
         attribute(7, struct.pack("=8Q", *[400_000_000] * 7, (1 << 64) - 1)),
@@ -87,7 +87,7 @@ def test_data_centre_bridging_of_a_nic_configured_for_roce():
         attribute(10, BUFFER),
         nest(11, u8(1, 5), u8(2, 255)),
     )
-    with asking(dcb_kernel(said, u8(14, 0x01 | 0x08))) as (netlink, _):
+    with asking(dcb_kernel(answer, u8(14, 0x01 | 0x08))) as (netlink, _):
         assert netlink.call("dcb", "ens1f0np0") == {
             "ets": {
                 "traffic_class": [0, 0, 0, 3, 0, 0, 6, 7],
@@ -171,11 +171,11 @@ def test_forward_error_correction_with_its_lanes():
 
 
 @pytest.mark.parametrize(
-    ("bit", "word"), [(49, "None"), (50, "RS"), (51, "BASER"), (74, "LLRS"), (0, ""), (99, "")]
+    ("bit", "mode"), [(49, "None"), (50, "RS"), (51, "BASER"), (74, "LLRS"), (0, ""), (99, "")]
 )
-def test_the_error_correction_in_use(bit: int, word: str):
+def test_the_error_correction_in_use(bit: int, mode: str):
     with asking(ethtool(29, bitset(2, {}, mask=False), u32(4, bit))) as (netlink, _):
-        assert netlink.call("fec", "eth0") == {"modes": [], "active": word, "statistics": {}}
+        assert netlink.call("fec", "eth0") == {"modes": [], "active": mode, "statistics": {}}
 
 
 def test_a_list_of_counters_that_is_cut_off_is_an_error():
@@ -227,7 +227,7 @@ def test_link_modes_of_both_ends():
         101: ("400000baseCR4/Full", True),
         38: ("100000baseCR4/Full", False),
     }
-    said = (
+    answer = (
         bitset(3, ours, mask=True),
         bitset(4, {101: ("400000baseCR4/Full", True)}, mask=False),
         u8(2, 1),
@@ -235,7 +235,7 @@ def test_link_modes_of_both_ends():
         u8(6, 1),
         u32(9, 4),
     )
-    with asking(ethtool(4, *said)) as (netlink, _):
+    with asking(ethtool(4, *answer)) as (netlink, _):
         assert netlink.call("link_modes", "eth0") == {
             "supported": ["400000baseCR4/Full", "100000baseCR4/Full"],
             "advertised": ["400000baseCR4/Full"],
@@ -254,7 +254,7 @@ def test_a_link_that_is_down_has_no_speed():
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("answer", "expected"),
     [
         ([u8(5, 4)], {"extended_state": "No cable"}),
         (
@@ -276,8 +276,8 @@ def test_a_link_that_is_down_has_no_speed():
         ([], {}),
     ],
 )
-def test_why_a_link_is_down(said: list[bytes], expected: dict[str, object]):
-    with asking(ethtool(6, u8(2, 0), *said)) as (netlink, _):
+def test_why_a_link_is_down(answer: list[bytes], expected: dict[str, object]):
+    with asking(ethtool(6, u8(2, 0), *answer)) as (netlink, _):
         assert netlink.call("link_state", "eth0") == {"up": False, **expected}
 
 
@@ -326,7 +326,7 @@ def test_what_is_no_name_of_an_interface_is_not_asked_for(function: str, name: s
 # RDMA -------------------------------------------------------------------------------------------
 
 
-class RdmaKernel:
+class FakeRdmaKernel:
     """Devices by name and index, as drivers/infiniband/core/nldev.c knows them."""
 
     def __init__(self) -> None:
@@ -342,8 +342,8 @@ class RdmaKernel:
                 for name, index in self.indexes.items()
             ]
             return [b"".join(entries), request.done()]
-        said = attributes(request.body)
-        index, port = (struct.unpack("=I", said[kind])[0] for kind in (1, 3))
+        fields = attributes(request.body)
+        index, port = (struct.unpack("=I", fields[kind])[0] for kind in (1, 3))
         names = [name for name, other in self.indexes.items() if other == index]
         if command != 17 or not names or port != 1:
             return [request.refused(errno.EINVAL)]
@@ -356,7 +356,7 @@ class RdmaKernel:
 
 
 def test_counters_of_an_rdma_port_with_optional_ones():
-    with asking(RdmaKernel()) as (netlink, kernel):
+    with asking(FakeRdmaKernel()) as (netlink, kernel):
         for device, index in (("mlx5_0", 3), ("mlx5_1", 4), ("mlx5_0", 3)):
             assert netlink.call("rdma_statistics", device, 1) == {
                 "out_of_sequence": 1 << 63,
@@ -367,7 +367,7 @@ def test_counters_of_an_rdma_port_with_optional_ones():
 
 
 def test_a_device_that_came_back_under_another_index_is_found_again():
-    kernel = RdmaKernel()
+    kernel = FakeRdmaKernel()
     with asking(kernel) as (netlink, _):
         assert netlink.call("rdma_statistics", "mlx5_0", 1)["rdma_tx_bytes"] == 3
         kernel.indexes = {"mlx5_1": 3, "mlx5_0": 9}
@@ -377,7 +377,7 @@ def test_a_device_that_came_back_under_another_index_is_found_again():
 
 
 def test_a_port_or_a_device_that_is_not_there():
-    with asking(RdmaKernel()) as (netlink, _):
+    with asking(FakeRdmaKernel()) as (netlink, _):
         with pytest.raises(OSError, match="Invalid argument"):
             netlink.call("rdma_statistics", "mlx5_0", 2)
         with pytest.raises(OSError, match="RDMA device mlx5_7 does not exist") as raised:

@@ -56,30 +56,30 @@ def test_links_are_those_that_ip_shows(netlink: Netlink):
     links = {entry["name"]: entry for entry in netlink.call("links")}
     assert set(links) == set(shown) == {"lo", HERE, THERE}
     for name, entry in shown.items():
-        said = links[name]
-        assert said["index"] == entry["ifindex"]
-        assert said["mtu"] == entry["mtu"]
-        assert said["address"] == entry["address"]
-        assert said["operational_state"] == entry["operstate"].lower()
-        assert said["up"] == ("UP" in entry["flags"])
-        assert said["kind"] == entry.get("linkinfo", {}).get("info_kind", "")
-        assert said["lower"] == entry.get("link", "")
-        assert said["master"] == ""
+        answer = links[name]
+        assert answer["index"] == entry["ifindex"]
+        assert answer["mtu"] == entry["mtu"]
+        assert answer["address"] == entry["address"]
+        assert answer["operational_state"] == entry["operstate"].lower()
+        assert answer["up"] == ("UP" in entry["flags"])
+        assert answer["kind"] == entry.get("linkinfo", {}).get("info_kind", "")
+        assert answer["lower"] == entry.get("link", "")
+        assert answer["master"] == ""
 
 
 def test_counters_are_those_of_proc_and_count_what_is_sent(netlink: Netlink):
     frame = bytes(12) + b"\x12\x34" + bytes(86)
     send(HERE, *[frame] * 7)
     for name in (HERE, THERE):
-        said = link(netlink, name)["statistics"]
-        assert (said["tx_packets"], said["rx_packets"]) == ((7, 0) if name == HERE else (0, 7))
-        assert said["tx_bytes"] + said["rx_bytes"] == 700
+        answer = link(netlink, name)["statistics"]
+        assert (answer["tx_packets"], answer["rx_packets"]) == ((7, 0) if name == HERE else (0, 7))
+        assert answer["tx_bytes"] + answer["rx_bytes"] == 700
         receive, transmit = proc_net_dev()[name][:8], proc_net_dev()[name][8:]
-        assert receive[:2] == [said["rx_bytes"], said["rx_packets"]]
-        assert receive[3] == said["rx_dropped"] + said["rx_missed_errors"]
-        assert transmit[:2] == [said["tx_bytes"], said["tx_packets"]]
-        assert len(said) >= 24
-        assert all(isinstance(value, int) for value in said.values())
+        assert receive[:2] == [answer["rx_bytes"], answer["rx_packets"]]
+        assert receive[3] == answer["rx_dropped"] + answer["rx_missed_errors"]
+        assert transmit[:2] == [answer["tx_bytes"], answer["tx_packets"]]
+        assert len(answer) >= 24
+        assert all(isinstance(value, int) for value in answer.values())
 
 
 def test_an_mtu_that_was_changed(netlink: Netlink):
@@ -106,8 +106,8 @@ def test_losses_of_the_carrier_are_counted(netlink: Netlink):
 
 def test_an_interface_that_is_switched_off_is_not_up(netlink: Netlink):
     ip("link", "set", HERE, "down")
-    said = link(netlink, HERE)
-    assert (said["up"], said["operational_state"]) == (False, "down")
+    answer = link(netlink, HERE)
+    assert (answer["up"], answer["operational_state"]) == (False, "down")
 
 
 def test_the_master_of_a_port(netlink: Netlink):
@@ -124,8 +124,8 @@ def test_many_interfaces_come_in_more_than_one_part(netlink: Netlink):
 
 
 def test_a_virtual_pair_has_a_speed_and_a_state(netlink: Netlink):
-    said = netlink.call("link_modes", HERE)
-    assert (said["speed_megabits"], said["duplex"]) == (10_000, "full")
+    answer = netlink.call("link_modes", HERE)
+    assert (answer["speed_megabits"], answer["duplex"]) == (10_000, "full")
     assert netlink.call("link_state", HERE)["up"] is True
     ip("link", "set", THERE, "down")
     assert netlink.call("link_state", HERE)["up"] is False

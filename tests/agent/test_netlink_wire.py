@@ -26,18 +26,18 @@ def link(name: str, index: int = 1) -> bytes:
 
 
 @given(st.lists(st.tuples(KINDS, VALUES)))
-def test_attributes_come_back_as_they_were_put(said: list[tuple[int, bytes]]):
-    raw = b"".join(wire.attribute(kind, value) for kind, value in said)
-    assert raw == b"".join(attribute(kind, value) for kind, value in said)
-    assert list(wire.attributes(raw)) == said
+def test_attributes_come_back_as_they_were_put(parts: list[tuple[int, bytes]]):
+    raw = b"".join(wire.attribute(kind, value) for kind, value in parts)
+    assert raw == b"".join(attribute(kind, value) for kind, value in parts)
+    assert list(wire.attributes(raw)) == parts
     (outer,) = wire.attributes(wire.nest(5, raw))
     assert outer == (5, raw)
 
 
 @given(st.lists(st.builds(wire.NetlinkMessage, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
-def test_messages_come_back_as_they_were_put(said: list[wire.NetlinkMessage]):
-    raw = b"".join(by_hand.padded(wire.encode(message)) for message in said)
-    assert list(wire.messages(raw)) == said
+def test_messages_come_back_as_they_were_put(parts: list[wire.NetlinkMessage]):
+    raw = b"".join(by_hand.padded(wire.encode(message)) for message in parts)
+    assert list(wire.messages(raw)) == parts
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from([1, 2, 4, 8]))
@@ -84,8 +84,8 @@ def test_an_attribute_of_a_wrong_length(length: int):
         list(wire.attributes(struct.pack("=HH", length, 1) + bytes(4)))
 
 
-class Scripted:
-    """A connection whose answers are what a test says, whatever the question."""
+class ScriptedConnection:
+    """A connection that returns the answers of a test for every request."""
 
     def __init__(self, *bodies: bytes) -> None:
         self.bodies = list(bodies)
@@ -112,10 +112,10 @@ READERS = {
 
 NESTS = st.recursive(
     st.lists(st.tuples(st.integers(0, 16), st.binary(max_size=24)), max_size=6).map(
-        lambda said: b"".join(attribute(kind, value) for kind, value in said)
+        lambda parts: b"".join(attribute(kind, value) for kind, value in parts)
     ),
     lambda inner: st.lists(st.tuples(st.integers(0, 90), inner), max_size=4).map(
-        lambda said: b"".join(attribute(kind, value) for kind, value in said)
+        lambda parts: b"".join(attribute(kind, value) for kind, value in parts)
     ),
     max_leaves=8,
 )
@@ -126,7 +126,7 @@ NESTS = st.recursive(
 @example(head=16, body=b"")
 def test_hostile_answers_raise_an_os_error_or_none(name: str, head: int, body: bytes):
     try:
-        READERS[name](Scripted(bytes(head) + body))
+        READERS[name](ScriptedConnection(bytes(head) + body))
     except OSError as error:
         known = {errno.EBADMSG, errno.ENODEV}
         assert error.errno in known  # noqa: PT017 - or there is something to be read in it
@@ -197,8 +197,8 @@ def test_what_the_kernel_lost_is_asked_for_again_on_a_new_socket():
     assert kernel.opened == [ROUTE, ROUTE]
 
 
-class Overflowing:
-    """A socket that has dropped a part of the answer, as recv(2) says it: ENOBUFS."""
+class OverflowingSocket:
+    """A socket that dropped a part of the answer and reports it as recv(2) does: ENOBUFS."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -217,7 +217,7 @@ class Overflowing:
 
 
 def test_a_socket_that_overflowed_is_replaced():
-    sockets = [Overflowing() for _ in range(4)]
+    sockets = [OverflowingSocket() for _ in range(4)]
     waiting = iter(sockets)
     connection = NetlinkConnection(lambda: next(waiting))
     with pytest.raises(OSError, match="No buffer space") as raised:

@@ -30,17 +30,17 @@ def test_settings_that_drifted_are_on_the_page(
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
             wrong = case.endswith("b") and rail == struck
-            told = value(case, f"{SETTING}_{setting}", interface=interface, **labels)
-            assert told == (drifted if wrong else as_set_up)
+            reported = value(case, f"{SETTING}_{setting}", interface=interface, **labels)
+            assert reported == (drifted if wrong else as_set_up)
 
 
 def test_what_a_port_trusts_and_where_it_puts_what_are_facts() -> None:
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
-            told = facts(case, f"{SETTING}s_info", interface)
+            reported = facts(case, f"{SETTING}s_info", interface)
             wrong = case.endswith("b") and rail == 2
-            assert told["trust"] == ("pcp" if wrong else "dscp")
-            assert told["dscp_map"] == ("none" if wrong else "3:26,6:48")
+            assert reported["trust"] == ("pcp" if wrong else "dscp")
+            assert reported["dscp_map"] == ("none" if wrong else "3:26,6:48")
 
 
 def test_a_port_that_trained_down_is_slower_than_it_should_be() -> None:
@@ -82,8 +82,8 @@ def test_rails_have_optics_and_storage_has_copper(case: str, optics: str) -> Non
 def test_switches_announce_the_rail_of_a_port() -> None:
     for case, count in (("hgx-h100-roce-idle", 8), ("settings-drift-a", 4)):
         for rail in range(count):
-            told = facts(case, "railscope_nic_neighbour_info", f"ens{rail + 1}f0np0")
-            assert told["switch"] == f"leaf-{rail + 1}"
+            reported = facts(case, "railscope_nic_neighbour_info", f"ens{rail + 1}f0np0")
+            assert reported["switch"] == f"leaf-{rail + 1}"
     ports = {
         facts(case, "railscope_nic_neighbour_info", STRUCK)["switch_port"]
         for case in ("settings-drift-a", "settings-drift-b")

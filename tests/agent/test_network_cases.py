@@ -30,7 +30,7 @@ from railscope.capture import Json
 
 GPUS = gpus_by_case()
 STRUCK_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
-CARD, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
+NIC, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 LINE_BYTES_PER_SECOND = 50_000_000_000
 
 PFC_SENT_SECONDS = "railscope_nic_transmit_pfc_pause_seconds_total"
@@ -64,10 +64,10 @@ def test_every_port_is_on_the_page_and_counts(case: str) -> None:
 
 @pytest.mark.parametrize("case", GPUS)
 def test_the_whole_path_of_every_nic_and_gpu_is_in_the_tree(case: str) -> None:
-    told = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         agent, ["topology", "--replay", str(CASES / case), "--format", "json"]
     )
-    devices = {device["address"]: device for device in json.loads(told.stdout)["devices"]}
+    devices = {device["address"]: device for device in json.loads(outcome.stdout)["devices"]}
     assert sum(device["role"] == "gpu" for device in devices.values()) == GPUS[case]
     for device in devices.values():
         assert set(device["path"]) <= set(devices)
@@ -146,8 +146,8 @@ def test_intel_nics_report_pause_frames_without_durations() -> None:
 
 
 def test_nics_of_two_vendors_share_a_node() -> None:
-    cards = [f"ens{slot}f0np0" for slot in range(1, 5)] + ["ens5np0", "ens6np0"]
-    for rail, interface in enumerate(cards):
+    nics = [f"ens{slot}f0np0" for slot in range(1, 5)] + ["ens5np0", "ens6np0"]
+    for rail, interface in enumerate(nics):
         driver = "mlx5_core" if rail < 4 else "bnxt_en"
         facts = {"interface": interface, "rail": str(rail), "driver": driver}
         assert series(end("mixed-node"), "railscope_nic_info", **facts)
@@ -193,15 +193,15 @@ def test_a_lost_nic_was_present_and_is_missing() -> None:
     for name, labels in (
         ("railscope_rdma_port_info", {"device": STRUCK_DEVICE, "rail": "3"}),
         ("railscope_nic_info", {"interface": STRUCK}),
-        ("railscope_pcie_link_width_lanes", {"pci_address": CARD}),
+        ("railscope_pcie_link_width_lanes", {"pci_address": NIC}),
         ("railscope_network_link_up", {"interface": STRUCK}),
     ):
         assert series(start(case), name, **labels)
         assert not series(end(case), name, **labels)
     assert value(case, "railscope_kernel_link_changes_total", interface=STRUCK, state="down") == 1
-    assert CARD not in recorded(case, "names", "/sys/bus/pci/devices")
-    assert value(case, "railscope_pcie_device_present", pci_address=CARD) == 0
-    assert series(end(case), "railscope_pcie_info", pci_address=CARD, role="nic")
+    assert NIC not in recorded(case, "names", "/sys/bus/pci/devices")
+    assert value(case, "railscope_pcie_device_present", pci_address=NIC) == 0
+    assert series(end(case), "railscope_pcie_info", pci_address=NIC, role="nic")
     directory = f"/sys/bus/pci/devices/{ABOVE}"
     assert "SDES 1\n" in recorded(case, "files", f"{directory}/aer_dev_fatal")
     assert recorded(case, "files", f"{directory}/current_link_width") == "0\n"
@@ -211,16 +211,16 @@ def test_a_lost_nic_was_present_and_is_missing() -> None:
 def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     case = "pcie-degraded"
     shares = [
-        value(case, f"railscope_pcie_link_{what}", pci_address=CARD)
-        / value(case, f"railscope_pcie_link_{limit}", pci_address=CARD)
+        value(case, f"railscope_pcie_link_{what}", pci_address=NIC)
+        / value(case, f"railscope_pcie_link_{limit}", pci_address=NIC)
         for what, limit in (
             ("width_lanes", "width_limit_lanes"),
             ("speed_transfers_per_second", "speed_limit_transfers_per_second"),
         )
     ]
     assert sorted(shares) == [0.5, 1.0]
-    assert value(case, "railscope_pcie_path_state", pci_address=CARD, state="degraded") == 1
-    errors = {"pci_address": CARD, "severity": "correctable", "error": "BadTLP"}
+    assert value(case, "railscope_pcie_path_state", pci_address=NIC, state="degraded") == 1
+    errors = {"pci_address": NIC, "severity": "correctable", "error": "BadTLP"}
     assert value(case, "railscope_pcie_aer_errors_total", **errors) == 40
     assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
     assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
@@ -242,11 +242,11 @@ def test_one_of_two_nodes_has_other_settings(
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
             if question == "pfc":
-                told = recorded(case, "calls", f"netlink.dcb({interface})")["pfc"]["enabled"]
+                setting = recorded(case, "calls", f"netlink.dcb({interface})")["pfc"]["enabled"]
             else:
-                told = recorded(case, "files", f"/sys/class/net/{interface}/{question}").strip()
+                setting = recorded(case, "files", f"/sys/class/net/{interface}/{question}").strip()
             wrong = case.endswith("b") and rail == struck
-            assert told == (drifted if wrong else as_set_up)
+            assert setting == (drifted if wrong else as_set_up)
 
 
 def test_the_node_whose_settings_drifted_loses_packets_without_pause() -> None:

@@ -1,4 +1,4 @@
-"""What a network device is for: by distance, names, routes and what it says of itself."""
+"""Role of a network device, from distances, names, routes and its own attributes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SW_MNG = b"\x82\x1a\x00ConnectX-7 \x90\x20\x00V2\x06SW_MNGV3\x04abcd"
 
 
 def rail(host: FakeHost, number: int, name: str, interface: str = "") -> str:
-    """A GPU and a card at one switch; the address of the card."""
+    """Add a GPU and a NIC at one switch; return the address of the NIC."""
     bus, numa_node = DGX_H100[number][0], str(number // 4)
     root = f"pci0000:{bus - 3:02x}/0000:{bus - 3:02x}:01.0/0000:{bus - 2:02x}:00.0"
     add_gpu(host, f"{root}/0000:{bus - 1:02x}:02.0/0000:{bus + 3:02x}:00.0", numa_node)
@@ -42,7 +42,7 @@ def rail(host: FakeHost, number: int, name: str, interface: str = "") -> str:
 
 
 def alone(host: FakeHost, bus: int, name: str = "", **given: object) -> str:
-    """A card at a root port of its own."""
+    """Add a NIC at its own root port."""
     return add_nic(
         host, f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0", name, **given
     )  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def by_name(network: NodeNetwork) -> dict[str, tuple[str, int | None]]:
     return {(d.rdma or d.interfaces)[0]: (d.role, d.rail) for d in network.devices}
 
 
-def look(host: FakeHost) -> dict[str, tuple[str, int | None]]:
+def scan(host: FakeHost) -> dict[str, tuple[str, int | None]]:
     return by_name(NetworkScanner().scan(host))
 
 
@@ -81,7 +81,7 @@ def route(host: FakeHost, *routes: tuple[str, int]) -> None:
 
 
 def test_the_rails_of_a_dgx_h100_are_not_the_numbers_of_its_devices() -> None:
-    found = look(dgx_h100())
+    found = scan(dgx_h100())
     expected = {name: ("compute", number) for number, (_, name, _) in DGX_H100.items()}
     expected |= dict.fromkeys(("mlx5_1", "mlx5_2", "mlx5_7", "mlx5_8"), ("storage", None))
     assert found == expected
@@ -131,7 +131,7 @@ def hgx_b200() -> FakeHost:
 
 
 def test_eight_of_the_fourteen_devices_of_an_hgx_b200_are_rails() -> None:
-    found = look(hgx_b200())
+    found = scan(hgx_b200())
     assert len(found) == 14
     assert {name: number for name, (_, number) in found.items() if number is not None} == {
         f"mlx5_{number + 4}": number for number in range(8)
@@ -165,12 +165,12 @@ def test_the_interface_of_a_bridge_is_not_measured() -> None:
 
 def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:
     host = FakeHost()
-    card = rail(host, 0, "mlx5_1")
+    address = rail(host, 0, "mlx5_1")
     path = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:17:00.1"
     bridge = add_nic(host, path, "mlx5_0")
     host.files[f"{host.links[f'{DEVICES}/{bridge}']}/vpd"] = SW_MNG.decode("latin-1")
-    assert look(host) == {"mlx5_0": ("bridge", None), "mlx5_1": ("compute", 0)}
-    assert card > bridge, "it would have been the first"
+    assert scan(host) == {"mlx5_0": ("bridge", None), "mlx5_1": ("compute", 0)}
+    assert address > bridge, "it would have been the first"
 
 
 def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
@@ -210,7 +210,7 @@ def test_sources_that_probe_together_share_one_scan() -> None:
 
 
 def test_a_gb200_tray() -> None:
-    """Each card in a PCI domain of its own; ports of the BlueFields between them (Mission Control)."""
+    """Each NIC in its own PCI domain, with ports of the BlueFields between them (Mission Control)."""
     host = FakeHost()
     for domain, numa_node in (("0008", "0"), ("0009", "0"), ("0018", "1"), ("0019", "1")):
         add_gpu(host, f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0", numa_node)
@@ -236,7 +236,7 @@ def test_a_gb200_tray() -> None:
             )
     compute = {f"mlx5_{n}": ("compute", r) for r, n in enumerate((0, 1, 4, 5))}
     storage = {f"mlx5_{n}": ("storage", None) for n in (2, 3, 6, 7)}
-    assert look(host) == compute | storage
+    assert scan(host) == compute | storage
     assert list(NetworkScanner().scan(host).gpu_rails.values()) == [0, 1, 2, 3]
 
 
@@ -255,11 +255,11 @@ def test_two_ports_of_a_nic_are_two_planes_of_one_rail() -> None:
 
 def test_virtual_functions_of_this_server_are_not_its_nics() -> None:
     host = FakeHost()
-    card = rail(host, 0, "mlx5_0")
-    place = host.links[f"{DEVICES}/{card}"]
+    address = rail(host, 0, "mlx5_0")
+    place = host.links[f"{DEVICES}/{address}"]
     virtual = add_nic(host, place.removeprefix("/sys/devices/")[:-1] + "1", "mlx5_1")
     host.links[f"{host.links[f'{DEVICES}/{virtual}']}/physfn"] = place
-    assert look(host) == {"mlx5_0": ("compute", 0), "mlx5_1": ("virtual_function", None)}
+    assert scan(host) == {"mlx5_0": ("compute", 0), "mlx5_1": ("virtual_function", None)}
 
 
 def test_the_default_route_makes_management() -> None:
@@ -273,7 +273,7 @@ def test_the_default_route_makes_management() -> None:
         "mlx5_1": ("management", None),
         "mlx5_2": ("storage", None),
     }
-    assert look(host) == expected
+    assert scan(host) == expected
 
 
 def test_a_bond_and_a_vlan_lead_to_their_interfaces() -> None:
@@ -309,7 +309,7 @@ def test_the_only_nic_of_a_gpu_is_its_rail_even_with_the_default_route() -> None
     host = FakeHost()
     rail(host, 0, "mlx5_0", "eth0")
     route(host, ("eth0", 0))
-    assert look(host) == {"mlx5_0": ("compute", 0)}
+    assert scan(host) == {"mlx5_0": ("compute", 0)}
 
 
 @pytest.mark.parametrize(
@@ -321,34 +321,34 @@ def test_nics_without_rdma_by_their_speed(speed: str, role: str) -> None:
     rail(host, 0, "mlx5_0")
     alone(host, 0x60, interface="eth1", link_layer="Ethernet")
     host.files["/sys/class/net/eth1/speed"] = speed
-    assert look(host)["eth1"] == (role, None)
+    assert scan(host)["eth1"] == (role, None)
 
 
 def test_without_gpus_nics_have_no_role() -> None:
     host = FakeHost()
     alone(host, 0x60, "mlx5_0", interface="eth1")
-    assert look(host) == {"mlx5_0": ("", None)}
+    assert scan(host) == {"mlx5_0": ("", None)}
     assert not NetworkScanner().scan(host).devices[0].facts
 
 
 def test_parts_of_a_function_are_not_the_function() -> None:
     """Sub-functions of mlx5 are devices below the PCI function (auxiliary bus)."""
     host = FakeHost()
-    card = rail(host, 0, "mlx5_0", "ens1")
-    place = host.links[f"{DEVICES}/{card}"]
+    address = rail(host, 0, "mlx5_0", "ens1")
+    place = host.links[f"{DEVICES}/{address}"]
     host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
     host.links["/sys/class/infiniband/mlx5_2/device"] = f"{place}/mlx5_core.sf.2"
     host.links["/sys/class/net/en1s88/device"] = f"{place}/mlx5_core.sf.2"
     (device,) = NetworkScanner().scan(host).devices
-    assert device.names == ("mlx5_0", "ens1", card)
+    assert device.names == ("mlx5_0", "ens1", address)
 
 
 def test_sources_report_role_and_rail() -> None:
     host = FakeHost()
-    card = rail(host, 0, "mlx5_0", "ens1")
-    name_rdma(host, "mlx5_0", card, "Ethernet")
+    address = rail(host, 0, "mlx5_0", "ens1")
+    name_rdma(host, "mlx5_0", address, "Ethernet")
     host.calls["ethtool.driver(ens1)"] = {
-        "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": card,
+        "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": address,
     }  # fmt: skip
     host.calls["ethtool.statistics(ens1)"] = {"names": ["rx_bytes_phy"], "values": [1]}
     for source in (NicSource(), RdmaSource()):

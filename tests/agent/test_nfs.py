@@ -222,14 +222,14 @@ def test_a_file_that_cannot_be_read_costs_all_readings() -> None:
 
 
 def test_nothing_but_the_two_files_is_touched() -> None:
-    class Watched(FakeHost):
+    class ReadTrackingHost(FakeHost):
         touched: set[str]
 
         def read(self, path: str) -> bytes:
             self.touched.add(path)
             return super().read(path)
 
-    host = Watched()
+    host = ReadTrackingHost()
     host.touched = set()
     host.files[MOUNTSTATS] = mount()
     read_once(NfsSource(), host)
@@ -275,30 +275,30 @@ def test_what_is_hidden_from_the_agent_is_counted(own: list[str]) -> None:
 def test_every_number_of_the_copied_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = server_tree(tmp_path_factory)
     lines = (root / "proc/26231/mountstats").read_text().splitlines()
-    words = {
+    counters = {
         line.split()[0].rstrip(":"): line.split()[1:] for line in lines if line.startswith("\t")
     }
     key = ("192.168.1.1:/srv/test", "/mnt/nfs/test", "tcp")
     expected: dict[Label, float] = {
         ("railscope_nfs_mounts", ()): 1,
         ("railscope_nfs_unread_mounts", ()): 0,
-        ("railscope_nfs_mount_age_seconds", key): int(words["age"][0]),
+        ("railscope_nfs_mount_age_seconds", key): int(counters["age"][0]),
     }
-    for metric, word in zip(c.NFS_BYTES, words["bytes"], strict=True):
-        expected[metric.name, key] = int(word)
-    for event, word in zip(ALL_EVENTS, words["events"], strict=True):
+    for metric, value in zip(c.NFS_BYTES, counters["bytes"], strict=True):
+        expected[metric.name, key] = int(value)
+    for event, value in zip(ALL_EVENTS, counters["events"], strict=True):
         if event in REPORTED_EVENTS:
-            expected[c.NFS_EVENTS.name, (*key, event)] = int(word)
-    _, _, _, connects, _, _, sends, receives, bad, requests, backlog, *_ = words["xprt"]
-    for part, word in (
+            expected[c.NFS_EVENTS.name, (*key, event)] = int(value)
+    _, _, _, connects, _, _, sends, receives, bad, requests, backlog, *_ = counters["xprt"]
+    for part, value in (
         ("connects", connects), ("sends", sends), ("receives", receives), ("bad_xids", bad),
         ("in_flight", requests), ("backlog", backlog),
     ):  # fmt: skip
-        expected[c.NFS_TRANSPORT[part].name, key] = int(word)
-    for operation in set(OPERATIONS) & set(words):
-        for field, word in zip(OPERATION_FIELDS, words[operation], strict=False):
+        expected[c.NFS_TRANSPORT[part].name, key] = int(value)
+    for operation in set(OPERATIONS) & set(counters):
+        for field, value in zip(OPERATION_FIELDS, counters[operation], strict=False):
             scale = 1000 if c.NFS_OPERATIONS[field].unit == "seconds" else 1
-            expected[c.NFS_OPERATIONS[field].name, (*key, operation)] = int(word) / scale
+            expected[c.NFS_OPERATIONS[field].name, (*key, operation)] = int(value) / scale
     silly = (c.NFS_OPERATIONS["queue"].name, (*key, "ACCESS"))
     assert expected.pop(silly) == SILLY / 1000
     frame = read_once(NfsSource(), LiveHost(root)).frame

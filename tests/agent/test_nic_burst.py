@@ -250,17 +250,17 @@ def test_a_port_is_looked_at_once_and_not_for_each_virtual_function() -> None:
     assert SourceReader(NicBurstSource(0.1, ["ens1"]), nic.host, ORIGIN).run().frame is not None
 
 
-LOOKS = st.lists(
+POLLS = st.lists(
     st.tuples(st.integers(1, 6 * WINDOW_MS), st.integers(0, 700_000)), min_size=1, max_size=40
 )
 
 
-@given(LOOKS)
-def test_windows_add_up_to_time(looks: list[tuple[int, int]]) -> None:
+@given(POLLS)
+def test_windows_add_up_to_time(polls: list[tuple[int, int]]) -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)
     started_ns = nic.host.clock.now().boot_ns
-    for later_ms, paused_us in looks:
+    for later_ms, paused_us in polls:
         nic.go_on(later_ms, rx_prio3_pause_duration=paused_us)
         bursts.read()
     values = bursts.next_readings()

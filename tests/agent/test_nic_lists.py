@@ -1,4 +1,4 @@
-"""The list of a card's statistics changes while the card runs."""
+"""The statistics list of a NIC changes while the NIC runs."""
 
 from __future__ import annotations
 
@@ -21,78 +21,78 @@ BYTES, PFC = "railscope_nic_receive_bytes_total", "railscope_nic_receive_pfc_pau
 DISCARDS = "railscope_nic_receive_discarded_packets_total"
 
 
-def tell(host: FakeHost, statistics: Mapping[str, int], card: str = "eth0") -> None:
-    """Let the driver of a card answer with these statistics."""
-    host.files[f"/sys/class/net/{card}/mtu"] = "9000"
-    host.calls[f"ethtool.driver({card})"] = {
+def set_statistics(host: FakeHost, statistics: Mapping[str, int], interface: str = "eth0") -> None:
+    """Set the statistics that the driver of a NIC returns."""
+    host.files[f"/sys/class/net/{interface}/mtu"] = "9000"
+    host.calls[f"ethtool.driver({interface})"] = {
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",
     }  # fmt: skip
-    host.calls[f"ethtool.statistics({card})"] = {
+    host.calls[f"ethtool.statistics({interface})"] = {
         "names": list(statistics),
         "values": list(statistics.values()),
     }
 
 
-def told(frame: Frame) -> dict[tuple[str, tuple[str, ...]], Reading]:
+def values_of(frame: Frame) -> dict[tuple[str, tuple[str, ...]], Reading]:
     return readings(frame)
 
 
 async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
-    """At first nobody can know whether the driver has fewer statistics or answered with less."""
+    """At first a removed statistic cannot be distinguished from an incomplete answer."""
     host = FakeHost()
-    tell(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
+    set_statistics(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
     async with sampling(host, [NicSource()]) as run:
-        tell(host, {"rx_discards_phy": 10, "rx_bytes_phy": 30})
+        set_statistics(host, {"rx_discards_phy": 10, "rx_bytes_phy": 30})
         await run.step()
-        assert told(run.frames[-1]) == {
+        assert values_of(run.frames[-1]) == {
             (DISCARDS, ("eth0",)): 10,
             (BYTES, ("eth0",)): 30,
             (PFC, ("eth0", "3")): Absent.GONE,
         }
         assert run.sampler.statuses["nic"].state == PARTIAL
         await run.step(5)
-        assert told(run.frames[-1])[PFC, ("eth0", "3")] is Absent.ERROR
+        assert values_of(run.frames[-1])[PFC, ("eth0", "3")] is Absent.ERROR
         assert run.sampler.statuses["nic"].state == PARTIAL
         for _ in range(12):
             await run.step(60)
-        assert told(run.frames[-1]) == {(DISCARDS, ("eth0",)): 10, (BYTES, ("eth0",)): 30}
+        assert values_of(run.frames[-1]) == {(DISCARDS, ("eth0",)): 10, (BYTES, ("eth0",)): 30}
         assert run.sampler.statuses["nic"].state == OK
 
 
 async def test_what_appeared_gets_its_column_with_the_next_read() -> None:
     host = FakeHost()
-    tell(host, {"rx_bytes_phy": 3})
+    set_statistics(host, {"rx_bytes_phy": 3})
     async with sampling(host, [NicSource()]) as run:
-        tell(host, {"rx_prio3_pause": 7, "rx_bytes_phy": 4})
+        set_statistics(host, {"rx_prio3_pause": 7, "rx_bytes_phy": 4})
         await run.step()
-        assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4}
+        assert values_of(run.frames[-1]) == {(BYTES, ("eth0",)): 4}
         await run.step()
-        assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4, (PFC, ("eth0", "3")): 7}
+        assert values_of(run.frames[-1]) == {(BYTES, ("eth0",)): 4, (PFC, ("eth0", "3")): 7}
 
 
 def test_values_are_never_reported_under_the_name_of_another_statistic() -> None:
     """Same length, other order: the most dangerous change of all."""
     host = FakeHost()
-    tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
+    set_statistics(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
     reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
-    tell(host, {"rx_discards_phy": 20, "rx_bytes_phy": 10})
+    set_statistics(host, {"rx_discards_phy": 20, "rx_bytes_phy": 10})
     frame = reader.run().frame
     assert frame is not None
-    assert told(frame) == {(BYTES, ("eth0",)): 10, (DISCARDS, ("eth0",)): 20}
+    assert values_of(frame) == {(BYTES, ("eth0",)): 10, (DISCARDS, ("eth0",)): 20}
 
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the case
     host = FakeHost()
-    tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
+    set_statistics(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
     reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
     large = {"rx_bytes_phy": 2**64 - 1, "rx_discards_phy": 2**63}
-    tell(host, dict(reversed(large.items())) if moved else large)
+    set_statistics(host, dict(reversed(large.items())) if moved else large)
     frame = reader.run().frame
     assert frame is not None
-    assert told(frame) == {(BYTES, ("eth0",)): 2**64 - 1, (DISCARDS, ("eth0",)): 2**63}
+    assert values_of(frame) == {(BYTES, ("eth0",)): 2**64 - 1, (DISCARDS, ("eth0",)): 2**63}
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the cas
 )
 def test_a_failing_nic_affects_no_other(number: int, reason: Absent) -> None:
     host = FakeHost()
-    for card in ("eth0", "eth1"):
-        tell(host, {"rx_bytes_phy": 1}, card)
+    for interface in ("eth0", "eth1"):
+        set_statistics(host, {"rx_bytes_phy": 1}, interface)
     reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
     host.calls["ethtool.statistics(eth0)"] = OSError(number, "trouble")
     frame = reader.run().frame
     assert frame is not None
-    assert told(frame) == {(BYTES, ("eth0",)): reason, (BYTES, ("eth1",)): 1}
+    assert values_of(frame) == {(BYTES, ("eth0",)): reason, (BYTES, ("eth1",)): 1}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_nic_that_cannot_be_queried_is_a_finding(
     number: int, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = FakeHost()
-    tell(host, {"rx_bytes_phy": 1})
+    set_statistics(host, {"rx_bytes_phy": 1})
     host.calls["ethtool.driver(eth0)"] = OSError(number, "trouble")
     (finding,) = read_once(NicSource(), host).findings
     assert finding.verdict is verdict
@@ -137,7 +137,7 @@ def test_a_nic_that_cannot_be_queried_is_a_finding(
 def test_what_is_no_interface_is_no_finding_of_something_broken() -> None:
     """/sys/class/net holds the file bonding_masters, and interfaces come and go."""
     host = FakeHost()
-    tell(host, {"rx_bytes_phy": 1})
+    set_statistics(host, {"rx_bytes_phy": 1})
     host.files["/sys/class/net/bonding_masters"] = "bond0"
     host.calls["ethtool.driver(bonding_masters)"] = OSError(errno.ENODEV, "No such device")
     verdicts = {finding.what: finding.verdict for finding in read_once(NicSource(), host).findings}
@@ -147,7 +147,7 @@ def test_what_is_no_interface_is_no_finding_of_something_broken() -> None:
 
 def test_a_nic_has_its_rdma_device() -> None:
     host = FakeHost()
-    tell(host, {"rx_bytes_phy": 1})
+    set_statistics(host, {"rx_bytes_phy": 1})
     host.calls["ethtool.driver(eth0)"]["bus"] = "0000:3b:00.0"
     place = "/sys/devices/pci0000:3a/0000:3b:00.0"
     host.files[f"{place}/vendor"] = "0x15b3"
@@ -155,8 +155,8 @@ def test_a_nic_has_its_rdma_device() -> None:
     host.links["/sys/class/infiniband/mlx5_3/device"] = place
     frame = read_once(NicSource(), host).frame
     assert frame is not None
-    (card,) = frame.schema.entities
-    assert dict(card.facts) == {
+    (nic,) = frame.schema.entities
+    assert dict(nic.facts) == {
         "driver": "mlx5_core", "firmware": "28.39", "pci_address": "0000:3b:00.0",
         "rdma_device": "mlx5_3",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Changes of what cards are set to, and what is none: a link that flaps, a card that cannot be read."""
+"""Changes of NIC settings; a flapping link or an unreadable NIC is not a change."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_could_be_read_before_keeps_its_columns_while_it_cannot() -> None:
 
 
 def test_what_stands_in_for_an_answer_is_not_compared_with_it() -> None:
-    """The vendor's files may tell a setting in other words than netlink; a change is told once."""
+    """The vendor's files may name a setting differently than netlink; a change is reported once."""
     host = ofed()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
@@ -124,7 +124,7 @@ def test_a_change_is_one_event_with_before_and_after() -> None:
 
 
 def test_a_flapping_link_changes_no_setting() -> None:
-    """Not even where the driver says what the ends agreed on, in place of what is set."""
+    """Not even if the driver reports the negotiated value in place of the configured one."""
     host = mainline()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
@@ -176,13 +176,13 @@ def test_a_nic_that_is_gone_is_reported_once_and_compared_on_return() -> None:
 
 def test_changes_beyond_the_bound_are_counted() -> None:
     host = FakeHost()
-    cards = MAX_EVENTS + 7
-    for number in range(cards):
+    nic_count = MAX_EVENTS + 7
+    for number in range(nic_count):
         add_nic(host, f"eth{number}", "ice", f"0000:{number:02x}:00.0")
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
     host.clock.advance(60)
-    for number in range(cards):
+    for number in range(nic_count):
         host.files[f"{NET}/eth{number}/mtu"] = "1500"
     outcome = reader.run()
     assert len(changes(outcome)) == MAX_EVENTS
@@ -209,7 +209,7 @@ def test_a_long_setting_is_cut_and_its_change_is_still_seen() -> None:
 
 
 def test_a_poll_costs_each_nic_one_call_of_a_kind() -> None:
-    """The probe looks and the read tells what it saw: firmware is not asked twice."""
+    """The read reuses the answers of the probe: firmware is not queried twice."""
     host = mainline()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     for _ in range(3):

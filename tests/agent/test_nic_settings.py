@@ -1,4 +1,4 @@
-"""What cards of several makers are set to, as far as their drivers tell."""
+"""Settings of NICs of several vendors, as far as their drivers report them."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_settings_of_a_nic_with_the_in_tree_driver() -> None:
 
 def test_additional_settings_of_the_vendor_driver() -> None:
     outcome = read_once(NicSettingsSource(), ofed())
-    told = facts(outcome)["eth0"]
-    assert (told["ecn_notification"], told["ecn_reaction"]) == ("3", "3")
-    assert (told["np_cnp_dscp"], told["np_cnp_prio"]) == ("48", "6")
-    assert told["rdma_traffic_class"] == "106"
+    settings = facts(outcome)["eth0"]
+    assert (settings["ecn_notification"], settings["ecn_reaction"]) == ("3", "3")
+    assert (settings["np_cnp_dscp"], settings["np_cnp_prio"]) == ("48", "6")
+    assert settings["rdma_traffic_class"] == "106"
     found = numbers(outcome.frame)
     for side in ("notification", "reaction"):
         name = "railscope_nic_setting_ecn_enabled"
@@ -99,10 +99,10 @@ def test_additional_settings_of_the_vendor_driver() -> None:
 
 def test_vendor_files_replace_missing_netlink_settings() -> None:
     outcome = read_once(NicSettingsSource(), ofed(netlink=False))
-    told = facts(outcome)["eth0"]
-    assert told["trust"] == "dscp"
-    assert told["dscp_map"] == ",".join(f"{p}:{8 * p}-{8 * p + 7}" for p in range(8))
-    assert told["buffer_of_priority"] == "0,0,0,1,0,0,0,0"
+    settings = facts(outcome)["eth0"]
+    assert settings["trust"] == "dscp"
+    assert settings["dscp_map"] == ",".join(f"{p}:{8 * p}-{8 * p + 7}" for p in range(8))
+    assert settings["buffer_of_priority"] == "0,0,0,1,0,0,0,0"
     found = numbers(outcome.frame)
     assert found["railscope_nic_setting_buffer_bytes", ("eth0", "1")] == 114_944
     assert found["railscope_nic_setting_port_buffer_bytes", ETH0] == 262_016
@@ -177,10 +177,10 @@ def test_an_intel_nic_with_its_rdma_port() -> None:
     path = "/sys/kernel/config/rdma_cm/rocep59s0/ports/1/default_roce_tos"
     host.files[path] = "0\n"
     outcome = read_once(NicSettingsSource(), host)
-    told = facts(outcome)["eth0"]
-    assert (told["pfc"], told["pause"], told["rdma_cm_tos"]) == ("3", "automatic", "0")
-    assert "trust" not in told, "only of mlx5 is it known without a trust table"
-    assert not {"fec", "buffer_of_priority", "ecn_notification"} & set(told)
+    settings = facts(outcome)["eth0"]
+    assert (settings["pfc"], settings["pause"], settings["rdma_cm_tos"]) == ("3", "automatic", "0")
+    assert "trust" not in settings, "only of mlx5 is it known without a trust table"
+    assert not {"fec", "buffer_of_priority", "ecn_notification"} & set(settings)
     (finding,) = outcome.findings
     assert finding.detail.endswith("driver ice does not report fec")
 
@@ -227,7 +227,7 @@ def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None
         host.files[f"{ports}/{port + 1}/default_roce_tos"] = str(port + 100)
         host.files[f"/sys/class/infiniband/mlx4_0/ports/{port + 1}/state"] = "4: ACTIVE"
     found = facts(read_once(NicSettingsSource(), host))
-    assert {name: told["rdma_cm_tos"] for name, told in found.items()} == {
+    assert {name: settings["rdma_cm_tos"] for name, settings in found.items()} == {
         "eth0": "100",
         "eth1": "101",
     }
@@ -253,18 +253,18 @@ def test_a_denied_setting_is_reported_as_denied(question: str, metric: str, colu
 
 
 def test_debugfs_is_for_root() -> None:
-    """Which parameters there are cannot be known: a finding, and no column."""
+    """The list of parameters cannot be read: a finding and no column."""
     host = mainline()
     host.files = {path: text for path, text in host.files.items() if not path.startswith(DEBUGFS)}
     refused = DENIED
 
-    class Closed(FakeHost):
+    class DebugfsDeniedHost(FakeHost):
         def names(self, path: str) -> list[str]:
             if path.startswith("/sys/kernel/debug"):
                 raise refused
             return super().names(path)
 
-    closed = Closed()
+    closed = DebugfsDeniedHost()
     closed.files, closed.links, closed.calls = host.files, host.links, host.calls
     outcome = read_once(NicSettingsSource(), closed)
     (finding,) = [f for f in outcome.findings if f.verdict is not ProbeVerdict.SUPPORTED]

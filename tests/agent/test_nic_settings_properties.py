@@ -1,4 +1,4 @@
-"""Whatever is set, whatever fails, and whenever a probe comes: each change is told once."""
+"""Properties of NIC settings: any change is reported once despite failures and probes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def failing(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(value, value, st.sampled_from(TROUBLE))
 
 
-CARD = st.one_of(
+NIC = st.one_of(
     st.none(),
     st.fixed_dictionaries({
         "mtu": failing(st.sampled_from([1500, 4200])),
@@ -37,20 +37,20 @@ CARD = st.one_of(
         "carrier": st.booleans(),
     }),
 )  # fmt: skip
-STEP = st.tuples(st.fixed_dictionaries(dict.fromkeys(INTERFACES, CARD)), st.integers(0, 2))
+STEP = st.tuples(st.fixed_dictionaries(dict.fromkeys(INTERFACES, NIC)), st.integers(0, 2))
 
 
 def put(host: FakeHost, machine: dict[str, dict[str, Any] | None]) -> None:
     """Make the machine so."""
-    for interface, card in machine.items():
+    for interface, nic in machine.items():
         directory = f"{NET}/{interface}/"
         for stored in (host.files, host.links, host.calls):
             for key in [k for k in stored if k.startswith(directory) or f"({interface})" in k]:
                 del stored[key]
-        if card is None:
+        if nic is None:
             continue
         add_nic(host, interface, address=f"0000:0{interface[-1]}:00.0")
-        mtu, pfc, ring, up = card["mtu"], card["pfc"], card["ring"], card["carrier"]
+        mtu, pfc, ring, up = nic["mtu"], nic["pfc"], nic["ring"], nic["carrier"]
         host.files[f"{NET}/{interface}/carrier"] = str(int(up))
         host.files[f"{NET}/{interface}/mtu"] = mtu if isinstance(mtu, Exception) else f"{mtu}\n"
         add_netlink(
@@ -64,19 +64,19 @@ def put(host: FakeHost, machine: dict[str, dict[str, Any] | None]) -> None:
 
 
 def visible(machine: dict[str, dict[str, Any] | None]) -> dict[Setting, str]:
-    """What can be read of the settings that these tests turn; PFC may depend on the link."""
+    """Return the readable settings that these tests change; PFC may depend on the link."""
     found: dict[Setting, str] = {}
-    for interface, card in machine.items():
-        for name, value in (card or {}).items():
+    for interface, nic in machine.items():
+        for name, value in (nic or {}).items():
             if name == "pfc" and isinstance(value, set):
-                if card and card["carrier"]:
+                if nic and nic["carrier"]:
                     found[interface, name] = ",".join(map(str, sorted(value))) or "none"
             elif isinstance(value, int) and name != "carrier":
                 found[interface, {"ring": "receive_ring"}.get(name, name)] = str(value)
     return found
 
 
-class Model:
+class SettingsModel:
     """A setting that is read, was read before, and is another then, has changed."""
 
     def __init__(self) -> None:
@@ -84,16 +84,16 @@ class Model:
 
     def read(self, now: dict[Setting, str]) -> list[tuple[str, str, str, str]]:
         changed = [k for k in now if self.known.get(k, now[k]) != now[k]]
-        told = [(*key, self.known[key], now[key]) for key in changed]
+        changes_seen = [(*key, self.known[key], now[key]) for key in changed]
         self.known |= now
-        return told
+        return changes_seen
 
 
 @given(st.lists(STEP, max_size=12))
 def test_any_sequence_of_settings_gives_the_events_of_the_model(
     steps: list[tuple[dict[str, dict[str, Any] | None], int]],
 ) -> None:
-    host, model, source = FakeHost(), Model(), NicSettingsSource()
+    host, model, source = FakeHost(), SettingsModel(), NicSettingsSource()
     reader = SourceReader(source, host, ORIGIN)
     for machine, probes in steps:
         for _ in range(probes):  # of the machine as it was: what they saw must not be told later
@@ -122,11 +122,11 @@ def test_a_read_long_after_the_probe_reports_current_settings(
         source.read(host, table)
         assert table.grown, "so that the next read has the columns of what is there now"
         for position, (metric, entity) in enumerate(columns):
-            card = machine[entity.key[0]]
-            if metric is c.MTU and card is None:
+            nic = machine[entity.key[0]]
+            if metric is c.MTU and nic is None:
                 assert table.reasons[position] == Absent.GONE.value
-            elif metric is c.MTU and card and isinstance(card["mtu"], int):
-                assert (table.values[position], table.reasons[position]) == (card["mtu"], PRESENT)
+            elif metric is c.MTU and nic and isinstance(nic["mtu"], int):
+                assert (table.values[position], table.reasons[position]) == (nic["mtu"], PRESENT)
 
 
 @given(st.dictionaries(st.integers(0, 63), st.integers(0, 7)))

@@ -69,8 +69,8 @@ def test_ampere_reports_errors_by_separate_fields() -> None:
     reader = SourceReader(NvLinkSource.traffic(), host, ORIGIN)
     for _ in range(2):
         found = numbers(reader.run().frame)
-        told = {key[1:]: value for (name, key), value in found.items() if name == ERRORS}
-        assert told == {
+        errors = {key[1:]: value for (name, key), value in found.items() if name == ERRORS}
+        assert errors == {
             ("0", "replay"): 1, ("5", "replay"): 2, ("6", "replay"): 3, ("11", "replay"): 4,
             ("0", "crc_flit"): 5, ("11", "crc_flit"): 6, ("0", "ecc_data"): 7,
             ("11", "ecc_data"): 8,
@@ -99,7 +99,7 @@ def test_blackwell_reports_packets_symbols_and_codewords() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "thousandths"),
+    ("encoded", "thousandths"),
     [
         (0x10C, 12_000),
         (0xFFF, 253_824),
@@ -108,8 +108,8 @@ def test_blackwell_reports_packets_symbols_and_codewords() -> None:
         (0x00C, Absent.ERROR),
     ],
 )
-def test_a_bit_error_ratio_in_decades(word: int, thousandths: int | Absent) -> None:
-    assert bit_error_decades(word) == thousandths
+def test_a_bit_error_ratio_in_decades(encoded: int, thousandths: int | Absent) -> None:
+    assert bit_error_decades(encoded) == thousandths
 
 
 def test_a_link_count_missing_from_the_driver_is_found_by_queries() -> None:

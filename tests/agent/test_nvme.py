@@ -110,7 +110,7 @@ def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost
 
 
 @pytest.mark.parametrize(
-    ("word", "reading"),
+    ("state", "reading"),
     [
         *((name, number) for number, name in NVME_STATES.items() if number != 5),
         ("deleting (no IO)", 5),
@@ -118,15 +118,15 @@ def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost
         ("asleep", Absent.ERROR),
     ],
 )
-def test_states_as_kernels_name_them(server: FakeHost, word: str, reading: object) -> None:
-    server.files[f"{ROOT}/nvme0/state"] = f"{word}\n"
+def test_states_as_kernels_name_them(server: FakeHost, state: str, reading: object) -> None:
+    server.files[f"{ROOT}/nvme0/state"] = f"{state}\n"
     assert readings(read_once(NvmeSource(), server).frame)[STATE] == reading
 
 
 def test_a_drive_that_is_pulled_is_gone(server: FakeHost) -> None:
     reader = SourceReader(NvmeSource(), server, ORIGIN)
     reader.run()
-    server.files = {path: said for path, said in server.files.items() if "/nvme0/" not in path}
+    server.files = {path: text for path, text in server.files.items() if "/nvme0/" not in path}
     server.calls["nvme.smart(nvme0)"] = FileNotFoundError(errno.ENOENT, "gone")
     assert set(readings(reader.run().frame).values()) == {Absent.GONE}
 
@@ -154,9 +154,9 @@ def test_more_than_64_bits_hold_is_an_error(server: FakeHost) -> None:
 def test_serial_numbers_are_not_recorded(server: FakeHost) -> None:
     host = RecordingHost(server, Redactor())
     read_once(NvmeSource(), host)
-    said = "".join(moment.to_line() for moment in host.moments)
-    assert "nvme0/serial" in said
-    assert SERIAL not in said
+    text = "".join(moment.to_line() for moment in host.moments)
+    assert "nvme0/serial" in text
+    assert SERIAL not in text
 
 
 def test_the_drive_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -58,20 +58,20 @@ def test_every_answer_comes_through_as_the_driver_gave_it(standin: Standin) -> N
     nvml.call("nvmlDeviceGetMigDevices", 1)
     kinds = {type(answer) for answer in calls.values()}
     assert kinds == {int, str, list, dict}
-    for key, told in calls.items():
+    for key, expected in calls.items():
         function, arguments = asked(key)
         if function == "nvmlGpmMetricsGet":
             continue
         answer = nvml.call(function, *arguments)
         if function == "nvmlDeviceGetFieldValues":
-            assert answer == [[told[1]], [told[0]]], key
+            assert answer == [[expected[1]], [expected[0]]], key
         elif function == "nvmlDeviceGetVgpuUtilization":
-            assert answer[0]["smUtil"] & _LOW == told[0]["smUtil"], key
+            assert answer[0]["smUtil"] & _LOW == expected[0]["smUtil"], key
             assert answer[0]["smUtil"] >> 32, "the unused bytes are not cleared by the driver"
-        elif isinstance(told, dict):
-            assert {name: answer[name] for name in told} == told, key
+        elif isinstance(expected, dict):
+            assert {name: answer[name] for name in expected} == expected, key
         else:
-            assert answer == told, key
+            assert answer == expected, key
 
 
 @scenario()
@@ -81,17 +81,17 @@ def test_every_metric_of_two_samples_comes_through(standin: Standin) -> None:
     now = [0]
     nvml = Nvml(lambda: now[0])
     nvml.call("nvmlDeviceGetMigDevices", 1)
-    told: dict[int | str, dict[int, float]] = {}
+    by_device: dict[int | str, dict[int, float]] = {}
     for key, (code, value) in ((k, v) for k, v in calls.items() if "GpmMetricsGet" in k):
         _, (device, metric) = asked(key)
         assert code == 0
-        told.setdefault(device, {})[int(metric)] = value
-    assert set(told) == {0, 1, "MIG-1-0", "MIG-1-2"}
+        by_device.setdefault(device, {})[int(metric)] = value
+    assert set(by_device) == {0, 1, "MIG-1-0", "MIG-1-2"}
     missing = 99
-    for device, metrics in told.items():
+    for device, metrics in by_device.items():
         assert code_of(nvml, "nvmlGpmMetricsGet", device, *metrics) == 27
     now[0] += SHORTEST_NS
-    for device, metrics in told.items():
+    for device, metrics in by_device.items():
         answer = nvml.call("nvmlGpmMetricsGet", device, *metrics, missing)
         assert answer == [[*metrics.values(), 0.0], [*[0] * len(metrics), 3]]
 
@@ -114,10 +114,10 @@ FIELDS: dict[str, tuple[Json, int | float]] = {
 @scenario()
 def test_a_field_has_the_width_of_its_type(standin: Standin) -> None:
     """The memory's temperature is not: some drivers mislabel it (NVIDIA/DCGM)."""
-    told = {
+    calls = {
         f"nvml.nvmlDeviceGetFieldValues(0,{entry})": pair for entry, (pair, _) in FIELDS.items()
     }
-    standin.tell({"nvml.nvmlDeviceGetCount()": 1} | told)
+    standin.tell({"nvml.nvmlDeviceGetCount()": 1} | calls)
     for _ in range(2):
         values, codes = Nvml().call("nvmlDeviceGetFieldValues", 0, *FIELDS, 700, "700:3")
         assert values == [*(value for _, value in FIELDS.values()), 0, 0]
@@ -157,13 +157,13 @@ def test_a_driver_without_reserved_memory_reports_memory(
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(2):
         found = readings(reader.run().frame)
-    told = {
+    values = {
         name: found[f"railscope_gpu_memory_{name}_bytes", ("GPU-0",)]
         for name in ("size", "free", "used", "reserved")
     }
     memory = full_gpus(1)["nvml.nvmlDeviceGetMemoryInfo(0)"]
-    assert (told["size"], told["free"]) == (memory["total"], memory["free"])
-    assert told["used"] is told["reserved"] is Absent.UNSUPPORTED
+    assert (values["size"], values["free"]) == (memory["total"], memory["free"])
+    assert values["used"] is values["reserved"] is Absent.UNSUPPORTED
 
 
 @scenario(hidden=["nvmlDeviceGetGpuFabricInfoV"])
@@ -225,9 +225,9 @@ def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: S
     }  # fmt: skip
     standin.tell(calls)
     nvml = Nvml()
-    for function, told in (("GpuFabricInfoV", fabric), ("PlatformInfo", place)):
+    for function, expected in (("GpuFabricInfoV", fabric), ("PlatformInfo", place)):
         answer = nvml.call(f"nvmlDeviceGet{function}", 0)
-        assert {name: answer[name] for name in told} == told
+        assert {name: answer[name] for name in expected} == expected
         assert standin.calls(f"nvmlDeviceGet{function}") == 2, "the newest version came first"
     assert "healthSummary" not in nvml.call("nvmlDeviceGetGpuFabricInfoV", 0)
 

@@ -17,7 +17,7 @@ SECOND_US = 1_000_000
 
 
 def of_mig(run: Readers, gpu: int, uuid: str, stream: str = "mig") -> dict[str, Reading]:
-    """What a source said of a MIG device at the last tick, by metric."""
+    """Return the readings of a MIG device at the last tick, by metric."""
     return {
         name: reading
         for (name, key), reading in run.of(gpu, stream).items()
@@ -61,8 +61,8 @@ def test_where_a_mig_device_lies_takes_a_privilege(standin: Standin) -> None:
     for device in calls["nvml.nvmlDeviceGetMigDevices(0)"]:
         del device["start"], device["size"]
     standin.tell(calls)
-    told = Nvml().call("nvmlDeviceGetMigDevices", 0)
-    assert told == calls["nvml.nvmlDeviceGetMigDevices(0)"]
+    answer = Nvml().call("nvmlDeviceGetMigDevices", 0)
+    assert answer == calls["nvml.nvmlDeviceGetMigDevices(0)"]
 
 
 @scenario()
@@ -80,8 +80,8 @@ def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
         run.tick()
     assert not run.problems
     for uuid in ("MIG-1-0", "MIG-1-2"):
-        told = cut[f"nvml.nvmlDeviceGetMemoryInfo({uuid})"]
-        assert of_mig(run, 1, uuid)["railscope_mig_memory_used_bytes"] == told["used"]
+        answer = cut[f"nvml.nvmlDeviceGetMemoryInfo({uuid})"]
+        assert of_mig(run, 1, uuid)["railscope_mig_memory_used_bytes"] == answer["used"]
         sm = cut[f"nvml.nvmlGpmMetricsGet({uuid},2)"][1]
         activity = of_mig(run, 1, uuid, "gpu_activity")
         assert activity["railscope_mig_sm_activity_ratio"] == sm * 10_000
@@ -108,7 +108,7 @@ def test_a_mig_device_that_is_gone_is_known_no_more(standin: Standin) -> None:
     assert code_of(nvml, "nvmlDeviceGetName", "MIG-0-2") == 2, "its handle is stale"
     assert code_of(nvml, "nvmlDeviceGetName", "MIG-0-2") == 6, "and was thrown away"
     assert standin.count("samples") == 0
-    assert [told["uuid"] for told in nvml.call("nvmlDeviceGetMigDevices", 0)] == ["MIG-0-0"]
+    assert [answer["uuid"] for answer in nvml.call("nvmlDeviceGetMigDevices", 0)] == ["MIG-0-0"]
 
 
 @scenario()
@@ -126,8 +126,8 @@ def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin)
     now[0] += SHORTEST_NS
     assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27, "it begins anew"
     now[0] += SHORTEST_NS
-    told = calls["nvml.nvmlGpmMetricsGet(MIG-0-0,2)"][1]
-    assert nvml.call("nvmlGpmMetricsGet", "MIG-0-0", 2) == [[told], [0]]
+    answer = calls["nvml.nvmlGpmMetricsGet(MIG-0-0,2)"][1]
+    assert nvml.call("nvmlGpmMetricsGet", "MIG-0-0", 2) == [[answer], [0]]
     assert standin.count("samples") == 2
 
 
@@ -201,7 +201,7 @@ def test_samples_go_on_from_the_last_and_follow_a_clock_that_was_set_back(
 
 @scenario()
 def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
-    """nvidia-ml-py has room for 32 of them."""
+    """The field of nvidia-ml-py has 32 bits."""
     calls = full_gpus(1, virtual=[0])
     (vgpu,) = calls["nvml.nvmlDeviceGetActiveVgpus(0)"]
     calls[f"nvml.nvmlVgpuInstanceGetFbUsage({vgpu})"] = 40 << 30
@@ -242,8 +242,8 @@ def test_a_gpu_is_followed_for_the_events_it_has(standin: Standin) -> None:
     standin.tell(calls | {f"{supported}(0)": XID, f"{supported}(1)": error(3)})
     nvml = Nvml()
     assert nvml.call("nvmlEventSetWait") == []
-    heard = [standin.event(gpu, kind) for gpu, kind in ((0, XID), (0, MIG_CHANGE), (1, XID))]
-    assert heard == [1, 0, 0]
+    received = [standin.event(gpu, kind) for gpu, kind in ((0, XID), (0, MIG_CHANGE), (1, XID))]
+    assert received == [1, 0, 0]
     nvml.close()
     standin.tell(calls | {f"{supported}(0)": 0, f"{supported}(1)": error(3)})
     assert code_of(nvml, "nvmlEventSetWait") == 3

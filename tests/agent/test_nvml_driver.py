@@ -83,8 +83,8 @@ def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin
     run.tick(5)
     run.tick()
     assert standin.count("handles") > handles
-    for stream, told in healthy.items():
-        assert (run.of(0, stream), run.of(1, stream)) == told
+    for stream, values in healthy.items():
+        assert (run.of(0, stream), run.of(1, stream)) == values
     assert standin.event(1, RECOVERY_ACTION, 1) == 1, "the GPU that is back is registered again"
     assert events(nvml) == [[1, 1, 48], [2, 0, 31], [3, 1, 1]]
     assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)

@@ -1,4 +1,4 @@
-"""Events of the driver: each counted once, and an Xid that the kernel log tells too is one Xid."""
+"""Driver events: each counts once, and an Xid that is also in the kernel log is one Xid."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ async def test_other_events_are_counted_by_kind_and_reported_once() -> None:
             ("railscope_gpu_events_total", (ADDRESS, "double_bit_ecc")): 2,
             ("railscope_gpu_events_total", (ADDRESS, "gpu_recovery_action")): 1,
         }
-        told = Counter(e.entity.key[1] for frame in run.of("gpu_event") for e in frame.events)
-        assert told == {"double_bit_ecc": 2, "gpu_recovery_action": 1}
+        reported = Counter(e.entity.key[1] for frame in run.of("gpu_event") for e in frame.events)
+        assert reported == {"double_bit_ecc": 2, "gpu_recovery_action": 1}
 
 
 def test_an_event_that_a_hung_driver_gave_late_is_the_one_of_the_log() -> None:
@@ -138,7 +138,7 @@ def test_earlier_xids_are_left_to_the_log() -> None:
     assert readings(reader.run().frame)[LOST, ()] == 0
     host.calls[WAIT] = [*host.calls[WAIT][1:], [104, 0, XID, 94, NONE, NONE]]
     reader.run()
-    assert [told.xid for told in book.unlogged(10**18)] == [94]
+    assert [reported.xid for reported in book.unlogged(10**18)] == [94]
 
 
 def test_a_recording_that_starts_over_gives_its_events_again() -> None:
@@ -184,7 +184,7 @@ def test_a_driver_without_events_is_no_problem_and_a_lost_one_is() -> None:
 def test_no_xid_is_reported_twice_and_none_is_lost(
     logged: list[tuple[int, int]], seen: list[tuple[int, int]]
 ) -> None:
-    """Of each number, what NVML alone told is at least what it told more often than the log."""
+    """The Xids reported by NVML alone are at least the surplus of NVML over the log, per number."""
     book = XidMatcher()
     for number, second in logged:
         book.logged(ADDRESS, number, second * NS)
@@ -193,10 +193,10 @@ def test_no_xid_is_reported_twice_and_none_is_lost(
     alone = book.unlogged(21 * NS + SAME_NS)
     assert book.unlogged(10**18) == []
     for number in (1, 2, 3):
-        told = sum(s.xid == number for s in alone)
+        reported = sum(s.xid == number for s in alone)
         by_nvml = sum(n == number for n, _ in seen)
         by_log = sum(n == number for n, _ in logged)
-        assert max(by_nvml - by_log, 0) <= told <= by_nvml
+        assert max(by_nvml - by_log, 0) <= reported <= by_nvml
 
 
 def test_what_comes_close_enough_in_either_order_is_the_same() -> None:

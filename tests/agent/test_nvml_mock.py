@@ -110,7 +110,7 @@ MODES: dict[str, tuple[str, Part]] = {
     "gsp_firmware.mode": ("gsp_firmware_enabled", ()),
     "performance_state": ("performance_state", ()),
 }
-_WORDS = {"enabled": 1, "disabled": 0, "default": 0, "P0": 0}
+_STATES = {"enabled": 1, "disabled": 0, "default": 0, "P0": 0}
 FACTS = {
     "index",
     "minor_number",
@@ -187,18 +187,18 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @EACH_PROFILE
 def test_every_number_of_every_device_comes_out(name: str) -> None:
-    written, told = read(name)
+    written, reported = read(name)
     for device in nvml_mock.devices(written):
         for path, value in leaves(device):
             if path in PAIRS:
                 metric, part, times = PAIRS[path]
-                ours = told.number(f"gpu_{metric}", device["uuid"], *part)
+                ours = reported.number(f"gpu_{metric}", device["uuid"], *part)
                 assert ours is not None, path
                 assert ours * times == pytest.approx(float(value), rel=1e-9), path
             elif path in MODES:
                 metric, part = MODES[path]
-                ours = told.number(f"gpu_{metric}", device["uuid"], *part)
-                assert ours == _WORDS[value], path
+                ours = reported.number(f"gpu_{metric}", device["uuid"], *part)
+                assert ours == _STATES[value], path
 
 
 @EACH_PROFILE
@@ -216,15 +216,15 @@ def test_no_table_names_what_no_profile_has() -> None:
 
 @EACH_PROFILE
 def test_what_a_profile_lacks_is_unsupported_and_never_zero(name: str) -> None:
-    written, told = read(name)
-    assert set(told.absent.values()) == {Absent.UNSUPPORTED}
+    written, reported = read(name)
+    assert set(reported.absent.values()) == {Absent.UNSUPPORTED}
     (first, *_) = nvml_mock.devices(written)
     has = {path for path, _ in leaves(first)}
     may_have = {PAIRS[path][:2] for path in has & PAIRS.keys()}
     may_have |= {MODES[path] for path in has & MODES.keys()}
     of_gpu = {
         (metric.removeprefix("railscope_gpu_"), key[1:])
-        for metric, key in told.numbers
+        for metric, key in reported.numbers
         if metric.startswith("railscope_gpu_")
     }
     assert {label for label in of_gpu - may_have if label[0] not in OURS_ALSO} == set()
@@ -232,23 +232,23 @@ def test_what_a_profile_lacks_is_unsupported_and_never_zero(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "margins"), [("h100", True), ("a100", False), ("t4", False)])
 def test_thresholds_are_temperatures_before_ada_and_margins_since(name: str, margins: bool) -> None:  # noqa: FBT001 - a column of the table above
-    written, told = read(name)
+    written, reported = read(name)
     heat = written["device_defaults"]["thermal"]
     for device in nvml_mock.devices(written):
         for path, threshold in THRESHOLDS.items():
             value = heat[path.partition(".")[2]]
             key = (device["uuid"], threshold)
             below = heat["slowdown_threshold_c"] - value
-            absolute = told.number("gpu_temperature_threshold_celsius", *key)
-            margin = told.number("gpu_temperature_threshold_margin_celsius", *key)
+            absolute = reported.number("gpu_temperature_threshold_celsius", *key)
+            margin = reported.number("gpu_temperature_threshold_margin_celsius", *key)
             assert (absolute, margin) == ((None, below) if margins else (value, None))
 
 
 @EACH_PROFILE
 def test_facts_are_those_of_each_device(name: str) -> None:
-    written, told = read(name)
+    written, reported = read(name)
     for device in nvml_mock.devices(written):
-        facts = told.facts["gpu", (device["uuid"],)]
+        facts = reported.facts["gpu", (device["uuid"],)]
         assert facts["index"] == str(device["index"])
         assert facts["minor"] == str(device["minor_number"])
         assert facts["model"] == device["name"]
@@ -270,13 +270,13 @@ def test_facts_are_those_of_each_device(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "version"), [("h100", "4.0"), ("a100", "3.0")])
 def test_every_link_leads_to_a_switch_at_its_speed(name: str, version: str) -> None:
-    written, told = read(name)
+    written, reported = read(name)
     fabric = written["nvlink"]
-    speeds = told.named("nvlink_speed_bytes_per_second")
+    speeds = reported.named("nvlink_speed_bytes_per_second")
     assert len(speeds) == 8 * fabric["links_per_gpu"]
     assert set(speeds.values()) == {fabric["bandwidth_per_link_mbps"] * 1e6}
-    assert set(told.named("gpu_nvlinks_active").values()) == {fabric["links_per_gpu"]}
-    links = [facts for (kind, _), facts in told.facts.items() if kind == "nvlink"]
+    assert set(reported.named("gpu_nvlinks_active").values()) == {fabric["links_per_gpu"]}
+    links = [facts for (kind, _), facts in reported.facts.items() if kind == "nvlink"]
     assert {facts["version"] for facts in links} == {version}
     assert {facts["remote_type"] for facts in links} == {"switch"}
     switches = {switch["bdf"] for switch in fabric["switches"]}
@@ -284,15 +284,15 @@ def test_every_link_leads_to_a_switch_at_its_speed(name: str, version: str) -> N
 
 
 def test_the_fabric_of_the_h100_is_healthy() -> None:
-    _, told = read("h100")
-    assert set(told.named("gpu_fabric_state").values()) == {3}
-    assert set(told.named("gpu_fabric_health").values()) == {1}
-    conditions = told.named("gpu_fabric_condition_active")
+    _, reported = read("h100")
+    assert set(reported.named("gpu_fabric_state").values()) == {3}
+    assert set(reported.named("gpu_fabric_health").values()) == {1}
+    conditions = reported.named("gpu_fabric_condition_active")
     assert len(conditions) == 8 * 5
     assert set(conditions.values()) == {0}
 
 
 def test_a_t4_has_no_links() -> None:
-    _, told = read("t4")
-    assert told.named("gpu_nvlinks") == {}
-    assert len(told.named("gpu_power_watts")) == 4
+    _, reported = read("t4")
+    assert reported.named("gpu_nvlinks") == {}
+    assert len(reported.named("gpu_power_watts")) == 4

@@ -33,7 +33,7 @@ def once(root: Path, *arguments: str) -> str:
 
 
 def machine(page: str) -> dict[Sample, float]:
-    """What a page says of the machine, and not of the agent."""
+    """Return the samples of the node, without those of the agent."""
     return {label: v for label, v in samples(page).items() if not label[0].startswith(OWN)}
 
 
@@ -79,8 +79,8 @@ def test_json_names_every_gpu_in_every_way() -> None:
 
 def test_json_names_every_nic_in_every_way() -> None:
     found = named("hgx-h100-roce-idle")
-    cards = {(one["interface"], one["device"], one["rail"]) for one in found["interface"]}
-    assert ("ens1f0np0", "mlx5_0", "0") in cards
+    nics = {(one["interface"], one["device"], one["rail"]) for one in found["interface"]}
+    assert ("ens1f0np0", "mlx5_0", "0") in nics
     ports = {(one["interface"], one["device"], one["rail"]) for one in found["device"]}
     assert ("ens1f0np0", "mlx5_0", "0") in ports
 

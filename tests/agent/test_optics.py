@@ -48,14 +48,14 @@ PULLED = OSError(errno.ENODEV, "No such device")
 
 
 def plugged(answer: Any = None) -> FakeHost:
-    """A card with a module."""
+    """Return a host with a NIC and a transceiver."""
     host = FakeHost()
     add_nic(host)
     add_netlink(host, module=answer or MODULE)
     return host
 
 
-def told(outcome: Any) -> list[tuple[str, str]]:
+def transceiver_changes(outcome: Any) -> list[tuple[str, str]]:
     return [(event.facts["before"], event.facts["after"]) for event in events(outcome)]
 
 
@@ -101,7 +101,7 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
     outcome = reader.run()
     assert readings(outcome.frame) == dict.fromkeys(before, Absent.GONE)
     assert facts(outcome, KIND) == {}
-    assert not told(outcome)
+    assert not transceiver_changes(outcome)
     host.clock.advance(60)
     outcome = reader.run()
     assert outcome.frame is None
@@ -110,7 +110,9 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
     host.clock.advance(60)
     add_netlink(host, module=MODULE | {"serial": "SN9"})
     outcome = reader.run()
-    assert told(outcome) == [("Example Optics EX-100G-SR4 SN1", "Example Optics EX-100G-SR4 SN9")]
+    assert transceiver_changes(outcome) == [
+        ("Example Optics EX-100G-SR4 SN1", "Example Optics EX-100G-SR4 SN9")
+    ]
     assert numbers(outcome.frame)[TEMPERATURE] == 41.25
 
 
@@ -166,7 +168,7 @@ def test_a_transceiver_change_is_reported_once_despite_interruptions(plugs: list
         add_netlink(host, module=MODULE | {"serial": plug} if seen else plug)
         source.probe(host)
         expected = [(last, plug)] if seen and last and plug != last else []
-        found = [(b.split()[-1], a.split()[-1]) for b, a in told(reader.run())]
+        found = [(b.split()[-1], a.split()[-1]) for b, a in transceiver_changes(reader.run())]
         assert found == expected
         last = plug if seen else last
         host.clock.advance(60)

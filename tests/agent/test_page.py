@@ -1,4 +1,4 @@
-"""The agent's page: who may read it, in which form, and what is too old to be shown."""
+"""The agent's metrics endpoint: access, formats, and readings too old to be exported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def served(
         await server.close()
 
 
-def host_with_card() -> FakeHost:
+def host_with_nic() -> FakeHost:
     host = FakeHost()
     add_card(host)
     add_gpus(host, 1)
@@ -60,7 +60,7 @@ def host_with_card() -> FakeHost:
     ],
 )
 async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content_type: str) -> None:
-    host = host_with_card()
+    host = host_with_nic()
     async with (
         sampling(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
@@ -75,7 +75,7 @@ async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content
 
 @pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
 async def test_metrics_are_compressed_for_clients_that_accept_it(accept: str) -> None:
-    host = host_with_card()
+    host = host_with_nic()
     async with (
         sampling(host, [RdmaSource(), GpuSource.load()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
@@ -95,7 +95,7 @@ async def test_metrics_are_compressed_for_clients_that_accept_it(accept: str) ->
 
 
 async def test_a_head_request_has_no_body() -> None:
-    host = host_with_card()
+    host = host_with_nic()
     async with (
         sampling(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
@@ -162,7 +162,7 @@ async def page_of(session: aiohttp.ClientSession) -> dict[Sample, float]:
 
 async def test_readings_that_are_too_old_are_left_out() -> None:
     """Three periods, but never less than five seconds."""
-    host = host_with_card()
+    host = host_with_nic()
     async with sampling(host, [RdmaSource(1.0), GpuSource.load(4.0)]) as run:
         statuses = run.sampler.statuses.values()
     async with served(statuses, host.clock) as session:
@@ -179,7 +179,7 @@ async def test_readings_that_are_too_old_are_left_out() -> None:
 
 
 async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
-    host = host_with_card()
+    host = host_with_nic()
     async with (
         sampling(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
@@ -191,7 +191,7 @@ async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
 
 
 async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
-    host = host_with_card()
+    host = host_with_nic()
     count = "nvml.nvmlDeviceGetCount()"
     async with (
         sampling(host, [RdmaSource(), GpuSource.load()]) as run,

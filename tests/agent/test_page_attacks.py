@@ -79,7 +79,7 @@ async def test_no_answer_names_the_software(port: int, request_: bytes) -> None:
     head = (await answered(port, request_)).partition(b"\r\n\r\n")[0].lower()
     assert head.startswith(b"http/1.1 ")
     assert not any(
-        word in head for word in (b"\r\nserver:", b"\r\nx-powered-by:", b"h11", b"python")
+        header in head for header in (b"\r\nserver:", b"\r\nx-powered-by:", b"h11", b"python")
     )
 
 

@@ -1,4 +1,4 @@
-"""What a path to the processor can carry, and when it is degraded."""
+"""Bandwidth limit of a path to the processor, and its degradation."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ STATES = st.builds(
 
 @st.composite
 def paths(draw) -> tuple[list[PcieLink], dict[str, PcieLinkState]]:
-    """Links whose ends both tell of the link: it runs as they agreed."""
+    """Links whose ends both report the link: it runs at the negotiated speed."""
     path, states = [], {}
     for number in range(draw(st.integers(1, 3))):
         upper, lower = draw(STATES), draw(STATES)
@@ -167,7 +167,7 @@ def test_sleep_excuses_speed_and_never_lanes(drawn) -> None:
 
 
 def server() -> FakeHost:
-    """A card below a switch, everything at 32 GT/s with 16 lanes."""
+    """Return a host with a NIC below a switch, all links at 32 GT/s with 16 lanes."""
     host = FakeHost()
     add_nic(host, PATH, "mlx5_0", interface="ens1")
     for address in (ROOT, UP, DOWN, NIC):
@@ -183,20 +183,20 @@ def state(host: FakeHost, address: str = NIC) -> str:
     outcome = read_once(PcieSource(), host).frame
     assert outcome is not None
     (metric,) = {m for m, *_ in outcome.readings() if m.name == STATE}
-    told = readings(outcome)[STATE, (address,)]
-    return told.label if isinstance(told, Absent) else metric.states[told]
+    reading = readings(outcome)[STATE, (address,)]
+    return reading.label if isinstance(reading, Absent) else metric.states[reading]
 
 
 def test_a_path_in_order() -> None:
-    told = found(server())
+    values = found(server())
     for address in (UP, DOWN, NIC):
-        assert told[LIMIT, (address,)] == told[NOW, (address,)] == pytest.approx(GIB5X16)
+        assert values[LIMIT, (address,)] == values[NOW, (address,)] == pytest.approx(GIB5X16)
         assert state(server(), address) == "full"
-    assert (STATE, (ROOT,)) not in told, "nothing is above a root port"
+    assert (STATE, (ROOT,)) not in values, "nothing is above a root port"
 
 
 def test_a_nic_in_a_slower_slot_is_in_order() -> None:
-    """A limit is of the path and not of the card."""
+    """A limit belongs to the path, not to the NIC."""
     host = server()
     set_link(host, DOWN, "16x8", "16x8")
     set_link(host, NIC, "16x8", "32x16")
@@ -255,9 +255,9 @@ def test_a_drive_may_sleep_but_not_in_d0(power_state: str | None, expected: str)
 def test_a_port_without_link_data_leaves_the_path_without_a_limit() -> None:
     host = server()
     host.files[f"{host.links[f'{DEVICES}/{DOWN}']}/max_link_speed"] = "Unknown"
-    told = readings(read_once(PcieSource(), host).frame)
-    assert told[LIMIT, (NIC,)] is told[STATE, (NIC,)] is Absent.UNSUPPORTED
-    assert told[LIMIT, (UP,)] is not Absent.UNSUPPORTED
+    values = readings(read_once(PcieSource(), host).frame)
+    assert values[LIMIT, (NIC,)] is values[STATE, (NIC,)] is Absent.UNSUPPORTED
+    assert values[LIMIT, (UP,)] is not Absent.UNSUPPORTED
 
 
 def test_a_device_whose_registers_are_all_ones_is_lost() -> None:
@@ -273,9 +273,9 @@ def test_the_state_of_a_gpu_is_left_to_its_driver() -> None:
     gpu = add_device(host, "pci0000:22/0000:22:01.0/0000:23:00.0", GPU)
     for end in ("0000:22:01.0", gpu):
         set_link(host, end, "2.5x16", "32x16")
-    told = found(host)
-    assert (LIMIT, (gpu,)) in told
-    assert (STATE, (gpu,)) not in told
+    values = found(host)
+    assert (LIMIT, (gpu,)) in values
+    assert (STATE, (gpu,)) not in values
 
 
 def test_root_ports_report_the_errors_of_all_devices_below() -> None:
@@ -283,6 +283,6 @@ def test_root_ports_report_the_errors_of_all_devices_below() -> None:
     place = host.links[f"{DEVICES}/{ROOT}"]
     for number, name in enumerate(("cor", "nonfatal", "fatal")):
         host.files[f"{place}/aer_rootport_total_err_{name}"] = f"{10 + number}\n"
-    told = found(host)
+    values = found(host)
     severities = ("correctable", "nonfatal", "fatal")
-    assert [told[ROOT_ERRORS, (ROOT, severity)] for severity in severities] == [10, 11, 12]
+    assert [values[ROOT_ERRORS, (ROOT, severity)] for severity in severities] == [10, 11, 12]

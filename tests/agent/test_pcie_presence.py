@@ -1,4 +1,4 @@
-"""Devices that leave the PCI bus stay known: a series that ends says nothing."""
+"""Devices that leave the PCI bus stay known: a series that ends gives no reason."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NIC_PATH = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0"
 NIC, DOWN = "0000:18:00.0", "0000:17:00.0"
 
 
-class Run:
-    """A server with a card, a GPU and a drive, read again and again."""
+class PcieNodeRun:
+    """A host with a NIC, a GPU and a drive, read repeatedly."""
 
     def __init__(self) -> None:
         self.host = FakeHost(ManualClock())
@@ -44,16 +44,16 @@ class Run:
         return outcome.frame
 
     def present(self) -> dict[str, object]:
-        told = readings(self.read())
-        return {key[0]: value for (name, key), value in told.items() if name == PRESENT}
+        event_facts = readings(self.read())
+        return {key[0]: value for (name, key), value in event_facts.items() if name == PRESENT}
 
 
-def told(event: Event) -> tuple[str, str, dict[str, str]]:
+def event_facts(event: Event) -> tuple[str, str, dict[str, str]]:
     return event.event_class.name, event.entity.key[0], dict(event.facts)
 
 
 def test_nics_gpus_drives_and_switches_are_present() -> None:
-    run = Run()
+    run = PcieNodeRun()
     expected = {
         run.gpu,
         run.drive,
@@ -69,12 +69,12 @@ def test_nics_gpus_drives_and_switches_are_present() -> None:
 
 
 def test_a_removed_nic_stays_visible_and_is_reported_once() -> None:
-    run = Run()
+    run = PcieNodeRun()
     run.read()
     remove_device(run.host, NIC)
     frame = run.read()
     facts = {"role": "nic", "names": "mlx5_0 ens1", "model": "15b3:1021"}
-    assert [told(event) for event in frame.events] == [("pcie_device_gone", NIC, facts)]
+    assert [event_facts(event) for event in frame.events] == [("pcie_device_gone", NIC, facts)]
     assert readings(frame)[PRESENT, (NIC,)] == 0
     for _ in range(3):
         later = run.read()
@@ -88,13 +88,13 @@ def test_a_removed_nic_stays_visible_and_is_reported_once() -> None:
 
 
 def test_a_nic_that_comes_back_is_reported_and_read_again() -> None:
-    run = Run()
+    run = PcieNodeRun()
     run.read()
     remove_device(run.host, NIC)
     run.read()
     run.read()
     run.plug_in()
-    names = [told(event)[0] for event in run.read().events]
+    names = [event_facts(event)[0] for event in run.read().events]
     assert names == ["pcie_device_back"]
     again = readings(run.read())
     assert again[PRESENT, (NIC,)] == 1
@@ -102,33 +102,33 @@ def test_a_nic_that_comes_back_is_reported_and_read_again() -> None:
 
 
 def test_a_gpu_and_a_drive_are_reported_by_their_names() -> None:
-    run = Run()
+    run = PcieNodeRun()
     run.read()
     for address in (run.gpu, run.drive):
         remove_device(run.host, address)
-    found = {told(event)[1]: told(event)[2] for event in run.read().events}
+    found = {event_facts(event)[1]: event_facts(event)[2] for event in run.read().events}
     assert found[run.gpu]["names"] == "GPU-7"
     assert found[run.drive] == {"role": "nvme", "names": "nvme0", "model": "10de:2330"}
 
 
 def test_a_switch_takes_all_below_it_along() -> None:
-    run = Run()
+    run = PcieNodeRun()
     run.read()
     for address in (NIC, run.gpu, "0000:17:00.0", "0000:17:02.0", "0000:16:00.0"):
         remove_device(run.host, address)
     events = run.read().events
-    assert {told(event)[1] for event in events} == {
+    assert {event_facts(event)[1] for event in events} == {
         NIC,
         run.gpu,
         "0000:17:00.0",
         "0000:17:02.0",
         "0000:16:00.0",
     }
-    assert {told(event)[2]["role"] for event in events} == {"nic", "gpu", "bridge"}
+    assert {event_facts(event)[2]["role"] for event in events} == {"nic", "gpu", "bridge"}
 
 
 def test_a_new_device_is_found_at_the_next_read() -> None:
-    run = Run()
+    run = PcieNodeRun()
     run.read()
     add_device(run.host, "pci0000:22/0000:22:02.0/0000:24:00.0", NVME)
     assert run.read().events == ()
@@ -136,7 +136,7 @@ def test_a_new_device_is_found_at_the_next_read() -> None:
 
 
 def test_virtual_functions_come_and_go_unnoticed() -> None:
-    run = Run()
+    run = PcieNodeRun()
     virtual = add_nic(run.host, NIC_PATH[:-1] + "1", "mlx5_9")
     place = run.host.links[f"{DEVICES}/{virtual}"]
     run.host.links[f"{place}/physfn"] = run.host.links[f"{DEVICES}/{NIC}"]
@@ -146,7 +146,7 @@ def test_virtual_functions_come_and_go_unnoticed() -> None:
 
 
 def test_a_bus_that_cannot_be_listed_has_lost_nothing() -> None:
-    run = Run()
+    run = PcieNodeRun()
     run.read()
     denied = run.host.names
 

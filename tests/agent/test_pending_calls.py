@@ -31,17 +31,17 @@ POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 ABOUT = CaptureMetadata("n1", "b", 0, 0, 60 * NS, "test")
 
 
-class Asking:
-    """Someone who asks on a thread of their own, and what came of it."""
+class PendingCaller:
+    """A caller on its own thread, and the answers to its call."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
-        self.came: list[Any] = []
-        self._thread = threading.Thread(target=lambda: self.came.append(ask()), daemon=True)
+        self.answers: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self.answers.append(ask()), daemon=True)
         self._thread.start()
 
     def answer(self) -> Any:
         self._thread.join(PATIENCE_SECONDS)
-        return self.came[0]
+        return self.answers[0]
 
     @property
     def waits(self) -> bool:
@@ -49,7 +49,7 @@ class Asking:
         return self._thread.is_alive()
 
 
-class Slow:
+class BlockedAnswer:
     """An answer that a test lets go."""
 
     def __init__(self, answer: Any) -> None:
@@ -89,9 +89,9 @@ def replayed(moments: list[CaptureMoment]) -> tuple[RecordedHost, ManualClock]:
 
 def waited(
     recording: RecordingHost, machine: FakeHost, answer: Any, seconds: float
-) -> tuple[Slow, Asking]:
+) -> tuple[BlockedAnswer, PendingCaller]:
     """Ask what takes some seconds to come."""
-    machine.calls[POWER] = slow = Slow(answer)
+    machine.calls[POWER] = slow = BlockedAnswer(answer)
 
     def ask() -> Any:
         try:
@@ -99,7 +99,7 @@ def waited(
         except NvmlError as error:
             return error
 
-    asking = Asking(ask)
+    asking = PendingCaller(ask)
     assert slow.asked.wait(PATIENCE_SECONDS)
     machine.clock.advance(seconds)
     return slow, asking
@@ -123,7 +123,7 @@ def test_a_caller_waits_until_the_recording_has_the_answer(
     replay, now = replayed([CaptureMoment.from_line(m.to_line()) for m in recording.moments])
     assert power(replay) == 500
     now.advance(11)
-    asking = Asking(lambda: power(replay))
+    asking = PendingCaller(lambda: power(replay))
     assert asking.waits
     now.advance(28)
     assert asking.waits
@@ -149,7 +149,7 @@ def test_a_recording_that_ends_before_the_answer_leaves_it_open(
 
     replay, now = replayed(moments)
     now.advance(50)
-    asking = Asking(lambda: power(replay))
+    asking = PendingCaller(lambda: power(replay))
     assert asking.waits
     now.advance(12)
     assert asking.answer() == 500, "the recording has started over"
@@ -180,16 +180,16 @@ def test_a_failure_after_a_timeout_is_replayed_after_it(machine: FakeHost) -> No
 
 def test_a_batch_waits_as_one(machine: FakeHost) -> None:
     keys = [f"nvml.nvmlDeviceGetFieldValues(0,{entry})" for entry in (1, 2)]
-    slow = Slow(7)
+    slow = BlockedAnswer(7)
     machine.calls |= {keys[0]: slow, keys[1]: 8}
     recording = RecordingHost(machine)
-    asking = Asking(lambda: recording.call("nvml", "nvmlDeviceGetFieldValues", 0, 1, 2))
+    asking = PendingCaller(lambda: recording.call("nvml", "nvmlDeviceGetFieldValues", 0, 1, 2))
     assert slow.asked.wait(PATIENCE_SECONDS)
     machine.clock.advance(5)
     slow.released.set()
     assert asking.answer() == [[7, 8], [0, 0]]
-    told = [(m.offset_ns // NS, m.calls) for m in recording.moments]
-    assert told == [
+    calls = [(m.offset_ns // NS, m.calls) for m in recording.moments]
+    assert calls == [
         (0, dict.fromkeys(keys, PENDING)),
         (5, dict(zip(keys, [[0, 7], [0, 8]], strict=True))),
     ]

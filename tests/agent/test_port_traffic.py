@@ -75,7 +75,7 @@ def received(frames: list[Frame]) -> dict[Key, list[int]]:
 
 
 def check(port: Port, seen: dict[Key, list[int]]) -> None:
-    """What the counters of a port went on by is what its rows add up to."""
+    """Check that the growth of the counters of a port equals the sum of its rows."""
 
     def grown(metric: str, name: str) -> int:
         values = seen[metric, name]
@@ -97,25 +97,25 @@ def check(port: Port, seen: dict[Key, list[int]]) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_counters_go_on_by_what_went_over_the_wire(server: str) -> None:
-    cards = ports(server)
-    assert len(cards) == 4
-    capture = traffic_capture(server, cards)
+    nics = ports(server)
+    assert len(nics) == 4
+    capture = traffic_capture(server, nics)
     frames = play(capture)
     seen, shipped = courses(frames), received(frames)
     assert seen == shipped
-    for port in cards:
+    for port in nics:
         check(port, shipped)
 
 
 def test_nothing_moves_in_the_gap_and_everything_after_it() -> None:
-    cards = ports(SERVERS[-1])
-    capture = traffic_capture(SERVERS[-1], cards)
+    nics = ports(SERVERS[-1])
+    capture = traffic_capture(SERVERS[-1], nics)
     gap = max(
         (after.offset_ns - before.offset_ns, before.offset_ns // NS, after.offset_ns // NS)
         for before, after in zip(capture.moments, capture.moments[1:], strict=False)
     )
     assert gap[0] > 200 * NS
-    values = courses(play(capture))[catalog.SENT.name, cards[0].interface]
+    values = courses(play(capture))[catalog.SENT.name, nics[0].interface]
     quiet = values[gap[1] + 1 : gap[2] + 1]
     assert len(quiet) > 200
     assert len(set(quiet)) == 1

@@ -1,4 +1,4 @@
-"""What the kernel's network stack counts: of a copied machine, of this one, and of broken files."""
+"""Counters of the kernel's network stack: of a copied machine, of this one, and of broken files."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_every_count_of_the_copied_machine(tmp_path_factory: pytest.TempPathFact
         (2, c.SOFTNET_SQUEEZED),
         (10, c.SOFTNET_FLOW_LIMITED),
     ):
-        words = [row[column] for row in rows if len(row) > column]
-        expected[metric.name, ()] = sum(int(word, 16) for word in words)
+        fields = [row[column] for row in rows if len(row) > column]
+        expected[metric.name, ()] = sum(int(field, 16) for field in fields)
     assert expected[c.SOFTNET_DROPPED.name, ()] == 0x6283 + 0x446 + 0x20E76 + 1
     assert numbers(read_once(ProtocolSource(), LiveHost(root)).frame) == expected
 
@@ -157,12 +157,14 @@ def test_nothing_to_read() -> None:
     ),
     st.floats(0, 1),
 )
-def test_pairs_of_lines_whole_or_cut_short(said: dict[str, dict[str, int]], share: float) -> None:
+def test_pairs_of_lines_whole_or_cut_short(
+    counters: dict[str, dict[str, int]], share: float
+) -> None:
     whole = "".join(
         f"{protocol}: {' '.join(named)}\n{protocol}: {' '.join(map(str, named.values()))}\n"
-        for protocol, named in said.items()
+        for protocol, named in counters.items()
     ).encode()
-    everything = {(p, n): value for p, named in said.items() for n, value in named.items()}
+    everything = {(p, n): value for p, named in counters.items() for n, value in named.items()}
     assert parse_pairs(whole) == everything
     short = parse_pairs(whole[: round(len(whole) * share)])
     assert short.items() <= everything.items(), "nothing is made up"
@@ -180,8 +182,8 @@ def test_processors_are_numbered_where_the_kernel_numbers_them(
 ) -> None:
     lines = []
     for number, row in enumerate(rows):
-        words = [*row, 0, number + 7, 0, number * 2 + 1, 0, 0]  # every second one is offline
-        lines.append(" ".join(f"{word:08x}" for word in words) + "\n")
+        fields = [*row, 0, number + 7, 0, number * 2 + 1, 0, 0]  # every second one is offline
+        lines.append(" ".join(f"{field:08x}" for field in fields) + "\n")
     found = parse_softnet("".join(lines).encode())
     assert found == {
         number * 2 + 1: {1: row[1], 2: row[2], 10: number + 7} for number, row in enumerate(rows)

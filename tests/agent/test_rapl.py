@@ -122,13 +122,13 @@ def test_the_total_goes_on_over_a_probe(server: FakeHost) -> None:
 
 @given(
     start=st.integers(0, RANGE - 1),
-    looks=st.lists(st.tuples(st.integers(1, 60), st.integers(0, MAX_WATTS)), max_size=40),
+    reads=st.lists(st.tuples(st.integers(1, 60), st.integers(0, MAX_WATTS)), max_size=40),
 )
-def test_rounds_are_carried_on_exactly(start: int, looks: list[tuple[int, int]]) -> None:
+def test_rounds_are_carried_on_exactly(start: int, reads: list[tuple[int, int]]) -> None:
     counter = EnergyCounter(RANGE)
     used, now_ns = 0, START.boot_ns
     assert counter.advance(start, now_ns) is Absent.NOT_DUE
-    for seconds, watts in looks:
+    for seconds, watts in reads:
         used += seconds * watts * 10**6
         now_ns += seconds * SECOND
         assert counter.advance((start + used) % RANGE, now_ns) == used
@@ -166,9 +166,9 @@ def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
     counter = EnergyCounter(smallest)
     counter.advance(0, 0)
     used = 0
-    for look in range(1, 10):
+    for number in range(1, 10):
         used += seconds * MAX_WATTS * 10**6
-        assert counter.advance(used % smallest, look * seconds * SECOND) == used
+        assert counter.advance(used % smallest, number * seconds * SECOND) == used
 
 
 # The copied tree ----------------------------------------------------------------------------------

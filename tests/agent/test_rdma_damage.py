@@ -56,34 +56,34 @@ content = st.one_of(
 rounds = st.lists(st.dictionaries(st.sampled_from(FILES), content), min_size=1, max_size=6)
 
 
-def expected(said: str | int | None) -> Reading:
-    """What a file's content stands for."""
-    if said is None:
+def expected(text: str | int | None) -> Reading:
+    """Return the reading expected of a file's content."""
+    if text is None:
         return Absent.GONE
-    if isinstance(said, int):
-        return ERRORS[said]
-    if re.fullmatch(r"\s*\d+\s*", said) and int(said) < 2**64:
-        return int(said)
-    return Absent.UNSUPPORTED if not said.strip() or said.startswith("N/A") else Absent.ERROR
+    if isinstance(text, int):
+        return ERRORS[text]
+    if re.fullmatch(r"\s*\d+\s*", text) and int(text) < 2**64:
+        return int(text)
+    return Absent.UNSUPPORTED if not text.strip() or text.startswith("N/A") else Absent.ERROR
 
 
 def found(reader: SourceReader) -> dict[str, Reading]:
     """The readings of the files by path; of those without a column, nothing."""
     frame = reader.run()
     assert frame.problem == ""
-    told = readings(frame.frame)
+    values = readings(frame.frame)
     by_file = {}
     for file in FILES:
         metric = meaning("mlx5", file.rpartition("/")[2])
         assert metric
-        if (metric.name, KEY) in told:
-            by_file[file] = told[metric.name, KEY]
+        if (metric.name, KEY) in values:
+            by_file[file] = values[metric.name, KEY]
     return by_file
 
 
-def check(by_file: Mapping[str, Reading], said: Mapping[str, str | int]) -> None:
+def check(by_file: Mapping[str, Reading], contents: Mapping[str, str | int]) -> None:
     for file, reading in by_file.items():
-        want = expected(said.get(file))
+        want = expected(contents.get(file))
         if isinstance(want, Absent) or isinstance(reading, Absent):
             assert reading is want, file
         elif file in WIDE or want >= 2**32:
@@ -99,10 +99,10 @@ def test_each_file_stands_for_itself_whatever_the_others_hold(
 ) -> None:
     host = FakeHost()
 
-    def show(said: Mapping[str, str | int]) -> None:
+    def show(contents: Mapping[str, str | int]) -> None:
         host.files = {
             f"{PORT}/{file}": OSError(held, "") if isinstance(held, int) else held
-            for file, held in said.items()
+            for file, held in contents.items()
         }
 
     show(first)
@@ -110,11 +110,11 @@ def test_each_file_stands_for_itself_whatever_the_others_hold(
     columns = found(reader)
     assert set(columns) == set(first)
     check(columns, first)
-    for said in later:
-        show(said)
+    for contents in later:
+        show(contents)
         by_file = found(reader)
         assert set(by_file) == set(first), "a new file waits for the next probe"
-        check(by_file, said)
+        check(by_file, contents)
 
 
 texts = st.one_of(number.map(str), number.map(lambda n: f"{n}\n"), nonsense)
@@ -132,17 +132,17 @@ def test_kept_files_that_shrink_grow_and_vanish(
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
         source = RdmaSource()
         reader = SourceReader(source, LiveHost(Path(root)), ORIGIN)
-        for said in (first, *later):
+        for contents in (first, *later):
             for file in first:
                 path = directory / file
-                if file in said:
-                    path.write_text(said[file])
+                if file in contents:
+                    path.write_text(contents[file])
                 elif path.exists():
                     path.write_text("")  # a kept descriptor of a removed device answers no more
                     path.unlink()
             by_file = found(reader)
             assert set(by_file) == set(first)
-            check(by_file, said)
+            check(by_file, contents)
         source.close()
 
 

@@ -1,4 +1,4 @@
-"""What the counter files of each RDMA driver become."""
+"""Metrics from the counter files of each RDMA driver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine(device: str, files: Mapping[str, object], pci_driver: str = "") -> F
     return host
 
 
-def told(host: FakeHost) -> dict[Label, Reading]:
+def reported(host: FakeHost) -> dict[Label, Reading]:
     """The readings of counters and resources, without the prefix."""
     found = readings(read_once(RdmaSource(), host).frame)
     short = {
@@ -51,7 +51,7 @@ def hw(device: str, files: Mapping[str, int], pci_driver: str = "") -> dict[Labe
     host = machine(
         device, {f"ports/1/hw_counters/{name}": str(n) for name, n in files.items()}, pci_driver
     )
-    return told(host)
+    return reported(host)
 
 
 @pytest.mark.parametrize(("device", "drivers"), DRIVERS.items(), ids=list(DRIVERS))
@@ -78,7 +78,7 @@ def test_each_driver_file_maps_to_a_metric_or_keeps_its_own_name(
 
 
 def test_drivers_name_the_same_counter_differently() -> None:
-    """One meaning a metric, whoever tells it."""
+    """A metric has one meaning for every driver."""
     timeouts = "ack_timeouts_total", "out_of_sequence_packets_total"
     for device, (pci_driver, files) in {
         "mlx5_0": ("mlx5_core", ("local_ack_timeout_err", "out_of_sequence")),
@@ -109,13 +109,13 @@ def test_port_data_is_counted_in_32_bit_units_or_flits(
     device: str, pci_driver: str, bytes_a_step: int
 ) -> None:
     files = {"ports/1/counters/port_xmit_data": "1000", "ports/1/counters/port_rcv_data": "1"}
-    found = told(machine(device, files, pci_driver))
+    found = reported(machine(device, files, pci_driver))
     assert found["transmit_bytes_total", (device, "1")] == 1000 * bytes_a_step
     assert found["receive_bytes_total", (device, "1")] == bytes_a_step
 
 
 def test_port_data_beyond_64_bits_of_bytes_starts_over() -> None:
-    found = told(machine("mlx5_0", {"ports/1/counters/port_xmit_data": str(2**62 + 5)}))
+    found = reported(machine("mlx5_0", {"ports/1/counters/port_xmit_data": str(2**62 + 5)}))
     assert found["transmit_bytes_total", ("mlx5_0", "1")] == 20
 
 
@@ -128,7 +128,7 @@ def test_bytes_are_bytes_where_the_driver_counts_them(driver: str) -> None:
 def test_old_kernels_keep_the_wide_counters_apart() -> None:
     """There counters/port_xmit_data has 32 bits and sticks."""
     port = "ports/1"
-    found = told(
+    found = reported(
         machine(
             "mlx5_0",
             {
@@ -148,7 +148,7 @@ def test_old_kernels_keep_the_wide_counters_apart() -> None:
 
 
 def test_counters_of_the_device_are_those_of_port_0() -> None:
-    found = told(
+    found = reported(
         machine(
             "rdmap0s6",
             {
@@ -174,7 +174,7 @@ def test_what_a_device_adds_up_over_its_ports_is_not_counted_twice() -> None:
     """mlx4 counts for each port and for the device; sums over ports must hold each once."""
     files = {"ports/1/hw_counters/sq_num_to": "3", "ports/2/hw_counters/sq_num_to": "4",
              "hw_counters/sq_num_to": "7", "hw_counters/num_cqovf": "1"}  # fmt: skip
-    found = told(machine("mlx4_0", files, "mlx4_core"))
+    found = reported(machine("mlx4_0", files, "mlx4_core"))
     assert found == {
         ("ack_timeouts_total", ("mlx4_0", "1")): 3,
         ("ack_timeouts_total", ("mlx4_0", "2")): 4,
@@ -248,8 +248,8 @@ def test_resources_are_present_values() -> None:
 
 
 def test_every_counter_has_a_driver_and_no_name_has_two_meanings() -> None:
-    told_by_files = {metric for files in FILES.values() for metric in files.values()}
-    assert set(RDMA_COUNTERS) <= told_by_files
+    metrics_of_files = {metric for files in FILES.values() for metric in files.values()}
+    assert set(RDMA_COUNTERS) <= metrics_of_files
     assert all(metric.kind is MetricKind.COUNTER for metric in RDMA_COUNTERS)
 
 
@@ -260,18 +260,18 @@ def test_counters_at_their_end_are_counted() -> None:
     full = {"symbol_error": 65535, "link_downed": 255, "local_link_integrity_errors": 15,
             "port_xmit_wait": 2**32 - 1, "port_rcv_errors": 65534, "VL15_dropped": 0}  # fmt: skip
     host = machine("mlx5_0", {f"ports/1/counters/{name}": str(n) for name, n in full.items()})
-    found = told(host)
+    found = reported(host)
     assert found["saturated_counters", ("mlx5_0", "1")] == 4
     assert found["symbol_errors_total", ("mlx5_0", "1")] == 65535, "no growth is made up"
 
 
 def test_saturation_is_unknown_where_no_narrow_counter_can_be_read() -> None:
     files = {"ports/1/counters/symbol_error": "N/A (no PMA)"}
-    assert told(machine("mlx5_0", files))["saturated_counters", ("mlx5_0", "1")] is (
+    assert reported(machine("mlx5_0", files))["saturated_counters", ("mlx5_0", "1")] is (
         Absent.UNSUPPORTED
     )
     files["ports/1/counters/link_downed"] = "255"
-    assert told(machine("mlx5_0", files))["saturated_counters", ("mlx5_0", "1")] == 1
+    assert reported(machine("mlx5_0", files))["saturated_counters", ("mlx5_0", "1")] == 1
 
 
 def test_a_driver_s_counter_of_the_same_meaning_does_not_stick() -> None:

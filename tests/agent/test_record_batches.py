@@ -41,8 +41,8 @@ def test_a_capture_answers_any_batch_of_what_was_asked(
     answers: dict[int, list[int]], data: st.DataObject
 ) -> None:
     recording = RecordingHost(gpu(answers))
-    told = recording.call("nvml", FIELDS, 0, *answers)
-    assert told == [
+    answered = recording.call("nvml", FIELDS, 0, *answers)
+    assert answered == [
         [value for _, value in answers.values()],
         [code for code, _ in answers.values()],
     ]
@@ -99,4 +99,4 @@ def test_whose_machine_it_is_is_hidden() -> None:
     recording.call("nvml", "nvmlDeviceGetPlatformInfo", 0)
     recording.call("nvml", "nvmlVgpuInstanceGetVmID", 11)
     (moment,) = recording.moments
-    assert [word for word in ("RACK1234", "tenant-a-vm") if word in moment.to_line()] == []
+    assert [secret for secret in ("RACK1234", "tenant-a-vm") if secret in moment.to_line()] == []

@@ -45,8 +45,8 @@ def appended(root: Path, sequence: int, text: str) -> None:
         log.write(f"3,{sequence},{sequence * 1000},-;{text}\n")
 
 
-def counter(root: Path, card: str) -> Path:
-    return root / INFINIBAND[1:] / card / "ports/1/counters/port_xmit_packets"
+def counter(root: Path, interface: str) -> Path:
+    return root / INFINIBAND[1:] / interface / "ports/1/counters/port_xmit_packets"
 
 
 def nothing(host: TreeHost, root: Path) -> None:
@@ -80,7 +80,7 @@ STORY: list[Change] = [nothing, traffic, loss, removal, refusal, nothing]
 
 
 def frames_of(host: Host, clock: ManualClock, change: Callable[[int], None]) -> list[Frame]:
-    """What all sources say at each tick, something changing before each."""
+    """Return the frames of all sources at each tick, with a change before each."""
     readers = [SourceReader(source, host, ORIGIN) for source in machine_sources(AgentSettings())]
     found = []
     for tick in range(TICKS):
@@ -145,7 +145,7 @@ def test_a_replay_starts_over_when_its_time_does(tmp_path: Path) -> None:
 
 
 def test_a_replayed_log_is_of_the_present() -> None:
-    """What the log says and what is read beside it are on one clock, whenever it was recorded."""
+    """Log records and readings share one clock, independent of the recording time."""
     capture = Capture(
         CaptureMetadata("n", "b", 0, 1_000 * NS, 10 * NS, "test"),
         (CaptureMoment(0, log=["6,1,2000000,-;old", "4,2,1000500000,-;new", "plain"]),),
@@ -181,7 +181,7 @@ def test_only_what_changed_is_kept(tmp_path: Path) -> None:
     ("error", "verdict"), [(errno.EPERM, ProbeVerdict.DENIED), (errno.ENOENT, ProbeVerdict.ABSENT)]
 )
 def test_a_log_that_could_not_be_read_cannot_be_replayed(error: int, verdict: ProbeVerdict) -> None:
-    """Else the replay would say that there was no Xid, which nobody knows."""
+    """Otherwise the replay would claim without evidence that there was no Xid."""
     live = FakeHost()
     live.log.closed = OSError(error, "cannot be opened")
     recording = RecordingHost(live)
@@ -203,7 +203,7 @@ SECRETS = (UUID, UUID.removeprefix("GPU-"), SERIAL, MAC, GUID, GID, HOSTNAME)
 
 
 def secretive() -> FakeHost:
-    """A machine that tells all its secrets, some of them twice."""
+    """Return a host that exposes all secret names, some of them twice."""
     host = FakeHost()
     host.files = {
         "/proc/sys/kernel/hostname": HOSTNAME,
@@ -251,8 +251,8 @@ def test_different_things_keep_different_names() -> None:
     assert len(names) == 100
 
 
-class RestlessClock(ManualClock):
-    """Each look at it takes longer than one moment of a capture lasts."""
+class AdvancingClock(ManualClock):
+    """A clock that advances by more than one capture moment at each read."""
 
     def now(self) -> NodeTimestamp:
         self.advance(0.05)
@@ -260,7 +260,7 @@ class RestlessClock(ManualClock):
 
 
 def test_a_serial_number_is_hidden_from_its_first_mention(tmp_path: Path) -> None:
-    host = FakeHost(RestlessClock())
+    host = FakeHost(AdvancingClock())
     host.calls["nvml.nvmlDeviceGetSerial(0)"] = SERIAL
     recording = RecordingHost(host, Redactor())
     recording.call("nvml", "nvmlDeviceGetSerial", 0)
@@ -269,7 +269,7 @@ def test_a_serial_number_is_hidden_from_its_first_mention(tmp_path: Path) -> Non
 
 
 def test_a_name_learned_late_is_redacted_in_earlier_texts(tmp_path: Path) -> None:
-    host = FakeHost(RestlessClock())
+    host = FakeHost(AdvancingClock())
     host.calls["nvml.nvmlDeviceGetSerial(0)"] = SERIAL
     host.log.waiting = [f"6,1,1,-;NVRM: board {SERIAL} is up"]
     recording = RecordingHost(host, Redactor())
@@ -305,8 +305,8 @@ def test_only_a_complete_name_is_redacted() -> None:
     redactor = Redactor(["node1"])
     hidden = redactor.text("node1")
     assert hidden != "node1"
-    said = redactor.text("node1: NODE1.local node1_a node12 anode1 node-1")
-    assert said == f"{hidden}: {hidden}.local {hidden}_a node12 anode1 node-1"
+    output = redactor.text("node1: NODE1.local node1_a node12 anode1 node-1")
+    assert output == f"{hidden}: {hidden}.local {hidden}_a node12 anode1 node-1"
 
 
 def test_a_serial_number_of_nothing_hides_nothing() -> None:
@@ -349,8 +349,8 @@ def run(*arguments: str | Path) -> tuple[int, str]:
 
 def test_record_and_replay_by_command(tmp_path: Path) -> None:
     root, directory = make_tree(tmp_path / "root"), tmp_path / "capture"
-    code, said = run("record", "--root", root, "--seconds", "0.1", directory)
-    assert (code, said.count(HOSTNAME)) == (0, 1), said
+    code, output = run("record", "--root", root, "--seconds", "0.1", directory)
+    assert (code, output.count(HOSTNAME)) == (0, 1), output
     code, live = run("once", "--root", root)
     code_of_replay, again = run("once", "--replay", directory)
     assert code == code_of_replay == 0
@@ -365,21 +365,21 @@ def test_record_and_replay_by_command(tmp_path: Path) -> None:
 
 def test_a_redacted_recording_contains_no_name(tmp_path: Path) -> None:
     root, directory = make_tree(tmp_path / "root"), tmp_path / "capture"
-    code, said = run("record", "--root", root, "--seconds", "0", "--redact", directory)
+    code, output = run("record", "--root", root, "--seconds", "0", "--redact", directory)
     assert code == 0
     written = "".join(file.read_text() for file in directory.iterdir())
-    assert HOSTNAME not in written + said
+    assert HOSTNAME not in written + output
     assert "11111111-2222" not in written
     assert read_capture(directory).about.redacted
 
 
 def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("")
-    code, said = run("record", "--seconds", "0", "--root", tmp_path, tmp_path)
+    code, output = run("record", "--seconds", "0", "--root", tmp_path, tmp_path)
     assert code == 1
     assert (
         f"cannot record into {tmp_path}: the directory is not empty; fix: specify a new directory"
-        in said
+        in output
     )
 
 
@@ -387,10 +387,10 @@ def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
 def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> None:
     Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), ()).write(tmp_path)
     (tmp_path / "timeline.jsonl").write_text('{"t":0}\n{"t":')
-    code, said = run(command, "--replay", tmp_path)
+    code, output = run(command, "--replay", tmp_path)
     assert code == 1
-    assert said.startswith(f"Error: {tmp_path}/timeline.jsonl: damaged line 2: ")
-    assert said.count("\n") == 1
+    assert output.startswith(f"Error: {tmp_path}/timeline.jsonl: damaged line 2: ")
+    assert output.count("\n") == 1
 
 
 VITAL = b"\x82\x0a\x00ConnectX-7\x90\x20\x00SN\x0dMT2342T00123\x80V2SMDL=SW_MNG\x78"

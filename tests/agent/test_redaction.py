@@ -98,11 +98,11 @@ def test_one_name_is_one_name_everywhere():
 
 
 @given(st.text(st.characters(categories=("L",)), min_size=6, max_size=20))
-def test_a_text_outside_the_format_vocabulary_is_always_redacted(word: str):
-    token = f"q{word}z"
+def test_a_text_outside_the_format_vocabulary_is_always_redacted(text: str):
+    token = f"q{text}z"
     if not harmless.is_harmless(token):
         assert token not in Redactor().scrubbed(f"/mnt/{token}/x addr={token}")
-    assert not harmless.is_harmless(f"qzj{word}")
+    assert not harmless.is_harmless(f"qzj{text}")
 
 
 def test_the_command_leaves_no_planted_secret(tmp_path: Path):

@@ -17,8 +17,8 @@ from railscope.reading import Absent
 def lived(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
     """A GPU whose energy counter was seen to stand so."""
     lifetime = GpuLifetime()
-    for look, energy in enumerate(energies, 1):
-        lifetime.observe(look * every_ns, energy, Absent.UNSUPPORTED, 0)
+    for number, energy in enumerate(energies, 1):
+        lifetime.observe(number * every_ns, energy, Absent.UNSUPPORTED, 0)
     return lifetime
 
 
@@ -81,7 +81,7 @@ ENERGY = 83
 def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     tmp_path: Path,
 ) -> None:
-    """On drivers that do not say themselves whether a GPU is well again."""
+    """For drivers that do not report whether a GPU has recovered."""
     run = judging()
     old_driver(run)
     run.verdicts.remember(GpuLifetimeFile(tmp_path / "resets.json", "boot-1"))

@@ -20,7 +20,7 @@ from railscope.wire import Envelope, RunEnd, WireError, envelope, pack
 NEXT = replace(ORIGIN, run="next")
 
 
-class Noting(ScriptedCollector):
+class RunEndCollector(ScriptedCollector):
     """A collector that keeps what each envelope states of an earlier run."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Noting(ScriptedCollector):
         return answer
 
 
-async def shipped(directory: Path, collector: Noting, origin: Any, envelopes: int) -> None:
+async def shipped(directory: Path, collector: RunEndCollector, origin: Any, envelopes: int) -> None:
     collector.script.extend([collector.note] * 8)
     async with collector.serving(), shipping(directory, link_to(collector), origin) as ship:
         for _ in range(envelopes):
@@ -44,7 +44,7 @@ async def shipped(directory: Path, collector: Noting, origin: Any, envelopes: in
 
 
 async def test_the_next_run_states_once_how_far_the_last_one_came(tmp_path: Path):
-    first, second = Noting(), Noting()
+    first, second = RunEndCollector(), RunEndCollector()
     await shipped(tmp_path, first, ORIGIN, 2)
     assert first.ended == [None] * len(first.ended)
     await shipped(tmp_path, second, NEXT, 2)
@@ -54,7 +54,7 @@ async def test_the_next_run_states_once_how_far_the_last_one_came(tmp_path: Path
 
 async def test_a_spool_that_lost_its_newest_envelope_shows_it(tmp_path: Path):
     """Files that vanish while the agent is down are stated by the run after it."""
-    collector = Noting()
+    collector = RunEndCollector()
     link = link_to(collector, url="http://127.0.0.1:9")
     async with shipping(tmp_path, link, ORIGIN) as ship:
         await ship.flush(3)
@@ -72,19 +72,19 @@ async def test_a_spool_that_lost_its_newest_envelope_shows_it(tmp_path: Path):
 
 async def test_a_damaged_statement_is_put_aside(tmp_path: Path):
     (tmp_path / RUN_END_FILE).write_text("not JSON")
-    collector = Noting()
+    collector = RunEndCollector()
     await shipped(tmp_path, collector, NEXT, 1)
     assert collector.ended == [None] * len(collector.ended)
     assert (tmp_path / f"{RUN_END_FILE}.damaged").exists()
 
 
 async def test_a_run_that_ends_before_its_first_push_leaves_the_older_statement(tmp_path: Path):
-    collector = Noting()
+    collector = RunEndCollector()
     await shipped(tmp_path, collector, ORIGIN, 1)
     link = link_to(collector, url="http://127.0.0.1:9")
     async with shipping(tmp_path, link, replace(ORIGIN, run="short")):
         await asyncio.sleep(0)
-    last = Noting()
+    last = RunEndCollector()
     await shipped(tmp_path, last, NEXT, 1)
     assert last.ended[0] == RunEnd(ORIGIN.run, {"gpu": 2})
 

@@ -33,7 +33,7 @@ railscope_governor_state{resource="memory",state="within"} 1"""
 
 @asynccontextmanager
 async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """A page behind a token, and where an agent that listens everywhere would say it is."""
+    """Serve a metrics endpoint with a token; yield the address of an agent that listens everywhere."""
 
     def respond(request: AgentRequest) -> AgentResponse:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
@@ -48,14 +48,14 @@ async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator
         await server.close()
 
 
-async def told(**settings: object) -> list[tuple[ProbeVerdict, str]]:
+async def probe_endpoint(**settings: object) -> list[tuple[ProbeVerdict, str]]:
     found = await check_running_agent(AgentSettings(**settings))  # type: ignore[arg-type]
     return [(finding.verdict, finding.detail) for finding in found]
 
 
 async def test_metrics_report_the_actions_of_the_governor() -> None:
     async with serving(PAGE) as listen:
-        assert await told(listen=listen, metrics_token=TOKEN) == [
+        assert await probe_endpoint(listen=listen, metrics_token=TOKEN) == [
             (
                 ProbeVerdict.SUPPORTED,
                 "uses 0.93 % of a core, budget 1 %, cpu stretching, memory within",
@@ -68,11 +68,11 @@ async def test_a_page_with_tls_is_known_by_its_own_certificate(tmp_path: Path) -
     certificate, key = self_signed(tmp_path, "192.0.2.1")
     async with serving(PAGE, server_context(certificate, key)) as listen:
         tls = AgentTlsSettings(certificate_file=str(certificate), key_file=str(key))
-        found = await told(listen=listen, metrics_token=TOKEN, tls=tls)
+        found = await probe_endpoint(listen=listen, metrics_token=TOKEN, tls=tls)
         assert found[0][0] is ProbeVerdict.SUPPORTED
         other, other_key = self_signed(tmp_path / "other")
         tls = AgentTlsSettings(certificate_file=str(other), key_file=str(other_key))
-        ((verdict, detail),) = await told(listen=listen, metrics_token=TOKEN, tls=tls)
+        ((verdict, detail),) = await probe_endpoint(listen=listen, metrics_token=TOKEN, tls=tls)
         assert (verdict, "no response from" in detail) == (ProbeVerdict.ABSENT, True)
 
 
@@ -87,7 +87,7 @@ async def test_an_unusable_metrics_endpoint_is_reported(
     page: str, token: str, verdict: ProbeVerdict, problem: str
 ) -> None:
     async with serving(page) as listen:
-        ((found, detail),) = await told(listen=listen, metrics_token=token)
+        ((found, detail),) = await probe_endpoint(listen=listen, metrics_token=token)
     assert found is verdict
     assert problem in detail
 
@@ -95,7 +95,7 @@ async def test_an_unusable_metrics_endpoint_is_reported(
 async def test_no_agent_is_no_fault() -> None:
     async with serving(PAGE) as listen:
         pass
-    ((verdict, detail),) = await told(listen=listen)
+    ((verdict, detail),) = await probe_endpoint(listen=listen)
     assert (verdict, "no response from" in detail) == (ProbeVerdict.ABSENT, True)
-    ((verdict, detail),) = await told(listen="127.0.0.1:0")
+    ((verdict, detail),) = await probe_endpoint(listen="127.0.0.1:0")
     assert (verdict, "the port is not fixed" in detail) == (ProbeVerdict.ABSENT, True)

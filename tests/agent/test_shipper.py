@@ -1,4 +1,4 @@
-"""Shipping: whatever the collector says, every frame arrives once or is counted as lost."""
+"""Shipping: for any answer of the collector, every frame arrives once or is counted as lost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LATER: dict[str, tuple[Callable[[], web.Response], str]] = {
 
 @pytest.mark.parametrize("case", LATER)
 async def test_an_answer_that_means_later_loses_nothing(tmp_path: Path, case: str) -> None:
-    make, told = LATER[case]
+    make, expected = LATER[case]
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
             collector.script.extend(make() for _ in range(3))
@@ -116,13 +116,13 @@ async def test_an_answer_that_means_later_loses_nothing(tmp_path: Path, case: st
             assert sum(run.stats.dropped_frames.values()) == 0
     problems = [entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"]
     assert len(problems) == 1, "said once, not at every try"
-    assert told in problems[0]
+    assert expected in problems[0]
     assert f"127.0.0.1:{collector.port}" in problems[0]
     assert [e["event"] for e in logs].count("collector_connected") == 1
 
 
 async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
-    """The token is for the collector, not for whoever it names."""
+    """The token is for the collector, not for the target of a redirect."""
     async with (
         ScriptedCollector().serving() as elsewhere,
         ScriptedCollector().serving() as collector,
@@ -329,7 +329,7 @@ async def test_a_collector_that_lost_a_schema_receives_it_again(tmp_path: Path) 
 
 
 async def test_schemas_outlive_the_agent(tmp_path: Path) -> None:
-    """Spooled by one run, shipped by the next, to a collector that has never heard of either."""
+    """Spooled by one run and shipped by the next, to a collector that knows neither."""
     absent = ScriptedCollector()
     async with absent.serving():
         link = link_to(absent)
@@ -392,7 +392,7 @@ async def test_what_is_pending_at_the_stop_is_sent(tmp_path: Path) -> None:
 
 
 async def test_what_was_acknowledged_at_the_stop_is_counted(tmp_path: Path) -> None:
-    """The spool lets go of it while who waits for that is already cancelled."""
+    """The spool removes the envelope after its waiter was cancelled."""
     holding, released = threading.Event(), threading.Event()
 
     def hold() -> None:

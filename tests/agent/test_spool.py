@@ -91,7 +91,7 @@ OPERATIONS = st.lists(st.none() | st.just("reopen") | st.integers(0, 40), max_si
 def test_it_is_a_bounded_queue(
     tmp_path_factory: pytest.TempPathFactory, operations: list[int | str | None]
 ) -> None:
-    """Put a body of a size, take one (None), or start the agent anew: as a plain queue would."""
+    """Put a body of a size, take one (None), or restart the agent: as a plain queue would."""
     directory = tmp_path_factory.mktemp("spool")
     spool, model, number = Spool(directory, 150), deque[bytes](), 0
     for operation in operations:

@@ -1,4 +1,4 @@
-"""What the real nvidia-ml-py makes of each capture is what its replay says, reading by reading.
+"""Readings of each capture through the real nvidia-ml-py equal those of its replay.
 
 The stand-in answers nvidia-ml-py with the capture's last state; all files are the capture's.
 """
@@ -30,7 +30,7 @@ SECOND_US = 1_000_000
 
 
 def _as_double(reading: Reading) -> Reading:
-    """What is left of a counter in 53 bits."""
+    """Return a counter rounded to the 53 bits of a double."""
     return reading if isinstance(reading, Absent) else int(float(reading))
 
 
@@ -56,15 +56,15 @@ class _BoundHost(RecordedHost):
         return super().call(seam, function, *arguments)
 
 
-class _Told:
-    """What all sources of the driver said in some rounds: the last readings, and every event."""
+class DriverReadings:
+    """Results of all driver sources over some rounds: the last readings and every event."""
 
     def __init__(self) -> None:
         self.readings: dict[tuple[str, Label], Reading] = {}
         self.problems: dict[str, str] = {}
         self.events: Counter[tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]] = Counter()
 
-    def hear(self, readers: list[SourceReader]) -> None:
+    def read(self, readers: list[SourceReader]) -> None:
         self.readings, self.problems = {}, {}
         for reader in readers:
             name, outcome = reader.source.name, reader.run()
@@ -95,7 +95,7 @@ def compare(standin: Standin, case: str) -> None:
         "replay": RecordedHost(capture, clock, lambda: capture.about.duration_ns),
         "binding": _BoundHost(capture, clock),
     }
-    told = {name: _Told() for name in hosts}
+    results = {name: DriverReadings() for name in hosts}
     readers = {
         name: [SourceReader(source, host, ORIGIN) for source in nvml_sources()]
         for name, host in hosts.items()
@@ -104,22 +104,22 @@ def compare(standin: Standin, case: str) -> None:
         clock.advance(1)
         standin.tell(calls, number * SECOND_US)
         for name in hosts:
-            told[name].hear(readers[name])
-    replay, binding = told["replay"], told["binding"]
+            results[name].read(readers[name])
+    replay, binding = results["replay"], results["binding"]
     assert replay.readings or not isinstance(calls.get("nvml.nvmlDeviceGetCount()"), int)
     assert replay.problems == binding.problems
     assert replay.readings.keys() == binding.readings.keys()
     different = {
-        label: (said, binding.readings[label])
-        for label, said in replay.readings.items()
-        if _held(label[1][0], said) != binding.readings[label]
+        label: (reading, binding.readings[label])
+        for label, reading in replay.readings.items()
+        if _held(label[1][0], reading) != binding.readings[label]
     }
     assert different == {}, different
     assert replay.events == binding.events
 
 
 def _held(metric: str, reading: Reading) -> Reading:
-    """What C holds of a reading of the replay."""
+    """Return a reading of the replay with the precision of the C binding."""
     left, _ = EXPLAINED.get(metric, (lambda same: same, ""))
     return left(reading)
 

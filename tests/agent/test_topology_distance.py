@@ -31,7 +31,7 @@ def test_the_formula_is_the_walk_through_the_tree(bridges) -> None:
 
 @given(BRIDGES)
 def test_no_detour_is_nearer_than_the_worst_of_its_parts(bridges) -> None:
-    """What makes taking the nearest pairs first the best there is."""
+    """Property that makes assigning the nearest pairs first optimal."""
     known = [place for place in plant(bridges).places if place.numa_node]
     for one, other in combinations_with_replacement(known, 2):
         for between in known:

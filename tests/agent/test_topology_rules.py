@@ -1,4 +1,4 @@
-"""The section [topology] of the settings: what it may say, and what it overrules."""
+"""The section [topology] of the settings: accepted values and their precedence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from railscope.settings import SettingsError
 
 
 def server(count: int = 4) -> FakeHost:
-    """GPUs and cards in pairs at switches, and a storage card at no GPU."""
+    """Return a host with pairs of GPU and NIC at switches, and a storage NIC without a GPU."""
     host = FakeHost()
     for place in range(count):
         root, switch = f"pci0000:{place + 1}0", f"0000:{place + 1}0:01.0/0000:{place + 1}1:00.0"
@@ -31,7 +31,7 @@ def server(count: int = 4) -> FakeHost:
     return host
 
 
-def look(host: FakeHost, **given: object) -> NodeNetwork:
+def scan(host: FakeHost, **given: object) -> NodeNetwork:
     return NetworkScanner(parse_rail_rules(TopologySettings(**given))).scan(host)  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def named(network: NodeNetwork, name: str) -> NetworkDevice:
     return device
 
 
-def cards(network: NodeNetwork) -> dict[str, int | None]:
+def nic_rails(network: NodeNetwork) -> dict[str, int | None]:
     return {device.rdma[0]: device.rail for device in network.devices}
 
 
@@ -65,7 +65,7 @@ def cards(network: NodeNetwork) -> dict[str, int | None]:
 )  # fmt: skip
 def test_invalid_settings_name_the_expected_form(given: dict[str, object], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
-        look(FakeHost(), **given)
+        scan(FakeHost(), **given)
     with pytest.raises(SettingsError, match=problem):
         Agent(AgentSettings(topology=TopologySettings(**given)), FakeHost())  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_topology(tmp_path: Path) -> None:
     file = tmp_path / "topo.xml"
     file.write_text("<graphs/>")
     with pytest.raises(SettingsError, match=r"topo\.xml: unexpected root element 'graphs'"):
-        look(FakeHost(), nccl_file=str(file))
+        scan(FakeHost(), nccl_file=str(file))
 
 
 def test_the_section_as_it_is_written(tmp_path: Path) -> None:
@@ -104,59 +104,83 @@ def test_the_section_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_without_settings_the_tree_decides() -> None:
-    network = look(server())
-    assert cards(network) == {"mlx5_0": None, "mlx5_2": 0, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 3}
+    network = scan(server())
+    assert nic_rails(network) == {
+        "mlx5_0": None,
+        "mlx5_2": 0,
+        "mlx5_3": 1,
+        "mlx5_4": 2,
+        "mlx5_5": 3,
+    }
     assert network.problems == ()
 
 
 def test_names_assign_rails_to_nics_and_their_gpus() -> None:
-    """Wired the other way round: the GPU has the rail of its card."""
+    """With reversed cabling, the GPU has the rail of its NIC."""
     for given in (
         {"rails": {"mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}},
         {"rails": {"rail0": 3, "0000:23:00.0": 2, "mlx5_4": 1, "rail3": 0}},
     ):
-        network = look(server(), **given)
+        network = scan(server(), **given)
         found = {"mlx5_0": None, "mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}
-        assert cards(network) == found
+        assert nic_rails(network) == found
         assert list(network.gpu_rails.values()) == [3, 2, 1, 0]
     assert named(network, "mlx5_3").why == "topology.rails contains 0000:23:00.0"
 
 
 def test_a_pattern_gives_rails_by_the_names_of_interfaces() -> None:
-    network = look(server(), rail_pattern=r"rail(?P<rail>\d+)", rails={"rail1": 7})
-    assert cards(network) == {"mlx5_0": None, "mlx5_2": 0, "mlx5_3": 7, "mlx5_4": 2, "mlx5_5": 3}
+    network = scan(server(), rail_pattern=r"rail(?P<rail>\d+)", rails={"rail1": 7})
+    assert nic_rails(network) == {
+        "mlx5_0": None,
+        "mlx5_2": 0,
+        "mlx5_3": 7,
+        "mlx5_4": 2,
+        "mlx5_5": 3,
+    }
     assert named(network, "mlx5_2").why == "topology.rail_pattern matches rail0"
 
 
 def test_a_name_can_assign_a_rail_to_a_distant_nic() -> None:
-    network = look(server(), rails={"store0": 4})
+    network = scan(server(), rails={"store0": 4})
     assert named(network, "mlx5_0").facts == {"role": "compute", "rail": "4"}
 
 
 def test_a_gpu_whose_named_nic_is_missing_has_no_rail() -> None:
     host = server()
     del host.links["/sys/class/infiniband/mlx5_3/device"]
-    network = look(host, rail_pattern=r"rail(?P<rail>\d+)", roles={"rail1": "management"})
+    network = scan(host, rail_pattern=r"rail(?P<rail>\d+)", roles={"rail1": "management"})
     assert list(network.gpu_rails.values()) == [0, 2, 3]
 
 
 def test_a_role_excludes_a_nic_from_the_rails() -> None:
-    network = look(server(), roles={"mlx5_2": "storage", "mlx5_0": "compute"})
-    assert cards(network) == {"mlx5_0": None, "mlx5_2": None, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 3}
+    network = scan(server(), roles={"mlx5_2": "storage", "mlx5_0": "compute"})
+    assert nic_rails(network) == {
+        "mlx5_0": None,
+        "mlx5_2": None,
+        "mlx5_3": 1,
+        "mlx5_4": 2,
+        "mlx5_5": 3,
+    }
     assert named(network, "mlx5_2").facts == {"role": "storage"}
     assert named(network, "mlx5_0").facts == {"role": "compute"}
 
 
 def test_the_first_role_that_fits_counts() -> None:
-    network = look(server(), roles={"mlx5_0": "management", "mlx5_.*|rail.*": "storage"})
+    network = scan(server(), roles={"mlx5_0": "management", "mlx5_.*|rail.*": "storage"})
     roles = [device.role for device in network.devices]
     assert sorted(roles) == ["management", *["storage"] * 4]
 
 
 def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
-    """The rail of the card that was not named is not known: it may be any."""
-    network = look(server(), rails={"mlx5_5": 0})
-    assert cards(network) == {"mlx5_0": None, "mlx5_2": None, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 0}
+    """The rail of the unnamed NIC is unknown: it may be any."""
+    network = scan(server(), rails={"mlx5_5": 0})
+    assert nic_rails(network) == {
+        "mlx5_0": None,
+        "mlx5_2": None,
+        "mlx5_3": 1,
+        "mlx5_4": 2,
+        "mlx5_5": 0,
+    }
     (problem,) = network.problems
     assert problem == (
         "conflicting rail 0 of mlx5_2 (PIX to GPU 0): topology.rails contains mlx5_5; fix: specify the rail of both"
@@ -168,7 +192,7 @@ def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
 
 
 def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
-    network = look(server(), rails={"rail1": 1}, roles={"mlx5_3": "storage"})
+    network = scan(server(), rails={"rail1": 1}, roles={"mlx5_3": "storage"})
     (problem,) = network.problems
     assert problem.startswith(
         "mlx5_3: topology.rails contains rail1, but it is not a compute device"
@@ -182,7 +206,7 @@ def test_names_without_a_match_are_reported() -> None:
         "roles": {"store.*": "storage", "eth9": "storage"},
     }
     speeds = {"compute": 400_000, "mlx5_0": 200_000, "mlx5_8": 200_000}
-    network = look(server(), **given, expected_megabits_per_second=speeds)
+    network = scan(server(), **given, expected_megabits_per_second=speeds)
     assert (network.unused, network.problems) == (("mlx5_O", "mlx5_8", "eth9"), ())
 
 

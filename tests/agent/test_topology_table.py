@@ -35,7 +35,7 @@ from agent.topology.topology_report import as_json, as_text, distance_matrix, fo
 from railscope.cli import root as railscope
 from simulator import SHORT_NAMES, NodeSpec, simulate
 
-CARDS = sorted({card for card, _ in CASES})
+MODELS = sorted({model for model, _ in CASES})
 ESCAPES = re.compile(r"\x1b\[\d*m")
 SWITCH, PEER = 2, 0
 
@@ -43,13 +43,13 @@ SWITCH, PEER = 2, 0
 # Real tables --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_the_table_is_that_of_nvidia_smi(card: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_the_table_is_that_of_nvidia_smi(model: str) -> None:
     """CPUs and NUMA node are put into the tree as printed, the GPU at the address it has."""
-    capture = captured(f"{DIRECTORY}/{card}.txt").read_text()
+    capture = captured(f"{DIRECTORY}/{model}.txt").read_text()
     printed = ESCAPES.sub("", csv.section(capture, "capabilities :: topo -m")) + "\n"
     (row,) = [line.split("\t") for line in printed.splitlines() if line.startswith("GPU0")]
-    case = read(card, "idle")
+    case = read(model, "idle")
     address = pci_address(case.row["pci.bus_id"])
     host = case.host
     path = f"pci{address[:7]}/{address}"
@@ -62,7 +62,7 @@ def test_the_table_is_that_of_nvidia_smi(card: str) -> None:
     [("azure-good_nvlink_status.txt", 1), ("gpud/nvidia-smi.nvlink.status.a100", 8)],
 )
 def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
-    """What `nvidia-smi nvlink --status` printed of A100s, whose links all lead to switches."""
+    """Output of `nvidia-smi nvlink --status` for A100s, whose links all lead to switches."""
     printed = links.status(captured(f"nvidia-smi/{file}").read_text())
     gpus = list({gpu.index: gpu for gpu in printed}.values())
     assert len(gpus) >= count
@@ -74,8 +74,8 @@ def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
             host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({place},{link})"] = SWITCH
         add_gpu(host, f"pci0000:00/{pci_address(gpu.row['pci.bus_id'])}")
     node = read_topology(host, RailRules())
-    words = {node.apart(one.address, other.address) for one in node.gpus for other in node.gpus}
-    assert words == ({"X", "NV12"} if len(gpus) > 1 else {"X"})
+    distances = {node.apart(one.address, other.address) for one in node.gpus for other in node.gpus}
+    assert distances == ({"X", "NV12"} if len(gpus) > 1 else {"X"})
 
 
 def dgx1() -> FakeHost:
@@ -120,7 +120,7 @@ def test_without_a_driver_there_are_distances_only() -> None:
     host = dgx1()
     host.calls.clear()
     node = read_topology(host, RailRules())
-    assert {word for row in cells(node) for word in row} == {"X", "PHB"}
+    assert {distance for row in cells(node) for distance in row} == {"X", "PHB"}
     assert node.gpus[0].model == "10de:2330"
 
 
@@ -149,9 +149,9 @@ def simulated(name: str) -> NodeTopology:
 @pytest.mark.parametrize("name", SHORT_NAMES)
 def test_tables_are_symmetric_and_every_rail_has_its_nic(name: str) -> None:
     node = simulated(name)
-    words = cells(node)
-    assert words == [list(column) for column in zip(*words, strict=True)]
-    assert [row[place] for place, row in enumerate(words)] == ["X"] * len(words)
+    distances = cells(node)
+    assert distances == [list(column) for column in zip(*distances, strict=True)]
+    assert [row[place] for place, row in enumerate(distances)] == ["X"] * len(distances)
     count = len(node.gpus)
     assert list(node.network.gpu_rails.values()) == list(range(count))
     assert sorted(d.rail for d in node.network.devices if d.rail is not None) == list(range(count))
@@ -164,9 +164,9 @@ def test_tables_are_symmetric_and_every_rail_has_its_nic(name: str) -> None:
 def test_nics_of_simulated_servers(name: str, near: str, bond: str) -> None:
     node = simulated(name)
     for gpu in node.gpus:
-        card = node.network.at(node.network.nic_by_gpu[gpu.address])
-        assert node.apart(gpu.address, card.address) == near
-        assert card.rail == gpu.index
+        nic = node.network.at(node.network.nic_by_gpu[gpu.address])
+        assert node.apart(gpu.address, nic.address) == near
+        assert nic.rail == gpu.index
     assert node.apart(node.gpus[0].address, node.gpus[-1].address) == bond
 
 
@@ -268,8 +268,8 @@ def test_gpus_are_in_the_order_of_the_driver(order) -> None:
     add_gpus(host, 4)
     for index, place in enumerate(order):
         add_gpu(host, f"pci0000:00/0000:00:0{place}.0/0000:0{place + 1}:00.0")
-        told = {"busId": f"00000000:0{place + 1}:00.0"}
-        host.calls[f"nvml.nvmlDeviceGetPciInfo({index})"] = told
+        pci_info = {"busId": f"00000000:0{place + 1}:00.0"}
+        host.calls[f"nvml.nvmlDeviceGetPciInfo({index})"] = pci_info
     node = read_topology(host, RailRules())
     assert [gpu.address for gpu in node.gpus] == [f"0000:0{place + 1}:00.0" for place in order]
     assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
@@ -296,8 +296,8 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory)
 
 
-def run(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(railscope, ["agent", "topology", *words])
+def run(*distances: str) -> tuple[int, str]:
+    result = CliRunner().invoke(railscope, ["agent", "topology", *distances])
     return result.exit_code, result.output
 
 
@@ -309,7 +309,7 @@ def test_the_command_shows_a_capture(capture: str) -> None:
 
 
 def test_of_a_capture_the_command_shows_the_end() -> None:
-    """A card that was lost on the way is in no tree, as it is on no page."""
+    """A NIC lost during the capture is in no tree and in no metrics."""
     code, text = run("--replay", str(cases.CASES / "nic-lost"))
     assert code == 0
     assert "mlx5_5" not in text

@@ -18,7 +18,7 @@ ABSENT = Absent.ERROR.value
 
 
 @dataclass
-class Card:
+class HardwareCounters:
     """A set as the hardware keeps it: what was counted since the last reset, mod 2^32 as shown."""
 
     counted: list[int]
@@ -58,16 +58,16 @@ def test_one_busy_counter_among_quiet_ones_is_carried_on_exactly(
     walk: list[tuple[int, frozenset[int]]],
 ) -> None:
     """Gaps too: a missing reading costs itself alone, as long as half a range is not passed."""
-    card, carrier = Card([0, 7, 11, 3]), unwrap()
-    assert shown(carrier, card.row()) == card.counted
+    hardware, carrier = HardwareCounters([0, 7, 11, 3]), unwrap()
+    assert shown(carrier, hardware.row()) == hardware.counted
     unread = 0
     for ahead, without in walk:
         ahead = min(ahead, HALF - 1 - unread)  # noqa: PLW2901 - the gap counts as well
-        card.counted[0] += ahead
+        hardware.counted[0] += ahead
         unread = unread + ahead if 0 in without else 0
-        found = shown(carrier, card.row(), without)
+        found = shown(carrier, hardware.row(), without)
         for column in set(range(WIDE)) - without:
-            assert found[column] == card.counted[column]
+            assert found[column] == hardware.counted[column]
 
 
 @given(steps, st.booleans())
@@ -75,22 +75,24 @@ def test_what_is_shown_is_what_was_counted_or_what_it_was_since_a_reset(
     walk: list[tuple[int, int, int, int]],
     probed: bool,  # noqa: FBT001 - a case
 ) -> None:
-    """Any traffic: never more growth than there was, and less only where wraps look like a reset."""
-    card, carrier = Card([5, 6, 7, 8]), unwrap()
-    before = shown(carrier, card.row())
-    counted = list(card.counted)
+    """For any traffic: never more growth than real, and less only if wraps resemble a reset."""
+    hardware, carrier = HardwareCounters([5, 6, 7, 8]), unwrap()
+    before = shown(carrier, hardware.row())
+    counted = list(hardware.counted)
     for ahead in walk:
-        card.counted = [number + more for number, more in zip(card.counted, ahead, strict=True)]
+        hardware.counted = [
+            number + more for number, more in zip(hardware.counted, ahead, strict=True)
+        ]
         if probed:
             carrier = unwrap(carrier)
-        found = shown(carrier, card.row())
+        found = shown(carrier, hardware.row())
         for column in range(WIDE):
             grown = found[column] - before[column]
             if grown >= 0:
-                assert grown == card.counted[column] - counted[column]
+                assert grown == hardware.counted[column] - counted[column]
             else:
-                assert found[column] == card.counted[column] % RANGE, "shown as a reset"
-        before, counted = found, list(card.counted)
+                assert found[column] == hardware.counted[column] % RANGE, "shown as a reset"
+        before, counted = found, list(hardware.counted)
 
 
 @given(
@@ -105,12 +107,12 @@ def test_after_a_reset_with_a_witness_all_begin_again(
     """The witness: a 64-bit counter that fell, or an error counter that fell back to less."""
     carrier = unwrap()
     for share in (8, 4, 2, 1):  # in steps of less than half a range, as it would be read
-        card = Card([number // share for number in counted], wide // share)
-        shown(carrier, card.row())
-    last = card.row()
-    card = Card(since, wide // 2)
-    found = shown(carrier, card.row())
-    fell = any(now < before for now, before in zip(card.row()[:WIDE], last[:WIDE], strict=True))
+        hardware = HardwareCounters([number // share for number in counted], wide // share)
+        shown(carrier, hardware.row())
+    last = hardware.row()
+    hardware = HardwareCounters(since, wide // 2)
+    found = shown(carrier, hardware.row())
+    fell = any(now < before for now, before in zip(hardware.row()[:WIDE], last[:WIDE], strict=True))
     if fell and wide // 2 < wide:
         assert found == since
         assert carrier.wraps == 0

@@ -187,8 +187,10 @@ def test_what_needs_root_does_not_keep_a_gpu_from_being_healthy() -> None:
 def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
     verdict = judge(with_faults([Fault(absent_sources={"kernel": Absent.DENIED})]))
     assert verdict.answers["xid_fatal"] is Absent.DENIED
-    told = judge(with_faults([Fault(absent_sources={"kernel": Absent.DENIED}, xids=(xid(79),))]))
-    assert told.state == FAILED
+    with_xid = judge(
+        with_faults([Fault(absent_sources={"kernel": Absent.DENIED}, xids=(xid(79),))])
+    )
+    assert with_xid.state == FAILED
 
 
 def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:

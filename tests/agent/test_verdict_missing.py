@@ -1,4 +1,4 @@
-"""Verdicts on GPUs that NVML never told of: lost, hung or without a driver before the first look."""
+"""Verdicts on GPUs that NVML never listed: lost, hung or without a driver before the first poll."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOST = NvmlError(15, "GPU is lost")
 INFORMATION = "/proc/driver/nvidia/gpus/0000:02:00.0/information"
 
 
-def told(run: Judging) -> dict[str, str]:
+def states_of(run: Judging) -> dict[str, str]:
     """The state of every GPU in the latest verdict, by its name."""
     found = readings(run.frame).items()
     return {
@@ -30,11 +30,11 @@ def test_a_driver_that_is_sick_from_the_start_makes_the_gpus_of_the_bus_unknown(
     run = judging()
     run.host.calls[COUNT] = NvmlError(18, "driver was updated")
     run.step()
-    assert told(run) == {"0000:01:00.0": "unknown"}
+    assert states_of(run) == {"0000:01:00.0": "unknown"}
     run.host.calls[COUNT] = 1
     run.step(61)
     run.step()
-    assert told(run) == {"GPU-0": "healthy"}
+    assert states_of(run) == {"GPU-0": "healthy"}
 
 
 @pytest.mark.parametrize("uuid", ["GPU-1", ""])
@@ -46,7 +46,7 @@ def test_a_gpu_that_was_lost_before_the_start_has_failed_until_it_is_back(uuid: 
         run.host.files[INFORMATION] = f"GPU UUID: \t {uuid}\n"
     run.step()
     name = uuid or "0000:02:00.0"
-    assert told(run) == {"GPU-0": "healthy", name: "failed"}
+    assert states_of(run) == {"GPU-0": "healthy", name: "failed"}
     found = readings(run.frame)
     assert found[REASON, (name, "gpu_lost")] == 1
     assert found[REASON, (name, "driver_unresponsive")] == 0
@@ -54,7 +54,7 @@ def test_a_gpu_that_was_lost_before_the_start_has_failed_until_it_is_back(uuid: 
     run.host.calls |= there
     run.step(61)
     run.step()
-    assert told(run) == {"GPU-0": "healthy", "GPU-1": "healthy"}
+    assert states_of(run) == {"GPU-0": "healthy", "GPU-1": "healthy"}
 
 
 def test_the_xids_of_a_gpu_that_was_lost_before_the_start_count() -> None:
@@ -76,7 +76,7 @@ def test_a_gpu_whose_firmware_was_silent_before_the_start_is_not_called_lost() -
     found = readings(run.frame)
     assert found[REASON, ("0000:02:00.0", "gpu_lost")] is Absent.TIMEOUT
     assert found[REASON, ("0000:02:00.0", "driver_unresponsive")] == 1
-    assert told(run)["0000:02:00.0"] == "failed"
+    assert states_of(run)["0000:02:00.0"] == "failed"
     run.log(2, "NVRM: Xid (PCI:0000:02:00): 79, pid=7, name=python3, GPU has fallen off the bus.")
     run.step()
     assert readings(run.frame)[REASON, ("0000:02:00.0", "gpu_lost")] == 1
@@ -89,4 +89,4 @@ def test_a_gpu_that_was_lost_and_is_given_away_is_no_longer_judged() -> None:
     plug(run.host, "0000:02:00.0", "vfio-pci")
     run.step()
     run.step()
-    assert told(run) == {"GPU-0": "healthy"}
+    assert states_of(run) == {"GPU-0": "healthy"}

@@ -1,4 +1,4 @@
-"""What holds of every verdict: unknown is never healthy, and no fault makes a GPU better."""
+"""Properties of every verdict: unknown is never healthy, and no fault improves a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def without(metric: Metric, reason: Absent) -> Fault:
 
 
 def sole(rule: HealthRule) -> set[Metric]:
-    """What a rule cannot do without on a healthy GPU."""
+    """Return the readings that a rule requires on a healthy GPU."""
     return {
         metric
         for metric in rule.metrics

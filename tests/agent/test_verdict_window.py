@@ -1,4 +1,4 @@
-"""What counters have grown by over the last minutes."""
+"""Growth of counters over the last minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Xids still speak against a GPU: until a reset, a load of the driver, or its all-clear."""
+"""Xids that count against a GPU until a reset, a driver load, or an all-clear."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
             book.judged(address, JudgedXid(1000 + number, number, judge(1000 + number, "")))
             book.judged(address, JudgedXid(79, number, judge(79, "")))
     remembered = book.remembered("0000:01:00.0")
-    assert [(told.number, told.boot_ns) for told in remembered] == [(149, 99), (79, 99)]
+    assert [(xid.number, xid.boot_ns) for xid in remembered] == [(149, 99), (79, 99)]
     assert book.remembered(f"{99:04x}:ff:00.0") == ()
     known = [n for n in range(100) if book.remembered(f"{n:04x}:ff:00.0")]
     assert len(known) == MAX_GPUS - 1

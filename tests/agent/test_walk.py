@@ -65,7 +65,7 @@ async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_en
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "told"),
+    ("case", "code", "expected"),
     [
         ("lost-gpu", 1, "failed: gpu_lost (NVML reports the GPU as lost"),
         ("pending-row-remap", 1, "degraded: recovery_drain (the driver requires Drain and Reset)"),
@@ -73,7 +73,7 @@ async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_en
     ],
 )
 def test_a_check_of_a_capture_reports_the_faults_of_its_gpus(
-    case: str, code: int, told: str
+    case: str, code: int, expected: str
 ) -> None:
     outcome = CliRunner().invoke(agent, ["check", "--replay", str(CASES / case)])
-    assert (outcome.exit_code, told in outcome.output) == (code, True), outcome.output
+    assert (outcome.exit_code, expected in outcome.output) == (code, True), outcome.output

@@ -48,7 +48,7 @@ def tree_of(records: list[bytes]) -> TreeHead:
 
 
 @dataclass
-class Log:
+class FakeLog:
     """A collector with the key of its log, honest or not."""
 
     records: list[bytes] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Log:
         return
 
 
-def witness_of(directory: Path, log: Log) -> AuditWitness:
+def witness_of(directory: Path, log: FakeLog) -> AuditWitness:
     made = AuditWitness(
         WitnessSettings(),
         "node-1",
@@ -113,7 +113,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
     steps: list[tuple[str, int]],
 ) -> None:
     async def follow(directory: Path) -> None:
-        log = Log()
+        log = FakeLog()
         witness = witness_of(directory, log)
         held: list[bytes] = []
         for number, (what, count) in enumerate(steps):
@@ -146,7 +146,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 20), st.integers(1, 20))
 def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int, more: int) -> None:
     async def follow(directory: Path) -> None:
-        log = Log([b"%d" % n for n in range(size)])
+        log = FakeLog([b"%d" % n for n in range(size)])
         witness = witness_of(directory, log)
         await witness.check()
         held = witness.store.held()
@@ -160,7 +160,7 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
 
 
 async def test_a_contradiction_is_reported_once_and_evidence_is_bounded(tmp_path: Path) -> None:
-    log = Log([b"%d" % n for n in range(10)])
+    log = FakeLog([b"%d" % n for n in range(10)])
     witness = witness_of(tmp_path, log)
     await witness.check()
     del log.records[-1]
@@ -175,7 +175,7 @@ async def test_a_contradiction_is_reported_once_and_evidence_is_bounded(tmp_path
 
 
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:
-    log = Log([b"%d" % n for n in range(10)])
+    log = FakeLog([b"%d" % n for n in range(10)])
     witness = witness_of(tmp_path, log)
     await witness.check()
     lost = log.records[7:]
@@ -188,7 +188,7 @@ async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:
-    log = Log([b"1"])
+    log = FakeLog([b"1"])
     asyncio.run(witness_of(tmp_path, log).check())
     (tmp_path / "held").write_text("nonsense")
     with pytest.raises(NoteError, match=r"invalid checkpoint file .*held"):
@@ -196,7 +196,7 @@ def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -
 
 
 async def test_the_witness_polls_every_period_and_continues_after_errors(tmp_path: Path) -> None:
-    log = Log([b"1"])
+    log = FakeLog([b"1"])
     witness = witness_of(tmp_path, log)
     clock = witness.clock
     assert isinstance(clock, ManualClock)

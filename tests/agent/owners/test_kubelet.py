@@ -67,9 +67,9 @@ def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_a_list_of_many_pods(kubelet_socket):
     """It is larger than the windows that HTTP/2 begins with: the server has to be let on."""
-    told = call_kubelet(kubelet_socket, LIST)
-    assert len(told) > 65_535
-    assert parse_pods(told) == MANY
+    listed = call_kubelet(kubelet_socket, LIST)
+    assert len(listed) > 65_535
+    assert parse_pods(listed) == MANY
 
 
 def test_the_devices_that_could_be_given(kubelet_socket):
@@ -138,9 +138,12 @@ def test_a_server_that_never_answers(tmp_path):
 
 
 def test_a_server_that_never_speaks(tmp_path):
-    heard = threading.Event()
-    with speaking(tmp_path / "s", lambda _: heard.wait()) as path, contextlib.ExitStack() as last:
-        last.callback(heard.set)
+    received = threading.Event()
+    with (
+        speaking(tmp_path / "s", lambda _: received.wait()) as path,
+        contextlib.ExitStack() as last,
+    ):
+        last.callback(received.set)
         with pytest.raises(TimeoutError):
             call_kubelet(path, LIST, timeout_seconds=SHORT)
 
@@ -157,7 +160,7 @@ def test_an_answer_that_would_fill_the_memory(tmp_path):
 
 @contextlib.contextmanager
 def speaking(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[str]:
-    """A server of one connection that says what it likes, and hangs up."""
+    """Serve one connection with the bytes of a test, then close it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
@@ -239,11 +242,11 @@ def test_a_server_that_gives_up(tmp_path, when):
 
 
 def test_an_answer_counts_although_the_server_ends_right_after_it(tmp_path):
-    def last_words(http: H2Connection) -> None:
+    def answer_and_close(http: H2Connection) -> None:
         answer(http, OK, b"\0\0\0\0\1x")
         http.close_connection()
 
-    with speaking(tmp_path / "s", well_spoken(last_words)) as path:
+    with speaking(tmp_path / "s", well_spoken(answer_and_close)) as path:
         assert call_kubelet(path, LIST) == b"x"
 
 

@@ -35,13 +35,13 @@ POD = {
 OTHER = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"containers": [{"name": "x"}]}}
 
 
-class Kubelet(ThreadingHTTPServer):
+class FakeKubelet(ThreadingHTTPServer):
     """Answers GET /pods for a token."""
 
     daemon_threads = True
 
     def __init__(self, certificates: tuple[Path, Path] | None) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), FakeKubeletHandler)
         self.content, self.seen = json.dumps({"items": [POD, OTHER]}).encode(), list[str]()
         if certificates:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -52,8 +52,8 @@ class Kubelet(ThreadingHTTPServer):
         """A client that refuses the certificate is a case of these tests, not an error of theirs."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Kubelet
+class FakeKubeletHandler(BaseHTTPRequestHandler):
+    server: FakeKubelet
 
     def do_GET(self) -> None:
         self.server.seen.append(self.path)
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def serve(kubelet: Kubelet) -> Iterator[Kubelet]:
+def serve(kubelet: FakeKubelet) -> Iterator[FakeKubelet]:
     thread = threading.Thread(target=kubelet.serve_forever)
     thread.start()
     yield kubelet
@@ -81,13 +81,13 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def kubelet(certificate: tuple[Path, Path]) -> Iterator[Kubelet]:
-    yield from serve(Kubelet(certificate))
+def kubelet(certificate: tuple[Path, Path]) -> Iterator[FakeKubelet]:
+    yield from serve(FakeKubelet(certificate))
 
 
 @pytest.fixture
-def plain() -> Iterator[Kubelet]:
-    yield from serve(Kubelet(None))
+def plain() -> Iterator[FakeKubelet]:
+    yield from serve(FakeKubelet(None))
 
 
 def ask(url: str, token_file: object = "", ca_file: object = "") -> Any:

@@ -1,4 +1,4 @@
-"""Claims told over the agent's socket, and what of them survives."""
+"""Claims reported over the agent's socket, and their storage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-class Over(http.client.HTTPConnection):
+class UnixSocketConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
@@ -58,14 +58,15 @@ def ask(
 ) -> tuple[int, Any]:
     """Ask over a connection of its own; what comes back is JSON, or text that is none."""
     content = body if isinstance(body, bytes) or body is None else json.dumps(body)
-    with closing(Over(where) if isinstance(where, Path) else where) as over:
-        over.request(method, path, content)
-        answer = over.getresponse()
-        told = answer.read()
-        return answer.status, json.loads(told) if told.startswith(b"{") else told.decode()
+    with closing(UnixSocketConnection(where) if isinstance(where, Path) else where) as connection:
+        connection.request(method, path, content)
+        answer = connection.getresponse()
+        received = answer.read()
+        is_json = received.startswith(b"{")
+        return answer.status, json.loads(received) if is_json else received.decode()
 
 
-class Served:
+class ServedEndpoint:
     """An endpoint in a thread of its own, and the tenancy behind it."""
 
     def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
@@ -80,7 +81,7 @@ class Served:
 
 
 @contextmanager
-def serving(served: Served) -> Iterator[Served]:
+def serving(served: ServedEndpoint) -> Iterator[ServedEndpoint]:
     started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
@@ -101,8 +102,8 @@ def serving(served: Served) -> Iterator[Served]:
 
 
 @pytest.fixture
-def served(directory: Path) -> Iterator[Served]:
-    made = Served(directory)
+def served(directory: Path) -> Iterator[ServedEndpoint]:
+    made = ServedEndpoint(directory)
     made.looked.look()
     with serving(made):
         yield made
@@ -112,12 +113,12 @@ BATCH = {"id": "b-1", "gpus": ["0", "1"], "tenant": "red", "workload": "batch"}
 
 
 def test_a_reported_claim_begins_and_ends(served):
-    over = served.path
-    status, answer = ask(over, "POST", "/v1/claims", BATCH)
+    path = served.path
+    status, answer = ask(path, "POST", "/v1/claims", BATCH)
     start_ns = served.host.clock.now().wall_ns
     assert (status, answer["claim"]["devices"]) == (200, [uuid(0), uuid(1)])
     served.host.clock.advance(2)
-    assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200, "told again, nothing changes"
+    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200, "told again, nothing changes"
     began = served.looked.look()
     assert told(began) == [
         ("claim_start", "command", "batch", uuid(0)),
@@ -127,9 +128,9 @@ def test_a_reported_claim_begins_and_ends(served):
     assert (facts["start_ns"], facts["uncertainty_ns"]) == (str(start_ns), "0")
     assert (facts["tenant"], facts["level"]) == ("red", "scheduler")
     end_ns = served.host.clock.now().wall_ns
-    assert ask(over, "POST", "/v1/claims/b-1/end")[0] == 200
+    assert ask(path, "POST", "/v1/claims/b-1/end")[0] == 200
     served.host.clock.advance(1)
-    assert ask(over, "POST", "/v1/claims/b-1/end", {})[0] == 200
+    assert ask(path, "POST", "/v1/claims/b-1/end", {})[0] == 200
     ended = served.looked.look()
     assert {event.facts["end_ns"] for event in ended} == {str(end_ns)}
     assert {event.entity for event in ended} == {event.entity for event in began}
@@ -137,10 +138,10 @@ def test_a_reported_claim_begins_and_ends(served):
 
 
 def test_a_claim_that_begins_and_ends_between_two_polls(served):
-    over = served.path
-    ask(over, "POST", "/v1/claims", {**BATCH, "gpus": [mig_uuid(2, 1)], "system": True})
+    path = served.path
+    ask(path, "POST", "/v1/claims", {**BATCH, "gpus": [mig_uuid(2, 1)], "system": True})
     served.host.clock.advance(1)
-    ask(over, "POST", "/v1/claims/b-1/end")
+    ask(path, "POST", "/v1/claims/b-1/end")
     began, ended = served.looked.look()
     assert began.facts["compute"] == "480-840"
     assert began.facts["system"] == "true"
@@ -148,16 +149,16 @@ def test_a_claim_that_begins_and_ends_between_two_polls(served):
 
 
 def test_an_id_begins_again_only_where_that_is_asked_for(served):
-    over = served.path
-    ask(over, "POST", "/v1/claims", BATCH)
+    path = served.path
+    ask(path, "POST", "/v1/claims", BATCH)
     served.looked.look()
     served.host.clock.advance(1)
-    ask(over, "POST", "/v1/claims/b-1/end")
-    assert ask(over, "POST", "/v1/claims", BATCH)[0] == 409
+    ask(path, "POST", "/v1/claims/b-1/end")
+    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 409
     served.host.clock.advance(1)
     again = {**BATCH, "again": True}
-    assert ask(over, "POST", "/v1/claims", again)[0] == 200
-    assert ask(over, "POST", "/v1/claims", again)[0] == 200
+    assert ask(path, "POST", "/v1/claims", again)[0] == 200
+    assert ask(path, "POST", "/v1/claims", again)[0] == 200
     events = served.looked.look()
     assert (
         sorted(event.event_class.name for event in events)
@@ -193,15 +194,15 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
     ],
 )
 def test_what_is_refused(served, request_, status, message):
-    told_, content = ask(served.path, *request_)
-    assert (told_, message in str(content)) == (status, True), content
+    actual, content = ask(served.path, *request_)
+    assert (actual, message in str(content)) == (status, True), content
     assert ask(served.path, "GET", "/v1/claims") == (200, {"claims": []})
 
 
 def test_another_claim_with_the_same_id_is_refused(served):
-    over = served.path
-    ask(over, "POST", "/v1/claims", BATCH)
-    status, answer = ask(over, "POST", "/v1/claims", {**BATCH, "tenant": "blue"})
+    path = served.path
+    ask(path, "POST", "/v1/claims", BATCH)
+    status, answer = ask(path, "POST", "/v1/claims", {**BATCH, "tenant": "blue"})
     assert (status, answer["error"]) == (
         409,
         "claim 'b-1' exists and differs: expected an unused id",
@@ -214,37 +215,37 @@ def test_the_socket_is_roots(served):
 
 def test_a_socket_that_an_agent_serves_is_left_to_it(served, directory):
     with pytest.raises(SettingsError, match="in use by another agent"):
-        asyncio.run(Served(directory).endpoint.start())
+        asyncio.run(ServedEndpoint(directory).endpoint.start())
     assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
 
 
 def test_a_socket_without_a_listener_is_taken_over(directory):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(directory / "claims.sock"))
-    with serving(Served(directory)) as made:
+    with serving(ServedEndpoint(directory)) as made:
         assert ask(made.path, "GET", "/v1/claims")[0] == 200
     assert not made.path.exists()
 
 
 def test_before_gpus_are_known_it_may_be_tried_again(directory):
-    with serving(Served(directory)) as made:
+    with serving(ServedEndpoint(directory)) as made:
         status, answer = ask(made.path, "POST", "/v1/claims", BATCH)
         assert (status, "retry in" in answer["error"]) == (503, True)
 
 
 def test_a_claim_that_cannot_be_stored_is_not_reported(served, directory):
     (directory / CLAIMS_FILE).mkdir()
-    over = served.path
-    status, answer = ask(over, "POST", "/v1/claims", BATCH)
+    path = served.path
+    status, answer = ask(path, "POST", "/v1/claims", BATCH)
     assert (status, "Is a directory" in answer["error"]) == (503, True)
     assert served.looked.look() == []
     (directory / CLAIMS_FILE).rmdir()
-    assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200
+    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200
 
 
 def test_a_damaged_file_is_put_aside(directory):
     (directory / CLAIMS_FILE).write_text("[{")
-    made = Served(directory)
+    made = ServedEndpoint(directory)
     made.looked.look()
     assert "renamed to" in made.looked.said("command")[0][1]
     assert (directory / f"{CLAIMS_FILE}.damaged").exists()
@@ -253,7 +254,7 @@ def test_a_damaged_file_is_put_aside(directory):
 def test_over_loopback_with_a_token(directory):
     (directory / "token").write_text("secret\n")
     settings = TenancySettings(listen="127.0.0.1:0", token_file=str(directory / "token"))
-    made = Served(directory, settings)
+    made = ServedEndpoint(directory, settings)
     made.looked.look()
     with serving(made):
         (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
@@ -275,14 +276,14 @@ def test_over_loopback_with_a_token(directory):
 )
 def test_an_address_that_is_not_safe(directory, settings, message):
     with pytest.raises(SettingsError, match=message):
-        Served(directory, TenancySettings(**settings))
+        ServedEndpoint(directory, TenancySettings(**settings))
 
 
 # The command -------------------------------------------------------------------------------------
 
 
-def run(served: Served, *words: str, **environment: str) -> Result:
-    command = ["claim", *words, "--socket", str(served.path), "--timeout-seconds", "0"]
+def run(served: ServedEndpoint, *arguments: str, **environment: str) -> Result:
+    command = ["claim", *arguments, "--socket", str(served.path), "--timeout-seconds", "0"]
     return CliRunner().invoke(root, command, env={"SLURM_JOB_ID": None, **environment})
 
 
@@ -304,12 +305,12 @@ def test_the_command(served):
     assert run(served, "list", "--format", "json").stdout == "[]\n"
     refused = run(served, "end", "m-2")
     assert (refused.exit_code, "unknown claim 'm-2'" in refused.output) == (1, True)
-    for words in (
+    for arguments in (
         ["start", "--gpu", "0", "--tenant", "red"],
         ["start", "--id", "a", "--gpu", "0"],
         ["end"],
     ):
-        assert run(served, *words).exit_code == 2
+        assert run(served, *arguments).exit_code == 2
 
 
 def test_prolog_and_epilog_of_slurm(served):
@@ -339,8 +340,15 @@ def test_a_job_reported_by_its_prolog_is_reported_once(served):
 
 
 def test_no_agent(directory):
-    words = ["claim", "list", "--socket", str(directory / "none.sock"), "--timeout-seconds", "0"]
-    outcome = CliRunner().invoke(root, words)
+    arguments = [
+        "claim",
+        "list",
+        "--socket",
+        str(directory / "none.sock"),
+        "--timeout-seconds",
+        "0",
+    ]
+    outcome = CliRunner().invoke(root, arguments)
     assert (outcome.exit_code, "no response from the agent at" in outcome.output) == (1, True)
 
 

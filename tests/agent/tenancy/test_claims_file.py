@@ -1,4 +1,4 @@
-"""Claims by an administrator's word."""
+"""Claims from the administrator's claims file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PATH = "/etc/railscope/gpus.csv"
 
 
 def at(seconds: float) -> str:
-    """So many seconds after the first look, as RFC 3339."""
+    """Return the time `seconds` after the first poll, in RFC 3339."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return (epoch + timedelta(seconds=START.wall_ns // NS + 5 + seconds)).isoformat()
 
 
-def claim(**said: str) -> str:
-    return f"{','.join(said)}\n{','.join(said.values())}\n"
+def claim(**fields: str) -> str:
+    return f"{','.join(fields)}\n{','.join(fields.values())}\n"
 
 
 def looking(text, path=PATH):

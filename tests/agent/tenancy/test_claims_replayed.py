@@ -1,4 +1,4 @@
-"""A node that was recorded tells the same story when it is replayed."""
+"""A replayed recording of a node reports the same claim events."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from agent.host.recording_host import RecordingHost
 from railscope.capture import Capture, CaptureMetadata
 
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
-LOOKS = 6
+POLLS = 6
 
 
-def happens(host: FakeHost, look: int) -> None:
-    """What happens on the node before each look."""
-    if look == 0:
+def change_node(host: FakeHost, poll: int) -> None:
+    """Change the node before a poll."""
+    if poll == 0:
         cut(host, 1, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
         group = keeps_pod(host, 1, "train")
         runs(host, 0, 11, group)
         host.calls[LISTED] = [pod("train", uuid(0))]
-    elif look == 1:
+    elif poll == 1:
         host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"] = "50\n"
         host.calls["owner.environ(50)"] = {
             "SLURM_JOB_ID": "9",
@@ -32,19 +32,19 @@ def happens(host: FakeHost, look: int) -> None:
             "CUDA_VISIBLE_DEVICES": mig_uuid(1, 1),
         }
         runs(host, 0, 12, "/user.slice/user-1000.slice/session-3.scope")
-    elif look == 3:
+    elif poll == 3:
         host.calls[LISTED] = []
         ends(host, 0, 11)
-    elif look == 4:
+    elif poll == 4:
         del host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"]
         host.files[f"{SCOPE}/cgroup.procs"] = ""
 
 
-def story(looked: Looked, before: Callable[[int], None] = lambda _: None) -> list[Any]:
-    """Every event of some looks: what, of which claim, with which facts."""
+def poll_events(looked: Looked, before: Callable[[int], None] = lambda _: None) -> list[Any]:
+    """Return the class, key and facts of every event of all polls."""
     found = []
-    for look in range(LOOKS):
-        before(look)
+    for poll in range(POLLS):
+        before(poll)
         found += [(e.event_class.name, e.entity.key, e.facts) for e in looked.look()]
     return found
 
@@ -53,7 +53,7 @@ def test_a_replayed_recording_gives_the_same_claims():
     host = node()
     started = host.clock.now()
     recording = RecordingHost(host)
-    live = story(Looked(recording), lambda look: happens(host, look))
+    live = poll_events(Looked(recording), lambda poll: change_node(host, poll))
     assert [name for name, _, _ in live] == [
         "claim_start",
         "claim_start",
@@ -62,7 +62,7 @@ def test_a_replayed_recording_gives_the_same_claims():
         "claim_end",
     ]
     about = CaptureMetadata(
-        "gpu-1", "boot-1", started.wall_ns, started.boot_ns, LOOKS * 5 * NS, "recorded"
+        "gpu-1", "boot-1", started.wall_ns, started.boot_ns, POLLS * 5 * NS, "recorded"
     )
     again = node().clock
 
@@ -70,4 +70,4 @@ def test_a_replayed_recording_gives_the_same_claims():
         return again.now().boot_ns - started.boot_ns
 
     replayed = RecordedHost(Capture(about, tuple(recording.moments)), again, offset_ns)
-    assert story(Looked(replayed)) == live
+    assert poll_events(Looked(replayed)) == live

@@ -1,4 +1,4 @@
-"""What a look costs: questions to the machine, and processor time."""
+"""Cost of a claim poll: host calls and processor time."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ PODS = (
 LISTED = b"".join(wire.listed(pod) for pod in PODS)
 
 
-class Asked:
+class LiveKubeletNode:
     """A fake machine whose kubelet is a real one."""
 
     def __init__(self, socket: str) -> None:
@@ -53,30 +53,30 @@ class Asked:
 
         self.host.call = call  # type: ignore[method-assign]
 
-    def look(self) -> list[tuple[str, ...]]:
+    def poll(self) -> list[tuple[str, ...]]:
         return told(self.looked.look())
 
     @property
-    def said(self) -> ProbeFinding:
+    def finding(self) -> ProbeFinding:
         return next(f for f in self.looked.findings if "Kubernetes" in f.what)
 
 
 def test_a_real_server_goes_away_and_comes_back(tmp_path):
     answers: dict[str, Handler] = {"List": lambda _request, _context: LISTED}
-    asked = Asked(str(tmp_path / "s"))
+    live_node = LiveKubeletNode(str(tmp_path / "s"))
     with serving(tmp_path / "s", answers):
-        assert asked.look() == [
+        assert live_node.poll() == [
             ("claim_start", "kubernetes", "research/train-0", uuid(0)),
             ("claim_start", "kubernetes", "research/claimed", uuid(1)),
         ]
     for _ in range(2):
-        assert asked.look() == []
-    assert asked.said.verdict == "broken"
+        assert live_node.poll() == []
+    assert live_node.finding.verdict == "broken"
     with serving(tmp_path / "s", {"List": lambda _request, _context: wire.listed(PODS[0])}):
-        assert asked.look() == [("claim_end", "kubernetes", "research/claimed", uuid(1))]
+        assert live_node.poll() == [("claim_end", "kubernetes", "research/claimed", uuid(1))]
     with serving(tmp_path / "s", {}):
-        assert asked.look() == []
-        assert "status 12" in asked.said.detail
+        assert live_node.poll() == []
+        assert "status 12" in live_node.finding.detail
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_a_real_server_goes_away_and_comes_back(tmp_path):
     [(b"\xff", "invalid number"), (b"\x0a\x05ab", "truncated field 1")],
 )
 def test_an_answer_that_is_none(tmp_path, content, detail):
-    asked = Asked(str(tmp_path / "s"))
+    live_node = LiveKubeletNode(str(tmp_path / "s"))
     with serving(tmp_path / "s", {"List": lambda _request, _context: LISTED}):
-        assert len(asked.look()) == 2
+        assert len(live_node.poll()) == 2
     with serving(tmp_path / "s", {"List": lambda _request, _context: content}):
-        assert asked.look() == []
-        assert asked.said.verdict == "broken"
-        assert detail in asked.said.detail
+        assert live_node.poll() == []
+        assert live_node.finding.verdict == "broken"
+        assert detail in live_node.finding.detail
 
 
 def test_a_server_that_refuses(tmp_path):
@@ -98,11 +98,11 @@ def test_a_server_that_refuses(tmp_path):
         context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
         raise AssertionError
 
-    asked = Asked(str(tmp_path / "s"))
+    live_node = LiveKubeletNode(str(tmp_path / "s"))
     with serving(tmp_path / "s", {"List": refuse}):
-        asked.look()
-    assert asked.said.verdict == "denied"
-    assert "tenancy.conf" in asked.said.remedy
+        live_node.poll()
+    assert live_node.finding.verdict == "denied"
+    assert "tenancy.conf" in live_node.finding.remedy
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -1,4 +1,4 @@
-"""Who holds what by Kubernetes, from the kubelet's answer to events."""
+"""Claims by Kubernetes, from the kubelet's answer to events."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_resource_claims():
         "research/dynamic": mig_uuid(2, 0),
         "research/both-1": f"{uuid(0)}::s1",
     }
-    (odd,) = [said for said in looked.said("Kubernetes") if said[0] == "broken"]
+    (odd,) = [finding for finding in looked.said("Kubernetes") if finding[0] == "broken"]
     assert "gpu-77 of claim research/f" in odd[1]
 
 
@@ -224,13 +224,13 @@ def test_a_node_without_kubelet():
     looked = Looked(host)
     assert looked.look() == []
     assert looked.value("gpu_claims", uuid(0)) == 0
-    (said,) = looked.said("Kubernetes")
-    assert said[0] == "absent"
-    assert "kubelet.sock does not exist" in said[1]
+    (finding,) = looked.said("Kubernetes")
+    assert finding[0] == "absent"
+    assert "kubelet.sock does not exist" in finding[1]
 
 
 def test_a_kubelet_that_is_away_when_the_agent_comes():
-    """Its pods are there: that nobody tells of them does not mean that nobody holds anything."""
+    """The pods still exist: a missing report does not mean that their devices are free."""
     host = node()
     keeps_pod(host, 1, "train")
     looked = Looked(host)
@@ -250,7 +250,7 @@ def test_a_gpu_that_is_lost_ends_nothing():
 
 
 def test_changed_facts_of_the_same_pod_make_another_claim():
-    """Sharing was set up anew: what the pod has is not what it had."""
+    """After sharing is configured differently, the pod holds another share."""
     host = node(1)
     host.calls[LISTED] = [pod("one", f"{uuid(0)}::0")]
     host.calls[ALLOCATABLE] = [

@@ -1,4 +1,4 @@
-"""What outlives the agent: claims in force, their ids, the names of GPUs."""
+"""Stored state of claims: active claims, their ids and the names of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of other people's files comes out: what is looked for, and nothing else."""
+"""The owner interface of the host: only the requested fields of foreign files are returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who uses a GPU, whether somebody gave it to them, and which owners may be believed."""
+"""Processes on GPUs: unclaimed use, and the owners that are trusted."""
 
 from __future__ import annotations
 

@@ -20,28 +20,28 @@ CASES = Path(__file__).parent / "shares"
 
 
 def looked_at(case: Path) -> tuple[Looked, dict[str, object]]:
-    told = json.loads((case / "case.json").read_text())
-    host = node(told["gpus"])
+    expected = json.loads((case / "case.json").read_text())
+    host = node(expected["gpus"])
     for path in sorted((case / "tree").rglob("*")):
         if path.is_file():
             host.files["/" + str(path.relative_to(case / "tree"))] = path.read_text()
     calls = case / "calls.json"
     host.calls.update(json.loads(calls.read_text()) if calls.exists() else {})
-    looked = Looked(host, msgspec.convert(told["settings"], TenancySettings))
+    looked = Looked(host, msgspec.convert(expected["settings"], TenancySettings))
     looked.look()
-    return looked, told
+    return looked, expected
 
 
 @pytest.mark.parametrize("case", sorted(CASES.iterdir()), ids=lambda case: case.name)
 def test_each_claim_holds_its_share(case: Path):
-    looked, told = looked_at(case)
+    looked, expected = looked_at(case)
     claims = [one.held for one in looked.tenancy.open if one.is_claim]
-    numbers = {uuid(n): n for n in range(told["gpus"])}
+    numbers = {uuid(n): n for n in range(expected["gpus"])}
     found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
-    assert sorted(found, key=str) == sorted(told["expected"], key=str)
+    assert sorted(found, key=str) == sorted(expected["expected"], key=str)
     assert all(one.exclusive == (not one.share) for one in claims)
     bad = {f.what for f in looked.findings if f.remedy and f.verdict is not ProbeVerdict.SUPPORTED}
-    assert bad >= set(told["findings"])
+    assert bad >= set(expected["findings"])
     assert not [f for f in looked.findings if f.detail.startswith("0 devices") and claims]
 
 
@@ -89,7 +89,7 @@ def test_a_count_is_placed_when_a_prolog_names_devices_later():
     tenancy = looked.tenancy
     devices = tuple(tenancy.devices.gpu(uuid(n)) for n in (2, 3))
     now = looked.host.clock.now()
-    told = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
-    tenancy.commands._claims = {told.id: told}  # noqa: SLF001 - no state directory here
+    expected = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
+    tenancy.commands._claims = {expected.id: expected}  # noqa: SLF001 - no state directory here
     looked.look()
     assert sorted(one.held.gpu for one in tenancy.open) == [uuid(2), uuid(3)]

@@ -1,4 +1,4 @@
-"""Who holds what by Slurm: control groups, environments, and what a prolog wrote down."""
+"""Claims by Slurm: cgroups, job environments and files written by a prolog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLUID = "sEKNKTV3WPV500"
 
 
 def job(host: FakeHost, directory: str, pid: int, *, daemon: int = 0, **environ: str) -> None:
-    """A job's directory with one task, and what its environment says."""
+    """Add the cgroup directory of a job with one task and its environment."""
     host.files[f"{directory}/step_0/user/task_0/cgroup.procs"] = f"{pid}\n"
     host.files[f"{directory}/step_0/slurm/cgroup.procs"] = f"{daemon}\n" if daemon else ""
     if environ:
@@ -244,10 +244,10 @@ def test_jobs_of_a_real_cluster(name):
     looked.look()
     assert not looked.said("jobs by scontrol")
     indices = set()
-    for words in lines:
-        if words[0] != f"Nodes={first}":
+    for fields in lines:
+        if fields[0] != f"Nodes={first}":
             continue
-        for piece in words[-1].partition("IDX:")[2].rstrip(")").split(","):
+        for piece in fields[-1].partition("IDX:")[2].rstrip(")").split(","):
             low, _, high = piece.partition("-")
             indices |= set(range(int(low), int(high or low) + 1))
     assert "JobState=RUNNING" in text

@@ -87,12 +87,12 @@ def test_what_is_no_definition(text):
 
 
 def test_command_lines():
-    words = [
+    arguments = [
         "/usr/bin/qemu-system-x86_64", "-name", "guest=web,debug-threads=on", "-uuid", "u",
         "-device", '{"driver":"vfio-pci","host":"0000:3B:00.0","id":"hostdev0"}',
         "-device", "vfio-pci,host=5e:00.0,id=hostdev1", "-device", "virtio-net,host=5f:00.0",
     ]  # fmt: skip
-    found = parse_qemu_command("\0".join(words).encode() + b"\0")
+    found = parse_qemu_command("\0".join(arguments).encode() + b"\0")
     assert found == LibvirtDomain("web", "u", (ADDRESS, "0000:5e:00.0"))
     assert parse_qemu_command(b"python3\0-device\0vfio-pci,host=5e:00.0\0") is None
     assert parse_qemu_command(b"") is None

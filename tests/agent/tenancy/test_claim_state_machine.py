@@ -1,4 +1,4 @@
-"""Whatever happens on a node, and whenever its agent is started anew: no claim is lost or doubled."""
+"""State machine of a node with agent restarts: no claim is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ GPUS = 2
 gpus = st.integers(0, GPUS - 1)
 
 
-class Node(RuleBasedStateMachine):
-    """A node with two GPUs, a kubelet, processes, and an agent that looks."""
+class NodeStateMachine(RuleBasedStateMachine):
+    """Node with two GPUs, a kubelet, processes and a polling agent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="story-"))
         self.host = node(GPUS)
         self.pods: dict[str, int] = {}
-        self.strays: dict[int, int] = {}
+        self.unclaimed_gpus: dict[int, int] = {}
         self.count = 0
-        self.away: Exception | None = None
+        self.kubelet_error: Exception | None = None
         self.host.calls[LISTED] = self.kubelet
         self.start()
 
@@ -36,18 +36,18 @@ class Node(RuleBasedStateMachine):
         self.looked = Looked(self.host)
         self.looked.tenancy.remember(self.directory, NODE)
         self.begun: dict[tuple[str, ...], dict[str, str]] = getattr(self, "begun", {})
-        self.over: dict[tuple[str, ...], dict[str, str]] = getattr(self, "over", {})
+        self.ended: dict[tuple[str, ...], dict[str, str]] = getattr(self, "ended", {})
 
     def kubelet(self) -> list[dict[str, Any]]:
-        if self.away:
-            raise self.away
+        if self.kubelet_error:
+            raise self.kubelet_error
         return [pod(name, uuid(gpu)) for name, gpu in self.pods.items()]
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
 
     @rule(gpu=gpus)
-    def a_pod_comes(self, gpu: int) -> None:
+    def a_pod_starts(self, gpu: int) -> None:
         self.count += 1
         name = f"pod-{self.count}"
         group = keeps_pod(self.host, self.count, name)
@@ -56,7 +56,7 @@ class Node(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pods)
     @rule()
-    def a_pod_goes(self) -> None:
+    def a_pod_ends(self) -> None:
         name, gpu = self.pods.popitem()
         number = int(name.partition("-")[2])
         ends(self.host, gpu, 1000 + number)
@@ -64,31 +64,31 @@ class Node(RuleBasedStateMachine):
             del self.host.files[path]
 
     @rule(gpu=gpus)
-    def a_stray_comes(self, gpu: int) -> None:
+    def an_unclaimed_process_starts(self, gpu: int) -> None:
         self.count += 1
-        self.strays[5000 + self.count] = gpu
+        self.unclaimed_gpus[5000 + self.count] = gpu
         runs(self.host, gpu, 5000 + self.count, f"/system.slice/stray-{self.count}.service")
 
-    @precondition(lambda self: self.strays)
+    @precondition(lambda self: self.unclaimed_gpus)
     @rule()
-    def a_stray_goes(self) -> None:
-        pid, gpu = self.strays.popitem()
+    def an_unclaimed_process_ends(self) -> None:
+        pid, gpu = self.unclaimed_gpus.popitem()
         ends(self.host, gpu, pid)
 
     @rule(error=st.sampled_from([None, DENIED, TimeoutError(errno.ETIMEDOUT, "late")]))
     def the_kubelet_answers_or_not(self, error: Exception | None) -> None:
-        self.away = error
+        self.kubelet_error = error
 
-    @rule(there=st.integers(0, GPUS))
-    def the_driver_has_so_many_gpus(self, there: int) -> None:
-        self.host.calls["nvml.nvmlDeviceGetCount()"] = there
+    @rule(count=st.integers(0, GPUS))
+    def the_driver_has_so_many_gpus(self, count: int) -> None:
+        self.host.calls["nvml.nvmlDeviceGetCount()"] = count
 
     @rule()
-    def the_agent_starts_anew(self) -> None:
+    def the_agent_restarts(self) -> None:
         self.start()
 
     @rule()
-    def time_goes_by(self) -> None:
+    def the_agent_polls(self) -> None:
         before = {one.id: one for one in self.looked.tenancy.open}
         for event in self.looked.look():
             kind, key, facts = event.event_class.name, event.entity.key, event.facts
@@ -96,33 +96,33 @@ class Node(RuleBasedStateMachine):
                 assert self.begun.setdefault(key, facts) == facts, "an id is one claim for ever"
             else:
                 assert key in self.begun
-                assert self.over.setdefault(key, facts) == facts
+                assert self.ended.setdefault(key, facts) == facts
                 assert int(facts["end_ns"]) >= int(self.begun[key]["start_ns"])
         after = {one.id: one for one in self.looked.tenancy.open}
-        gone = [before[name] for name in before.keys() - after.keys()]
-        if self.away:
-            assert not [one for one in gone if one.adapter == "kubernetes"]
+        closed = [before[name] for name in before.keys() - after.keys()]
+        if self.kubelet_error:
+            assert not [one for one in closed if one.adapter == "kubernetes"]
         lost = {uuid(gpu) for gpu in range(self.host.calls["nvml.nvmlDeviceGetCount()"], GPUS)}
-        assert not [one for one in gone if one.adapter == "unclaimed" and one.held.gpu in lost]
+        assert not [one for one in closed if one.adapter == "unclaimed" and one.held.gpu in lost]
 
     @rule()
-    def all_is_quiet(self) -> None:
-        """After two looks at which all answer, what is told is what there is."""
+    def everything_is_readable(self) -> None:
+        """After polls at which every source answers, the open claims match the node."""
         self.the_kubelet_answers_or_not(None)
         self.the_driver_has_so_many_gpus(GPUS)
         for _ in range(3):
-            self.time_goes_by()
+            self.the_agent_polls()
         in_force = self.looked.tenancy.open
         claims = {one.held.workload: one.held.gpu for one in in_force if one.is_claim}
         assert claims == {f"research/{name}": uuid(gpu) for name, gpu in self.pods.items()}
-        stray = sorted((one.held.gpu, one.held.pids) for one in in_force if not one.is_claim)
-        assert stray == sorted((uuid(gpu), (pid,)) for pid, gpu in self.strays.items())
+        unclaimed = sorted((one.held.gpu, one.held.pids) for one in in_force if not one.is_claim)
+        assert unclaimed == sorted((uuid(gpu), (pid,)) for pid, gpu in self.unclaimed_gpus.items())
 
     @invariant()
-    def what_is_in_force_is_what_began_and_is_not_over(self) -> None:
-        told = {key[1] for key in self.begun.keys() - self.over.keys()}
-        assert {one.id for one in self.looked.tenancy.open} <= told
+    def active_claims_have_begun_and_not_ended(self) -> None:
+        active_ids = {key[1] for key in self.begun.keys() - self.ended.keys()}
+        assert {one.id for one in self.looked.tenancy.open} <= active_ids
 
 
-TestAnyStory = Node.TestCase
-TestAnyStory.settings = settings(fewer(40), stateful_step_count=25)
+TestNodeStateMachine = NodeStateMachine.TestCase
+TestNodeStateMachine.settings = settings(fewer(40), stateful_step_count=25)

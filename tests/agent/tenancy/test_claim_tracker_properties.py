@@ -1,4 +1,4 @@
-"""Whatever is told, in whatever order: claims begin and end once, and a restart changes nothing."""
+"""Properties of the claim tracker: claims begin and end once, and a restart changes nothing."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Step:
-    """One look: what each place tells (None: it cannot be read), how long after the one before."""
+class PollStep:
+    """One poll: the claims of each source (None if unreadable) and the time since the previous poll."""
 
-    tells: dict[str, tuple[NodeClaim, ...] | None]
+    claims_by_source: dict[str, tuple[NodeClaim, ...] | None]
     seconds: int
     wall_step: int = 0
     restart: bool = False
     lost: frozenset[str] = field(default_factory=frozenset)
 
 
-def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> NodeClaim:
+def make_claim(source: str, workload: int, gpu: int, place: int, tenant: int) -> NodeClaim:
     name = f"kubernetes:{workload}" if source in {"command", "file"} else str(workload)
     slots = GpuSlotRange(420 * place, 420 * (place + 1))
     return NodeClaim(
@@ -52,9 +52,9 @@ def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> NodeC
     )
 
 
-def helds(source: str) -> st.SearchStrategy[tuple[NodeClaim, ...] | None]:
+def claim_lists(source: str) -> st.SearchStrategy[tuple[NodeClaim, ...] | None]:
     one = st.builds(
-        held,
+        make_claim,
         st.just(source),
         st.integers(0, 2),
         st.integers(0, 1),
@@ -67,8 +67,8 @@ def helds(source: str) -> st.SearchStrategy[tuple[NodeClaim, ...] | None]:
 
 steps = st.lists(
     st.builds(
-        Step,
-        st.fixed_dictionaries({source: helds(source) for source in SOURCES}),
+        PollStep,
+        st.fixed_dictionaries({source: claim_lists(source) for source in SOURCES}),
         st.integers(1, 4000),
         st.sampled_from([0, 0, 0, 0, -7200, 7200]),
         st.booleans(),
@@ -79,44 +79,44 @@ steps = st.lists(
 
 
 @dataclass
-class Run:
-    """A book that is led through steps; `restarts` says whether it is written and read anew."""
+class TrackerRun:
+    """A claim tracker led through poll steps; with `restarts`, its state is stored and loaded at a restart."""
 
     restarts: bool
-    book: ClaimTracker = field(default_factory=lambda: ClaimTracker("n", "boot"))
+    tracker: ClaimTracker = field(default_factory=lambda: ClaimTracker("n", "boot"))
     events: list[Event] = field(default_factory=list)
     now: NodeTimestamp = BEGIN
 
-    def go(self, step: Step) -> tuple[ActiveClaim, ...]:
-        before, boot_ns = self.book.open, self.now.boot_ns + step.seconds * NS
+    def poll(self, step: PollStep) -> tuple[ActiveClaim, ...]:
+        before, boot_ns = self.tracker.open, self.now.boot_ns + step.seconds * NS
         wall_ns = self.now.wall_ns + (step.seconds + step.wall_step) * NS
         self.now = NodeTimestamp(wall_ns, boot_ns)
         if self.restarts and step.restart:
-            written = msgspec.json.encode(self.book.kept)
-            self.book = ClaimTracker(
+            written = msgspec.json.encode(self.tracker.kept)
+            self.tracker = ClaimTracker(
                 "n", "boot", msgspec.json.decode(written, type=ClaimTrackerState)
             )
-        looks = [
+        reports = [
             ProviderReport(
                 source,
                 ClaimReport(unread=Absent.GONE)
-                if tells is None
-                else ClaimReport(tells, unread_gpus=step.lost),
+                if claims is None
+                else ClaimReport(claims, unread_gpus=step.lost),
                 NodeTimestamp(wall_ns, boot_ns - 1),
                 self.now,
             )
-            for source, tells in step.tells.items()
+            for source, claims in step.claims_by_source.items()
         ]
-        self.book.settle(looks, self.now)
-        self.events += self.book.take_events()
+        self.tracker.settle(reports, self.now)
+        self.events += self.tracker.take_events()
         return before
 
 
 @given(steps)
 def test_starts_and_ends_pair_up(sequence):
-    run = Run(restarts=False)
+    run = TrackerRun(restarts=False)
     for step in sequence:
-        run.go(step)
+        run.poll(step)
     began, ended = {}, {}
     for event in run.events:
         key, facts = event.entity.key, event.facts
@@ -127,17 +127,17 @@ def test_starts_and_ends_pair_up(sequence):
             assert ended.setdefault(key, facts) == facts
             assert int(facts["end_ns"]) >= int(began[key]["start_ns"])
             assert int(facts["uncertainty_ns"]) >= 0
-    assert {one.id for one in run.book.open} == {key[1] for key in began.keys() - ended.keys()}
-    assert all(count == 1 for count in Counter(one.id for one in run.book.open).values())
+    assert {one.id for one in run.tracker.open} == {key[1] for key in began.keys() - ended.keys()}
+    assert all(count == 1 for count in Counter(one.id for one in run.tracker.open).values())
 
 
 @given(steps)
 def test_a_restart_at_any_point_changes_nothing(sequence):
-    plain, restarted = Run(restarts=False), Run(restarts=True)
+    plain, restarted = TrackerRun(restarts=False), TrackerRun(restarts=True)
     for step in sequence:
-        plain.go(step)
-        restarted.go(step)
-        assert plain.book.open == restarted.book.open
+        plain.poll(step)
+        restarted.poll(step)
+        assert plain.tracker.open == restarted.tracker.open
     stories = [
         {(e.event_class.name, e.entity.key) for e in run.events} for run in (plain, restarted)
     ]
@@ -146,36 +146,36 @@ def test_a_restart_at_any_point_changes_nothing(sequence):
 
 @given(steps)
 def test_what_cannot_be_read_ends_nothing(sequence):
-    run = Run(restarts=False)
+    run = TrackerRun(restarts=False)
     for step in sequence:
-        before = run.go(step)
-        after = {one.id for one in run.book.open}
+        before = run.poll(step)
+        after = {one.id for one in run.tracker.open}
         higher = {
             (h.gpu, h.workload_of)
             for source in ("command", "file")
-            for h in step.tells[source] or ()
+            for h in step.claims_by_source[source] or ()
         } | {(o.held.gpu, o.held.workload_of) for o in before if o.adapter != "kubernetes"}
         for one in before:
-            silent = step.tells[one.adapter] is None
+            unread = step.claims_by_source[one.adapter] is None
             left = (one.held.gpu, one.held.workload_of) in higher and one.adapter != "file"
-            if silent:
+            if unread:
                 assert one.id in after
             elif one.held.gpu in step.lost and not left:
-                present = {h.key: h for h in step.tells[one.adapter] or ()}
-                told = present.get(one.held.key)
-                assert one.id in after or (told is not None and not told.agrees(one.held))
+                present = {h.key: h for h in step.claims_by_source[one.adapter] or ()}
+                reported = present.get(one.held.key)
+                assert one.id in after or (reported is not None and not reported.agrees(one.held))
 
 
 @given(steps)
 def test_a_workload_has_one_claim_on_what_it_holds(sequence):
-    """The same pod by the kubelet and by a higher word is one claim, and nothing is doubled."""
-    run = Run(restarts=True)
+    """The same pod reported by the kubelet and by a higher authority is one claim without duplicates."""
+    run = TrackerRun(restarts=True)
     for step in sequence:
-        run.go(step)
+        run.poll(step)
         readable = [
             one
-            for one in run.book.open
-            if step.tells[one.adapter] is not None and one.held.gpu not in step.lost
+            for one in run.tracker.open
+            if step.claims_by_source[one.adapter] is not None and one.held.gpu not in step.lost
         ]
         for one in readable:
             for other in readable:
@@ -186,10 +186,10 @@ def test_a_workload_has_one_claim_on_what_it_holds(sequence):
 
 @given(steps)
 def test_present_claims_are_reported_or_left_to_a_higher_authority(sequence):
-    run = Run(restarts=False)
+    run = TrackerRun(restarts=False)
     for step in sequence:
-        run.go(step)
-        for held_ in step.tells["file"] or ():
-            assert any(one.held.agrees(held_) for one in run.book.open), (
+        run.poll(step)
+        for claim in step.claims_by_source["file"] or ():
+            assert any(one.held.agrees(claim) for one in run.tracker.open), (
                 "the highest is always told"
             )

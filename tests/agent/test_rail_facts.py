@@ -1,4 +1,4 @@
-"""Every stream says which rail its GPUs, cards and ports are on: collectors roll up by nothing else."""
+"""Rail facts of GPUs, NICs and ports in every source: the collector rolls up by them only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FROM_OF_NETWORK = {"link", "link_errors", "nic", "rdma"}
 
 
 def schemas(spec: NodeSpec) -> list[Schema]:
-    """What the streams of an agent on a simulated node tell of."""
+    """Return the schemas of all sources of an agent on a simulated node."""
     walk = CaptureWalk(simulate(spec, 4, 2))
     agent = Agent(AgentSettings(), walk.host, spec.node)
     asyncio.run(walk.read(agent))
@@ -37,7 +37,7 @@ def schemas(spec: NodeSpec) -> list[Schema]:
 
 @pytest.mark.parametrize("spec", NODES, ids=lambda spec: spec.node)
 def test_whatever_rolls_up_over_rails_has_its_rails(spec: NodeSpec) -> None:
-    told, lost = set(), set()
+    with_rails, without_rails = set(), set()
     for schema in schemas(spec):
         wire = to_wire_schema(schema)
         rails = rails_of_entities(wire)
@@ -46,9 +46,9 @@ def test_whatever_rolls_up_over_rails_has_its_rails(spec: NodeSpec) -> None:
             if not metric.rollups or "rail" not in scopes_of(metric.about):
                 continue
             found = {rails[member] for member in group.entities} - {NO_RAIL}
-            (told if found == {0, 1} else lost).add((schema.stream, metric.name))
-    assert lost == set()
-    streams = {stream for stream, _ in told}
+            (with_rails if found == {0, 1} else without_rails).add((schema.stream, metric.name))
+    assert without_rails == set()
+    streams = {stream for stream, _ in with_rails}
     assert len(streams) >= len(FROM_OF_NETWORK) // 2
     assert spec.nic != "cx7" or streams >= FROM_OF_NETWORK
 
@@ -60,15 +60,15 @@ def test_every_source_reports_a_nic_alike() -> None:
             if entity.facts:
                 known = tuple(sorted(entity.facts.items()))
                 facts.setdefault((entity.kind.name, entity.key), set()).add(known)
-    assert {key: told for key, told in facts.items() if len(told) > 1} == {}
+    assert {key: values for key, values in facts.items() if len(values) > 1} == {}
 
 
 def test_interfaces_without_a_driver_to_query_are_not_nics() -> None:
     host = FakeHost()
     host.files["/sys/class/net/lo/speed"] = ""
     host.files["/sys/class/net/ens1/speed"] = ""
-    told = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
-    host.calls["ethtool.driver(ens1)"] = told
+    driver_info = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
+    host.calls["ethtool.driver(ens1)"] = driver_info
     (found,) = NetworkScanner().find_nics(host)
     wanted = {"driver": "mlx5_core", "firmware": "28.1", "pci_address": "0000:1a:00.0"}
     assert (found, found.facts) == (Entity(found.kind, ("ens1",), wanted), wanted)
