@@ -40,7 +40,7 @@ SHORT = 0.3
 
 
 def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, str]]:
-    """Every change of period that was logged, which must all be of the GPUs."""
+    """Return every logged change of period, all of which must be of the GPU source."""
     changes = [entry for entry in logs if entry["event"] == "period_changed"]
     assert {entry["source"] for entry in changes} <= {"gpu"}
     return [(entry["before_seconds"], entry["after_seconds"], entry["reason"]) for entry in changes]
@@ -89,7 +89,7 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
 
 
 async def test_a_source_that_only_waits_is_read_less_often() -> None:
-    """A slow firmware: no processor time, but its neighbours on the thread wait."""
+    """A slow firmware: no processor time, but other sources of the thread wait."""
     machine = Machine()
     with capture_logs() as logs:
         async with kept(machine) as one:
@@ -148,7 +148,7 @@ async def test_without_a_budget_every_source_keeps_its_period() -> None:
 
 
 class SlowCall:
-    """A call that takes longer than its deadline, and comes back when it is let."""
+    """A call that exceeds its deadline and returns when the test permits it."""
 
     def __init__(self, answer: int) -> None:
         self.answer = answer
@@ -164,7 +164,7 @@ class SlowCall:
 async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_time() -> None:
     """A deadline is at least a period: a slow source that answers is read again.
 
-    So it is where no further thread may be left to a hung call.
+    The same holds if no further thread may be abandoned to a hung call.
     """
     machine = Machine()
     host, slow = machine.host, SlowCall(500_000)

@@ -16,7 +16,7 @@ from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.status import OK
 from agent.sources.rdma import RdmaSource
 from railscope.frame import Frame
-from tests.agent.test_hung_call import Stuck
+from tests.agent.test_hung_call import BlockedAnswer
 from tests.support.cards import add_card
 
 STALL_SECONDS = 30.0
@@ -39,9 +39,9 @@ class StallingNode:
 
 
 class StallingCallTime(CallTime):
-    """A call time on such a node; a call returns once the event loop has waited so often."""
+    """A call time on such a node; a call returns after a number of waits of the event loop."""
 
-    def __init__(self, node: StallingNode, stuck: Stuck, waits: int) -> None:
+    def __init__(self, node: StallingNode, stuck: BlockedAnswer, waits: int) -> None:
         super().__init__(lambda: node.now)
         self._node, self._stuck, self._waits = node, stuck, waits
 
@@ -55,8 +55,8 @@ class StallingCallTime(CallTime):
 
 
 async def read(waits: int) -> tuple[list[Frame], Sampler]:
-    """Read a NIC one of whose files has no content until the event loop has waited so often."""
-    host, node, stuck, frames = FakeHost(), StallingNode(), Stuck(), list[Frame]()
+    """Read a NIC with a file that has no content before a number of waits of the event loop."""
+    host, node, stuck, frames = FakeHost(), StallingNode(), BlockedAnswer(), list[Frame]()
     add_card(host)
     path = next(p for p in host.files if p.endswith("port_xmit_packets"))
     host.files[path] = lambda: str(stuck())
@@ -82,7 +82,7 @@ async def test_a_call_hangs_also_on_a_node_that_stalls() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=20))
 def test_the_stopwatch_never_falls_between_noted_waits(waits: list[tuple[float, float]]) -> None:
-    """Delays that overlap count once, and no more time stands still than has passed."""
+    """Overlapping delays count once, and the paused time never exceeds the elapsed time."""
     now = 0.0
     time = CallTime(lambda: now)
     readings = [0.0]

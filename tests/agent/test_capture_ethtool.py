@@ -173,7 +173,7 @@ def host_with_nic(driver: str, statistics: dict[str, int]) -> FakeHost:
 
 
 def expected(statistics: dict[str, int], table: dict[str, tuple[str, float]]) -> dict[Label, Any]:
-    """The readings that statistics must become."""
+    """Return the readings expected of statistics."""
     found: dict[Label, Any] = {
         (f"railscope_nic_{metric}", (INTERFACE,)): pytest.approx(
             statistics[name] * scale, rel=1e-12
@@ -278,7 +278,7 @@ def rdma_counters(files: dict[str, str]) -> dict[Label, float]:
 
 
 def test_rdma_counters_of_a_link_that_went_down() -> None:
-    """Four of them are the ones a retry-exceeded fault is known by."""
+    """Four of them identify a retry-exceeded fault."""
     lines = captured("ethtool/rdma-fault/RETRY_EXC_LINK_DOWN.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     client = {row["counter"]: row["after"] for row in rows if row["side"] == "client"}
@@ -297,7 +297,7 @@ def test_rdma_counters_of_a_link_that_went_down() -> None:
 
 
 def test_a_fault_seen_as_it_unfolds() -> None:
-    """Every change in the timeline shows in the next frame, in its own column only."""
+    """Every change in the timeline appears in the next frame, in its own column only."""
     lines = captured("ethtool/rdma-fault/timeline_20260517_230941.csv").read_text().splitlines()
     rows = [line.split(",") for line in lines if not line.startswith("#")]
     steps = [row for row in rows if row[3].isdecimal() and int(row[5]) > 0]

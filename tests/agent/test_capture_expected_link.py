@@ -40,7 +40,7 @@ MACHINES = {**TEXTS, **XMLS}
 
 
 def server(path: str) -> FakeHost:
-    """A server that answers what nvidia-smi printed of its GPUs."""
+    """Return a host with the GPUs that nvidia-smi printed."""
     file, host = captured(f"nvidia-smi/{path}"), FakeHost()
     if path in TEXTS:
         printed = file.read_text()
@@ -62,7 +62,7 @@ def expected_lanes(host: FakeHost) -> list[Reading]:
 
 
 def link_verdicts(host: FakeHost) -> set[str]:
-    """The rules about links that speak against a GPU."""
+    """Return the link rules that a GPU violates."""
     run = Judging(host)
     run.step()
     run.step()

@@ -30,7 +30,7 @@ Row = dict[str, str]
 
 
 def trials(file: str) -> Iterator[list[Row]]:
-    """The rows of each trial and side; a new trial begins where a counter comes again."""
+    """Return the rows of each trial and side; a new trial begins where a counter occurs again."""
     found: dict[str, list[Row]] = defaultdict(list)
     lines = captured(f"ethtool/rdma-fault/{file}").read_text().splitlines()
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):

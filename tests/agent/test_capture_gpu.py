@@ -1,7 +1,7 @@
-"""Real GPUs, as another exporter saw them at the same moment: the two must agree.
+"""Real GPUs, as read by another exporter at the same moment: both must agree.
 
-The captures hold what nvidia-smi printed and the page that nvidia_gpu_exporter made of it. What
-nvidia-smi printed becomes NVML's answers, and our GPU sources make metrics of those.
+The captures contain the output of nvidia-smi and the metrics that nvidia_gpu_exporter made of it. The
+output becomes NVML's answers, and our GPU sources make metrics of those.
 """
 
 from __future__ import annotations

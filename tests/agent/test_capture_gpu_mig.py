@@ -1,4 +1,4 @@
-"""GPUs that are cut into MIG devices: an H200 and an A100, as nvidia-smi printed them."""
+"""GPUs partitioned into MIG devices: an H200 and an A100, as printed by nvidia-smi."""
 
 from __future__ import annotations
 

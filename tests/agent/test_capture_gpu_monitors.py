@@ -1,4 +1,4 @@
-"""Real GPUs, as the monitors of nvidia-smi showed them: dmon, pmon, nvlink."""
+"""Real GPUs, as printed by the monitors of nvidia-smi: dmon, pmon, nvlink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real GPUs, as Telegraf's nvidia_smi input sees them: field by field, the two must agree.
+"""Real GPUs, as read by Telegraf's nvidia_smi input: both must agree in each field.
 
 Telegraf parses the XML of nvidia-smi; its own tests state the expected output of each file. The XML
 becomes NVML's answers, and our GPU sources make metrics of those.
@@ -91,7 +91,7 @@ PAIRS: dict[str, tuple[str, Part, float]] = {
         "throttle_seconds_total", ("hardware_power_brake",), 1e6,
     ),
 }  # fmt: skip
-# A field of theirs that is a word, ours, its part, and our numbers for their words.
+# Telegraf field with a text value: our metric and its part; _SWITCH maps the texts to numbers.
 _SWITCH = {"Enabled": 1, "Disabled": 0, "Yes": 1, "No": 0}
 STATES: dict[str, tuple[str, Part]] = {
     "current_ecc": ("ecc_enabled", ()),
@@ -115,9 +115,9 @@ THEIRS_ALONE = {
     "pcie_rx_util": "NVML measures 20 ms for each answer; we count bytes, or ask GPM",
     "pcie_tx_util": "NVML measures 20 ms for each answer; we count bytes, or ask GPM",
     "retired_pages_blacklist": "the older name of retired_pages_pending",
-    "temperature_gpu_target": "what the fans of a board are set to, not what it can bear",
-    "temperature_gpu_target_min": "what the fans of a board are set to, not what it can bear",
-    "temperature_gpu_target_max": "what the fans of a board are set to, not what it can bear",
+    "temperature_gpu_target": "a setting of the fans of a board, not a limit",
+    "temperature_gpu_target_min": "a setting of the fans of a board, not a limit",
+    "temperature_gpu_target_max": "a setting of the fans of a board, not a limit",
     "power_draw": "the instant or the average, as the XML has it: see test_power_matches",
     "power_limit": "what is in force or what was asked for: see test_power_matches",
 }

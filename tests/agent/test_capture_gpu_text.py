@@ -132,6 +132,6 @@ def test_a_titan_v_by_hand() -> None:
     assert reported.number("gpu_processes", uuid) == 3
     contexts = {f["context"] for (kind, _), f in reported.facts.items() if kind == "gpu_process"}
     assert contexts == {"graphics"}
-    assert reported.number("gpu_sharing", uuid) == 0  # nobody computes
+    assert reported.number("gpu_sharing", uuid) == 0  # no process computes
     assert reported.named("gpu_ecc_errors_total") == {}
     assert reported.absent["railscope_gpu_ecc_enabled", (uuid,)] is Absent.UNSUPPORTED

@@ -49,7 +49,7 @@ def ports(file: str) -> list[IbstatPort]:
 
 
 def machine(all_ports: list[IbstatPort]) -> FakeHost:
-    """The files the kernel shows for what ibstat read through the management interface."""
+    """Return a host with the kernel files of the ports that ibstat read."""
     host = FakeHost()
     for port in all_ports:
         directory = f"{ROOT}/{port.device}/ports/{port.number}"
@@ -133,7 +133,7 @@ BYTES_PER_UNIT = 4
 
 
 def queried(file: str) -> list[dict[str, int]]:
-    """The counters of each port that was asked."""
+    """Return the counters of each queried port."""
     found: list[dict[str, int]] = []
     for line in captured(f"ib/fabric/{file}").read_text().splitlines():
         if line.startswith("# Port"):
@@ -148,7 +148,7 @@ FABRIC = ["perfquery-0x506b4b03005c2740.out", "perfquery-0x7cfe9003009ce5b0.out"
 
 @pytest.mark.parametrize("file", FABRIC)
 def test_counters_are_those_of_perfquery(file: str) -> None:
-    """A narrow file sticks at its end where perfquery shows more, and is counted as saturated."""
+    """A narrow file stays at its maximum where perfquery reports more, and counts as saturated."""
     host, expected = FakeHost(), {}
     for number, counters in enumerate(queried(file), 1):
         assert set(counters) - NO_FILE == set(COUNTERS)

@@ -18,7 +18,7 @@ from railscope.frame import Event, Frame
 # Plain patterns, made from the lines and not from our parser.
 PEER = re.compile(r"nvidia-peermem .* ERROR ")
 XID = re.compile(r"Xid \(PCI:[^)]*\): (\d+)")
-# What IPv6 says of a link once its driver has said that it is up: no message of its own.
+# Message of IPv6 about a link that its driver has reported as up: not a separate event.
 READY = re.compile(r"ADDRCONF\(NETDEV_CHANGE\): \S+: link becomes ready")
 FOLLOW_UPS = ("Severity ", "Data {")
 LOGS = [
@@ -34,7 +34,7 @@ LOGS = [
 
 
 def quoted() -> list[dict[str, str]]:
-    """The lines that other projects quote: kind, code, class, line, origin."""
+    """Return the lines quoted by other projects: kind, code, class, line, origin."""
     table = captured("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
     head, *rows = (line.split("\t") for line in table)
     return [dict(zip(head, row, strict=True)) for row in rows]

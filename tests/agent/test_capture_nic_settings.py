@@ -65,7 +65,7 @@ def test_every_priority_of_both_sides_comes_out(outcome: ReadOutcome, ecn: Path)
 
 
 def test_every_parameter_comes_out_once(outcome: ReadOutcome, ecn: Path) -> None:
-    """Whatever it is called: as many as there are files, with the values that these have."""
+    """As many parameters as files, with the values of the files, independent of their names."""
     files = [f for side in SIDES for f in (ecn / f"roce_{side}").iterdir() if f.is_file()]
     parameters = found(outcome, PARAMETER)
     assert len(files) == len(parameters) == 19

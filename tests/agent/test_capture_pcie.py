@@ -32,7 +32,7 @@ LIMIT, NOW, STATE = (
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree, with a link on the bus for every device of it: the archive has only some."""
+    """Return the tree with a bus link for every device: the archive has only some links."""
     directory = tmp_path_factory.mktemp("tree")
     root = unpacked("sysfs/procfs/tree.tar.gz", directory, "/sys/(bus/pci|devices/pci)")
     for device in sorted((root / "sys/devices").glob("pci*/**/class")):

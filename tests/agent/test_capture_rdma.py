@@ -16,7 +16,7 @@ from railscope.reading import Absent, parse_integer
 
 ROOT = "sysfs/procfs/tree"
 NO_COUNTERS = {"lifespan"}
-BYTES_A_STEP = {"mlx5_0": 4, "mlx4_0": 4, "hfi1_0": 8}  # words; flits of Omni-Path
+BYTES_A_STEP = {"mlx5_0": 4, "mlx4_0": 4, "hfi1_0": 8}  # 32-bit units; flits for Omni-Path
 OTHER = "railscope_rdma_vendor_total"
 
 pytestmark = pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")

@@ -54,7 +54,7 @@ def westmere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ("0000:02:00.0", "0000:02:00.1", PciDistance.PIX),  # two ports of one card
+        ("0000:02:00.0", "0000:02:00.1", PciDistance.PIX),  # two ports of one NIC
         ("0000:02:00.0", "0000:03:00.0", PciDistance.PHB),  # two root ports of one host bridge
         ("0000:03:00.1", "0000:09:03.0", PciDistance.PHB),
         ("0000:02:00.0", "0000:43:00.0", PciDistance.SYS),  # the other socket
@@ -91,7 +91,7 @@ def topology_of(name: str) -> NcclTopology:
 
 
 def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
-    """Every PCI device of a file, with the addresses of what holds it and the number of its CPU."""
+    """Return every PCI device of a file, with the addresses of its parents and the number of its CPU."""
 
     def below(element: ET.Element, above: list[str], cpu: str) -> None:
         for child in element.findall("pci"):
@@ -139,7 +139,7 @@ def test_cpus_links_and_names_of_a_file() -> None:
 
 
 def guest(name: str, *, tree: bool = True) -> FakeHost:
-    """The virtual machine of a file: all devices on one bus, or with the switches of the file."""
+    """Return the virtual machine of a file: all devices on one bus, or with the switches of the file."""
     host = FakeHost()
     for number, (pci_, above, cpu) in enumerate(elements(name)):
         address, class_ = pci_.attrib["busid"], pci_.get("class", "")

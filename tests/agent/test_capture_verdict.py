@@ -1,4 +1,4 @@
-"""Verdicts on real GPUs, from what nvidia-smi printed of them."""
+"""Verdicts on real GPUs, from the output of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from railscope.reading import Absent
 
 
 def judged(host: FakeHost) -> tuple[list[str], set[str]]:
-    """The states of the GPUs, and everything that speaks against one."""
+    """Return the states of the GPUs and the reasons against them."""
     run = Judging(host)
     run.step()
     run.step()

@@ -23,7 +23,7 @@ VALID = 'description = "A node in a test."\norigin = "recorded"\n'
 
 
 def record(root: Path, directory: Path) -> None:
-    """Record a node whose files are below a directory, as its administrator does."""
+    """Record a node with files below a directory, as an administrator does."""
     arguments = ["record", "--root", str(root), "--seconds", "0", "--redact", str(directory)]
     outcome = CliRunner().invoke(agent, arguments)
     assert outcome.exit_code == 0, outcome.output

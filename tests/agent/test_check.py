@@ -50,7 +50,7 @@ async def checked(host: FakeHost, **settings: object) -> tuple[bool, list[str]]:
 
 
 def line(lines: list[str], start: str) -> str:
-    """The only line that begins like this, with its remedy if it has one."""
+    """Return the only line with this start, with its remedy if it has one."""
     (place,) = [number for number, text in enumerate(lines) if text.startswith(start)]
     following = lines[place + 1 : place + 2]
     return " ".join([lines[place], *[f for f in following if f.lstrip().startswith("->")]])
@@ -120,11 +120,11 @@ async def test_a_denied_source_is_reported_with_its_remedy() -> None:
 )
 async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> None:
     host = healthy()
-    host.calls[COUNT] = NvmlError(code, "as NVML says")
+    host.calls[COUNT] = NvmlError(code, "NVML message")
     well, lines = await checked(host)
     assert not well
     report = line(lines, "BROKEN  gpu:")
-    assert f"NVML error {code}: as NVML says" in report
+    assert f"NVML error {code}: NVML message" in report
     assert remedy in report
 
 

@@ -187,7 +187,7 @@ def test_a_file_of_certificates_that_cannot_be_used_is_named(
 
 
 async def test_a_tls_server_that_hangs_does_not_hold_the_agent(tmp_path: Path) -> None:
-    """It does not answer the goodbye of TLS either."""
+    """The server does not answer the TLS close notification either."""
     certificate, key = self_signed(tmp_path)
     tls = server_context(certificate, key)
     async with ScriptedCollector().serving(tls=tls) as collector:

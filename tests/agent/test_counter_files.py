@@ -1,4 +1,4 @@
-"""Counter files that change, vanish, come back, or hold nonsense."""
+"""Counter files that change, vanish, reappear or contain garbage."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_errors_of_one_file_are_its_reason(error: OSError, reason: Absent) -> No
 
 
 def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
-    """One file with nonsense must not end the agent."""
+    """One file with garbage must not end the agent."""
     directory = tmp_path / PORT[1:] / "counters"
     directory.mkdir(parents=True)
     (directory / "port_xmit_packets").write_text("9" * 40)
@@ -143,7 +143,7 @@ def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_link_out_of_the_root_leads_nowhere(tmp_path: Path) -> None:
-    """A neighbour whose name begins like the root's is outside as well."""
+    """A sibling directory with the same prefix as the root is outside as well."""
     root, neighbour = tmp_path / "tree", tmp_path / "tree-2"
     for directory in (root, neighbour):
         (directory / "sys").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Wraps at 2^32 as they reach the page: through the sources, over probes and restarts."""
+"""Wraps at 2^32 up to the metrics endpoint: through sources, probes and restarts."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_without_a_state_directory_nothing_is_kept(host: FakeHost, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-# Network cards -----------------------------------------------------------------------------------
+# NICs --------------------------------------------------------------------------------------------
 
 BUFFER = "railscope_nic_receive_out_of_buffer_packets_total"
 

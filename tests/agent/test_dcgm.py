@@ -1,4 +1,4 @@
-"""The names of dcgm-exporter on the agent's page: values, labels, instances, what is absent."""
+"""The names of dcgm-exporter in the agent's metrics: values, labels, instances, absent values."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def page(host: FakeHost, text_format: TextFormat = TextFormat.PROMETHEUS) -> str
 
 
 def samples(text: str) -> dict[pages.Sample, float]:
-    """The samples of a page; the parser makes every counter end in _total, as in OpenMetrics."""
+    """Return the samples of a text; the parser appends _total to every counter, as in OpenMetrics."""
     found = pages.samples(text).items()
     return {(name.removesuffix("_total"), labels): value for (name, labels), value in found}
 

@@ -49,7 +49,7 @@ def recorded(directory: Path) -> Path:
 
 @asynccontextmanager
 async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with the page of an agent that replays a capture and has read all of it."""
+    """Session with the metrics endpoint of an agent that has replayed a whole capture."""
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     clock = LiveClock()
     started_ns = clock.now().boot_ns
@@ -65,7 +65,7 @@ async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
         async with asyncio.timeout(PATIENCE_SECONDS):
             url = f"http://127.0.0.1:{await listening}"
             async with aiohttp.ClientSession(url) as session:
-                while not await ready(session):  # noqa: ASYNC110 - a page tells no event
+                while not await ready(session):  # noqa: ASYNC110 - a metrics endpoint has no event
                     await asyncio.sleep(0.02)
                 yield session
     finally:

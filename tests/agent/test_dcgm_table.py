@@ -1,4 +1,4 @@
-"""The table of dcgm-exporter's names: true to the catalog, the sources, a real page and arithmetic."""
+"""The table of dcgm-exporter's names matches the catalog, the sources, real output and arithmetic."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ OF_SLICE = columns(
 
 
 def page_of(found: list[Column], stored: list[int]) -> str:
-    """The page of these columns with these integers, as the sources store them."""
+    """Return the metrics text of columns with these integers, as the sources store them."""
     order = Schema.ordered(found)
     schema = Schema("test", tuple(found[position] for position in order), (GPU_ENTITY,))
     values = array("q", [stored[position] for position in order])
@@ -167,7 +167,7 @@ FORMS = {
 
 
 def test_types_and_labels_have_the_form_of_a_real_page():
-    """But for one type: a rate is no counter, and dcgm-exporter has changed that since."""
+    """Except one type: a rate is not a counter, and dcgm-exporter has changed that since."""
     real = {f.name: f for f in text_string_to_metric_families(captured(CAPTURE).read_text())}
     text = page_of(OF_GPU, list(range(1, len(OF_GPU) + 1)))
     ours = {f.name: f for f in text_string_to_metric_families(text)}
@@ -185,7 +185,7 @@ def test_types_and_labels_have_the_form_of_a_real_page():
 
 
 def amount(terms: tuple[FormulaTerm, ...], owner: Entity, readings: dict[Reading, int]) -> Fraction:
-    """A sum by the table, the slow way."""
+    """Return a sum of the table, computed directly."""
     total = Fraction(0)
     for term in terms:
         first = (ADDRESS,) if term.metric.about is GPU_ADDRESS else owner.key
@@ -207,7 +207,7 @@ def matches(wanted: str, part: str) -> bool:
 )
 @given(data=st.data())
 def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.DataObject) -> None:
-    """A whole number as it is, whatever its size; any other as the nearest float."""
+    """An integer stays exact at any size; any other number is the nearest float."""
     stored = data.draw(st.lists(STORED, min_size=len(found), max_size=len(found)))
     readings = {
         (metric, entity.key): from_stored(value, counter=metric.kind is MetricKind.COUNTER)

@@ -1,6 +1,6 @@
 """The default budget fits a server with eight GPUs: no period is lengthened.
 
-A cost model stands in for the processor, so that the speed of the machine has no part in it: every
+A cost model replaces the processor, so that the speed of the machine has no influence: every
 answer of a driver or file has the same price, including what the agent computes from it.
 """
 
@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 
 class AnswerCounter(ReplayCost):
-    """Counts the answers that each thread got."""
+    """Counter of the answers that each thread received."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class AnswerMeter:
         return 50 * MIB
 
     def release_memory(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory is cached."""
 
 
 async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:

@@ -82,7 +82,7 @@ async def test_new_firmware_is_a_new_schema() -> None:
 
 
 async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
-    """A schema is sent once: making another without need would cost every node of a cluster."""
+    """A schema is sent once: an unnecessary one would cost every node of a cluster."""
     host = FakeHost()
     add_card(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
@@ -110,7 +110,7 @@ async def test_a_nic_in_reset_comes_back_without_a_new_schema() -> None:
 
 
 class FaultySource(SourceWithoutResources):
-    """A source with a mistake in it."""
+    """A source with a bug."""
 
     name = "faulty"
     family = "faulty"

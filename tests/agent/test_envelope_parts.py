@@ -1,4 +1,4 @@
-"""However many frames are pending, each envelope is within what a collector accepts."""
+"""Envelopes stay within the limits of a collector for any number of pending frames."""
 
 from __future__ import annotations
 

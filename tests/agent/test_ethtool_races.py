@@ -52,7 +52,7 @@ class RacingDriver:
 
     def _answer(self, at: int, start: int, pieces: list[bytes]) -> None:
         (expected,) = struct.unpack_from("=I", self.buffer, at)
-        assert expected, "the caller said what it expects"
+        assert expected, "the caller passed the expected length"
         if self.fixed and expected != len(pieces):
             pieces = []
         struct.pack_into("=I", self.buffer, at, len(pieces))
@@ -60,13 +60,13 @@ class RacingDriver:
         self.buffer[start : start + len(content)] = content
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no descriptor is open."""
 
 
 statistic_names = [f"rx_prio{p}_pause" for p in range(8)] + [f"rx{q}_packets" for q in range(8)]
 one_list = st.lists(st.sampled_from(statistic_names), unique=True, max_size=8)
 lists = st.lists(one_list, min_size=1, max_size=6, unique_by=tuple)
-"""A list that comes back between two calls as it was cannot be told from one that never left."""
+"""A list that returns unchanged between two calls cannot be distinguished from an unchanged list."""
 changes = st.lists(st.booleans(), max_size=30)
 
 

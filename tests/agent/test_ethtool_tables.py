@@ -32,7 +32,7 @@ def host_with_nic(driver: str, statistics: dict[str, int]) -> FakeHost:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_every_statistic_of_a_driver_reaches_its_metric(driver: str) -> None:
-    """Each alone, so that of two names for one metric both are seen."""
+    """Each statistic alone, so that both names of one metric are checked."""
     for number, (text, metric) in enumerate(DRIVERS[driver], 1000):
         place = PLACES[metric.about]
         for part in ("0", "3", "7") if place else ("",):
@@ -136,7 +136,7 @@ def test_drivers_without_a_table_report_standard_names(
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_with_a_table_reports_nothing_else(driver: str) -> None:
-    """Of the same name two drivers may count different things."""
+    """Two drivers may count different things under the same name."""
     of_driver = {text for text, _ in DRIVERS[driver]}
     others = [name for name, _ in STANDARD if name not in of_driver]
     assert match_statistics(driver, others) == []

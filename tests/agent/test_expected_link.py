@@ -30,7 +30,7 @@ def expected(
     virtualization: int = 0,
     limits: tuple[int, int] = (5, 16),
 ) -> tuple[Reading, Reading]:
-    """Lanes and generation that are expected; `nvml` and `limits` are pairs of generation and lanes."""
+    """Return the expected lanes and generation; `nvml` and `limits` are pairs of generation and lanes."""
     host = FakeHost()
     add_gpus(host, 1)
     calls = {

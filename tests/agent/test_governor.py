@@ -1,4 +1,4 @@
-"""The governor's arithmetic: what must hold for any set of sources, and the cases it is made for."""
+"""The governor's arithmetic: properties for any set of sources, and its intended cases."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_costs_that_waver_do_not_make_periods_waver() -> None:
 
 
 def test_a_longer_period_stays_a_minute_at_least() -> None:
-    """So there are at most two events a minute of one source, whatever its reads cost."""
+    """A source therefore causes at most two events per minute at any cost."""
     sources = four()
     run = Simulation(sources, BUDGET)
     run.run(60)
@@ -272,7 +272,7 @@ def test_a_page_that_is_scraped_without_pause_does_not_blind_the_sources() -> No
 
 
 def test_expensive_probes_count_at_their_own_rate() -> None:
-    """Once a minute they are cheap; with every read, as of a source that fails, they are not."""
+    """Once per minute they are cheap; at every read, as for a failing source, they are not."""
     sources = four()
     sources[0].probe_cpu_ms = 100.0
     run = Simulation(sources, BUDGET)

@@ -1,4 +1,4 @@
-"""GPM: the activity of SMs, pipes and links, where a GPU has it and may be asked."""
+"""GPM: the activity of SMs, pipes and links, where supported and permitted."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ UNSEEN = "railscope_gpu_burst_missed_windows_total"
 
 
 class SampledGpu:
-    """A GPU whose driver has kept samples, and the source that fetches them."""
+    """A GPU with samples buffered by the driver, and the source that reads them."""
 
     def __init__(self, **calls: Any) -> None:
         self.host = FakeHost()
@@ -33,7 +33,7 @@ class SampledGpu:
         self.reader = SourceReader(GpuBurstSource(), self.host, ORIGIN)
 
     def set_samples(self, used: list[list[int]], drawn: list[list[int]] | None = None) -> None:
-        """Let the driver have these: milliseconds from the start, and a value."""
+        """Set the driver's samples: milliseconds from the start, and a value."""
         for kind, samples in ((1, used), (0, drawn or [])):
             stamped = [[START_US + ms * 1000, value] for ms, value in samples]
             self.host.calls[f"nvml.nvmlDeviceGetSamples(0,{kind})"] = stamped

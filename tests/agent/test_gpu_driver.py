@@ -45,7 +45,7 @@ def changes(run: Sampling) -> list[Mapping[str, str]]:
 
 
 def fail(host: FakeHost, keys: list[str], code: int) -> dict[str, Any]:
-    """Let these calls fail; what they answered before."""
+    """Make these calls fail; return their previous answers."""
     before = {key: host.calls[key] for key in keys}
     host.calls |= dict.fromkeys(before, NvmlError(code))
     return before

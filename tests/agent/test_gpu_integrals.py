@@ -1,4 +1,4 @@
-"""Samples summed over time: what the agent counts itself because no driver does."""
+"""Samples integrated over time by the agent, because no driver counts them."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
 
 
 class BridgingIntegral(Integral):
-    """A sample vouches for all the time since the one before, however long."""
+    """A sample covers all the time since the previous one, without a limit."""
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
         if self._last_ns is not None and boot_ns - self._last_ns > LONGEST_SAMPLE_NS:
@@ -222,7 +222,7 @@ class RoundingIntegral(Integral):
 
 
 class DelayedIntegral(Integral):
-    """A sample speaks of the time that follows it."""
+    """A sample covers the time that follows it."""
 
     _before = 0
 

@@ -1,4 +1,4 @@
-"""A text for a person has all names of a device."""
+"""Texts for people contain all names of a device."""
 
 from __future__ import annotations
 

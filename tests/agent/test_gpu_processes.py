@@ -148,7 +148,7 @@ def test_one_process_in_two_instances_has_their_memory_together() -> None:
     assert of_gpu(shared(host), "processes") == 1
     found = readings(frame)
     sm = found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "7")]
-    assert sm is Absent.UNSUPPORTED, "NVML tells no process utilisation of a GPU that is cut"
+    assert sm is Absent.UNSUPPORTED, "NVML reports no process utilisation of a partitioned GPU"
 
 
 @pytest.mark.parametrize(
@@ -255,14 +255,14 @@ async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() ->
             await run.step()
             assert readings(run.of("gpu_process")[-1])[of_vgpu] is Absent.TIMEOUT
         assert values_by_pid(run.of("gpu_process")[-1]) == {"41": 1000}, (
-            "columns were made anew meanwhile"
+            "the columns were built again meanwhile"
         )
         host.calls[ACTIVE] = []
         await run.until(lambda: of_vgpu not in readings(run.of("gpu_process")[-1]))
 
 
 async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
-    """A collector keeps every schema of a node: what changes with each job stays on the page."""
+    """A collector stores every schema of a node: columns that change with each job are exported locally only."""
     host = gpu()
     one = Agent(AgentSettings(node="node-1"), host)
     schemas: dict[str, set[Schema]] = {}

@@ -47,7 +47,7 @@ LINK = Entity(NVLINK, ("GPU-0", "3"))
 
 
 def tables() -> dict[str, tuple[Entity, CallTable]]:
-    """Every table of questions and what it is about; with two fans, and one link."""
+    """Return every call table with its entity, for two fans and one link."""
     fans = FakeHost()
     fans.calls["nvml.nvmlDeviceGetNumFans(0)"] = 2
     links = CallTable(fields=(*traffic_fields(3, LINK), *signal_fields(3, LINK)))
@@ -66,7 +66,7 @@ TABLES = tables()
 
 
 class ArbitraryDriver(FakeHost):
-    """A driver that answers whatever it is asked with the next of its answers, or fails so."""
+    """A driver that answers every call with the next of its answers or errors."""
 
     def __init__(self, answers: Sequence[Json | NvmlError], codes: Sequence[int] = ()) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def test_processes_add_up(
         lists = [
             [p["usedGpuMemory"] for p in one if p["pid"] == int(pid)] for one in (compute, graphics)
         ]
-        used = next(parts for parts in lists if parts)  # every list tells the same process whole
+        used = next(parts for parts in lists if parts)  # every list contains the complete process
         assert reading == (Absent.UNSUPPORTED if None in used else sum(used))
 
 

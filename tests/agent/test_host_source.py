@@ -1,4 +1,4 @@
-"""The server's own numbers: this machine's, and those of a copied /proc."""
+"""Host metrics of this machine and of a copied /proc."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def test_connections_are_bounded():
         for reader, _ in held[-MAX_OF_AN_ADDRESS:]:
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
         assert b"200 OK" in await exchange(port, GET + b"Connection: close\r\n\r\n"), (
-            "who waits longest makes room"
+            "the longest idle connection is closed"
         )
         for _, writer in held:
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""A call into a sick driver that does not come back."""
+"""A call into a broken driver that does not return."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
 async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
     host: FakeHost, stuck: BlockedAnswer
 ) -> None:
-    """A lock of the library: whatever is asked next hangs as well."""
+    """A lock of the library: every further call hangs as well."""
     powers = {key: answer for key, answer in host.calls.items() if "PowerUsage(" in key}
     async with sampling(
         host, [GpuSource.load(), GpuSource.health(1.0), RdmaSource()], SHORT
@@ -149,7 +149,7 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
 async def test_no_more_threads_are_left_behind_than_the_bound(
     host: FakeHost, stuck: BlockedAnswer
 ) -> None:
-    """Beyond it a family waits for its thread, as one that is slow."""
+    """Beyond the bound a family waits for its thread, like a slow one."""
     async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
         run.sampler.hung.by_device |= {

@@ -71,7 +71,7 @@ def test_errors_of_gpudirect_rdma(line: str) -> None:
         "peer reset the connection: error 104",
         "pcieport 0000:3a:01.0: PCIe slot 3 hotplug",
         "other_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
-        f"somebody writes: {POWER}",
+        f"a process writes: {POWER}",
     ],
 )
 def test_messages_without_an_event(line: str) -> None:

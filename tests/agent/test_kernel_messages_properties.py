@@ -1,4 +1,4 @@
-"""Lines of Xids and SXids, built from their parts: every part comes out again."""
+"""Lines of Xids and SXids, built from their parts: every part is parsed again."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def processes(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of the log, and what must come out of it."""
+    """A line of the log and its expected event."""
 
     text: str
     key: tuple[str, ...]
@@ -190,7 +190,7 @@ def test_forms_of_an_xid_line(line: str, facts: dict[str, str]) -> None:
         ("12028, Fatal", "fatal", {}),
         ("20034, Fatal, Link 30", "fatal", {"link": "30"}),
         ("20009, Non-fatal, Li", "non_fatal", {"message": "Li"}),
-        ("10003, Fatal, Data {} is said here", "fatal", {"message": "Data {} is said here"}),
+        ("10003, Fatal, Data {} is here", "fatal", {"message": "Data {} is here"}),
         ("26006, SOE HALTED", "unstated", {"message": "SOE HALTED"}),
         ("26006, Fatality", "unstated", {"message": "Fatality"}),
     ],

@@ -1,4 +1,4 @@
-"""Following the kernel log: what is counted, what is lost, and what cannot be read."""
+"""Following the kernel log: counted, lost and unreadable records."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_another_standard_input_is_not_the_log(tmp_path: Path) -> None:
 
 
 def test_a_flood_is_reported_in_portions_and_the_excess_is_counted() -> None:
-    """A collector refuses an envelope with more events than it takes."""
+    """A collector rejects an envelope with too many events."""
     host = FakeHost()
     reader = SourceReader(KernelLogStream(), host, ORIGIN)
     reader.run()

@@ -58,7 +58,7 @@ _COME_AND_GO = {GPU_PROCESS, CLAIM}
 
 
 def latest(run: Sampling) -> dict[Label, Any]:
-    """The readings of the last frame, without those of what comes and goes on a device."""
+    """Return the readings of the last frame, without those of temporary entities of a device."""
     frame = run.frames[-1] if run.frames else None
     if frame is None:
         return {}
@@ -160,7 +160,7 @@ def answering_less(
 def test_sources_without_columns_on_the_simulated_server(
     mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """So that no source is left out of the tests below without notice."""
+    """Guard against sources that the tests below would skip silently."""
     root = tmp_path_factory.getbasetemp()
     unread = {name for name in NAMES if not questions(name, root, mode, nic)}
     assert unread == {name for name, of_mode in WITHOUT_COLUMNS if of_mode == mode}

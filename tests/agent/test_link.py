@@ -56,5 +56,5 @@ def test_one_answer_covers_all_carriers_and_interfaces_switched_off() -> None:
     assert len(found) == 9
     host.calls["netlink.links()"].pop()
     assert readings(reader.run().frame)[up, ("eth2",)] is Absent.GONE
-    host.calls["netlink.links()"] = OSError(errno.ENOBUFS, "no room")
+    host.calls["netlink.links()"] = OSError(errno.ENOBUFS, "no space")
     assert readings(reader.run().frame)[up, ("eth0",)] is Absent.ERROR

@@ -84,7 +84,7 @@ def test_no_nic_metric_has_two_sources(driver: str, statistics: list[str], left:
 def test_where_the_statistics_cannot_be_read_netlink_stands_in(
     driver: str, pauses: set[Any], denied: str
 ) -> None:
-    """Pause frames mean the same then: with those of PFC for mlx5, without for the others."""
+    """Pause frames keep their meaning: with those of PFC for mlx5, without for the others."""
     host = host_with_nic(driver)
     host.links["/sys/class/net/eth0/device/driver"] = f"/sys/bus/pci/drivers/{driver}"
     host.calls[f"ethtool.{denied}(eth0)"] = DENIED

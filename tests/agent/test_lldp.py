@@ -261,7 +261,7 @@ def test_a_cable_that_was_moved_leads_elsewhere(wire: VirtualCable):
     assert wire.ports(1) == {}
     ip("link", "set", THERE, "up")
     wire.send(content(port=b"\x05Ethernet1/2"))
-    assert wire.ports(1) == {}, "what came since the last look may be from before the move"
+    assert wire.ports(1) == {}, "frames since the last poll may precede the move"
     wire.send(content(port=b"\x05Ethernet1/2"))
     assert wire.ports(1) == {HERE: "Ethernet1/2"}
 

@@ -220,7 +220,7 @@ def test_media_of_qsfp(registers: dict[int, int], media: str, length: int | None
         eeprom.write(register, value)
     answer = decode(eeprom.read)
     assert (answer["media"], answer.get("length_metres")) == (media, length)
-    assert "temperature_millicelsius" not in answer, "it has no supply to tell of"
+    assert "temperature_millicelsius" not in answer, "it has no supply to report"
     assert bool(answer["lanes"]) == ("copper" not in media)
 
 
@@ -396,7 +396,7 @@ def test_a_port_without_a_module():
 
 
 class TransceiverHost(FakeHost):
-    """A host with one module, whose serial number stands in its log of faults as well."""
+    """A host with one transceiver, whose serial number is also in its fault log."""
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         del seam, function, arguments

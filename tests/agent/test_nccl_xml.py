@@ -1,4 +1,4 @@
-"""Topology files that are none, and masks of CPUs."""
+"""Invalid topology files, and CPU masks."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def bitset(kind: int, bits: dict[int, tuple[str, bool]], *, mask: bool) -> bytes
 
 # Data centre bridging ---------------------------------------------------------------------------
 
-# struct ieee_pfc, ieee_ets, dcbnl_buffer, dcb_app of dcbnl.h as a mlx5 card with RoCE on priority 3
+# struct ieee_pfc, ieee_ets, dcbnl_buffer, dcb_app of dcbnl.h of an mlx5 NIC with RoCE on priority 3
 # fills them.
 PFC = struct.pack("=BBBxHxx8Q8Q", 8, 1 << 3, 0, 7, *range(8), *range(100, 108))
 ETS = bytes([0, 8, 0, *[50, 0, 0, 50, 0, 0, 0, 0], *[0] * 8])

@@ -23,7 +23,7 @@ NET = Path("/sys/class/net")
 
 @pytest.fixture
 def netlink() -> Iterator[Netlink]:
-    """In a namespace with the loopback and a pair of virtual interfaces that are up."""
+    """Netlink in a namespace with the loopback and a virtual pair, all up."""
     with network_namespace():
         veth_pair(HERE, THERE)
         reader = Netlink()
@@ -180,7 +180,7 @@ def test_many_threads_ask_at_once(netlink: Netlink):
 
 
 def test_links_of_this_machine_are_those_of_sysfs():
-    """Outside of a namespace, where /sys shows the same interfaces."""
+    """Outside a namespace, /sys lists the same interfaces."""
     host = LiveHost()
     try:
         links = host.call("netlink", "links")

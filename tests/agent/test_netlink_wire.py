@@ -1,4 +1,4 @@
-"""Netlink as bytes: what is well formed comes back, what is not is an error and nothing else."""
+"""Netlink as bytes: well-formed messages are decoded, malformed ones raise an error only."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_kernel_that_does_not_answer_is_given_up_and_so_is_the_socket():
 
 
 def test_each_thread_has_a_socket_of_its_own():
-    """A question that hangs in a driver must not keep another thread from asking."""
+    """A call that hangs in a driver must not block another thread."""
     hanging, asked = threading.Event(), threading.Event()
 
     def answer(request: Request) -> list[bytes]:

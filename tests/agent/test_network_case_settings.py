@@ -1,4 +1,4 @@
-"""Case directories about the network: what they show of settings, modules, neighbours and paths."""
+"""Network case directories: settings, transceivers, neighbours and paths."""
 
 from __future__ import annotations
 

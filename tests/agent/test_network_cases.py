@@ -1,6 +1,6 @@
-"""Case directories about the network: what each must show, and from when on.
+"""Network case directories: the expected symptoms of each and their start.
 
-What a counter has grown by is the page of the end against the page of the start.
+The growth of a counter is the metrics text of the end compared with that of the start.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DISCARDED = "railscope_nic_priority_receive_discarded_packets_total"
 
 
 def rail_of(case: str, device: str) -> str:
-    """The rail of an RDMA device, as its facts have it; empty where it has none."""
+    """Return the rail of an RDMA device from its facts; empty if it has none."""
     shown = series(end(case), "railscope_rdma_port_info", device=device)
     rails = [label for labels in shown for label in labels if label.startswith("rail=")]
     return "".join(rails).removeprefix("rail=")

@@ -1,4 +1,4 @@
-"""NFS mounts: every number the kernel keeps, for each mount once, without touching the mount."""
+"""NFS mounts: every kernel counter, once per mount, without access to the mount."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_mounts_come_and_go() -> None:
     host.files[MOUNTSTATS] = mount(place="/new")
     found = readings(reader.run().frame)
     assert found["railscope_nfs_mount_age_seconds", KEY] is Absent.GONE
-    assert found["railscope_nfs_unread_mounts", ()] == 1, "not told of before the next probe"
+    assert found["railscope_nfs_unread_mounts", ()] == 1, "not reported before the next probe"
     host.clock.advance(6)
     assert ("railscope_nfs_mount_age_seconds", (KEY[0], "/new", "tcp")) in numbers(
         reader.run().frame

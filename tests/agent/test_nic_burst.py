@@ -85,7 +85,9 @@ def test_what_cannot_be_read_is_unseen_and_nothing_is_made_up() -> None:
     nic.go_on(WINDOW_MS, rx_prio3_pause_duration=WINDOW_MS * 1000)
     bursts.read()
     values = bursts.next_readings()
-    assert values[UNSEEN, ("ens1",)] == 20, "the first look after the trouble only begins anew"
+    assert values[UNSEEN, ("ens1",)] == 20, (
+        "the first poll after the failure only sets the new start"
+    )
     assert values[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 1 + 9
 
 
@@ -226,7 +228,7 @@ def test_a_driver_that_fetches_once_a_second_has_windows_of_a_second(fetched_at_
         values[c.NIC_UTILIZATION.name, ("ens1", "receive", le)] for le in ("0.25", "0.5", "+Inf")
     ]
     assert windows[0] <= 1, "the first may begin before anything is known"
-    assert 18 <= windows[1] == windows[2] <= 20, "none looks like a burst"
+    assert 18 <= windows[1] == windows[2] <= 20, "none resembles a burst"
     assert values[UNSEEN, ("ens1",)] <= 1
 
 

@@ -142,7 +142,7 @@ def test_a_flapping_link_changes_no_setting() -> None:
         assert not outcome.broken, "a link that is down is not a source that fails"
         found = readings(outcome.frame)
         assert found["railscope_nic_link_lanes", ETH0] == (4 if up else Absent.UNSUPPORTED)
-        assert found[PFC, ("eth0", "3")] == int(up), "the page has what the driver says"
+        assert found[PFC, ("eth0", "3")] == int(up), "the metrics have the value of the driver"
 
 
 def test_a_change_while_the_link_was_down_is_reported_when_it_is_up() -> None:
@@ -221,7 +221,7 @@ def test_a_poll_costs_each_nic_one_call_of_a_kind() -> None:
 
 
 async def test_the_page_has_the_facts_of_the_last_read() -> None:
-    """A probe comes before every read, and the schema changes only where a fact does."""
+    """A probe precedes every read, and the schema changes only with a fact."""
     host = mainline()
     async with sampling(host, [NicSettingsSource()]) as run:
         await run.step(60)

@@ -109,7 +109,7 @@ def test_vendor_files_replace_missing_netlink_settings() -> None:
 
 
 def test_of_two_sources_of_a_setting_the_first_counts() -> None:
-    """Netlink before the vendor's files, and these before debugfs, which is not even asked."""
+    """Netlink precedes the vendor's files, and these precede debugfs, which is not read."""
     host = ofed()
     host.files[f"{QOS}/trust"] = "pcp\n"
     host.files[f"{DEBUGFS}/rp_gd"] = "11\n"
@@ -314,4 +314,6 @@ def test_a_speed_that_is_known_better_is_what_is_expected() -> None:
     source = NicSettingsSource(wiring=NetworkScanner(rules))
     found = numbers(read_once(source, host).frame)
     assert found[SPEED, ("eth0",)] == 200_000 * BYTES_OF_A_MEGABIT
-    assert found[SPEED, ("eth1",)] == 25_000 * BYTES_OF_A_MEGABIT, "though the driver tells nothing"
+    assert found[SPEED, ("eth1",)] == 25_000 * BYTES_OF_A_MEGABIT, (
+        "though the driver reports nothing"
+    )

@@ -24,7 +24,7 @@ Setting = tuple[str, str]
 
 
 def failing(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """A value that is set, or the trouble that keeps it from being read."""
+    """Strategy of a set value or an error of its read."""
     return st.one_of(value, value, st.sampled_from(TROUBLE))
 
 
@@ -41,7 +41,7 @@ STEP = st.tuples(st.fixed_dictionaries(dict.fromkeys(INTERFACES, NIC)), st.integ
 
 
 def put(host: FakeHost, machine: dict[str, dict[str, Any] | None]) -> None:
-    """Make the machine so."""
+    """Put the settings of `machine` into the host."""
     for interface, nic in machine.items():
         directory = f"{NET}/{interface}/"
         for stored in (host.files, host.links, host.calls):
@@ -77,7 +77,7 @@ def visible(machine: dict[str, dict[str, Any] | None]) -> dict[Setting, str]:
 
 
 class SettingsModel:
-    """A setting that is read, was read before, and is another then, has changed."""
+    """Model: a setting has changed if its value differs from the previous read."""
 
     def __init__(self) -> None:
         self.known: dict[Setting, str] = {}
@@ -96,7 +96,7 @@ def test_any_sequence_of_settings_gives_the_events_of_the_model(
     host, model, source = FakeHost(), SettingsModel(), NicSettingsSource()
     reader = SourceReader(source, host, ORIGIN)
     for machine, probes in steps:
-        for _ in range(probes):  # of the machine as it was: what they saw must not be told later
+        for _ in range(probes):  # of the previous machine: its settings must not be reported later
             source.probe(host)
             host.clock.advance(2)
         put(host, machine)
@@ -112,7 +112,7 @@ def test_any_sequence_of_settings_gives_the_events_of_the_model(
 def test_a_read_long_after_the_probe_reports_current_settings(
     steps: list[tuple[dict[str, dict[str, Any] | None], int]],
 ) -> None:
-    """In the columns of the probe, whatever has become of what they are about."""
+    """The columns are those of the probe, even if their NICs have changed."""
     host, source = FakeHost(), NicSettingsSource()
     for machine, _ in steps:
         columns = source.probe(host).columns

@@ -1,4 +1,4 @@
-"""NVLinks by generation: the newest field that the GPU has, state, speed, bytes, errors, signal."""
+"""NVLinks by generation: the newest supported field for state, speed, bytes, errors and signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVMe drives: their state, and the log of their health from its bytes on."""
+"""NVMe drives: their state, and their health log from its bytes."""
 
 from __future__ import annotations
 

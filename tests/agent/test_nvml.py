@@ -1,4 +1,4 @@
-"""The NVML seam through the real nvidia-ml-py: what a library answers, and none at all."""
+"""The NVML interface through the real nvidia-ml-py, with and without a library."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin)
     standin.tell(calls | {"nvml.nvmlDeviceGetMigDevices(0)": moved})
     assert nvml.call("nvmlDeviceGetMigDevices", 0) == moved
     now[0] += SHORTEST_NS
-    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27, "it begins anew"
+    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27, "the instance starts again"
     now[0] += SHORTEST_NS
     answer = calls["nvml.nvmlGpmMetricsGet(MIG-0-0,2)"][1]
     assert nvml.call("nvmlGpmMetricsGet", "MIG-0-0", 2) == [[answer], [0]]

@@ -1,4 +1,4 @@
-"""A driver and GPUs that come and go under the real nvidia-ml-py, and calls that hang."""
+"""A driver and GPUs that appear and vanish under the real nvidia-ml-py, and hung calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASKS = ("gpu", "gpu_activity", "gpu_process", "gpu_health", "nvlink")
 
 
 def quiet(count: int) -> dict[str, Json]:
-    """GPUs that have all there is, and to which nothing has happened yet."""
+    """Return calls of GPUs with every feature and without events."""
     use = {"gpu": 0, "memory": 0}  # so that what adds up over time stays as it is
     memory = {"total": 4 << 30, "reserved": 1 << 30, "free": 3 << 30, "used": 0}
     return (
@@ -75,7 +75,7 @@ def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin
         assert run.of(0, stream) == first
         assert set(run.of(1, stream).values()) == {Absent.GONE}
     run.tick()
-    assert standin.event(0, XID, 31) == 1, "the set was made anew without the lost GPU"
+    assert standin.event(0, XID, 31) == 1, "the set was created again without the lost GPU"
     run.tick()
     assert events(nvml) == [[1, 1, 48], [2, 0, 31]]
     handles = standin.count("handles")
@@ -100,7 +100,7 @@ def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
     standin.fail(1, 15)
     assert events(nvml) == [[1, 1, 79]]
     standin.event(0, XID, 45)
-    assert events(nvml) == [[1, 1, 79]], "the new set did not hear of what came before it"
+    assert events(nvml) == [[1, 1, 79]], "the new set has no earlier events"
     standin.event(0, XID, 45)
     assert events(nvml) == [[1, 1, 79], [2, 0, 45]]
 
@@ -164,7 +164,7 @@ def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
     starts = standin.count("starts")
     run.tick()
     assert any("Driver Not Loaded" in problem for problem in run.problems)
-    assert standin.count("starts") - starts <= len(run.outcomes), "each source looks once a tick"
+    assert standin.count("starts") - starts <= len(run.outcomes), "each source reads once per tick"
     standin.fail(DRIVER, 0)
     run.tick()
     run.tick()
@@ -177,7 +177,7 @@ def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
 
 @scenario(version="590.48.01")
 def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> None:
-    """The driver was updated first: its library must be another than the one in this process."""
+    """The driver was updated first: its library differs from the one in this process."""
     calls = quiet(1)
     version = "nvml.nvmlSystemGetDriverVersion()"
     standin.write(calls | {version: "590.48.01"})

@@ -1,6 +1,6 @@
-"""NVIDIA's own profiles of an H100, an A100 and a T4 server: every number of theirs comes out.
+"""NVIDIA's own profiles of an H100, an A100 and a T4 server: every number is exported.
 
-They are no captures: they are what NVIDIA's mock of NVML answers with.
+They are not captures: they are the data of NVIDIA's mock of NVML.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ THEIRS_ALONE = {
     "num_gpu_cores": "a fact of the model",
     "memory.memory_bus_width": "a fact of the model",
     "pci.device_id": "the model as a number",
-    "pci.subsystem_id": "the maker of the board as a number",
+    "pci.subsystem_id": "the vendor of the board as a number",
     "bar1_memory.free_bytes": "the size less what is used",
     "pcie.tx_throughput_kbps": "NVML measures 20 ms for each answer; we count bytes",
     "pcie.rx_throughput_kbps": "NVML measures 20 ms for each answer; we count bytes",
     "power.management_supported": "shows by the limits being there",
-    "thermal.target_temperature_c": "what the fans of a board are set to, not what it can bear",
+    "thermal.target_temperature_c": "a setting of the fans of a board, not a limit",
     "fan.count": "shows by the fans being there: none of these has any",
     "clocks.graphics_app": "application clocks are no more since driver 580",
     "clocks.graphics_app_default": "application clocks are no more since driver 580",

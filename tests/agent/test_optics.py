@@ -1,4 +1,4 @@
-"""Transceivers and cables: what is plugged in, what it measures, and when it is another."""
+"""Transceivers and cables: identity, measurements and replacement."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ POWER = sample("railscope_gpu_power_watts", gpu="GPU-0")
 async def served(
     statuses: Iterable[SourceState], clock: ManualClock, token: str = ""
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with the page of these sources."""
+    """Session with the metrics endpoint of these sources."""
     listed = list(statuses)
     page = MetricsEndpoint("node-1", lambda: listed, lambda: clock.now().boot_ns, token)
     server = HttpServer(page.respond)

@@ -1,4 +1,4 @@
-"""The agent's metrics endpoint under raw sockets, with what a hostile device or client puts into it."""
+"""The agent's metrics endpoint over raw sockets, with input of hostile devices and clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEGATIVE = "port_xmit_packets"
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """The port of a page of a NIC with a negative counter and of a GPU with a name that turns text."""
+    """Port of a metrics endpoint with a NIC whose counter is negative and a GPU whose name reverses text."""
     host = FakeHost()
     add_card(host)
     add_gpus(host, 1)

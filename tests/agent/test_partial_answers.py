@@ -31,7 +31,7 @@ Change = Callable[[Any], Any]
 IDENTITIES = (
     "driver", "name", "names", "uuid", "busId", "nvmlDeviceGetUUID", "nvmlDeviceGetCount",
 )  # fmt: skip
-"""Members and calls that say which device it is: another well-formed one is another device."""
+"""Members and calls that identify a device: another well-formed value is another device."""
 JSON_CHANGES: dict[str, Change] = {
     "missing": lambda _: MISSING, "null": lambda _: None, "text": lambda _: "text",
     "not text": lambda _: "\0\udcff", "negative": lambda _: -7, "huge": lambda _: 1 << 20000,
@@ -75,7 +75,7 @@ def latest(run: Sampling) -> dict[Label, Any]:
 
 @cache
 def answers_of(name: str, root: Path, mode: str, nic: str) -> tuple[tuple[Asked, Any], ...]:
-    """The answers that a source has of a server that is well."""
+    """Return the answers that a source receives on a healthy host."""
     host = failing_host(root, mode, nic)
     found: dict[str, tuple[Asked, Any]] = {}
 
@@ -95,7 +95,7 @@ def answers_of(name: str, root: Path, mode: str, nic: str) -> tuple[tuple[Asked,
 
 
 def places(answer: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to an answer and to each of its parts."""
+    """Return the path to an answer and to each of its parts."""
     parts: list[tuple[Any, Any]] = []
     if isinstance(answer, dict):
         parts = list(answer.items())
@@ -105,7 +105,7 @@ def places(answer: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(answer: Any, path: tuple[Any, ...], change: Change) -> Any:
-    """An answer with one part changed; as it is where it has no such part now."""
+    """Return an answer with one part changed; unchanged if it has no such part."""
     if not path:
         result = change(answer)
         return None if result is MISSING else result
@@ -123,7 +123,7 @@ def changed(answer: Any, path: tuple[Any, ...], change: Change) -> Any:
 
 
 def is_another_device(asked: Asked, path: tuple[Any, ...], change: str) -> bool:
-    """True if a change is no defect that can be seen: a name replaced by another name."""
+    """True if a change is not a visible defect: a name replaced by another name."""
     members = {str(part) for part in path}
     if "names" in members and isinstance(path[-1], int):
         return True

@@ -82,7 +82,7 @@ def test_a_removed_nic_stays_visible_and_is_reported_once() -> None:
         assert readings(later)[PRESENT, (NIC,)] == 0
         assert readings(later)[PRESENT, (run.gpu,)] == 1
     links = {name for name, key in readings(later) if key == (NIC,)}
-    assert links == {PRESENT}, "nothing else is said of what is not there"
+    assert links == {PRESENT}, "no other metric of a missing device is reported"
     (entity,) = [e for e in later.schema.entities if e.key == (NIC,)]
     assert entity.facts["role"] == "nic", "it is described as it last was"
 
@@ -163,7 +163,7 @@ def test_a_bus_that_cannot_be_listed_has_lost_nothing() -> None:
 
 @given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=8))
 def test_every_change_is_reported_once_and_in_order(history) -> None:
-    """Whatever comes and goes, goings and comings of a device alternate, and the last holds."""
+    """For any sequence, removals and returns of a device alternate, and the last one is current."""
     presence, now = PciPresence(), NodeTimestamp(0, 0)
     devices = {str(n): Entity(PCIE, (str(n),), {"role": "nic"}) for n in range(6)}
     presence.learn(list(devices), devices, {})

@@ -1,4 +1,4 @@
-"""Calls that do not come back: recorded as such, and replayed so that they hold up a real thread."""
+"""Calls that do not return: recorded as such, and replayed so that they block a real thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PendingCaller:
 
 
 class BlockedAnswer:
-    """An answer that a test lets go."""
+    """An answer that blocks until a test releases it."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -90,7 +90,7 @@ def replayed(moments: list[CaptureMoment]) -> tuple[RecordedHost, ManualClock]:
 def waited(
     recording: RecordingHost, machine: FakeHost, answer: Any, seconds: float
 ) -> tuple[BlockedAnswer, PendingCaller]:
-    """Ask what takes some seconds to come."""
+    """Make a call whose answer takes some seconds."""
     machine.calls[POWER] = slow = BlockedAnswer(answer)
 
     def ask() -> Any:
@@ -215,7 +215,7 @@ async def test_a_stuck_gpu_ages_itself_alone(
     states = {name: status.state for name, status in agent.sampler.statuses.items()}
     assert (states["gpu"], states["rdma"]) == (OK, OK)
     clock.advance(11)
-    for _ in range(2):  # what the agent tells of itself is read beside the others
+    for _ in range(2):  # the self-metrics of the agent are read beside the others
         await agent.sampler.once()
     states = {name: status.state for name, status in agent.sampler.statuses.items()}
     assert (states["gpu"], states["nvlink"], states["rdma"]) == (PARTIAL, PARTIAL, OK)
@@ -238,7 +238,7 @@ async def test_it_recovers_once_the_driver_answers(
     assert list(sampler.hung.by_device) == ["nvml/1"]
     clock.advance(10)
     while sampler.hung.by_device:
-        await asyncio.to_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread looks as often
+        await asyncio.to_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread polls as often
     await sampler.once()
     assert status.state == OK
     assert len({gpu for _, (gpu, *_) in readings(status.frame)}) == len({"known", "stuck"})

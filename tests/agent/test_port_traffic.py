@@ -1,4 +1,4 @@
-"""An hour of real traffic, through the real sources and the sampler: not a byte comes or goes."""
+"""An hour of real traffic through the real sources and the sampler: no byte is lost or added."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Key = tuple[str, str]
 
 
 def play(capture: Capture) -> list[Frame]:
-    """All frames that the sampler makes of a capture, second by second."""
+    """Return all frames that the sampler makes of a capture, second by second."""
     clock = ManualClock()
     start_ns = clock.now().boot_ns
     host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - start_ns)
@@ -59,7 +59,7 @@ def courses(frames: list[Frame]) -> dict[Key, list[int]]:
 
 
 def received(frames: list[Frame]) -> dict[Key, list[int]]:
-    """The same, as the collector reads it from what the agent would send."""
+    """Return the same values, as decoded by the collector from the agent's envelopes."""
     found: dict[Key, list[int]] = defaultdict(list)
     for schema in {frame.schema.stream: frame.schema for frame in frames}.values():
         batches = encode_batches(frame for frame in frames if frame.schema is schema)
@@ -90,7 +90,7 @@ def check(port: Port, seen: dict[Key, list[int]]) -> None:
     assert grown(catalog.RECEIVED_PACKETS.name, interface) == received_packets
     assert grown(COUNTER_FILES["port_xmit_packets"].name, device) == sent_packets
     assert grown(COUNTER_FILES["port_rcv_packets"].name, device) == received_packets
-    # Whole words of four bytes is all that the RDMA port tells.
+    # The RDMA port counts whole units of four bytes only.
     assert grown(COUNTER_FILES["port_xmit_data"].name, device) == sent_bytes // 4 * 4
     assert grown(COUNTER_FILES["port_rcv_data"].name, device) == received_bytes // 4 * 4
 

@@ -129,7 +129,7 @@ def test_the_nic_of_the_default_route_is_assigned_last() -> None:
     gpus = [at_switch("a", 9)]
     busy, idle = make_nic(at_switch("a", 0), put_last=True), make_nic(at_switch("a", 1))
     assert rails(assign_rails(gpus, [busy, idle]), busy, idle) == [None, 0]
-    assert rails(assign_rails(gpus, [busy]), busy) == [0], "the only card there is"
+    assert rails(assign_rails(gpus, [busy]), busy) == [0], "the only NIC"
 
 
 def tray(numa_nodes: str, nics: int) -> tuple[list[PciPlace], list[RailNic]]:

@@ -1,4 +1,4 @@
-"""Energy of the processors: what is read, what a round is and what a reset."""
+"""Energy of the processors: readings, counter wraps and resets."""
 
 from __future__ import annotations
 

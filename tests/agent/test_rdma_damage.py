@@ -1,4 +1,4 @@
-"""Counter files that shrink, hold nonsense, lose their permission, or come and go between probes."""
+"""Counter files that shrink, contain garbage, lose their permission, or appear and vanish between probes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ real_rounds = st.lists(st.dictionaries(st.sampled_from(FILES), texts), min_size=
 def test_kept_files_that_shrink_grow_and_vanish(
     first: dict[str, str], later: list[dict[str, str]]
 ) -> None:
-    """On a real tree: what is left of a longer number is never read with it."""
+    """On a real tree: the rest of a longer number is never read with a shorter one."""
     with tempfile.TemporaryDirectory() as root:
         directory = Path(root + PORT)
         for file in FILES:

@@ -69,7 +69,7 @@ def test_each_driver_file_maps_to_a_metric_or_keeps_its_own_name(
     for name in names:
         metric = meaning(driver, name)
         if metric is None or metric.name in first:
-            assert own[name] == numbers[name], "of two that tell the same the first counts"
+            assert own[name] == numbers[name], "of two files with the same meaning the first counts"
             continue
         first.add(metric.name)
         step = 8 if driver == "hfi1" else 1

@@ -1,4 +1,4 @@
-"""Batched calls of NVML in captures: each entry by itself, failures of the whole call for all."""
+"""Batched NVML calls in captures: each entry by itself, failures of the whole call for all."""
 
 from __future__ import annotations
 

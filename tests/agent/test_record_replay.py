@@ -91,7 +91,7 @@ def frames_of(host: Host, clock: ManualClock, change: Callable[[int], None]) -> 
 
 
 def recorded(root: Path, redactor: Redactor | None = None) -> tuple[list[Frame], Capture]:
-    """Live frames of the story, and the capture of it."""
+    """Return the live frames of a scenario and its capture."""
     clock = ManualClock()
     started = clock.now()
     host = TreeHost(make_tree(root), clock)
@@ -125,7 +125,7 @@ def test_a_replay_gives_the_recorded_readings(tmp_path: Path) -> None:
         if frame.schema.stream == "rapl"
         for _, _, reading in frame.readings()
     }
-    assert energy == 400_000_000, "what compares two looks does so in a replay"
+    assert energy == 400_000_000, "comparisons of two reads work in a replay"
     assert any(frame.reasons for frame in again)
 
 
@@ -239,7 +239,7 @@ def test_no_secret_is_left_and_each_has_one_stand_in(tmp_path: Path) -> None:
     assert moment.files["/sys/more"] == f"{uuid} on {name}, {mac}; counter 4711; 0000:3b:00.0"
     (line,) = moment.log
     assert line.startswith(f"6,1,1,-;{name} {uuid} {mac} ")
-    assert "hello" not in line, "words that are not known to be harmless go as well"
+    assert "hello" not in line, "texts outside the harmless vocabulary are redacted as well"
     assert re.fullmatch(r"GPU-[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", uuid)
     assert re.fullmatch(r"[\da-f]{2}(:[\da-f]{2}){5}", mac)
     assert moment.files["/sys/ADDRESS"].lower() == mac
@@ -281,7 +281,7 @@ def test_a_name_learned_late_is_redacted_in_earlier_texts(tmp_path: Path) -> Non
 
 
 def test_what_was_asked_is_redacted_as_what_was_answered() -> None:
-    """An interface without a name of its own is called by its MAC address."""
+    """An interface without its own name is identified by its MAC address."""
     enx, net = f"enx{MAC.replace(':', '')}", "/sys/class/net"
     host = FakeHost()
     host.files = {f"{net}/{enx}/address": MAC, f"{net}/{enx}/{HOSTNAME}": ""}
@@ -317,7 +317,7 @@ def test_a_serial_number_of_nothing_hides_nothing() -> None:
 
 @pytest.mark.parametrize("record", ["6,7,8,-;hello", "hello"])
 def test_a_log_that_is_opened_again_is_kept_once(record: str) -> None:
-    """Each opening gives it from its oldest record."""
+    """Each opening reads the log from its oldest record."""
     host = FakeHost()
     recording = RecordingHost(host)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A redacted recording: nothing that may identify anybody, and the same readings when replayed."""
+"""A redacted recording: no identifying text, and the same readings when replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a replay is not the agent's: it is measured apart, and counts against no budget."""
+"""The cost of a replay is measured separately and does not count against the budget of the agent."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ asyncio.run(main())
 
 
 def test_an_agent_of_eight_gpus_and_ten_nics_keeps_its_memory_bound(tmp_path: Path) -> None:
-    """By default settings, whatever is asked of its page, and however large the capture is."""
+    """With default settings, for any request and any size of the capture."""
     capture = simulate(NodeSpec("n1"), 60, 1.0)
     write_capture(tmp_path / "capture", capture.about, capture.moments)
     command = [sys.executable, "-c", LONG_RUN, str(tmp_path / "capture"), "12"]

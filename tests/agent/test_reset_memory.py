@@ -1,4 +1,4 @@
-"""A GPU that was reset is well again, also for an agent that comes after the reset."""
+"""A GPU that was reset is healthy again, also for an agent started after the reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from railscope.reading import Absent
 
 
 def lived(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
-    """A GPU whose energy counter was seen to stand so."""
+    """Return a GPU whose energy counter had these values."""
     lifetime = GpuLifetime()
     for number, energy in enumerate(energies, 1):
         lifetime.observe(number * every_ns, energy, Absent.UNSUPPORTED, 0)
@@ -36,7 +36,7 @@ def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path)
     memory.save({"GPU-1": lived(100, 200)})
     lifetime = memory.load()["GPU-1"]
     lifetime.observe(1000 * NS, 3, Absent.UNSUPPORTED, 0)
-    assert lifetime.cleared_ns == 10 * NS, "all until the last look before"
+    assert lifetime.cleared_ns == 10 * NS, "all up to the last earlier poll"
 
 
 def test_without_a_state_directory_nothing_is_kept_and_none_is_made(tmp_path: Path) -> None:

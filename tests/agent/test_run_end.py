@@ -1,4 +1,4 @@
-"""The end of a run: what is in the spool is on the disk, and the next run states how far it came."""
+"""The end of a run: the spool is on the disk, and the next run states its last sequence."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NEXT = replace(ORIGIN, run="next")
 
 
 class RunEndCollector(ScriptedCollector):
-    """A collector that keeps what each envelope states of an earlier run."""
+    """A collector that stores the end of an earlier run from each envelope."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ended: list[RunEnd | None] = []
 
     async def note(self, _: Any, request: web.Request, envelope: Envelope) -> web.Response:
-        """Take an envelope."""
+        """Accept an envelope."""
         if envelope.batches:
             self.ended.append(envelope.ended)
         answer: web.Response = await take(self, request, envelope)

@@ -1,4 +1,4 @@
-"""`agent check` asks the agent that runs here what its governor did."""
+"""`agent check` reads the actions of the governor from the running agent."""
 
 from __future__ import annotations
 

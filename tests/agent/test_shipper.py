@@ -70,12 +70,12 @@ JSON_ERROR = {"error": "because"}
 
 
 def error(status: int) -> Callable[[], web.Response]:
-    """An answer as a collector gives it."""
+    """Return an error answer of a collector."""
     return lambda: web.json_response(JSON_ERROR, status=status)
 
 
 def other(body: bytes, status: int = 200) -> Callable[[], web.Response]:
-    """An answer of something else."""
+    """Return an answer of another kind of server."""
     return lambda: web.Response(body=body, status=status)
 
 
@@ -115,7 +115,7 @@ async def test_an_answer_that_means_later_loses_nothing(tmp_path: Path, case: st
             assert (collector.taken, collector.duplicates) == (run.sent, [])
             assert sum(run.stats.dropped_frames.values()) == 0
     problems = [entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"]
-    assert len(problems) == 1, "said once, not at every try"
+    assert len(problems) == 1, "logged once, not at every try"
     assert expected in problems[0]
     assert f"127.0.0.1:{collector.port}" in problems[0]
     assert [e["event"] for e in logs].count("collector_connected") == 1

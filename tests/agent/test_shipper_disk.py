@@ -1,4 +1,4 @@
-"""A disk that is full or broken: envelopes wait in memory, and nothing is lost in silence."""
+"""A full or broken disk: envelopes wait in memory, and every loss is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEBIBYTE = 1 << 20
 
 @pytest.fixture
 async def away() -> tuple[ScriptedCollector, CollectorLink]:
-    """A collector that is not there yet, and the link to it."""
+    """A collector that does not listen yet, and the link to it."""
     collector = ScriptedCollector()
     async with collector.serving():
         return collector, link_to(collector)
@@ -42,7 +42,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def publish_large(run: Shipping, size: int) -> None:
-    """Publish a frame that takes so many bytes in an envelope, whatever the compression."""
+    """Publish a frame that needs so many bytes in an envelope with any compression."""
     noise = random.Random(len(run.sent))  # noqa: S311 - nothing secret
     now = run.clock.now()
     entity = Entity(DROP, ("disk",))
@@ -117,7 +117,7 @@ async def test_memory_is_bounded_and_what_goes_is_counted(
 
 
 async def test_what_is_given_up_while_it_is_sent_takes_nothing_else_along(tmp_path: Path) -> None:
-    """The oldest in memory is under way when a newer one pushes it out."""
+    """The oldest envelope in memory is in flight when a newer one displaces it."""
     release = asyncio.Event()
 
     async def hold(self: ScriptedCollector, request: Request, envelope: Envelope) -> Response:

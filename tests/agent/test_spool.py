@@ -1,4 +1,4 @@
-"""The spool: nothing leaves it unasked, and what must go is reported."""
+"""The spool: no envelope is removed without a request, and every drop is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = 8
 
 
 def next_body(spool: Spool) -> bytes | None:
-    """Take the oldest envelope out; None where there is none."""
+    """Remove and return the oldest body; None if the spool is empty."""
     found = spool.oldest()
     assert not isinstance(found, FrameLoss)
     if found is None:
@@ -239,7 +239,7 @@ def test_a_damaged_schema_is_none(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
-    """Else the next run could not name the columns of what is spooled now."""
+    """Otherwise the next run could not name the columns of the spooled frames."""
     store = SpooledSchemas(tmp_path)
     in_the_way = tmp_path / (DIGEST.hex() + ".schema")
     in_the_way.mkdir()

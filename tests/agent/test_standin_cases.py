@@ -34,7 +34,7 @@ def _as_double(reading: Reading) -> Reading:
     return reading if isinstance(reading, Absent) else int(float(reading))
 
 
-# What C cannot say as the capture does: the metric, what is left of it there, and why.
+# Metrics that C cannot represent as in the capture: the conversion and its reason.
 EXPLAINED: dict[str, tuple[Callable[[Reading], Reading], str]] = {
     "railscope_gpu_sm_cycles_total": (
         _as_double,
@@ -125,7 +125,7 @@ def _held(metric: str, reading: Reading) -> Reading:
 
 
 def full_capture() -> Capture:
-    """GPUs that have all there is."""
+    """Return a capture of GPUs with every feature."""
     calls = full_gpus(4, cut=[1, 2], virtual=[3])
     about = CaptureMetadata("node", "boot-1", 0, 0, 1, "made up")
     return Capture(about, (CaptureMoment(0, calls=calls),))

@@ -45,7 +45,7 @@ SWITCH, PEER = 2, 0
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_is_that_of_nvidia_smi(model: str) -> None:
-    """CPUs and NUMA node are put into the tree as printed, the GPU at the address it has."""
+    """CPUs and NUMA node are added to the tree as printed, the GPU at its address."""
     capture = captured(f"{DIRECTORY}/{model}.txt").read_text()
     printed = ESCAPES.sub("", csv.section(capture, "capabilities :: topo -m")) + "\n"
     (row,) = [line.split("\t") for line in printed.splitlines() if line.startswith("GPU0")]

@@ -1,4 +1,4 @@
-"""The mean that a lone outlier does not move far, and three in a row do."""
+"""The mean, which a single outlier hardly moves and three in a row do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VALUES = st.floats(0.0, 1e12, allow_nan=False)
 
 
 def followed(*values: float, seconds: float = 1.0) -> CostTrend:
-    """A trend that has seen these values, one a period."""
+    """Return a trend of these values, one per period."""
     trend = CostTrend()
     for number, value in enumerate(values):
         trend.add(value, round(number * seconds * NS))
@@ -42,7 +42,7 @@ def test_three_in_a_row_are_believed(before: list[float], expensive: float) -> N
 
 @given(first=VALUES, seconds=st.sampled_from([0.02, 0.1, 1, 8, 60]))
 def test_what_is_past_is_forgotten(first: float, seconds: float) -> None:
-    """In some spans of time at short periods, in some dozens of reads at long ones."""
+    """After some time at short periods, after some dozens of reads at long ones."""
     reads = max(64, round(600 / seconds))
     assert followed(*[first] * 5, *[1.0] * reads, seconds=seconds).mean <= 1.0 + first * 1e-5
 

@@ -19,7 +19,7 @@ ABSENT = Absent.ERROR.value
 
 @dataclass
 class HardwareCounters:
-    """A set as the hardware keeps it: what was counted since the last reset, mod 2^32 as shown."""
+    """A counter set in hardware: counts since the last reset, exported modulo 2^32."""
 
     counted: list[int]
     wide: int = 0
@@ -57,7 +57,7 @@ missing = st.frozensets(st.integers(0, WIDE - 1), max_size=2)
 def test_one_busy_counter_among_quiet_ones_is_carried_on_exactly(
     walk: list[tuple[int, frozenset[int]]],
 ) -> None:
-    """Gaps too: a missing reading costs itself alone, as long as half a range is not passed."""
+    """Also with gaps: a missing reading affects only itself while growth is below half the range."""
     hardware, carrier = HardwareCounters([0, 7, 11, 3]), unwrap()
     assert shown(carrier, hardware.row()) == hardware.counted
     unread = 0
@@ -188,7 +188,7 @@ def test_a_new_probe_with_other_columns_knows_what_the_last_one_knew() -> None:
 def test_an_error_counter_that_fell_back_marks_a_reset_despite_busy_ones(
     busy: list[int], errors: int, since: list[int], data: st.DataObject
 ) -> None:
-    """Error counters stay in the lower half; a reset sets them back, which no wrap could."""
+    """Error counters stay in the lower half; only a reset, not a wrap, reduces them."""
     carrier = unwrap()
     shown(carrier, [*(number % RANGE for number in busy), errors, 0])
     after = [*since, data.draw(st.integers(0, errors - 1))]

@@ -1,4 +1,4 @@
-"""The rules about the health of a GPU: when each speaks, and what comes of all of them together."""
+"""The health rules of a GPU: the conditions of each, and their combined verdict."""
 
 from __future__ import annotations
 

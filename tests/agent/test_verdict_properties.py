@@ -23,7 +23,7 @@ def places_of(metric: Metric) -> list[tuple[Metric, tuple[str, ...]]]:
 
 
 def without(metric: Metric, reason: Absent) -> Fault:
-    """As if none of the readings of a metric had a value."""
+    """Return a fault in which no reading of a metric has a value."""
     return Fault(dict.fromkeys(places_of(metric), reason))
 
 

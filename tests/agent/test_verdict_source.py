@@ -1,4 +1,4 @@
-"""Verdicts over time: what counters had before, which Xids still count, what is too old to count."""
+"""Verdicts over time: earlier counter values, Xids that still count, and expired readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A capture walked through: where it is looked at, on what clock, and what is seen of the past."""
+"""A walk through a capture: read offsets, clock, and access to earlier events."""
 
 from __future__ import annotations
 

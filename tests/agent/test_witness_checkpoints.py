@@ -1,4 +1,4 @@
-"""An agent never lets go of what it holds, whatever the collector shows it."""
+"""An agent never discards its checkpoints, regardless of the collector's answers."""
 
 from __future__ import annotations
 

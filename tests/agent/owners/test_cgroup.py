@@ -135,7 +135,7 @@ def test_each_path_has_its_owner(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_cgroup_v1_gives_the_same_owner(path):
-    """There each controller has a line; systemd's own may know no more than the service."""
+    """In cgroup v1 each controller has a line; the line of systemd may contain the service only."""
     lines = [f"{number}:{name}:{path}" for number, name in ((12, "memory"), (3, "cpu,cpuacct"))]
     assert parse_owner("\n".join([*lines, "0::/", ""]).encode()) == PATHS[path]
 

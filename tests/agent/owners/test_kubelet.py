@@ -1,4 +1,4 @@
-"""Asking a kubelet: a real gRPC server on a Unix socket, and servers that misbehave."""
+"""Calls to a kubelet: a real gRPC server on a Unix socket, and misbehaving servers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_list_of_many_pods(kubelet_socket):
-    """It is larger than the windows that HTTP/2 begins with: the server has to be let on."""
+    """The answer exceeds the initial HTTP/2 windows: the client has to update them."""
     listed = call_kubelet(kubelet_socket, LIST)
     assert len(listed) > 65_535
     assert parse_pods(listed) == MANY
@@ -179,7 +179,7 @@ def speaking(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[s
 
 
 def well_spoken(reply: Callable[[H2Connection], object]) -> Callable[[socket.socket], None]:
-    """Speak HTTP/2 well until the request has come, and then reply in one piece and no more."""
+    """Speak valid HTTP/2 until the request arrived, then send one reply."""
 
     def speak(connection: socket.socket) -> None:
         http = H2Connection(H2Configuration(client_side=False))

@@ -1,4 +1,4 @@
-"""The kubelet's list of pods from a real HTTPS server: certificates, tokens, bounds, and what comes out."""
+"""The kubelet's list of pods from a real HTTPS server: certificates, tokens, bounds and results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHER = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"containers"
 
 
 class FakeKubelet(ThreadingHTTPServer):
-    """Answers GET /pods for a token."""
+    """HTTPS server that answers GET /pods for a token."""
 
     daemon_threads = True
 
@@ -49,7 +49,7 @@ class FakeKubelet(ThreadingHTTPServer):
             self.socket = context.wrap_socket(self.socket, server_side=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that refuses the certificate is a case of these tests, not an error of theirs."""
+        """Ignore clients that reject the certificate: these tests expect them."""
 
 
 class FakeKubeletHandler(BaseHTTPRequestHandler):
@@ -63,7 +63,7 @@ class FakeKubeletHandler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.content if allowed else b"Unauthorized")
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do not log."""
 
 
 def serve(kubelet: FakeKubelet) -> Iterator[FakeKubelet]:

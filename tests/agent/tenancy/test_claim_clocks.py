@@ -1,4 +1,4 @@
-"""Steps of a node's wall clock: claims keep their durations, whatever gave their starts and ends."""
+"""Steps of a node's wall clock: claims keep their durations for any source of starts and ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
 
 @dataclass
 class Story:
-    """A node with one job by Slurm, one pod and one claim by command, through steps of its clock."""
+    """A node with a Slurm job, a pod and a claim by command, during steps of its clock."""
 
     directory: Path
     events: list[Event] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Story:
         self.agent()
 
     def agent(self) -> None:
-        """A fresh agent in the same boot, with what the one before kept."""
+        """Start a new agent in the same boot with the stored state of the previous one."""
         self.looked = Looked(self.host, TenancySettings(slurm_job_directory="/run/jobs"))
         self.looked.tenancy.remember(self.directory, NODE)
         self.endpoint = ClaimsEndpoint(
@@ -181,7 +181,7 @@ def test_a_boot_time_means_nothing_in_another_boot(tmp_path):
 
 
 def clock(*seconds: tuple[int, int]) -> ClockHistory:
-    """Observed at these seconds of the boot clock, with the wall clock there."""
+    """Observe at these seconds of the boot clock, with a wall clock each."""
     history = ClockHistory(BOOT)
     for boot, wall in seconds:
         history.observe(NodeTimestamp(wall * NS, boot * NS))

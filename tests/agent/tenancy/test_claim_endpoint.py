@@ -35,7 +35,7 @@ from railscope.settings import SettingsError
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short path: that of a socket has at most 107 bytes."""
+    """Temporary directory with a short path: a socket path has at most 107 bytes."""
     made = Path(tempfile.mkdtemp(prefix="claims-"))
     yield made
     shutil.rmtree(made)
@@ -56,7 +56,7 @@ class UnixSocketConnection(http.client.HTTPConnection):
 def ask(
     where: Path | http.client.HTTPConnection, method: str, path: str, body: Any = None
 ) -> tuple[int, Any]:
-    """Ask over a connection of its own; what comes back is JSON, or text that is none."""
+    """Send a request over a new connection; return the status and the JSON or text of the answer."""
     content = body if isinstance(body, bytes) or body is None else json.dumps(body)
     with closing(UnixSocketConnection(where) if isinstance(where, Path) else where) as connection:
         connection.request(method, path, content)
@@ -67,7 +67,7 @@ def ask(
 
 
 class ServedEndpoint:
-    """An endpoint in a thread of its own, and the tenancy behind it."""
+    """A claims endpoint in its own thread, with its tenancy."""
 
     def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
         self.host = node(3)
@@ -118,7 +118,7 @@ def test_a_reported_claim_begins_and_ends(served):
     start_ns = served.host.clock.now().wall_ns
     assert (status, answer["claim"]["devices"]) == (200, [uuid(0), uuid(1)])
     served.host.clock.advance(2)
-    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200, "told again, nothing changes"
+    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200, "a repeated report changes nothing"
     began = served.looked.look()
     assert told(began) == [
         ("claim_start", "command", "batch", uuid(0)),
@@ -299,7 +299,7 @@ def test_the_command(served):
     assert [row[:2] for row in rows] == [["0", uuid(0)], ["1", uuid(1)]]
     assert all(re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", row[2]) for row in rows)
     served.looked.look()
-    assert run(served, "list").stdout == listed.stdout, "told by the look now"
+    assert run(served, "list").stdout == listed.stdout, "reported by this poll"
     assert run(served, "end", "m-1").exit_code == 0
     served.looked.look()
     assert run(served, "list", "--format", "json").stdout == "[]\n"
@@ -357,7 +357,7 @@ def test_no_agent(directory):
 
 @contextmanager
 def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent in a process of its own, on a recorded node with two GPUs; more settings by name."""
+    """Run an agent in its own process on a recorded node with two GPUs; `settings` are added by name."""
     command = [
         sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
         "--replay", str(CASES / "hgx-h100-load"), "--state-directory", str(directory),
@@ -373,7 +373,7 @@ def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def insist(directory: Path, method: str, path: str, body: Any = None) -> Any:
-    """Ask until there is an answer of 200."""
+    """Repeat a request until the answer is 200."""
     until, last = time.monotonic() + 60, None
     while time.monotonic() < until:
         try:

@@ -67,7 +67,7 @@ class NodeStateMachine(RuleBasedStateMachine):
     def an_unclaimed_process_starts(self, gpu: int) -> None:
         self.count += 1
         self.unclaimed_gpus[5000 + self.count] = gpu
-        runs(self.host, gpu, 5000 + self.count, f"/system.slice/stray-{self.count}.service")
+        runs(self.host, gpu, 5000 + self.count, f"/system.slice/unclaimed-{self.count}.service")
 
     @precondition(lambda self: self.unclaimed_gpus)
     @rule()

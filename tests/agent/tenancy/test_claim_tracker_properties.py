@@ -121,7 +121,7 @@ def test_starts_and_ends_pair_up(sequence):
     for event in run.events:
         key, facts = event.entity.key, event.facts
         if event.event_class.name == START:
-            assert began.setdefault(key, facts) == facts, "told again, it says the same"
+            assert began.setdefault(key, facts) == facts, "a repeated report has the same facts"
         else:
             assert key in began, "nothing ends that has not begun"
             assert ended.setdefault(key, facts) == facts
@@ -191,5 +191,5 @@ def test_present_claims_are_reported_or_left_to_a_higher_authority(sequence):
         run.poll(step)
         for claim in step.claims_by_source["file"] or ():
             assert any(one.held.agrees(claim) for one in run.tracker.open), (
-                "the highest is always told"
+                "the highest authority is always reported"
             )

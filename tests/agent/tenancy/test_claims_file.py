@@ -32,7 +32,7 @@ def looking(text, path=PATH):
 
 def test_a_line_is_a_claim():
     table = (
-        "# who has what\nholds,tenant,from,to,workload\n0,red,,,batch\n\n"
+        "# holders\nholds,tenant,from,to,workload\n0,red,,,batch\n\n"
         "*,blue,2026-01-01T00:00:00Z,2026-02-01T01:00:00+01:00,\n"
     )
     assert parse_claims_file(table.encode()) == (

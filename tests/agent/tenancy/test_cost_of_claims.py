@@ -12,7 +12,7 @@ PODS, GPUS = 50, 8
 
 
 def full() -> FakeHost:
-    """Eight GPUs, each with a pod of two processes, and forty-two pods without one."""
+    """Return a host with eight GPUs, each with a pod of two processes, and 42 pods without a GPU."""
     host = node(GPUS)
     pods = []
     for number in range(PODS):
@@ -31,7 +31,7 @@ def full() -> FakeHost:
 
 
 def counting(host: FakeHost) -> Counter[str]:
-    """Count the questions that tenancy itself asks: the driver's sources run before it."""
+    """Count the host calls of tenancy itself: the driver's sources run before it."""
     asked: Counter[str] = Counter()
     for name in ("read", "names", "resolve", "call"):
         real = getattr(host, name)

@@ -1,4 +1,4 @@
-"""A kubelet over its real socket, recorded and replayed: the same claims come of both."""
+"""A kubelet over its real socket, recorded and replayed: both give the same claims."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LISTED = b"".join(wire.listed(pod) for pod in PODS)
 
 
 class LiveKubeletNode:
-    """A fake machine whose kubelet is a real one."""
+    """A fake node whose kubelet is real."""
 
     def __init__(self, socket: str) -> None:
         self.host = node()
@@ -121,7 +121,7 @@ def test_what_was_recorded_is_replayed(tmp_path, hidden):
     replayed = RecordedHost(Capture(about, tuple(moments)), host.clock, lambda: last_ns)
     socket = redactor.scrubbed(socket) if redactor else socket
     again = replayed.call("kubelet", "List", socket)
-    assert len(again) == len(answer) == 2, "pods without devices are nobody's business here"
+    assert len(again) == len(answer) == 2, "pods without devices are ignored"
     assert (again == answer) is not hidden
     with pytest.raises(OSError, match="not supported"):
         replayed.call("kubelet", "GetAllocatableResources", socket)

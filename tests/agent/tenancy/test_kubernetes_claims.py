@@ -115,7 +115,7 @@ def test_shares_of_a_gpu():
     assert looked.value("gpu_claims", uuid(0)) == 2
     assert looked.value("gpu_claimed_ratio", uuid(0)) == 630
     looked.look()
-    assert host.asked[ALLOCATABLE] == 1, "how many there are is not asked at each look"
+    assert host.asked[ALLOCATABLE] == 1, "the number of devices is not requested at each poll"
 
 
 def test_a_share_of_an_unknown_number_is_not_exclusive():
@@ -162,8 +162,8 @@ def test_resource_claims():
         "research/dynamic": mig_uuid(2, 0),
         "research/both-1": f"{uuid(0)}::s1",
     }
-    (odd,) = [finding for finding in looked.said("Kubernetes") if finding[0] == "broken"]
-    assert "gpu-77 of claim research/f" in odd[1]
+    (broken,) = [finding for finding in looked.said("Kubernetes") if finding[0] == "broken"]
+    assert "gpu-77 of claim research/f" in broken[1]
 
 
 def test_two_pods_of_one_resource_claim_do_not_have_it_to_themselves():

@@ -51,7 +51,7 @@ def test_a_job_by_its_environment():
     assert {event.facts["owner"] for event in began} == {"astro"}
     assert {event.facts["level"] for event in began} == {"node_plugin"}
     host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "211", "SLURM_JOB_ACCOUNT": "else"}
-    assert looked.look() == [], "what it said first counts: a job may change it"
+    assert looked.look() == [], "the first environment counts: a job may change it"
     assert host.asked["owner.environ(50)"] == 1
     leaves(host, f"{SCOPE}/job_211")
     assert [event[0] for event in told(looked.look())] == ["claim_end", "claim_end"]
@@ -216,7 +216,7 @@ def test_files_of_jobs():
     assert began.facts["uncertainty_ns"] == str(10**9)
     assert began.facts["owner"] == "astro"
     host.files["/run/jobs/211.json"] = "{"
-    assert len(looked.look()) == 1, "its file says nothing any more"
+    assert len(looked.look()) == 1, "its file is empty now"
     assert any("211.json" in detail for _, detail, _ in looked.said("jobs by scontrol"))
 
 
