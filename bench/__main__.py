@@ -25,7 +25,7 @@ def main(*, quick: bool) -> None:
         if done.returncode:
             failed.append(name)
     if failed:
-        message = f"failed: {', '.join(failed)}"
+        message = f"benchmarks failed: {', '.join(failed)}"
         raise click.ClickException(message)
 
 

@@ -269,7 +269,7 @@ def _settle(reader: SourceReader) -> None:
     """Read once, so that no later read adds columns."""
     outcome = reader.run()
     if outcome.problem:
-        message = f"{reader.source.name}: {outcome.problem}"
+        message = f"reading source {reader.source.name} failed: {outcome.problem}"
         raise click.ClickException(message)
 
 

@@ -59,7 +59,7 @@ class PostConnection:
     def _more(self) -> bytes:
         data = self._socket.recv(_CHUNK)
         if not data:
-            message = "the server hung up"
+            message = "reading a response failed: the server closed the connection"
             raise BenchError(message)
         return data
 
@@ -96,7 +96,7 @@ def post_all(
                 latencies[number] = time.monotonic() - sent
                 if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
                     if answer is None:
-                        message = f"answered {status}: {content[:200]!r}"
+                        message = f"a request failed: status {status}: {content[:200]!r}"
                         raise BenchError(message)  # noqa: TRY301 - raised to the waiting thread
                     answer(wire, number, status, content)
         except (OSError, BenchError) as error:

@@ -105,7 +105,7 @@ class LoadGenerator:
             else:
                 break
             status, content = wire.post(self._requests[position])
-        message = f"the collector answered {status}: {content[:200]!r}"
+        message = f"sending an envelope failed: status {status}: {content[:200]!r}"
         raise harness.BenchError(message)
 
 

@@ -45,7 +45,7 @@ class DashboardVariable:
     def build(self) -> build.QueryVariable:
         """Build Grafana's variable."""
         if found := problems(self.selector):
-            message = f"variable {self.name}: {'; '.join(found)}"
+            message = f"invalid variable {self.name}: {'; '.join(found)}"
             raise ValueError(message)
         variable = (
             build.QueryVariable(self.name)
@@ -75,7 +75,7 @@ class DashboardAnnotation(Builder[AnnotationQuery]):
     def build(self) -> AnnotationQuery:
         """Build Grafana's annotation query."""
         if found := problems(self.expression):
-            message = f"marks {self.name}: {'; '.join(found)}"
+            message = f"invalid marks {self.name}: {'; '.join(found)}"
             raise ValueError(message)
         return _PrometheusAnnotation(self)
 

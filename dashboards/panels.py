@@ -150,7 +150,9 @@ def rows(  # noqa: PLR0913 - the differences between tables
     """
     worst = [(column.title, column.worst) for column in columns if column.worst]
     if not worst:
-        message = f"table {title}: no column to sort by: expected a column with a worst value"
+        message = (
+            f"invalid table {title}: no column to sort by: expected a column with a worst value"
+        )
         raise ValueError(message)
     if leads_on and (ways := joins_for(keys)):
         keys = with_device_titles(keys, *ways)
@@ -251,7 +253,9 @@ def _finished(  # noqa: PLR0913 - common properties of all panels
 ) -> _Builder:
     units = {unit} if unit else {query.unit for query in queries}
     if len(units) != 1:
-        message = f"panel {title}: the queries have different units: {', '.join(sorted(units))}"
+        message = (
+            f"invalid panel {title}: expected one unit of all queries: {', '.join(sorted(units))}"
+        )
         raise ValueError(message)
     panel = (
         panel.id(_derived_number(title) if ident == BY_TITLE else ident)

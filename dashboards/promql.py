@@ -160,10 +160,10 @@ def _wrong_matchers(expression: str) -> Iterator[str]:
         for matcher in _MATCHER.finditer(selector["matchers"]):
             label, value = matcher["label"], matcher["value"]
             if label not in labels_of(name):
-                yield f"{name} has no label {label}"
+                yield f"unknown label {label} of {name}"
             elif label == STATE_LABEL and states:
                 for state in sorted(set(value.split("|")) - set(states)):
-                    yield f"{name} has no state {state}"
+                    yield f"unknown state {state} of {name}"
 
 
 def _wrong_groupings(expression: str) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _wrong_groupings(expression: str) -> Iterator[str]:
     for labels in _GROUPING.findall(_STRING.sub('""', expression)):
         for label in filter(None, (part.strip() for part in labels.split(","))):
             if label not in known:
-                yield f"no metric of the expression has the label {label}"
+                yield f"unknown label {label} in a grouping"
 
 
 def _wrong_kinds(expression: str) -> Iterator[str]:

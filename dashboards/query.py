@@ -164,7 +164,7 @@ def ask(expression: str, unit: str = "", legend: str = "") -> Query:
     Raises ValueError if the catalog does not declare a name in the expression.
     """
     if found := problems(expression):
-        message = f"{expression}: {'; '.join(found)}"
+        message = f"invalid expression {expression}: {'; '.join(found)}"
         raise ValueError(message)
     made_of = expanded(expression)
     metrics = tuple(_metrics_of(made_of))

@@ -150,15 +150,15 @@ def read_capture(directory: Path) -> Capture:
         settings = parse_toml((directory / "capture.toml").read_text(encoding="utf-8"))
         if settings.pop("format") != FORMAT:
             message = (
-                f"{directory}: unknown capture format: expected {FORMAT}; fix: record it again"
+                f"unknown capture format: {directory}: expected {FORMAT}; fix: record it again"
             )
             raise CaptureError(message)
         about = msgspec.convert(settings, CaptureMetadata)
     except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
-        message = f"{directory}: cannot read capture.toml: {error}"
+        message = f"reading the capture failed: {directory}/capture.toml: {error}"
         raise CaptureError(message) from error
     except msgspec.ValidationError as error:
-        message = f"{directory}: invalid capture.toml: {error}"
+        message = f"invalid capture: {directory}/capture.toml: {error}"
         raise CaptureError(message) from error
     return Capture(about, tuple(_moments(directory / "timeline.jsonl")))
 
@@ -171,7 +171,7 @@ def _moments(path: Path) -> Iterator[CaptureMoment]:
                 number += 1
                 yield CaptureMoment.from_line(line)
     except (OSError, ValueError) as error:
-        message = f"{path}: damaged line {number}: {error}"
+        message = f"reading the capture failed: {path}: damaged line {number}: {error}"
         raise CaptureError(message) from error
 
 

@@ -45,7 +45,7 @@ def parse_slots(text: str) -> tuple[int, int]:
     found = _SLOTS.fullmatch(text)
     low, high = (int(found[1]), int(found[2])) if found else (0, 0)
     if not low < high <= GPU_CAPACITY:
-        message = f"{text[:50]!r}: expected slots START-END such as 0-{GPU_CAPACITY}"
+        message = f"invalid slot range {text[:50]!r}: expected START-END such as 0-{GPU_CAPACITY}"
         raise SlotsError(message)
     return low, high
 

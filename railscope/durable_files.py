@@ -115,7 +115,7 @@ def read_json(path: Path, shape: type[FileContent]) -> FileContent | None:
     except (ValueError, RecursionError) as error:
         damaged = path.with_name(path.name + DAMAGED)
         path.replace(damaged)
-        message = f"{path} is damaged ({error}): it was renamed to {damaged.name}"
+        message = f"reading {path} failed: {error}; the damaged file was renamed to {damaged.name}"
         raise DamagedFileError(message) from error
 
 

@@ -104,7 +104,7 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     try:
         version = _version_decoder.decode(raw).version
         if version != wire.VERSION:
-            message = f"envelope version {version}: expected {wire.VERSION}"
+            message = f"unsupported envelope version: {version}: expected {wire.VERSION}"
             raise wire.WireVersionError(message)
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
@@ -142,7 +142,7 @@ def _decompressed(body: bytes, max_bytes: int) -> bytes:
     if len(raw) > max_bytes:
         raise wire.WireError(too_large)
     if not decompressor.eof or decompressor.unused_data:
-        message = "invalid body: truncated, or followed by other data"
+        message = "invalid body: truncated, or followed by other data: expected one zstd stream"
         raise wire.WireError(message)
     return raw
 
@@ -223,13 +223,14 @@ def _check_texts(what: str, texts: Iterable[str], max_characters: int) -> None:
         if len(text) > max_characters:
             _check_size(what, len(text), max_characters, "characters")
         if not text.isprintable():
-            message = f"{what}: {untrusted_text.printable(text)[: wire.MAX_NAME]}: expected printable characters"
+            shown = untrusted_text.printable(text)[: wire.MAX_NAME]
+            message = f"invalid text of {what}: {shown}: expected printable characters"
             raise wire.WireError(message)
 
 
 def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:
     if size > max_size:
-        message = f"{what}: {size} {unit}: expected at most {max_size}"
+        message = f"invalid size of {what}: {size} {unit}: expected at most {max_size}"
         raise wire.WireError(message)
 
 

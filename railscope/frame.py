@@ -36,11 +36,11 @@ class Entity:
     def __post_init__(self) -> None:
         """Reject a key of the wrong length and facts that the kind does not declare."""
         if len(self.key) != len(self.kind.labels):
-            message = f"{self.kind.name}: invalid key {self.key}: expected {self.kind.labels}"
+            message = f"invalid key of {self.kind.name}: {self.key}: expected {self.kind.labels}"
             raise ValueError(message)
         unknown = set(self.facts) - set(self.kind.facts)
         if unknown:
-            message = f"{self.kind.name}: unknown facts {sorted(unknown)}"
+            message = f"unknown facts of {self.kind.name}: {sorted(unknown)}"
             raise ValueError(message)
         if not "".join(self.key).isprintable():
             object.__setattr__(self, "key", tuple(map(printable, self.key)))

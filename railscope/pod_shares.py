@@ -132,7 +132,9 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
         try:
             found.parts += _summed(read(pod, memory))
         except RequestError as error:
-            found.problems.append(f"{pod.namespace}/{pod.name}: {error}")
+            found.problems.append(
+                f"reading the GPU shares of pod {pod.namespace}/{pod.name} failed: {error}"
+            )
         if found:
             return found
     return PodShareRequests()
@@ -160,10 +162,10 @@ def _summed(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
 def _fraction(part: int, of: int | None, what: str) -> Fraction:
     """Return the fraction, limited to the complete device: memory may be overcommitted (scaling)."""
     if not of:
-        message = f"{what}: the memory of the device is unknown"
+        message = f"invalid {what}: the memory of the device is unknown"
         raise RequestError(message)
     if part <= 0:
-        message = f"{what}: invalid amount {part}: expected more than 0"
+        message = f"invalid {what}: {part}: expected more than 0"
         raise RequestError(message)
     return min(Fraction(part, of), Fraction(1))
 
@@ -182,7 +184,7 @@ def _number(texts: Mapping[str, str], name: str) -> int:
     text = texts.get(name, "0").strip()
     found = _QUANTITY.fullmatch(text)
     if found is None:
-        message = f"{name}: invalid quantity {text[:50]!r}"
+        message = f"invalid {name}: {text[:50]!r}: expected a quantity such as 4 or 8Gi"
         raise RequestError(message)
     return int(found[1]) * _FACTORS[found[2] or ""]
 
@@ -192,7 +194,7 @@ def _indices(text: str, what: str) -> list[int]:
     try:
         return [parse_whole(part, _MAX_INDEX) for part in parts if part]
     except NumberError as error:
-        message = f"{what}: invalid index {text[:50]!r}: {error}"
+        message = f"invalid {what}: {text[:50]!r}: {error}"
         raise RequestError(message) from error
 
 
@@ -206,7 +208,7 @@ def _allocated(text: str, memory: MemoryOfDevice, what: str) -> Iterator[Request
             place, driver, mib, cores = (*fields, *[""] * _FIELDS)[:_FIELDS]
             amounts = parse_whole(cores, _MAX_AMOUNT), parse_whole(mib, _MAX_AMOUNT)
         except NumberError as error:
-            message = f"{what}: invalid device {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
+            message = f"invalid device in {what}: {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
             raise RequestError(message) from error
         if not driver.upper().startswith("NVIDIA"):
             continue
@@ -298,7 +300,7 @@ def _by_index(text: str) -> dict[int, int]:
     try:
         allocations = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
-        message = f"scheduler.framework.gpushare.allocation: {error}"
+        message = f"invalid scheduler.framework.gpushare.allocation: {error}"
         raise RequestError(message) from error
     found: dict[int, int] = {}
     for amounts in allocations.values():
@@ -339,7 +341,7 @@ def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
     if cores < _HUNDRED:
         return Fraction(cores, _HUNDRED), 1
     if cores % _HUNDRED:
-        message = f"{what}: {cores}: expected less than 100, or hundreds"
+        message = f"invalid {what}: {cores}: expected less than 100, or hundreds"
         raise RequestError(message)
     return None, cores // _HUNDRED
 

@@ -152,7 +152,7 @@ class ServerConnections:
         self.count(reason)
         connection.end()
 
-    def count(self, reason: str, **facts: object) -> None:
+    def count(self, reason: str, problem: str = "") -> None:
         """Count a closed or rejected connection, and log it at most once per minute."""
         self.closed[reason] += 1
         now = time.monotonic()
@@ -164,8 +164,8 @@ class ServerConnections:
             "connections_closed",
             reason=reason,
             connections=self.closed[reason] - count,
-            open=self._count,
-            **facts,
+            open_connections=self._count,
+            problem=problem,
         )
 
     async def reap(self) -> None:
@@ -263,7 +263,7 @@ class ConnectionAcceptor:
             except ConnectionError:
                 continue  # the client has already disconnected
             except OSError as error:  # out of descriptors or memory
-                self.connections.count("descriptors", problem=error.strerror)
+                self.connections.count("descriptors", str(error.strerror))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             address = str(peer[0]) if isinstance(peer, tuple) else ""
@@ -373,7 +373,7 @@ def server_tls(
     """
     if not certificate_file:
         if client_ca_file:
-            message = f"tls.client_ca_file {client_ca_file}: expected tls.certificate_file as well"
+            message = f"invalid tls.client_ca_file: {client_ca_file}: expected tls.certificate_file as well"
             raise SettingsError(message)
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

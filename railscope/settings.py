@@ -95,7 +95,7 @@ def _read(file: Path) -> dict[str, Any]:
         message = f"cannot read {file}: {error.strerror}"
         raise SettingsError(message) from error
     except (TomlError, UnicodeDecodeError) as error:
-        message = f"{file}: invalid TOML: {error}"
+        message = f"invalid TOML in {file}: {error}"
         raise SettingsError(message) from error
 
 
@@ -132,7 +132,7 @@ def _merge(
     known = typing.get_type_hints(kind, include_extras=True)
     for key, value in new.items():
         if key not in known:
-            message = f"{where}: unknown key {key!r}{_nearest(key, known)}"
+            message = f"unknown key {key!r} in {where}{_nearest(key, known)}"
             raise SettingsError(message)
         section = _section(known[key])
         if section is None:
@@ -141,7 +141,7 @@ def _merge(
             _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
         else:
             message = (
-                f"{where}: invalid {key}: expected a section; fix: write [{key}] and its"
+                f"invalid {key} in {where}: expected a section; fix: write [{key}] and its"
                 " settings below"
             )
             raise SettingsError(message)
@@ -150,7 +150,7 @@ def _merge(
 def _checked(hint: Any, key: str, value: Any, where: str) -> Any:
     """Return the value unchanged. Raises SettingsError if its type or bounds are invalid."""
     shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
-    message = f"{where}: invalid {key}: {shown}: expected {expectation(hint)}"
+    message = f"invalid {key} in {where}: {shown}: expected {expectation(hint)}"
     try:
         found = msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
@@ -186,7 +186,7 @@ def _table(hint: Any, key: str, value: Any, where: str) -> Any:
     try:
         return parse_toml(f"{key} = {value}")[key]
     except TomlError as error:
-        message = f"{where}: invalid {key}: expected a table such as {{ a = 1 }}: {error}"
+        message = f"invalid {key} in {where}: expected a table such as {{ a = 1 }}: {error}"
         raise SettingsError(message) from error
 
 
@@ -223,7 +223,7 @@ def fields(kind: type[msgspec.Struct]) -> list[tuple[str, SettingField]]:
     for key, section, info, hint in _leaves(kind):
         text = _docstrings(section).get(info.name)
         if text is None:
-            message = f"setting {key} has no description: expected a docstring below it"
+            message = f"undocumented setting: {key}: expected a docstring below it"
             raise TypeError(message)
         made = info.default_factory
         default = info.default if made is msgspec.NODEFAULT else made()

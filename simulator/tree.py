@@ -205,6 +205,6 @@ class _TreeWriter:
 
     def _real(self, place: PurePosixPath) -> Path:
         if not place.is_absolute() or ".." in place.parts:
-            message = f"{place} leads outside the tree"
+            message = f"invalid path {place}: expected one inside the tree"
             raise CaptureError(message)
         return self._directory / place.relative_to("/")

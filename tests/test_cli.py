@@ -122,7 +122,7 @@ def test_an_unknown_key_is_one_line_that_names_the_nearest(program: str, tmp_pat
     file = tmp_path / "settings.toml"
     file.write_text('lissen = "127.0.0.1:0"\n')
     line = refusal(run(program, "run", "--config", str(file)))
-    assert line == f"railscope: {file}: unknown key 'lissen'; did you mean 'listen'?"
+    assert line == f"railscope: unknown key 'lissen' in {file}; did you mean 'listen'?"
 
 
 @pytest.mark.parametrize("program", SETTINGS)
@@ -334,11 +334,11 @@ def test_a_token_with_a_limit_of_authority():
         ('[ledger]\nurl = "oracle://db"', "expected sqlite:////PATH or postgresql://"),
         (
             'view_refresh_seconds = "soon"',
-            "invalid view_refresh_seconds: 'soon': expected a finite number",
+            "collector.toml: 'soon': expected a finite number",
         ),
         (
             "[limits]\nframes_per_batch = 0",
-            "[limits]: invalid frames_per_batch: 0: expected an integer, at least 1",
+            "[limits]: 0: expected an integer, at least 1",
         ),
         ('[billing]\nseller_file = "/absent/seller.toml"', "billing.seller_file: /absent"),
         ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),

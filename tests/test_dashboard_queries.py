@@ -119,14 +119,14 @@ def test_prometheus_understands_every_query(tmp_path: Path):
     ("expression", "problem"),
     [
         ("sum(railscope_gpu_powr_watts)", "unknown metric railscope_gpu_powr_watts"),
-        ('railscope_rdma_port_up{interface="eth1"}', "no label interface"),
-        ('railscope_source_state{state="broken"}', "no state broken"),
-        ("sum by (rail) (railscope_gpu_power_watts)", "the label rail"),
+        ('railscope_rdma_port_up{interface="eth1"}', "unknown label interface"),
+        ('railscope_source_state{state="broken"}', "unknown state broken"),
+        ("sum by (rail) (railscope_gpu_power_watts)", "unknown label rail"),
         ("rate(railscope_gpu_power_watts[5m])", "expected a counter"),
         ("deriv(railscope_gpu_energy_joules_total[5m])", "expected a gauge"),
         ("sum(railscope:node_gpu_pwr:sum)", "unknown recorded series railscope:node_gpu_pwr:sum"),
-        ('railscope:node_gpus:count{tenant="0"}', "railscope_gpu_info has no label tenant"),
-        ("sum by (tenant) (railscope:node_gpus:count)", "the label tenant"),
+        ('railscope:node_gpus:count{tenant="0"}', "unknown label tenant of railscope_gpu_info"),
+        ("sum by (tenant) (railscope:node_gpus:count)", "unknown label tenant"),
     ],
 )
 def test_a_mistake_in_a_query_is_found(expression: str, problem: str):

@@ -223,12 +223,12 @@ def _style(form: FieldFormat) -> _CurveStyle:
     }
     for name, value in form.drawn.items():
         if name not in settings:
-            message = f"no drawing of custom.{name}"
+            message = f"unsupported setting: custom.{name}: expected one of {', '.join(settings)}"
             raise UnsupportedFeatureError(message)
         settings[name] = value["mode"] if isinstance(value, dict) else value
     for name, known in _KNOWN.items():
         if settings[name] not in known:
-            message = f"no {name} {settings[name]}"
+            message = f"unsupported {name}: {settings[name]}: expected one of {', '.join(map(str, known))}"
             raise UnsupportedFeatureError(message)
     return _CurveStyle(
         bars=settings["drawStyle"] == "bars",
@@ -310,7 +310,7 @@ def draw_stats(
     options = panel["options"]
     wanted = (options["reduceOptions"]["calcs"], options["colorMode"], options["graphMode"])
     if wanted != (["lastNotNull"], "value", "none"):
-        message = f"no numbers reduced, coloured and drawn as {wanted}"
+        message = f"unsupported options of a number: {wanted}: expected lastNotNull, value, none"
         raise UnsupportedFeatureError(message)
     found = [
         (name_of({"legendFormat": "__auto", **target}, dict(one.labels)), float(one.values[-1]))

@@ -205,7 +205,7 @@ def format_of(config: Json, name: str, *, numeric: bool) -> FieldFormat:
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in _SETTINGS:
-            message = f"field {name}: no drawing of {key}"
+            message = f"unsupported setting of field {name}: {key}: expected one of {', '.join(_SETTINGS)}"
             raise UnsupportedFeatureError(message)
         part, read = _SETTINGS[key]
         values[part] = read(value)
@@ -219,7 +219,7 @@ def _matches(matcher: Json, name: str, *, numeric: bool) -> bool:
         case "byType":
             return bool(matcher["options"] == ("number" if numeric else "string"))
         case other:
-            message = f"no matching of fields {other}"
+            message = f"unsupported matcher of fields: {other}: expected byName or byType"
             raise UnsupportedFeatureError(message)
 
 
@@ -248,7 +248,7 @@ def _colour(name: str) -> str:
     try:
         return drawing.find_colour(name)
     except KeyError:
-        message = f"no colour {name}"
+        message = f"unknown colour: {name}: expected one of Grafana's names"
         raise UnsupportedFeatureError(message) from None
 
 
@@ -259,7 +259,7 @@ def _fixed(colour: Json) -> str:
 
 def _known(value: Any, known: Any, what: str) -> Any:
     if value not in known:
-        message = f"no {what} {value}"
+        message = f"unsupported {what}: {value}: expected one of {', '.join(map(str, known))}"
         raise UnsupportedFeatureError(message)
     return value
 

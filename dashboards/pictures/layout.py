@@ -55,7 +55,7 @@ def draw_dashboard(
         try:
             found = _panel(scene, box, panel, answers.panels[panel["id"]])
         except (UnsupportedFeatureError, KeyError) as error:
-            message = f"{dashboard['title']}, {panel['title']}: {error}"
+            message = f"drawing panel {panel['title']} of {dashboard['title']} failed: {error}"
             raise UnsupportedFeatureError(message) from error
         (drawn if found else empty)[panel["id"]] = panel["title"]
     return DashboardPicture(canvas, drawn, empty)
@@ -115,7 +115,7 @@ def _panel(scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[Qu
     """Draw a panel; return True if it has data."""
     draw_kind = _KINDS.get(panel["type"])
     if draw_kind is None:
-        message = f"no drawing of panels {panel['type']}"
+        message = f"unsupported type of panel: {panel['type']}: expected one of {', '.join(_KINDS)}"
         raise UnsupportedFeatureError(message)
     scene.canvas.box(box, drawing.PANEL, drawing.BORDER)
     title = (box.left + 10, box.top + _PANEL_TITLE / 2 + 1)

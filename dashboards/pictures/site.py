@@ -193,7 +193,9 @@ def _recorded() -> str:
 async def _prometheus(directory: Path) -> AsyncIterator[str]:
     """Run a Prometheus until it answers; it is stopped afterwards by its own pid."""
     if shutil.which("prometheus") is None:
-        message = "prometheus is not installed: apt-get install prometheus"
+        message = (
+            "starting Prometheus failed: prometheus: not found; fix: apt-get install prometheus"
+        )
         raise click.ClickException(message)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

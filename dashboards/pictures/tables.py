@@ -56,7 +56,10 @@ def transformed(frames: list[TableFrame], transformations: Iterable[Json]) -> li
     for transformation in transformations:
         known = _TRANSFORMATIONS.get(transformation["id"])
         if known is None:
-            message = f"no transformation {transformation['id']}"
+            message = (
+                f"unsupported transformation: {transformation['id']}:"
+                f" expected one of {', '.join(_TRANSFORMATIONS)}"
+            )
             raise UnsupportedFeatureError(message)
         frames = known(frames, transformation["options"])
     return frames
@@ -103,7 +106,7 @@ def sort_by(frames: list[TableFrame], options: Json) -> list[TableFrame]:
     """Sort rows by one column, empty cells last; equal rows keep their order."""
     (by,) = options["sort"]
     if by.get("desc"):
-        message = "no sorting from the last to the first"
+        message = "unsupported order of rows: descending: expected ascending"
         raise UnsupportedFeatureError(message)
 
     def order(row: Row) -> tuple[bool, float, str]:
@@ -128,7 +131,7 @@ def to_matrix(frames: list[TableFrame], options: Json) -> list[TableFrame]:
     if not {down, across, value} <= set(frame.columns):
         return frames
     if options.get("emptyValue") != "null":
-        message = f"no empty cells that are {options.get('emptyValue')}"
+        message = f"unsupported empty cells: {options.get('emptyValue')}: expected null"
         raise UnsupportedFeatureError(message)
     head = f"{down}\\{across}"
     rows: dict[TableCell, dict[str, TableCell]] = {}
@@ -144,7 +147,7 @@ def reduce_rows(frames: list[TableFrame], options: Json) -> list[TableFrame]:
     reducers = {"max": max, "min": min}
     reducer = reducers.get(options.get("reduce", {}).get("reducer", ""))
     if options.get("mode") != "reduceRow" or options.get("replaceFields") or reducer is None:
-        message = f"no calculation {options}"
+        message = f"unsupported calculation: {options}: expected max or min of a row"
         raise UnsupportedFeatureError(message)
     added = options["alias"]
 

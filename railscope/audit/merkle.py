@@ -49,7 +49,7 @@ class CompactRange:
         """Append a complete subtree. Raises ValueError if it is not aligned to the tree's end."""
         if leaves < 1 or leaves & (leaves - 1) or self.size % leaves:
             message = (
-                f"subtree of {leaves} leaves at record {self.size}: expected a power of two that"
+                f"invalid subtree: {leaves} leaves at record {self.size}: expected a power of two that"
                 " divides the size of the tree"
             )
             raise ValueError(message)
@@ -82,7 +82,7 @@ def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
     Raises ValueError if there is no such leaf.
     """
     if not 0 <= index < size:
-        message = f"record {index}: expected an index below {size}, the size of the tree"
+        message = f"invalid record index: {index}: expected less than {size}, the size of the tree"
         raise ValueError(message)
     proof, _ = _hashes_beside(nodes, index, size, lambda start, end: end - start == 1)
     return proof[::-1]
@@ -95,7 +95,8 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
     """
     if not 0 <= old <= new:
         message = (
-            f"consistency from {old} to {new} records: expected a later size that is not smaller"
+            f"invalid consistency proof: from {old} to {new} records: expected a later size that is"
+            " not smaller"
         )
         raise ValueError(message)
     if old == 0:

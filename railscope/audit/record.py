@@ -106,10 +106,10 @@ def encode_audit_record(record: AuditRecord) -> bytes:
     try:
         raw = _encoder.encode(record)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        message = f"{record.type}: {error}"
+        message = f"encoding the record {record.type} failed: {error}"
         raise RecordError(message) from error
     if decode_audit_record(raw) != record:
-        message = f"{record.type}: expected values that JSON represents exactly, unlike NaN"
+        message = f"invalid content of {record.type}: expected values that JSON can represent"
         raise RecordError(message)
     return raw
 
@@ -118,7 +118,7 @@ def decode_audit_record(raw: bytes) -> AuditRecord:
     """Decode a record. Raises RecordError for every encoding except the canonical one."""
     if len(raw) > MAX_RECORD_BYTES:
         message = (
-            f"record of {len(raw)} bytes: expected at most {MAX_RECORD_BYTES}; fix: refer to"
+            f"audit record too large: {len(raw)} bytes: expected at most {MAX_RECORD_BYTES}; fix: refer to"
             " larger content by its hash"
         )
         raise RecordError(message)

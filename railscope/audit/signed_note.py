@@ -92,7 +92,7 @@ class PublicKey:
         found = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
         if found.key_id != key_id:
             message = (
-                f"key of {name}: invalid id {key_id.hex()}: expected the id computed from the key"
+                f"invalid ID of the key {name}: {key_id.hex()}: expected the ID computed from it"
             )
             raise NoteError(message)
         return found
@@ -123,7 +123,7 @@ class SecretKey:
         name, key_id, seed = _key_parts(stripped.removeprefix(_SECRET), "secret key")
         found = cls(name, Ed25519PrivateKey.from_private_bytes(seed))
         if found.public.key_id != key_id:
-            message = f"secret key of {name}: invalid id: expected the id computed from the key"
+            message = f"invalid ID of the secret key {name}: expected the ID computed from the key"
             raise NoteError(message)
         return found
 
@@ -205,7 +205,7 @@ def _signature(line: str) -> tuple[str, bytes]:
     name, _, encoded = line.removeprefix(_DASH).partition(" ")
     signature = _decoded(encoded)
     if not line.startswith(_DASH) or not _NAME.fullmatch(name) or len(signature) <= KEY_ID_BYTES:
-        message = f"invalid signature line: {line[:100]!r}"
+        message = f"invalid signature line: {line[:100]!r}: expected a dash, a name and base64"
         raise NoteError(message)
     return name, signature
 
@@ -284,7 +284,9 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
         raise CheckpointError(message)
     origin, size, root = lines
     if origin != key.name:
-        message = f"checkpoint of {origin!r}: expected {key.name!r}, the name of the key"
+        message = (
+            f"wrong origin of a checkpoint: {origin!r}: expected {key.name!r}, the name of the key"
+        )
         raise CheckpointError(message)
     digest = _decoded(root)
     if len(digest) != HASH_BYTES:

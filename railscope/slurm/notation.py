@@ -65,7 +65,7 @@ def _names(part: str, most: int) -> list[str]:
         )
         count *= len(choices[-1])
         if count > most:
-            raise _invalid_list(part, f"expected at most {MAX_NODES} names")
+            raise _invalid_list(part, f"at most {MAX_NODES} names")
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
@@ -80,13 +80,13 @@ def _numbers(text: str, most: int) -> list[tuple[int, int]]:
         if last < first:
             raise _invalid_list(text)
         if len(found) + last - first >= most:
-            raise _invalid_list(text, f"expected at most {most} numbers")
+            raise _invalid_list(text, f"at most {most} numbers")
         found += [(number, len(matched[1])) for number in range(first, last + 1)]
     return found
 
 
-def _invalid_list(text: str, problem: str = "expected a list in Slurm's notation") -> FormatError:
-    return FormatError(f"{text[:200]!r}: {problem}")
+def _invalid_list(text: str, expected: str = "a list in Slurm's notation") -> FormatError:
+    return FormatError(f"invalid list {text[:200]!r}: expected {expected}")
 
 
 MAX_INDICES = 1024
@@ -180,7 +180,7 @@ def _quantity(text: str) -> int:
 
 
 def _invalid_resource(text: str) -> FormatError:
-    return FormatError(f"{text[:200]!r}: expected a generic resource in Slurm's notation")
+    return FormatError(f"invalid generic resource {text[:200]!r}: expected Slurm's notation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +253,11 @@ def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
         return None
     if printed.tzinfo is None:
         if zone is None:
-            message = f"{text}: missing time zone"
+            message = f"invalid time {text}: expected a time zone"
             raise FormatError(message)
         first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
         if first.utcoffset() != second.utcoffset():
-            message = f"{text}: ambiguous or nonexistent time: clocks were changed"
+            message = f"ambiguous or nonexistent time {text}: expected a time with an offset"
             raise FormatError(message)
     return int(_in_zone(printed, zone or UTC).timestamp())
 
@@ -277,7 +277,7 @@ def _printed(text: str) -> datetime | None:
             return datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         pass  # digits out of range, such as hour 25: an error like any other text
-    message = f"{text[:200]!r}: expected a time in Slurm's format"
+    message = f"invalid time {text[:200]!r}: expected Slurm's format"
     raise FormatError(message)
 
 
@@ -289,7 +289,7 @@ def value_or_empty(text: str) -> str:
 def job_number(text: str) -> int:
     """Parse a job's id. Raises FormatError."""
     if not re.fullmatch("[0-9]{1,10}", text):
-        message = f"{text[:200]!r}: expected a job ID"
+        message = f"invalid job ID {text[:200]!r}: expected 1 to 10 digits"
         raise FormatError(message)
     return int(text)
 
@@ -301,7 +301,7 @@ def json_number(value: Any) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        message = f"{value!r}: expected a number"
+        message = f"invalid value {value!r}: expected a number"
         raise TypeError(message)
     return value
 
@@ -309,6 +309,6 @@ def json_number(value: Any) -> int | None:
 def json_text(value: Any) -> str:
     """Return a text of Slurm's JSON, empty if it is null. Raises TypeError."""
     if value is not None and not isinstance(value, str):
-        message = f"{value!r}: expected a string"
+        message = f"invalid value {value!r}: expected a string"
         raise TypeError(message)
     return value or ""

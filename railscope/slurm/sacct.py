@@ -32,7 +32,7 @@ class AccountingError(FormatError):
     def __init__(self, place: int, field: str, reason: str) -> None:
         """Create the error; `field` is empty if the line or job as a whole is invalid."""
         self.place, self.field, self.reason = place, field, reason
-        super().__init__(f"{place}: {field}: {reason}" if field else f"{place}: {reason}")
+        super().__init__(f"invalid entry {place}: {field and f'{field}: '}{reason}")
 
 
 class AccountedJob(NamedTuple):
@@ -95,7 +95,7 @@ def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow |
         return None
     values = line.split(separator)
     if len(values) != len(names):
-        reason = f"{len(values)} columns: expected {len(names)}"
+        reason = f"invalid line of {len(values)} columns: expected {len(names)}"
         raise AccountingError(place, "", reason)
     row = _SacctRow(place, dict(zip(names, values, strict=True)))
     return None if "." in row.id else row
@@ -253,7 +253,7 @@ def _counts(allocated: Iterable[_SacctResource]) -> dict[str, int]:
             continue
         name, count = one.name or "", _value(one.count)
         if count is None or count < 0 or name in found:
-            message = f"{name!r}: expected one count"
+            message = f"invalid count of {name!r}: expected one number, at least 0"
             raise FormatError(message)
         found[name] = count
     return found

@@ -38,7 +38,7 @@ def parse_text(text: str, zone: tzinfo) -> tuple[notation.SlurmJob, ...]:
     """
     before, *records = _RECORD.split(text)
     if before.strip() not in {"", *_NO_JOBS}:
-        message = f"{before.strip()[:200]!r}: expected the beginning of a job"
+        message = f"invalid job list: {before.strip()[:200]!r}: expected the beginning of a job"
         raise FormatError(message)
     return tuple(_job(f"JobId={record}", zone) for record in records)
 
@@ -52,7 +52,7 @@ def _job(record: str, zone: tzinfo) -> notation.SlurmJob:
         start, end = (notation.seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
         state, account = fields["JobState"], fields["Account"]
     except KeyError as error:
-        message = f"job {head['JobId'][:20]!r}: missing {error.args[0]}"
+        message = f"incomplete job {head['JobId'][:20]!r}: expected {error.args[0]}"
         raise FormatError(message) from error
     start, end = notation.times(state, start, end)
     return notation.SlurmJob(
@@ -80,7 +80,7 @@ def _fields(lines: list[str]) -> dict[str, str]:
             if key not in wanted:
                 continue
             if key in fields:
-                message = f"duplicate {key}; fix: read this job as JSON"
+                message = f"duplicate field: {key}: expected it once; fix: read this job as JSON"
                 raise FormatError(message)
             fields[key] = value
     return fields
@@ -148,7 +148,7 @@ def _allocations_of(job: Mapping[str, Any]) -> tuple[notation.NodeAllocation, ..
     names = notation.expand_nodes(notation.json_text(listed or job.get("nodes")))
     if len(names) != len(details):
         message = (
-            f"job {job['job_id']}: {len(details)} lists of resources: expected {len(names)},"
+            f"incomplete resources of job {job['job_id']}: {len(details)} lists: expected {len(names)},"
             " one per node"
         )
         raise FormatError(message)

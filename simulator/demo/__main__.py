@@ -75,10 +75,13 @@ def _locked(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         lock = lock_directory(directory)
     except BlockingIOError:
-        message = f"a demo runs in {directory} already; fix: stop it, or choose another --directory"
+        message = (
+            f"starting the demo failed: {directory} is in use by another demo; fix: stop it, or"
+            " choose another --directory"
+        )
         raise WatchersError(message) from None
     except OSError as error:
-        message = f"cannot write to {directory}: {error}; fix: choose another --directory"
+        message = f"starting the demo failed: {directory}: {error}; fix: choose another --directory"
         raise WatchersError(message) from error
     try:
         yield

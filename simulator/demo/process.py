@@ -92,7 +92,7 @@ class Program:
     def check_alive(self) -> None:
         """Raise ProgramError if the process has ended."""
         if self._process is None or self._process.returncode is not None:
-            message = f"{self.name} has ended: {self.log_tail()}"
+            message = f"process {self.name} ended before the demo: {self.log_tail()}"
             raise ProgramError(message)
 
     def log_tail(self) -> str:

@@ -389,7 +389,9 @@ def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> No
     (tmp_path / "timeline.jsonl").write_text('{"t":0}\n{"t":')
     code, output = run(command, "--replay", tmp_path)
     assert code == 1
-    assert output.startswith(f"Error: {tmp_path}/timeline.jsonl: damaged line 2: ")
+    assert output.startswith(
+        f"Error: reading the capture failed: {tmp_path}/timeline.jsonl: damaged line 2: "
+    )
     assert output.count("\n") == 1
 
 

@@ -181,7 +181,7 @@ async def test_a_second_demo_in_one_directory_is_refused_and_a_later_one_begins_
         async with demo(directory) as second:
             output, _ = await second.communicate()
             assert second.returncode == 1
-            assert f"a demo runs in {directory} already; fix: stop it".encode() in output
+            assert f"{directory} is in use by another demo; fix: stop it".encode() in output
         process.send_signal(signal.SIGTERM)
         await process.communicate()
     (directory / "collector/of-the-demo-before").write_text("")

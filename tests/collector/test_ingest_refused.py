@@ -34,7 +34,7 @@ REFUSALS = {
     "a bomb": (MAGIC + zstd.compress(bytes(50_000_000)), 400, "at most 1000000 bytes"),
     "too large": (bytes(300_000), 413, "body too large"),
     "another version": (
-        pack(Envelope(99, "n1", "r", "b")), 426, "version 99: expected 1"
+        pack(Envelope(99, "n1", "r", "b")), 426, "envelope version: 99: expected 1"
     ),
     "another node": (Sender("n2").body(some(Sender("n2")), schemas=True), 403, "expected 'n1', as in the credential"),
     "a million columns": (

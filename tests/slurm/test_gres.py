@@ -41,7 +41,7 @@ def test_what_a_job_holds(text):
     "text", [",", "gpu,", ":4", "gpu:4(IDX:3-1)", "gpu:4(IDX:0-3", "gpu(1/2", "gpu(WHAT:1)", "gpu()"]
 )  # fmt: skip
 def test_what_is_no_resource(text):
-    with pytest.raises(FormatError, match=r"expected a (generic resource|list)"):
+    with pytest.raises(FormatError, match=r"invalid (generic resource|list) "):
         parse_gres(text)
 
 
@@ -64,7 +64,7 @@ def test_counts_over_all_nodes():
 
 @pytest.mark.parametrize("text", ["gres/gpu", "gres/gpu=", "gres/gpu=-1", "gres/gpu=2,", "gpu"])
 def test_what_is_no_list_of_counts(text):
-    with pytest.raises(FormatError, match="expected a generic resource"):
+    with pytest.raises(FormatError, match="invalid generic resource"):
         parse_tres(text)
 
 

@@ -75,23 +75,32 @@ def test_a_run_that_was_requeued_has_an_end():
     ("change", "problem"),
     [
         ({"job_id": None}, "1: missing job ID"),
-        ({"job_id": "1"}, "^1: job_id: '1': expected `int | object | null`, got `str`$"),
-        ({"time": {}}, "^1: time: {}: object missing required field `start`$"),
-        ({"time": {"start": {"set": True}, "end": 0}}, "^1: time.start: .*required field `number`"),
-        ({"state": {"current": []}}, r"^1: state.current: \[\]: expected `array` of length >= 1$"),
-        ({"state": 3}, "^1: state: 3: expected `object`, got `int`$"),
+        (
+            {"job_id": "1"},
+            "^invalid entry 1: job_id: '1': expected `int | object | null`, got `str`$",
+        ),
+        ({"time": {}}, "^invalid entry 1: time: {}: object missing required field `start`$"),
+        (
+            {"time": {"start": {"set": True}, "end": 0}},
+            "^invalid entry 1: time.start: .*required field `number`",
+        ),
+        (
+            {"state": {"current": []}},
+            r"^invalid entry 1: state.current: \[\]: expected `array` of length >= 1$",
+        ),
+        ({"state": 3}, "^invalid entry 1: state: 3: expected `object`, got `int`$"),
         (
             {"tres": {"allocated": [7]}},
-            r"^1: tres.allocated\[0\]: 7: expected `object`, got `int`$",
+            r"^invalid entry 1: tres.allocated\[0\]: 7: expected `object`, got `int`$",
         ),
         ({"nodes": "n[1"}, "expected a list"),
         (
             {"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": -1}]}},
-            "expected one count",
+            "expected one number",
         ),
         (
             {"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 1}] * 2}},
-            "expected one count",
+            "expected one number",
         ),
     ],
 )
@@ -101,7 +110,9 @@ def test_what_is_no_job(change, problem):
 
 
 def test_an_entry_that_is_no_job():
-    with pytest.raises(AccountingError, match=r"^1: 3: expected `object`, got `int`$"):
+    with pytest.raises(
+        AccountingError, match=r"^invalid entry 1: 3: expected `object`, got `int`$"
+    ):
         parse_sacct_json('{"jobs": [3]}')
 
 

@@ -83,7 +83,7 @@ def test_the_name_of_a_job_cannot_be_its_account():
 
 def test_a_name_of_several_lines_is_not_believed():
     forged = TEXT.replace("JobName=train", "JobName=x\n   UserId=root(0)")
-    with pytest.raises(FormatError, match="duplicate UserId"):
+    with pytest.raises(FormatError, match="duplicate field: UserId"):
         parse_text(forged, EAST)
 
 
@@ -99,9 +99,9 @@ def test_many_jobs_and_none():
     ("text", "problem"),
     [
         ("slurm_load_jobs error: Invalid job id specified\n", "expected the beginning of a job"),
-        ("JobId=7 JobName=a\n   UserId=b(1)", "job '7': missing StartTime"),
-        (TEXT.replace("3385", "x"), "'x': expected a job ID"),
-        (TEXT.replace("2026-01-01T02", "2026-13-01T02"), "expected a time"),
+        ("JobId=7 JobName=a\n   UserId=b(1)", "incomplete job '7': expected StartTime"),
+        (TEXT.replace("3385", "x"), "invalid job ID 'x': expected 1 to 10 digits"),
+        (TEXT.replace("2026-01-01T02", "2026-13-01T02"), "invalid time '2026-13-01T02:00:00'"),
         (TEXT.replace("(IDX:0-3)", "(IDX:3-0)"), "expected a list"),
     ],
 )
@@ -198,7 +198,7 @@ def test_devices_are_of_the_nodes_that_are_still_held():
         (json.dumps({"jobs": [in_new_json(nodes=[])]}), r"\[\]: expected a string"),
         (
             json.dumps({"jobs": [in_new_json(gres_detail=["gpu:1"])]}),
-            "1 lists of resources: expected 2",
+            "1 lists: expected 2",
         ),
     ],
 )
@@ -237,9 +237,9 @@ def test_accounting_of_which_each_line_ends_in_a_separator():
     [
         ("", "1: JobID: missing in the header"),
         (SACCT.replace("JobIDRaw|JobID|", "", 1), "1: JobID: missing in the header"),
-        (SACCT.replace("|UID", "", 1), "2: 10 columns: expected 9"),
-        (SACCT.replace("anna", "an|na"), "2: 11 columns: expected 10"),
-        (SACCT.replace("3386", "x"), "'x': expected a job ID"),
+        (SACCT.replace("|UID", "", 1), "2: invalid line of 10 columns: expected 9"),
+        (SACCT.replace("anna", "an|na"), "2: invalid line of 11 columns: expected 10"),
+        (SACCT.replace("3386", "x"), "invalid job ID 'x': expected 1 to 10 digits"),
     ],
 )
 def test_what_is_no_accounting(text, problem):

@@ -81,7 +81,7 @@ def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
     timeline = directory / "timeline.jsonl"
     first, second = timeline.read_text().splitlines()
     timeline.write_text(f"{first}\n{line}\n{second}\n")
-    with pytest.raises(CaptureError, match=rf"{timeline}: damaged line 2"):
+    with pytest.raises(CaptureError, match=rf"failed: {timeline}: damaged line 2"):
         read_capture(directory)
 
 
@@ -91,14 +91,15 @@ def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
         (b"format = 2", "expected 1"),
         (b"node = 'x'", "format"),
         (b"format = 1", "missing required field"),
-        (b"format = ", "cannot read"),
-        (b"\xff\xfe\0", "cannot read"),
+        (b"format = ", "reading the capture failed"),
+        (b"\xff\xfe\0", "reading the capture failed"),
     ],
 )
 def test_a_damaged_head_is_named(directory: Path, content: bytes, problem: str) -> None:
     (directory / "capture.toml").write_bytes(content)
-    with pytest.raises(CaptureError, match=f"{directory}.*{problem}"):
+    with pytest.raises(CaptureError, match=problem) as rejected:
         read_capture(directory)
+    assert str(directory) in str(rejected.value)
 
 
 def test_a_number_in_the_head_must_be_one(directory: Path) -> None:

@@ -22,7 +22,7 @@ def test_the_notation_of_agents_is_what_collectors_read(low: int, high: int) -> 
     if low < high:
         assert parse_slots(str(GpuSlotRange(low, high))) == (low, high)
     else:
-        with pytest.raises(SlotsError, match="expected slots START-END such as 0-840"):
+        with pytest.raises(SlotsError, match="expected START-END such as 0-840"):
             parse_slots(f"{low}-{high}")
 
 

@@ -130,7 +130,7 @@ def altered(data: st.DataObject, proof: list[Hash]) -> list[Hash]:
 
 
 def test_proofs_of_what_is_not_there_are_refused() -> None:
-    with pytest.raises(ValueError, match="record 5: expected an index below 5"):
+    with pytest.raises(ValueError, match="record index: 5: expected less than 5"):
         inclusion_proof(NODES, 5, 5)
-    with pytest.raises(ValueError, match="consistency from 4 to 3 records"):
+    with pytest.raises(ValueError, match="consistency proof: from 4 to 3 records"):
         consistency_proof(NODES, 4, 3)

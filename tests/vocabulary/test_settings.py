@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,28 +90,28 @@ def test_the_environment_has_only_text(tmp_path: Path, word: str, value: bool) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot = 1", "settings.toml: unknown key 'prot'; did you mean 'port'?"),
+        ("prot = 1", "settings.toml; did you mean 'port'?"),
         (
             "[inner]\nperoid = 1",
-            "settings.toml [inner]: unknown key 'peroid'; did you mean 'period'?",
+            "settings.toml [inner]; did you mean 'period'?",
         ),
         (
             "xyz = 1",
-            "settings.toml: unknown key 'xyz': expected one of directory, inner, port, verbose",
+            "settings.toml: expected one of directory, inner, port, verbose",
         ),
-        ("port = 0", ": invalid port: 0: expected an integer, at least 1, at most 65535"),
-        ("port = 'http'", ": invalid port: 'http': expected an integer, at least 1"),
-        ("port = 1.5", ": invalid port: 1.5: expected an integer"),
-        ("verbose = 'loud'", ": invalid verbose: 'loud': expected true or false"),
-        ("directory = 3", ": invalid directory: 3: expected a string"),
+        ("port = 0", "settings.toml: 0: expected an integer, at least 1, at most 65535"),
+        ("port = 'http'", "settings.toml: 'http': expected an integer, at least 1"),
+        ("port = 1.5", "settings.toml: 1.5: expected an integer"),
+        ("verbose = 'loud'", "settings.toml: 'loud': expected true or false"),
+        ("directory = 3", "settings.toml: 3: expected a string"),
         (
             "[inner]\nperiod = 0.01",
-            "[inner]: invalid period: 0.01: expected a finite number, at least 0.1",
+            "settings.toml [inner]: 0.01: expected a finite number, at least 0.1",
         ),
-        ("[inner]\nperiod = nan", "[inner]: invalid period: nan: expected a finite number"),
-        ("[inner]\nperiod = inf", "[inner]: invalid period: inf: expected a finite number"),
+        ("[inner]\nperiod = nan", "settings.toml [inner]: nan: expected a finite number"),
+        ("[inner]\nperiod = inf", "settings.toml [inner]: inf: expected a finite number"),
         ("inner = 3", "inner"),
-        ("port = ", "settings.toml: invalid TOML"),
+        ("port = ", "invalid TOML in "),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -118,6 +119,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, message: str)
         loaded(tmp_path, text)
     assert message in str(raised.value)
     assert "settings.toml" in str(raised.value)
+    assert re.match(r"(?:unknown key '\w+'|invalid \w+) in ", str(raised.value))
 
 
 def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
         SettingsError, match="unknown environment variable T_PROT; did you mean 'PORT'"
     ):
         loaded(tmp_path, environment={"T_PROT": "1"})
-    with pytest.raises(SettingsError, match="environment variable T_PORT: invalid port: 'http'"):
+    with pytest.raises(SettingsError, match="invalid port in environment variable T_PORT: 'http'"):
         loaded(tmp_path, environment={"T_PORT": "http"})
 
 
@@ -171,7 +173,8 @@ def test_a_table_comes_from_the_environment_as_in_a_file(tmp_path: Path) -> None
 @pytest.mark.parametrize("text", ["one", "", "{ one }"])
 def test_the_error_of_an_invalid_table_has_an_example(text: str) -> None:
     with pytest.raises(
-        SettingsError, match=r"invalid numbers: expected a table such as \{ a = 1 \}"
+        SettingsError,
+        match=r"invalid numbers in environment variable T_NUMBERS: expected a table such as \{ a = 1 \}",
     ):
         load(Named, file=None, environment={"T_NUMBERS": text}, prefix="T_")
     with pytest.raises(SettingsError, match="each value an integer"):
@@ -199,7 +202,7 @@ def test_a_setting_without_a_description_is_a_mistake_of_ours() -> None:
     class Bare(msgspec.Struct):
         port: int = 1
 
-    with pytest.raises(TypeError, match="no description"):
+    with pytest.raises(TypeError, match="undocumented setting"):
         fields(Bare)
 
 

@@ -122,7 +122,7 @@ def test_bytes_behind_the_end_are_refused(tail: bytes) -> None:
 
 def test_another_version_is_named_even_when_its_shape_is_unknown() -> None:
     body = packed(msgspec.msgpack.encode({"version": 2, "batches": "another shape"}))
-    with pytest.raises(wire.WireVersionError, match="version 2: expected 1"):
+    with pytest.raises(wire.WireVersionError, match="envelope version: 2: expected 1"):
         unpack(body, MOST)
 
 
