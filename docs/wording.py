@@ -1,8 +1,8 @@
 """Check of wording: plain technical English in the terms of docs/glossary.md.
 
-A reader yields the passages of one kind of text (docstrings, names, documents, commit subjects), and each
-row of RULES has the kinds that it applies to. A further check is a row, or a reader with a kind of its own.
-Code spans, code blocks and quotations are exempt.
+A reader yields the passages of one kind of text (docstrings, names, log events, documents, alerts, comments,
+commit subjects), and each row of RULES has the kinds that it applies to. A further check is a row, or a
+reader with a kind of its own. Code spans, code blocks and quotations are exempt.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import click
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent", "collector", "railscope", "simulator", "bench", "dashboards")
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/**/*.md", "bench/*.md", "alerts/runbooks/*.md")
+SAMPLES = ("deploy/**/*", "alerts/rules/*.yml", "alerts/*.yml")
+"""Files whose comments are checked."""
+ALERTS = ("alerts/rules/*.yml",)
+TESTS = ("tests/nvml_standin/**/*.py",)
+"""Tests whose docstrings and names are checked."""
 COMMITS_SINCE = "ff381e0c51cbfe35bca6e77421ee89e3394a0d72"
 """Commit after which every subject is checked."""
 
@@ -32,10 +38,26 @@ class Kind(StrEnum):
     DOCSTRING = "docstring"
     MESSAGE = "message"
     NAME = "name"
+    FUNCTION = "function"
     MODULE = "module name"
+    EVENT = "log event"
+    EVENT_VALUE = "value in a log event"
+    TEST_DOCSTRING = "docstring of a test"
+    TEST_NAME = "name in a test"
     DOCUMENT = "document"
+    ALERT = "alert"
+    COMMENT = "comment"
     COMMIT = "commit subject"
     MERGE = "merge commit"
+
+
+class HistoryError(Exception):
+    """A Git history without the commits to check; an error unless the clone is expected to lack them."""
+
+    def __init__(self, message: str, *, is_error: bool) -> None:
+        """Create the error."""
+        super().__init__(message)
+        self.is_error = is_error
 
 
 @dataclass(frozen=True)
@@ -57,9 +79,10 @@ class Rule:
     problem: str
 
 
-PROSE = frozenset({Kind.DOCSTRING, Kind.MESSAGE, Kind.DOCUMENT, Kind.COMMIT})
-DOCUMENT = frozenset({Kind.DOCUMENT})
-READER = frozenset({Kind.MESSAGE, Kind.DOCUMENT})
+DOCUMENT = frozenset({Kind.DOCUMENT, Kind.ALERT, Kind.COMMENT})
+READER = DOCUMENT | {Kind.MESSAGE}
+TEST = frozenset({Kind.TEST_DOCSTRING, Kind.TEST_NAME})
+PROSE = READER | TEST | {Kind.DOCSTRING, Kind.COMMIT}
 NAME = frozenset({Kind.NAME})
 
 
@@ -68,12 +91,13 @@ def _word_rule(pattern: str, remedy: str, kinds: frozenset[Kind] = PROSE) -> Rul
     return Rule(kinds, whole, f"contains {{found!r}}: write {remedy}")
 
 
-def _form(kind: Kind, pattern: str, problem: str) -> Rule:
-    return Rule(frozenset({kind}), re.compile(pattern), problem)
+def _form(kinds: Kind | Iterable[Kind], pattern: str, problem: str) -> Rule:
+    several = [kinds] if isinstance(kinds, Kind) else kinds
+    return Rule(frozenset(several), re.compile(pattern), problem)
 
 
 _PARTICIPLES = (
-    "begun|born|bought|broken|brought|built|caught|chosen|done|drawn|driven|fallen|fed|felt|forgotten|"
+    "begun|born|bought|broken|brought|built|withheld|caught|chosen|done|drawn|driven|fallen|fed|felt|forgotten|"
     "forbidden|found|frozen|given|gone|grown|heard|held|hidden|hung|kept|known|left|lost|made|met|"
     "owed|paid|seen|sent|shown|sold|spent|spoken|stolen|taken|taught|thrown|tied|told|understood|"
     "used|won|worn|written|agreed|freed|guaranteed"
@@ -81,10 +105,23 @@ _PARTICIPLES = (
 """Participles that the ending alone does not show; `read` or `cut` are nouns too."""
 _NOT_PARTICIPLES = "embed|hundred|infrared|sacred|shred|testbed"
 """Further words in -ed, beside those in -eed such as `speed`."""
+_PARTICIPLE = rf"(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)ed)\Z"
+_UNITS = "[num]?s|seconds?|minutes?|hours?|bytes?|[kKMG]?i?B|%|m?W|[kMG]?Hz"
+
+LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+EVENT_EXCEPTIONS: dict[str, str] = dict.fromkeys(
+    (
+        "{self._event}", "source_{}", "collector_unreachable", "audit_events_reread", "{what}",
+        "audit_log_signed_without_witnesses", "checkpoint_withheld", "call_hung", "clock_suspected",
+        "hung_call_returned", "envelope_rejected", "audit_log_disputed", "evidence_problem_found",
+    ),
+    "not changed yet",
+)  # fmt: skip
+"""Log events that may have several sets of keys, or keys in a mapping, each with its reason."""
 
 RULES: tuple[Rule, ...] = (
     _form(
-        Kind.DOCSTRING,
+        (Kind.DOCSTRING, Kind.TEST_DOCSTRING),
         r"\A\s*(?:What|Who|Whose|Whom|Whether|How|Where|When|Which|Why)\b",
         "starts with {found!r}: expected a noun or a verb",
     ),
@@ -107,14 +144,30 @@ RULES: tuple[Rule, ...] = (
     _word_rule(r"(?!(?:is|as|has|was)\b)\w+s a second", "per second", DOCUMENT),
     _word_rule("belongs? into", "belong in", READER),
     _word_rule(r"leaves? with \d", "exit status", READER),
-    Rule(NAME, re.compile(r"^_?(?:most|least)_(?!common\b)\w*", re.IGNORECASE),
+    Rule(NAME, re.compile(r"^_?(?:most|least)_(?!common\b|expensive\b)\w*", re.IGNORECASE),
          "{found!r}: write max_, min_"),
     Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),
          "{found!r}: write directory"),
     _form(
         Kind.MODULE,
-        rf"(?:\A|_)(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)ed)\Z",
+        rf"(?:\A|_){_PARTICIPLE}",
         "ends in the participle {found!r}: name the thing that the module contains",
+    ),
+    _form(
+        Kind.EVENT,
+        rf"\A(?!(?:[a-z0-9{{}}]+_)+{_PARTICIPLE}).*",
+        "{found!r}: expected a noun and a past participle in snake_case",
+    ),
+    _form(
+        Kind.EVENT_VALUE,
+        rf"(?:\d+|\{{\}}) ?(?:{_UNITS})\Z",
+        "contains the unit {found!r}: pass a number, with the unit in the name of the key",
+    ),
+    _word_rule(
+        "who|looks?|words?|mend|dear|hears?|heard|rogue|stray|custody|settle[ds]?|settling|cards?|"
+        "doors?|offices?|rooms?|boards?",
+        "a term of docs/glossary.md",
+        TEST,
     ),
     _form(Kind.COMMIT, r"^.{73,}", "has more than 72 characters: {found!r}"),
     _form(Kind.COMMIT, r"^(?![a-z][\w,./ -]*: \S).*", "{found!r}: expected `area: change`"),
@@ -147,16 +200,73 @@ def source(place: str, text: str) -> Iterator[Passage]:
     """Yield every docstring of a module, those of attributes included, message, and bound name."""
     tree = ast.parse(text)
     yield from _messages(place, tree)
+    yield from _docstrings(place, tree, Kind.DOCSTRING)
+    for line, name in _names(tree):
+        yield Passage(Kind.NAME, place, line, name)
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield Passage(Kind.FUNCTION, place, node.lineno, node.name)
+            case ast.Call():
+                yield from _event(place, node)
+
+
+def source_of_test(place: str, text: str) -> Iterator[Passage]:
+    """Yield every docstring and every bound name of a test module, and its own name, by words."""
+    tree = ast.parse(text)
+    yield from _docstrings(place, tree, Kind.TEST_DOCSTRING)
+    for line, name in [(0, Path(place).stem), *_names(tree)]:
+        words = re.sub("([a-z])([A-Z])", r"\1_\2", name).replace("_", " ")
+        yield Passage(Kind.TEST_NAME, place, line, words)
+
+
+def _docstrings(place: str, tree: ast.Module, kind: Kind) -> Iterator[Passage]:
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str(docstring))):
-                yield Passage(Kind.DOCSTRING, place, node.lineno, prose(docstring))
+                yield Passage(kind, place, node.lineno, prose(docstring))
+
+
+def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield every name that a module binds, with its line."""
+    for node in ast.walk(tree):
+        match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield Passage(Kind.NAME, place, node.lineno, node.name)
+                yield node.lineno, node.name
             case ast.arg():
-                yield Passage(Kind.NAME, place, node.lineno, node.arg)
+                yield node.lineno, node.arg
             case ast.Name(ctx=ast.Store()):
-                yield Passage(Kind.NAME, place, node.lineno, node.id)
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+
+
+def _event(place: str, call: ast.Call) -> Iterator[Passage]:
+    """Yield name and texts of a log event; its keys are checked by `key_sets`."""
+    if (name := _event_name(call)) and name not in EVENT_EXCEPTIONS:
+        yield Passage(Kind.EVENT, place, call.lineno, name)
+        for key in call.keywords:
+            yield Passage(Kind.EVENT_VALUE, place, call.lineno, _rendered(key.value))
+
+
+def _event_name(call: ast.Call) -> str:
+    """Return the name of the event that a call logs, code in braces; empty for other calls."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=method), args=[event]):
+            if method in LOG_METHODS:
+                return _rendered(event) or f"{{{ast.unparse(event)}}}"
+    return ""
+
+
+def _rendered(node: ast.expr) -> str:
+    """Return the text of a string, {} for each formatted value; empty for other expressions."""
+    match node:
+        case ast.JoinedStr():
+            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            return "".join(map(str, parts))
+        case ast.Constant(value=str(text)):
+            return text
+    return ""
 
 
 def _messages(place: str, tree: ast.Module) -> Iterator[Passage]:
@@ -168,10 +278,7 @@ def _messages(place: str, tree: ast.Module) -> Iterator[Passage]:
                 parts.add(docstring)
                 continue
             case ast.JoinedStr():
-                text = "".join(
-                    str(part.value) if isinstance(part, ast.Constant) else "{}"
-                    for part in node.values
-                )
+                text = _rendered(node)
                 parts |= {part for part in ast.walk(node) if isinstance(part, ast.Constant)}
             case ast.Constant(value=str(text)) if node not in parts:
                 pass
@@ -179,6 +286,22 @@ def _messages(place: str, tree: ast.Module) -> Iterator[Passage]:
                 continue
         if " " in text:
             yield Passage(Kind.MESSAGE, place, node.lineno, " ".join(prose(text).split()))
+
+
+def alerts(place: str, text: str) -> Iterator[Passage]:
+    """Yield summary and description of every alert of a file of rules."""
+    for group in yaml.safe_load(text)["groups"]:
+        for rule in group["rules"]:
+            for annotation in ("summary", "description"):
+                if found := rule.get("annotations", {}).get(annotation):
+                    where = f"{place}: {rule['alert']}: {annotation}"
+                    yield Passage(Kind.ALERT, where, 0, prose(found))
+
+
+def comments(place: str, text: str) -> Iterator[Passage]:
+    """Yield the lines of a file that are comments as one passage; other lines are blank in it."""
+    shown = (line if re.match(r"\s*#(?!!)", line) else "" for line in text.split("\n"))
+    yield Passage(Kind.COMMENT, place, 1, prose("\n".join(shown)))
 
 
 def module(path: Path) -> Passage:
@@ -199,10 +322,15 @@ def document(place: str, text: str) -> Iterator[Passage]:
 
 
 def commits(root: Path, since: str) -> Iterator[Passage]:
-    """Yield the subject of every commit after `since`; nothing where the history lacks that commit."""
+    """Yield the subject of every commit after `since`. Raises HistoryError without that commit."""
     git = shutil.which("git")
-    if git is None or _git(git, root, "cat-file", "-e", f"{since}^{{commit}}") is None:
-        return
+    if git is None or _git(git, root, "rev-parse", "--git-dir") is None:
+        message = "no Git repository"
+        raise HistoryError(message, is_error=False)
+    if _git(git, root, "cat-file", "-e", f"{since}^{{commit}}") is None:
+        is_shallow = _git(git, root, "rev-parse", "--is-shallow-repository") == "true\n"
+        message = f"{'shallow clone' if is_shallow else 'unknown range'}: no commit {since}"
+        raise HistoryError(message, is_error=not is_shallow)
     log = _git(git, root, "log", "--format=%h%x09%p%x09%s", f"{since}..HEAD") or ""
     for line in log.splitlines():
         commit, parents, subject = line.split("\t", 2)
@@ -239,24 +367,69 @@ def _where(passage: Passage, offset: int) -> str:
     return f"{passage.place}:{passage.line + passage.text.count(chr(10), 0, offset)}"
 
 
+def key_sets(sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each log event whose calls have different keys."""
+    calls: dict[str, dict[str, str]] = {}
+    for place, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and (event := _event_name(node)):
+                keys = ", ".join(sorted(key.arg or "**" for key in node.keywords))
+                calls.setdefault(event, {})[keys] = f"{place}:{node.lineno}"
+    for event, by_keys in calls.items():
+        if event in EVENT_EXCEPTIONS:
+            continue
+        if len(by_keys) > 1:
+            found = "; ".join(f"{place} ({keys})" for keys, place in by_keys.items())
+            yield f"log event {event!r} has several sets of keys: {found}: expected one"
+        elif any("**" in keys for keys in by_keys):
+            yield f"{by_keys.popitem()[1]}: log event {event!r}: expected each key in the call"
+
+
 def every_passage(root: Path) -> Iterator[Passage]:
-    """Yield every passage of the repository."""
+    """Yield every passage of the files of the repository."""
+    for path in product_modules(root):
+        place = path.relative_to(root)
+        yield module(place)
+        yield from source(str(place), path.read_text())
+    readers = (
+        (DOCUMENTS, document),
+        (SAMPLES, comments),
+        (ALERTS, alerts),
+        (TESTS, source_of_test),
+    )
+    for patterns, read in readers:
+        for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+            if path.is_file():
+                yield from read(str(path.relative_to(root)), path.read_text())
+
+
+def product_modules(root: Path) -> Iterator[Path]:
+    """Yield every module of the product."""
     for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            place = path.relative_to(root)
-            yield module(place)
-            yield from source(str(place), path.read_text())
-    for pattern in DOCUMENTS:
-        for path in sorted(root.glob(pattern)):
-            yield from document(str(path.relative_to(root)), path.read_text())
-    yield from commits(root, COMMITS_SINCE)
+        yield from sorted((root / package).rglob("*.py"))
+
+
+def check(root: Path, since: str) -> tuple[list[str], list[str]]:
+    """Return the problems of a repository, and notes on what could not be checked."""
+    found = list(problems(every_passage(root)))
+    found += key_sets({str(m.relative_to(root)): m.read_text() for m in product_modules(root)})
+    try:
+        found += problems(commits(root, since))
+    except HistoryError as error:
+        message = f"commit subjects were not checked: {error}"
+        return (
+            ([*found, f"{message}; fix: git fetch --unshallow"], [])
+            if error.is_error
+            else (found, [message])
+        )
+    return found, []
 
 
 def main() -> int:
     """Print every problem; return 1 if there is one."""
-    found = list(problems(every_passage(ROOT)))
-    for problem in found:
-        click.echo(problem)
+    found, notes = check(ROOT, COMMITS_SINCE)
+    for line in found + notes:
+        click.echo(line)
     return 1 if found else 0
 
 

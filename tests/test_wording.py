@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wording import commits, document, module, problems, source
+import wording
+from wording import alerts, comments, commits, document, key_sets, module, problems, source
 
 BAD = {
     '"""What came of a read."""': "starts with 'What'",
@@ -125,6 +126,91 @@ def test_of_a_changelog_only_unreleased_changes_are_checked() -> None:
     assert found.startswith("CHANGELOG.md:5: document contains 'Told'")
 
 
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ('log.info("read", url=url)', "log event 'read': expected a noun and a past participle"),
+        ('log.error("collector_away", url=url)', "'collector_away'"),
+        ('log.info("FileRead_closed")', "'FileRead_closed'"),
+        ('log.warning("file closed", file=file)', "'file closed'"),
+        ("log.info(event, file=file)", "'{event}'"),
+        ('log.info("call_closed", wait=f"{seconds:.1f} s")', "contains the unit '{} s'"),
+        ('log.info("file_closed", size="12 MiB")', "contains the unit '12 MiB'"),
+    ],
+)
+def test_a_log_event_is_a_noun_and_a_participle_with_numbers(call: str, problem: str) -> None:
+    (found,) = problems(source("agent/x.py", call))
+    assert found.startswith("agent/x.py:1: ")
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'log.info("file_closed", file=file, size_bytes=size)',
+        'log.error("claims_write_failed", problem=f"{path}: 12 entries", address=f"{host}:{port}")',
+        'log.warning(f"{kind}_file_rejected", advice="free 2 s before the end of the disk")',
+        'gauge.info("read", 1)',
+    ],
+)
+def test_a_log_event_in_the_right_form_has_no_problem(call: str) -> None:
+    assert list(problems(source("agent/x.py", call))) == []
+
+
+def test_a_log_event_has_one_set_of_keys() -> None:
+    first = 'log.info("file_read", file=file, lines=lines)\n'
+    second = 'log.info("file_read", lines=lines, file=path)\n'
+    assert list(key_sets({"a.py": first, "b.py": second})) == []
+    (found,) = key_sets({"a.py": first, "b.py": '\nlog.warning("file_read", file=file)'})
+    assert "a.py:1 (file, lines); b.py:2 (file): expected one" in found
+    (found,) = key_sets({"a.py": 'log.info("file_read", **facts)'})
+    assert found.startswith("a.py:1: log event 'file_read': expected each key in the call")
+
+
+def test_summary_and_description_of_an_alert_are_checked() -> None:
+    rule = """\
+groups:
+- rules:
+  - record: node:told
+    expr: told
+  - alert: NodeStale
+    expr: told
+    annotations: {summary: %s, description: %s, runbook_url: told}
+"""
+    assert list(problems(alerts("a.yml", rule % ("A stale node.", "No frame.")))) == []
+    first, second = problems(alerts("a.yml", rule % ("A silent node.", "The agent tells it.")))
+    assert first.startswith("a.yml: NodeStale: summary: alert contains 'silent node'")
+    assert second.startswith("a.yml: NodeStale: description: alert contains 'tells'")
+
+
+def test_only_comments_of_a_sample_file_are_checked() -> None:
+    text = "#!/bin/said\ntold = 1\n# Limits of `told`.\n  # The file says it.\n"
+    (found,) = problems(comments("deploy/x.toml", text))
+    assert found.startswith("deploy/x.toml:4: comment contains 'says'")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('"""What it does."""', "docstring of a test starts with 'What'"),
+        ('def test_x():\n    """The NIC says so."""', "docstring of a test contains 'says'"),
+        ("def test_a_word_is_read(): ...", "name in a test contains 'word'"),
+        ("class ToldWords: ...", "'Words'"),
+        ("looks = 1", "'looks'"),
+        ("self.cards = 1", "'cards'"),
+        ("def f(who): ...", "'who'"),
+    ],
+)
+def test_docstrings_and_names_of_tests_are_checked(text: str, problem: str) -> None:
+    assert problem in "\n".join(problems(wording.source_of_test("tests/test_x.py", text)))
+    assert list(problems(wording.source_of_test("tests/test_told.py", ""))) != []
+
+
+def test_plain_names_of_tests_have_no_problem() -> None:
+    text = 'def test_keyword_of_a_dashboard(password):\n    """Report of `told`."""\n    whole = x.word'
+    assert list(problems(wording.source_of_test("tests/test_x.py", text))) == []
+
+
 Git = Callable[..., str]
 
 
@@ -176,7 +262,25 @@ def test_a_merge_commit_is_an_error(git: Git, tmp_path: Path) -> None:
     assert "merge commit 'agent: merge the side': expected a linear history" in found
 
 
-def test_a_history_without_the_first_checked_commit_is_skipped(git: Git, tmp_path: Path) -> None:
+def test_an_unknown_first_commit_is_an_error(git: Git, tmp_path: Path) -> None:
     git("commit", "--allow-empty", "-m", "Read a file")
-    assert list(commits(tmp_path, "0" * 40)) == []
-    assert list(commits(tmp_path / "absent", "0" * 40)) == []
+    (found,), notes = wording.check(tmp_path, "0" * 40)
+    assert found.startswith("commit subjects were not checked: unknown range: no commit 000")
+    assert notes == []
+
+
+def test_a_shallow_clone_is_not_an_error(git: Git, tmp_path: Path) -> None:
+    since = git("rev-parse", "HEAD")
+    git("commit", "--allow-empty", "-m", "agent: read a file")
+    clone = tmp_path / "clone"
+    git("clone", "--depth", "1", f"file://{tmp_path}", str(clone))
+    assert wording.check(tmp_path, since) == ([], [])
+    found, (note,) = wording.check(clone, since)
+    assert found == []
+    assert note.startswith("commit subjects were not checked: shallow clone: no commit")
+
+
+def test_files_without_a_repository_are_checked_without_commits(tmp_path: Path) -> None:
+    found, (note,) = wording.check(tmp_path, "0" * 40)
+    assert found == []
+    assert note == "commit subjects were not checked: no Git repository"
