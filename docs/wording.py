@@ -109,14 +109,18 @@ _PARTICIPLE = rf"(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)
 _UNITS = "[num]?s|seconds?|minutes?|hours?|bytes?|[kKMG]?i?B|%|m?W|[kMG]?Hz"
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
-EVENT_EXCEPTIONS: dict[str, str] = dict.fromkeys(
-    (
-        "{self._event}", "source_{}", "collector_unreachable", "audit_events_reread", "{what}",
-        "audit_log_signed_without_witnesses", "checkpoint_withheld", "call_hung", "clock_suspected",
-        "hung_call_returned", "envelope_rejected", "audit_log_disputed", "evidence_problem_found",
+EVENT_EXCEPTIONS = {
+    "{event}": "one of several names, each in the required form, with the same keys",
+    "checkpoint_conflict_detected": "the keys of two checkpoints, in a mapping",
+    **dict.fromkeys(
+        (
+            "collector_unreachable", "audit_events_reread", "{what}", "checkpoint_withheld",
+            "audit_log_signed_without_witnesses", "clock_suspected", "envelope_rejected",
+            "audit_log_disputed", "evidence_problem_found",
+        ),
+        "not changed yet",
     ),
-    "not changed yet",
-)  # fmt: skip
+}  # fmt: skip
 """Log events that may have several sets of keys, or keys in a mapping, each with its reason."""
 
 RULES: tuple[Rule, ...] = (

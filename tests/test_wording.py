@@ -133,7 +133,7 @@ def test_of_a_changelog_only_unreleased_changes_are_checked() -> None:
         ('log.error("collector_away", url=url)', "'collector_away'"),
         ('log.info("FileRead_closed")', "'FileRead_closed'"),
         ('log.warning("file closed", file=file)', "'file closed'"),
-        ("log.info(event, file=file)", "'{event}'"),
+        ("log.info(name, file=file)", "'{name}'"),
         ('log.info("call_closed", wait=f"{seconds:.1f} s")', "contains the unit '{} s'"),
         ('log.info("file_closed", size="12 MiB")', "contains the unit '12 MiB'"),
     ],
