@@ -62,7 +62,7 @@ class GpuInventory:
     """The GPUs as of the last scan."""
 
     wiring: NetworkScanner = field(default_factory=NetworkScanner)
-    found: dict[int, GpuDevice] = field(default_factory=dict)
+    gpus: dict[int, GpuDevice] = field(default_factory=dict)
     generation: int = 0
     """Incremented with every change of the inventory."""
     findings: tuple[source.ProbeFinding, ...] = ()
@@ -94,7 +94,7 @@ class GpuInventory:
             count = None
         if count is None:
             self._replace(host, {}, _no_library_finding(host))
-            return self.found
+            return self.gpus
         driver = _DriverVersions.read(host)
         network = self.wiring.scan(host)
         identified = {index: self._identify(host, index, driver, network) for index in range(count)}
@@ -120,21 +120,21 @@ class GpuInventory:
     def _replace(
         self, host: Host, gpus: dict[int, GpuDevice], finding: source.ProbeFinding
     ) -> None:
-        if gpus != self.found:
+        if gpus != self.gpus:
             self.generation += 1
             if self.is_polled:
                 self._record_changes(host, gpus)
-        self.found, self.findings, self.is_polled = gpus, (finding,), True
+        self.gpus, self.findings, self.is_polled = gpus, (finding,), True
 
     def _record_changes(self, host: Host, gpus: dict[int, GpuDevice]) -> None:
-        before = {gpu.entity.key[0]: gpu for gpu in self.found.values()}
+        before = {gpu.entity.key[0]: gpu for gpu in self.gpus.values()}
         after = {gpu.entity.key[0]: gpu for gpu in gpus.values()}
         for name in sorted(before.keys() | after.keys()):
             old, new = before.get(name), after.get(name)
             if old is None or new is None:
-                there = old or new
-                assert there is not None  # noqa: S101 - the name is of one of them
-                self._event(host, there, change="removed" if old else "added")
+                device = old or new
+                assert device is not None  # noqa: S101 - the name is of one of them
+                self._event(host, device, change="removed" if old else "added")
             elif old.mig_mode != new.mig_mode:
                 self._event(host, new, change="mig_mode", before=old.mig_mode, after=new.mig_mode)
             elif old.mig_devices != new.mig_devices:
@@ -158,12 +158,12 @@ class GpuInventory:
             name = host.call("nvml", "nvmlDeviceGetUUID", index)
             bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
             entity = Entity(entities.GPU, (name,), _facts(host, index, driver, network, bus))
-            mode = _answer(host, "nvmlDeviceGetMigMode", index)
+            mode = _call_or_absence(host, "nvmlDeviceGetMigMode", index)
             enabled = bool(mode and mode[0])
             devices = list_mig_devices(host, index, entity) if enabled else ()
-            memory = _answer(host, "nvmlDeviceGetMemoryInfo", index)
+            memory = _call_or_absence(host, "nvmlDeviceGetMemoryInfo", index)
         except NvmlError:
-            return self.found.get(index)  # a counted GPU exists, even if it does not answer
+            return self.gpus.get(index)  # a counted GPU exists, even if it does not answer
         total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
         return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
 
@@ -175,9 +175,9 @@ class _DriverVersions:
 
     @classmethod
     def read(cls, host: Host) -> _DriverVersions:
-        number = _answer(host, "nvmlSystemGetCudaDriverVersion")
+        number = _call_or_absence(host, "nvmlSystemGetCudaDriverVersion")
         cuda = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
-        return cls(_text(host, "nvmlSystemGetDriverVersion"), cuda)
+        return cls(_format_answer(host, "nvmlSystemGetDriverVersion"), cuda)
 
 
 def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
@@ -186,7 +186,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
     instances = [
         ReportedMigDevice(
             device["uuid"],
-            _profile(_text(host, "nvmlDeviceGetName", device["uuid"])),
+            _profile(_format_answer(host, "nvmlDeviceGetName", device["uuid"])),
             int(device["gpu"]),
             int(device["compute"]),
             device.get("start"),
@@ -199,7 +199,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
         slots = find_mig_slots(instances)
     except ValueError:  # positions outside the GPU
         slots = {}
-    found = []
+    devices = []
     for device, instance in zip(listed, instances, strict=True):
         place = slots.get(instance.uuid)
         facts = source.nonempty_facts(
@@ -211,29 +211,29 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
             memory_slots=str(place.memory) if place else "",
         )
         entity = Entity(entities.MIG, (*gpu.key, instance.uuid), facts)
-        found.append(MigDevice(instance.uuid, entity, place, instance.start))
-    return tuple(found)
+        devices.append(MigDevice(instance.uuid, entity, place, instance.start))
+    return tuple(devices)
 
 
 def _facts(
     host: Host, index: int, driver: _DriverVersions, network: NodeNetwork, bus: str
 ) -> dict[str, str]:
-    architecture = _text(host, "nvmlDeviceGetArchitecture", index)
-    capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
-    virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
+    architecture = _format_answer(host, "nvmlDeviceGetArchitecture", index)
+    capability = _call_or_absence(host, "nvmlDeviceGetCudaComputeCapability", index)
+    virtual = _format_answer(host, "nvmlDeviceGetVirtualizationMode", index)
     numa_node = source.read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node")
     return source.nonempty_facts(
         index=str(index),
-        model=_text(host, "nvmlDeviceGetName", index),
+        model=_format_answer(host, "nvmlDeviceGetName", index),
         pci_address=bus,
-        serial=_text(host, "nvmlDeviceGetSerial", index),
-        minor=_text(host, "nvmlDeviceGetMinorNumber", index),
+        serial=_format_answer(host, "nvmlDeviceGetSerial", index),
+        minor=_format_answer(host, "nvmlDeviceGetMinorNumber", index),
         architecture=_ARCHITECTURES.get(int(architecture or 0), architecture),
         compute_capability=".".join(map(str, capability or ())),
-        vbios=_text(host, "nvmlDeviceGetVbiosVersion", index),
-        inforom=_text(host, "nvmlDeviceGetInforomImageVersion", index),
-        gsp_firmware=_text(host, "nvmlDeviceGetGspFirmwareVersion", index),
-        part_number=_text(host, "nvmlDeviceGetBoardPartNumber", index),
+        vbios=_format_answer(host, "nvmlDeviceGetVbiosVersion", index),
+        inforom=_format_answer(host, "nvmlDeviceGetInforomImageVersion", index),
+        gsp_firmware=_format_answer(host, "nvmlDeviceGetGspFirmwareVersion", index),
+        part_number=_format_answer(host, "nvmlDeviceGetBoardPartNumber", index),
         driver=driver.version,
         cuda=driver.cuda,
         virtualization=_VIRTUALIZATION.get(virtual, virtual),
@@ -250,26 +250,26 @@ def _rack_position_facts(host: Host, index: int) -> dict[str, str]:
     A standalone node has no chassis: its slot and tray of 0 carry no information, and nvidia-smi
     omits them too.
     """
-    answer = _answer(host, "nvmlDeviceGetPlatformInfo", index)
+    answer = _call_or_absence(host, "nvmlDeviceGetPlatformInfo", index)
     if not answer:
-        return {"module": _text(host, "nvmlDeviceGetModuleId", index)}
+        return {"module": _format_answer(host, "nvmlDeviceGetModuleId", index)}
     if not answer.get("chassisSerialNumber"):
-        return {"module": _byte(answer.get("moduleId", ""))}
+        return {"module": _parse_byte(answer.get("moduleId", ""))}
     return {
         "chassis": answer.get("chassisSerialNumber", ""),
-        "slot": _byte(answer.get("slotNumber", answer.get("chassisPhysicalSlotNumber", ""))),
-        "tray": _byte(answer.get("trayIndex", answer.get("computeSlotIndex", ""))),
-        "module": _byte(answer.get("moduleId", "")),
+        "slot": _parse_byte(answer.get("slotNumber", answer.get("chassisPhysicalSlotNumber", ""))),
+        "tray": _parse_byte(answer.get("trayIndex", answer.get("computeSlotIndex", ""))),
+        "module": _parse_byte(answer.get("moduleId", "")),
     }
 
 
-def _byte(answer: str | int) -> str:
+def _parse_byte(answer: str | int) -> str:
     return str(answer) if isinstance(answer, int) else str(ord(answer)) if answer else ""
 
 
 def _fabric_facts(host: Host, index: int) -> dict[str, str]:
     """NVLink domain: GPUs with the same cluster and clique reach each other."""
-    answer = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
+    answer = _call_or_absence(host, "nvmlDeviceGetGpuFabricInfoV", index) or _call_or_absence(
         host, "nvmlDeviceGetGpuFabricInfo", index
     )
     if not answer or not any(answer.get("clusterUuid", ())):
@@ -300,7 +300,7 @@ def _rail(network: NodeNetwork, bus: str, index: int) -> str:
     return str(network.gpu_rails.get(bus, ""))
 
 
-def _answer(host: Host, function: str, *arguments: int | str) -> Json:
+def _call_or_absence(host: Host, function: str, *arguments: int | str) -> Json:
     """Result of an NVML call, or None if there is none: the fact is then omitted.
 
     Raises NvmlError if the GPU has been lost meanwhile: its facts cannot be refreshed then.
@@ -315,8 +315,8 @@ def _answer(host: Host, function: str, *arguments: int | str) -> Json:
         return None
 
 
-def _text(host: Host, function: str, *arguments: int | str) -> str:
-    answer = _answer(host, function, *arguments)
+def _format_answer(host: Host, function: str, *arguments: int | str) -> str:
+    answer = _call_or_absence(host, function, *arguments)
     return "" if answer is None else str(answer)
 
 

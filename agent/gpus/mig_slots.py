@@ -50,10 +50,10 @@ WHOLE_GPU = GpuSlotRange(0, GPU_CAPACITY)
 
 def count_covered_slots(slots: Iterable[GpuSlotRange]) -> int:
     """Number of slots in at least one of the ranges."""
-    count = at = 0
-    for each in sorted(slots):
-        count += max(each.high - max(each.low, at), 0)
-        at = max(at, each.high)
+    count = covered_until = 0
+    for slot_range in sorted(slots):
+        count += max(slot_range.high - max(slot_range.low, covered_until), 0)
+        covered_until = max(covered_until, slot_range.high)
     return count
 
 
@@ -78,14 +78,14 @@ class ReportedMigDevice:
     @property
     def slices(self) -> int:
         """Compute slices of the GPU instance; 0 if the profile is not recognized."""
-        found = _PROFILE.fullmatch(self.profile)
-        return int(found["slices"]) if found else 0
+        match = _PROFILE.fullmatch(self.profile)
+        return int(match["slices"]) if match else 0
 
     @property
     def compute_slices(self) -> int:
         """Compute slices of the compute instance: all of them unless its profile starts with `1c.`."""
-        found = _PROFILE.fullmatch(self.profile)
-        return int(found["part"] or found["slices"]) if found else 0
+        match = _PROFILE.fullmatch(self.profile)
+        return int(match["part"] or match["slices"]) if match else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +107,15 @@ def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots
     for instance in instances:
         if instance.slices:
             groups.setdefault(instance.gpu_instance, []).append(instance)
-    found: dict[str, MigSlots] = {}
+    slots: dict[str, MigSlots] = {}
     taken: list[range] = []
     known_first = sorted(groups.items(), key=lambda group: (group[1][0].start is None, group[0]))
-    for _, parts in known_first:
-        spot = _memory_range(parts[0], taken)
-        if spot is not None:
-            taken.append(spot)
-            found |= _divide_instance(parts, spot)
-    return found
+    for _, devices in known_first:
+        memory_slices = _memory_range(devices[0], taken)
+        if memory_slices is not None:
+            taken.append(memory_slices)
+            slots |= _divide_instance(devices, memory_slices)
+    return slots
 
 
 def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | None:
@@ -132,25 +132,36 @@ def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | No
     return None
 
 
-def _divide_instance(parts: list[ReportedMigDevice], spot: range) -> dict[str, MigSlots]:
+def _divide_instance(devices: list[ReportedMigDevice], memory_slices: range) -> dict[str, MigSlots]:
     """Slots of the compute instances of one GPU instance."""
-    seven, slices = parts[0].has_seven_slices, parts[0].slices
+    seven, slices = devices[0].has_seven_slices, devices[0].slices
     unit = GPU_CAPACITY // (_SEVEN if seven else _FOUR)
     memory_unit = GPU_CAPACITY // (_EIGHT if seven else _FOUR)
-    compute = GpuSlotRange(spot.start * unit, min((spot.start + slices) * unit, GPU_CAPACITY))
-    memory = GpuSlotRange(spot.start * memory_unit, min(spot.stop * memory_unit, GPU_CAPACITY))
-    found: dict[str, MigSlots] = {}
-    at = 0
-    for instance in sorted(parts, key=lambda each: each.compute_instance):
-        width = min(instance.compute_slices, slices - at)
+    compute = GpuSlotRange(
+        memory_slices.start * unit, min((memory_slices.start + slices) * unit, GPU_CAPACITY)
+    )
+    memory = GpuSlotRange(
+        memory_slices.start * memory_unit, min(memory_slices.stop * memory_unit, GPU_CAPACITY)
+    )
+    slots: dict[str, MigSlots] = {}
+    first_slice = 0
+    for instance in sorted(devices, key=lambda device: device.compute_instance):
+        width = min(instance.compute_slices, slices - first_slice)
         if width <= 0:
             break
-        ranges = (_slice_range(whole, at, width, slices) for whole in (compute, memory))
-        found[instance.uuid] = MigSlots(*ranges)
-        at += width
-    return found
+        ranges = (
+            _slice_range(slot_range, first_slice, width, slices) for slot_range in (compute, memory)
+        )
+        slots[instance.uuid] = MigSlots(*ranges)
+        first_slice += width
+    return slots
 
 
-def _slice_range(of: GpuSlotRange, at: int, width: int, slices: int) -> GpuSlotRange:
-    whole = of.high - of.low
-    return GpuSlotRange(of.low + whole * at // slices, of.low + whole * (at + width) // slices)
+def _slice_range(
+    slot_range: GpuSlotRange, first_slice: int, width: int, slices: int
+) -> GpuSlotRange:
+    length = slot_range.high - slot_range.low
+    return GpuSlotRange(
+        slot_range.low + length * first_slice // slices,
+        slot_range.low + length * (first_slice + width) // slices,
+    )

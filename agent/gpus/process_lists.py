@@ -40,8 +40,8 @@ class ListedProcess:
 class ListedProcesses:
     """Processes of a GPU by PID as of one poll, or the reason for their absence."""
 
-    at: NodeTimestamp
-    there: Mapping[int, ListedProcess]
+    listed: NodeTimestamp
+    processes: Mapping[int, ListedProcess]
     absent: Absent | None
 
 
@@ -70,9 +70,9 @@ def list_processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, ListedProcess]
     need privilege.
     """
     devices: list[int | str] = [device.uuid for device in gpu.mig_devices]
-    found: dict[int, ListedProcess] = {}
+    processes: dict[int, ListedProcess] = {}
     for device in devices if gpu.mig_mode == "1" else [gpu.index]:
-        here: dict[int, ListedProcess] = {}
+        on_device: dict[int, ListedProcess] = {}
         for context, function in _CONTEXTS.items():
             answer = _read_process_list(host, function, device)
             if isinstance(answer, Absent):
@@ -80,12 +80,12 @@ def list_processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, ListedProcess]
                     return {}, answer
                 continue  # graphics and MPS are optional on a GPU
             for process in answer:
-                _merge(here, process, context)
-        for pid, process in here.items():
-            before = found.setdefault(pid, process)
+                _merge_list(on_device, process, context)
+        for pid, process in on_device.items():
+            before = processes.setdefault(pid, process)
             if before is not process:
-                before.memory_bytes = _sum(before.memory_bytes, process.memory_bytes)
-    return found, None
+                before.memory_bytes = _add_optional(before.memory_bytes, process.memory_bytes)
+    return processes, None
 
 
 def _read_process_list(host: Host, function: str, device: int | str) -> Json | Absent:
@@ -103,22 +103,22 @@ def _read_process_list(host: Host, function: str, device: int | str) -> Json | A
     return Absent.UNSUPPORTED
 
 
-def _merge(here: dict[int, ListedProcess], answer: Json, context: str) -> None:
+def _merge_list(processes: dict[int, ListedProcess], answer: Json, context: str) -> None:
     """Add a process of one device. Its memory is the same in the list of each of its contexts."""
     pid, memory = int(answer["pid"]), answer["usedGpuMemory"]
-    before = here.get(pid)
+    before = processes.get(pid)
     if before is None:
         gpu, compute = (_instance(answer.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
-        here[pid] = ListedProcess(pid, context, memory, gpu, compute)
+        processes[pid] = ListedProcess(pid, context, memory, gpu, compute)
     elif before.context == context:
-        before.memory_bytes = _sum(before.memory_bytes, memory)
+        before.memory_bytes = _add_optional(before.memory_bytes, memory)
     elif context == "mps":
         before.context = "mps"
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
+def _add_optional(value: int | None, other: int | None) -> int | None:
     """Sum of two amounts; unknown if either is unknown."""
-    return None if one is None or other is None else one + other
+    return None if value is None or other is None else value + other
 
 
 def _instance(number: int | None) -> str:

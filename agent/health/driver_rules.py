@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from agent.health import rule
-from agent.streams.kernel_log import JudgedXid
+from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import declare, gpu as c, gpu_health as h
 from railscope.catalog.xids import RECOVERY_ACTIONS, xid
 from railscope.reading import Absent
@@ -64,7 +64,7 @@ def _is_lost_by_nvml(facts: rule.GpuHealthFacts) -> bool:
     return state in {_MISSING, Absent.GONE}
 
 
-def is_firmware_unresponsive(xids: Iterable[JudgedXid]) -> bool:
+def is_firmware_unresponsive(xids: Iterable[ActionableXid]) -> bool:
     """True if Xids indicate a GPU that is still on the bus and no longer responds to the driver."""
     numbers = {reported.number for reported in xids}
     return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
@@ -119,8 +119,8 @@ def _xid_test(*, fatal: bool) -> rule.FaultTest:
     return test
 
 
-def _select_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> list[JudgedXid]:
-    return [reported for reported in facts.xids if reported.fatal is fatal]
+def _select_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> list[ActionableXid]:
+    return [reported for reported in facts.xids if reported.is_fatal is fatal]
 
 
 def _describe_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> str:

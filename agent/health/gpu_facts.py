@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 
 from agent.health import RULES, driver_rules, rule
 from agent.host.files import BootState, BootStateFile
-from agent.streams.kernel_log import JudgedXid
+from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import declare, entities, gpu as c, gpu_health as h, kernel
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
@@ -264,7 +264,7 @@ class _SeenGpu:
 class FactCollector:
     """Facts about every GPU seen so far, as of the last poll."""
 
-    def __init__(self, xids: Callable[[str], tuple[JudgedXid, ...]]) -> None:
+    def __init__(self, xids: Callable[[str], tuple[ActionableXid, ...]]) -> None:
         self.remembered: Mapping[str, GpuLifetime] = {}
         """State of GPUs from before a restart of the agent."""
         self._xids = xids

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from typing import TypeAlias, TypeVar
 
-from agent.streams.kernel_log import JudgedXid
+from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import declare, gpu_health as h
 from railscope.catalog.xids import ACTION_ORDER
 from railscope.reading import Absent, Reading
@@ -68,7 +68,7 @@ class GpuHealthFacts:
         default_factory=dict
     )
     """Of counters that were read at least twice."""
-    xids: tuple[JudgedXid, ...] = ()
+    xids: tuple[ActionableXid, ...] = ()
     """Relevant Xids since the last reset of the GPU and the last load of its driver."""
     absent_sources: Mapping[str, Absent] = field(default_factory=dict)
     """Sources without current readings of this GPU, with the reasons."""

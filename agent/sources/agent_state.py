@@ -195,7 +195,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
     ) -> None:
         self.period_seconds = period_seconds
         self._statuses = statuses
-        self._facts = FactCollector(xids.remembered)
+        self._facts = FactCollector(xids.actionable_xids)
         self._memory: GpuLifetimeFile | None = None
         self._kept: dict[str, int] = {}
         self._kept_ns = 0

@@ -69,7 +69,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             except OSError as error:
                 findings.append(_statistics_failure(interface, error))
                 continue
-            nic = nic_entity(interface, driver, network.at(driver.get("bus", "")))
+            nic = nic_entity(interface, driver, network.device_at(driver.get("bus", "")))
             found = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
             names = statistics["names"]
             findings.append(_statistics_finding(interface, driver["driver"], names, found))

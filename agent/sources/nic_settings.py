@@ -128,9 +128,9 @@ class NicSettingsSource(source_bases.ScanningSource):
 
     def _add_expected_speed(self, answers: nic_interfaces.SettingAnswers, host: Host) -> None:  # noqa: ARG002 - a query
         nic = answers.nic
-        role = self._network.at(nic.pci_address).role
+        role = self._network.device_at(nic.pci_address).role
         names = (nic.interface, nic.rdma_device, nic.pci_address, role)
-        speed = self._wiring.rules.speed(names)
+        speed = self._wiring.rules.expected_speed(names)
         if speed is not None:
             answers.put(c.EXPECTED_SPEED, speed)
 

@@ -147,7 +147,7 @@ class PcieSource(source.SourceWithFiles):
                 metric, what = _LINKS[file]
                 if source.read_text(host, f"{pci.DEVICES}/{address}/{file}"):
                     plan.links.append((plan.columns.add(metric, entity), address, what))
-            path = pcie_links.links_of_path(device.place.chain, roles)
+            path = pcie_links.list_path_links(device.place.chain, roles)
             if path and source.read_text(
                 host, f"{pci.DEVICES}/{path[-1].lower}/current_link_speed"
             ):

@@ -327,7 +327,7 @@ def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
 
 def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
     address = source.read_link_name(host, f"{base}/device")
-    return network.at(address).facts | source.nonempty_facts(
+    return network.device_at(address).facts | source.nonempty_facts(
         driver=_driver(host, base, address),
         pci_address=address,
         firmware=source.read_text(host, f"{base}/fw_ver"),

@@ -126,7 +126,7 @@ class ClaimSource(source.SourceWithoutResources):
         """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_polled = self._poll(host)
         columns = source.ColumnBuilder()
-        entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
+        entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.gpus.values()}
         entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
         self._columns = tuple(entities)
         for metric in _METRICS:
@@ -142,11 +142,11 @@ class ClaimSource(source.SourceWithoutResources):
             return
         into.events = self._events[:MAX_EVENTS_A_FRAME]
         del self._events[:MAX_EVENTS_A_FRAME]
-        there = {gpu.entity.key[0] for gpu in self._gpus.found.values()} | self._held_gpus
+        there = {gpu.entity.key[0] for gpu in self._gpus.gpus.values()} | self._held_gpus
         into.grown = there != set(self._columns)
         count = len(self._columns)
         for place, gpu in enumerate(self._columns):
-            claims = list(claim_tracker.claims_on(self.open, gpu))
+            claims = list(claim_tracker.claims_on_gpu(self.open, gpu))
             into.put(place, self._problem or len(claims))
             into.put(count + place, self._problem or claim_placement.count_claimed_slots(claims))
             unread = self._uses.unread.get(gpu) or (
@@ -176,7 +176,7 @@ class ClaimSource(source.SourceWithoutResources):
             return False
         book = self._book or self._open_book(host)
         self.clock.observe(now)
-        self.devices = devices.NodeDevices.of(self._gpus.found.values(), self._before.values())
+        self.devices = devices.NodeDevices.of(self._gpus.gpus.values(), self._before.values())
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
         reports, unplaced = claim_placement.place_claims(

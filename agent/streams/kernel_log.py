@@ -53,7 +53,7 @@ class NvmlXid:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedXid:
+class ActionableXid:
     """The last message of its kind about a GPU that requires an action."""
 
     number: int
@@ -61,7 +61,7 @@ class JudgedXid:
     judgement: Judgement
 
     @property
-    def fatal(self) -> bool:
+    def is_fatal(self) -> bool:
         """True if the GPU cannot continue in its present state."""
         return self.judgement.severity == "fatal"
 
@@ -73,40 +73,40 @@ class XidMatcher:
         self._lock = threading.Lock()
         self._logged: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
         self._waiting: deque[NvmlXid] = deque()
-        self._judged: dict[str, dict[object, JudgedXid]] = {}
-        self.overlooked = 0
+        self._judged: dict[str, dict[object, ActionableXid]] = {}
+        self.dropped_reports = 0
         """Number of NVML reports beyond the bound."""
 
-    def logged(self, pci_address: str, xid: int, boot_ns: int) -> None:
+    def record_logged(self, pci_address: str, xid: int, boot_ns: int) -> None:
         """Record an Xid from the kernel log."""
         with self._lock:
-            for sighting in self._waiting:
-                if _same(sighting, pci_address, xid, boot_ns):
-                    self._waiting.remove(sighting)
+            for reported in self._waiting:
+                if _is_same_xid(reported, pci_address, xid, boot_ns):
+                    self._waiting.remove(reported)
                     return
             self._logged.append((pci_address, xid, boot_ns))
 
-    def seen(self, sighting: NvmlXid) -> None:
+    def record_nvml(self, reported: NvmlXid) -> None:
         """Record an Xid from NVML."""
         with self._lock:
-            for reported in self._logged:
-                if _same(sighting, *reported):
-                    self._logged.remove(reported)
+            for logged in self._logged:
+                if _is_same_xid(reported, *logged):
+                    self._logged.remove(logged)
                     return
             if len(self._waiting) < MAX_WAITING:
-                self._waiting.append(sighting)
+                self._waiting.append(reported)
             else:
-                self.overlooked += 1
+                self.dropped_reports += 1
 
-    def unlogged(self, now_boot_ns: int) -> list[NvmlXid]:
+    def take_unlogged(self, now_boot_ns: int) -> list[NvmlXid]:
         """Return the Xids that NVML reported and the log did not, each once."""
         with self._lock:
             due = [s for s in self._waiting if now_boot_ns - s.boot_ns > SAME_NS]
-            for sighting in due:
-                self._waiting.remove(sighting)
+            for reported in due:
+                self._waiting.remove(reported)
             return due
 
-    def judged(self, pci_address: str, reported: JudgedXid) -> None:
+    def record_judgement(self, pci_address: str, reported: ActionableXid) -> None:
         """Record a judged Xid; it is remembered if the GPU needs recovery after it.
 
         A flood of one Xid displaces no other: the last of each number and judgement is kept.
@@ -119,37 +119,37 @@ class XidMatcher:
         with self._lock:
             if pci_address not in self._judged and len(self._judged) >= MAX_GPUS:
                 return
-            known = self._judged.setdefault(pci_address, {})
+            recorded = self._judged.setdefault(pci_address, {})
             if changed and judgement.nvidia == _ALL_CLEAR:
-                known.clear()
-            known.pop(kind, None)
-            if reported.fatal or _HARD.intersection(judgement.actions):
-                known[kind] = reported
-            for oldest in list(islice(known, max(0, len(known) - MAX_REMEMBERED))):
-                del known[oldest]
+                recorded.clear()
+            recorded.pop(kind, None)
+            if reported.is_fatal or _HARD.intersection(judgement.actions):
+                recorded[kind] = reported
+            for oldest in list(islice(recorded, max(0, len(recorded) - MAX_REMEMBERED))):
+                del recorded[oldest]
 
-    def driver_loaded(self, boot_ns: int) -> None:
+    def record_driver_load(self, boot_ns: int) -> None:
         """Record a load of the driver: earlier faults no longer count."""
         with self._lock:
-            for known in self._judged.values():
-                for kind, reported in tuple(known.items()):
+            for recorded in self._judged.values():
+                for kind, reported in tuple(recorded.items()):
                     if reported.boot_ns <= boot_ns:
-                        del known[kind]
+                        del recorded[kind]
 
-    def remembered(self, pci_address: str) -> tuple[JudgedXid, ...]:
+    def actionable_xids(self, pci_address: str) -> tuple[ActionableXid, ...]:
         """Return the Xids after which a GPU needs recovery, the latest last."""
         with self._lock:
             return tuple(self._judged.get(pci_address, {}).values())
 
 
-def _same(sighting: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:
+def _is_same_xid(reported: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:
     """True if an Xid of the log may be this one: a hanging driver delivers its events late."""
-    if (sighting.pci_address, sighting.xid) != (pci_address, xid):
+    if (reported.pci_address, reported.xid) != (pci_address, xid):
         return False
-    return sighting.since_boot_ns - SAME_NS <= boot_ns <= sighting.boot_ns + SAME_NS
+    return reported.since_boot_ns - SAME_NS <= boot_ns <= reported.boot_ns + SAME_NS
 
 
-_RECORD = re.compile(
+_RECORD_PATTERN = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
 )
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
@@ -158,7 +158,7 @@ _LEVEL_BITS = 3
 """A priority consists of a level and, above it, a facility; that of the kernel is 0."""
 _MAX_ENTITIES = 1000
 _MAX_GPUS = 64
-MAX_EVENTS_A_FRAME, MAX_EVENTS_WAITING = 500, 10_000
+MAX_EVENTS_PER_FRAME, MAX_EVENTS_WAITING = 500, 10_000
 """Bounds such that a collector accepts the events of some seconds and all sources in one envelope."""
 _BY_ENTITY: dict[str, declare.Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
@@ -195,7 +195,7 @@ class KernelLogStream:
         self._records = 0
         self._lost = 0
         self._next_sequence: int | None = None
-        self._known_below = 0
+        self._counted_below = 0
         self._events: list[Event] = []
         self._suppressed = 0
         self._columns: list[tuple[str, Entity]] = []
@@ -207,7 +207,7 @@ class KernelLogStream:
         Xids come from NVML, too: they are reported even if the log cannot be read.
         """
         finding = self._open(host)
-        self._take_unlogged(host)
+        self._report_unlogged(host)
         columns = source.ColumnBuilder()
         if self._log or self._counts:
             metrics = (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED)
@@ -224,7 +224,7 @@ class KernelLogStream:
         try:
             if self._log is None:
                 self._log = host.kernel_log()
-                self._known_below = self._next_sequence or 0  # it starts over from the oldest
+                self._counted_below = self._next_sequence or 0  # it starts over from the oldest
             self._follow(host, self._log)
         except OSError as error:
             self.close()
@@ -237,9 +237,9 @@ class KernelLogStream:
         """Read new records. The first message of its kind gets its column with the next probe."""
         if self._log:
             self._follow(host, self._log)
-        self._take_unlogged(host)
-        into.events = self._events[:MAX_EVENTS_A_FRAME]
-        del self._events[:MAX_EVENTS_A_FRAME]
+        self._report_unlogged(host)
+        into.events = self._events[:MAX_EVENTS_PER_FRAME]
+        del self._events[:MAX_EVENTS_PER_FRAME]
         into.grown = len(self._counts) != len(self._columns)
         into.grown |= len(self._last_xid) != len(self._last)
         if not into.reasons:
@@ -263,34 +263,34 @@ class KernelLogStream:
     def _follow(self, host: Host, log: KernelLog) -> None:
         now = host.clock.now()
         for record in log.poll():
-            if self._known(record):
+            if self._is_counted(record):
                 continue
             self._records += 1
-            boot_ns, text = self._take_apart(record, now.boot_ns)
+            boot_ns, text = self._parse_record(record, now.boot_ns)
             if text.startswith(_DRIVER_LOADED):
-                self._xids.driver_loaded(boot_ns)
+                self._xids.record_driver_load(boot_ns)
             message = parse_kernel_message(text)
             if message:
                 wall_ns = now.wall_ns - (now.boot_ns - boot_ns)
                 if message.event_class is c.XID_EVENT:
                     address, number = message.entity.key
-                    self._xids.logged(address, int(number), boot_ns)
-                self._happened(message, wall_ns, boot_ns)
+                    self._xids.record_logged(address, int(number), boot_ns)
+                self._record_message(message, wall_ns, boot_ns)
 
-    def _take_unlogged(self, host: Host) -> None:
+    def _report_unlogged(self, host: Host) -> None:
         """Report the Xids that only NVML reported."""
-        for reported in self._xids.unlogged(host.clock.now().boot_ns):
+        for reported in self._xids.take_unlogged(host.clock.now().boot_ns):
             entity = Entity(entities.XID, (reported.pci_address, str(reported.xid)))
             facts = source.nonempty_facts(
                 gpu_instance=reported.gpu_instance,
                 compute_instance=reported.compute_instance,
                 reported_by="nvml",
             )
-            self._happened(
+            self._record_message(
                 KernelMessage(c.XID_EVENT, entity, facts), reported.wall_ns, reported.boot_ns
             )
 
-    def _happened(self, message: KernelMessage, wall_ns: int, boot_ns: int) -> None:
+    def _record_message(self, message: KernelMessage, wall_ns: int, boot_ns: int) -> None:
         facts = message.facts
         if message.event_class is c.XID_EVENT:
             address, number = message.entity.key
@@ -298,7 +298,7 @@ class KernelLogStream:
             if gpu.key in self._last_xid or len(self._last_xid) < _MAX_GPUS:
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
-            self._xids.judged(address, JudgedXid(int(number), boot_ns, judged))
+            self._xids.record_judgement(address, ActionableXid(int(number), boot_ns, judged))
             facts = source.nonempty_facts(
                 **facts,
                 name=entry.name,
@@ -313,17 +313,17 @@ class KernelLogStream:
             return
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
 
-    def _known(self, record: str) -> bool:
+    def _is_counted(self, record: str) -> bool:
         """True if a record was counted before the log had to be opened again."""
-        if not self._known_below:
+        if not self._counted_below:
             return False
-        match = _RECORD.match(record)
-        known = match is not None and int(match["sequence"]) < self._known_below
-        self._known_below = self._known_below if known else 0
-        return known
+        match = _RECORD_PATTERN.match(record)
+        is_counted = match is not None and int(match["sequence"]) < self._counted_below
+        self._counted_below = self._counted_below if is_counted else 0
+        return is_counted
 
-    def _take_apart(self, record: str, now_boot_ns: int) -> tuple[int, str]:
-        match = _RECORD.match(record)
+    def _parse_record(self, record: str, now_boot_ns: int) -> tuple[int, str]:
+        match = _RECORD_PATTERN.match(record)
         if not match:
             return now_boot_ns, record
         sequence = int(match["sequence"])

@@ -66,7 +66,7 @@ def place_claims(
         if not held.gpu:
             return rests[adapter, held.key]
         count = taken.get((held.workload_of, held.part))
-        return [_with_authority_of(count, held) if count and count.level > held.level else held]
+        return [_transfer_authority(count, held) if count and count.level > held.level else held]
 
     found = [
         replace(
@@ -96,7 +96,7 @@ def _remaining_claims(
     return [msgspec.structs.replace(count, count=left)]
 
 
-def _with_authority_of(count: NodeClaim, named: NodeClaim) -> NodeClaim:
+def _transfer_authority(count: NodeClaim, named: NodeClaim) -> NodeClaim:
     """Return a device of one provider with the authority, share and times of another."""
     return msgspec.structs.replace(
         named,
@@ -114,7 +114,9 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     held = list(unplaced)
     if not held:
         return
-    some = ", ".join(f"{one.source} {one.workload} ({_amount(one)})" for one in held[:_MAX_QUOTED])
+    some = ", ".join(
+        f"{one.source} {one.workload} ({_format_gpu_count(one)})" for one in held[:_MAX_QUOTED]
+    )
     total = sum(one.count for one in held)
     detail = f"{format_count(total, 'GPU')} of {format_count(len(held), 'claim')} without a device: {some}"
     remedy = (
@@ -123,7 +125,7 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     yield ProbeFinding.absent(SUBJECT, f"{detail}; bills assume the devices", remedy)
 
 
-def _amount(held: NodeClaim) -> str:
+def _format_gpu_count(held: NodeClaim) -> str:
     return f"{held.count} x {held.share}" if held.share else str(held.count)
 
 

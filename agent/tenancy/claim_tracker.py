@@ -193,7 +193,7 @@ class ClaimTracker:
                     self._end(key, now, self._edge(now), gap_ns, GONE)
             elif not present[key].agrees(one.held):
                 self._end(key, now, self._edge(now), gap_ns, CHANGED)
-                self._start(key, _starting_now(present[key]), now, gap_ns)
+                self._start(key, _without_start(present[key]), now, gap_ns)
         for key, held in present.items():
             self._follow(key, held, now, gap_ns)
         self._seen[report.adapter] = ProviderPoll(
@@ -243,7 +243,7 @@ class ClaimTracker:
         if key not in self._open and not (is_over and key in self._done):
             is_ended = key in self._done  # an ended claim does not start again at the same time
             self._done.discard(key)
-            self._start(key, _starting_now(held) if is_ended else held, now, gap_ns)
+            self._start(key, _without_start(held) if is_ended else held, now, gap_ns)
         if is_over and key in self._open:
             self._end(key, now, (held.end_ns or 0, held.end_boot), 0, ENDED)
             self._done.add(key)
@@ -375,11 +375,11 @@ def _remains_in_force(one: ActiveClaim, claim_report: ClaimReport) -> bool:
     return claim_report.unread is not None or one.held.gpu in claim_report.unread_gpus
 
 
-def _starting_now(held: NodeClaim) -> NodeClaim:
+def _without_start(held: NodeClaim) -> NodeClaim:
     """Return the claim with its start at the current poll."""
     return msgspec.structs.replace(held, start_ns=None, start_boot=None)
 
 
-def claims_on(open_: Sequence[ActiveClaim], gpu: str) -> Iterator[NodeClaim]:
+def claims_on_gpu(open_: Sequence[ActiveClaim], gpu: str) -> Iterator[NodeClaim]:
     """Return the claims in force on a GPU."""
     return (one.held for one in open_ if one.is_claim and one.held.gpu == gpu)

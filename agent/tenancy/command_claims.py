@@ -149,7 +149,7 @@ class CommandClaims:
                 message = f"unknown claim {name!r}"
                 raise UnknownClaimError(message)
             if known.end_ns is None:
-                known = _with_end(known, end_ns, end_boot)
+                known = _end_claim(known, end_ns, end_boot)
                 self._put(known, end_ns)
             return known
 
@@ -209,7 +209,7 @@ def _without_times(claim: CommandClaim) -> CommandClaim:
     return msgspec.structs.replace(claim, start_ns=0, end_ns=None, start_boot=None, end_boot=None)
 
 
-def _with_end(claim: CommandClaim, end_ns: int, end_boot: BootTime | None) -> CommandClaim:
+def _end_claim(claim: CommandClaim, end_ns: int, end_boot: BootTime | None) -> CommandClaim:
     """Return the claim with an end that is not before its start, on either clock."""
     start = claim.start_boot
     if end_boot and start and end_boot.boot_id == start.boot_id:

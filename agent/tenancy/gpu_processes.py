@@ -99,25 +99,25 @@ class GpuProcessOwners:
             uuid: reason for uuid, one in listed.items() if (reason := _list_failure(one, now))
         }
         good = {uuid: one for uuid, one in listed.items() if one and uuid not in unread}
-        pids = {pid for one in good.values() for pid in one.there}
+        pids = {pid for one in good.values() for pid in one.processes}
         self._known = {pid: known for pid, known in self._known.items() if pid in pids}
         self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
         ticks = {pid: self._ticks(host, pid) for pid in pids}
         found: dict[tuple[str, str, str], DeviceUse] = {}
         for uuid, one in good.items():
-            for process in one.there.values():
-                owner = self._owner(host, process.pid, ticks[process.pid], one.at)
+            for process in one.processes.values():
+                owner = self._owner(host, process.pid, ticks[process.pid], one.listed)
                 if owner is None:
                     continue
                 device = _used_device(devices, uuid, process)
                 begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
                 use = DeviceUse(
-                    _with_pod_name(owner, pods), device, (process.pid,), one.at, begun_ns
+                    _with_pod_name(owner, pods), device, (process.pid,), one.listed, begun_ns
                 )
                 key = (use.owner.source, use.owner.workload, device.id)
                 found[key] = _join_uses(found[key], use) if key in found else use
         return DeviceUses(
-            tuple(found.values()), unread, {uuid: one.at for uuid, one in good.items()}
+            tuple(found.values()), unread, {uuid: one.listed for uuid, one in good.items()}
         )
 
     def _owner(
@@ -209,7 +209,7 @@ def _list_failure(listed: ListedProcesses | None, now: NodeTimestamp) -> Absent 
         return Absent.NOT_DUE
     if listed.absent is not None:
         return listed.absent
-    return Absent.TIMEOUT if now.boot_ns - listed.at.boot_ns > MAX_LIST_AGE_NS else None
+    return Absent.TIMEOUT if now.boot_ns - listed.listed.boot_ns > MAX_LIST_AGE_NS else None
 
 
 def _with_pod_name(owner: ProcessOwner, pods: NodePods) -> ProcessOwner:
@@ -280,7 +280,7 @@ class UnclaimedUseDetector:
             use
             for use in uses.uses
             if use.owner.source not in known.unread
-            and not any(may_cover(claim, use, known.jobs) for claim in known.claims)
+            and not any(can_account_for(claim, use, known.jobs) for claim in known.claims)
         )
         keys = {_use_key(use) for use in free}
         self._first = {
@@ -308,7 +308,7 @@ class UnclaimedUseDetector:
         return FirstListedUse(use.seen, min(bound for bound in bounds if bound >= 0))
 
 
-def may_cover(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool:
+def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool:
     """True if processes may belong to the holder of a claim."""
     if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
         return False

@@ -192,7 +192,7 @@ class KubernetesProvider:
                 groups.setdefault((one.pod.namespace, one.pod.name, one.device.id), []).append(one)
         for group in groups.values():
             known = all(_has_known_replicas(one, self._replicas) for one in group)
-            of = len(self._replicas.get(_base(group[0].text), ()))
+            of = len(self._replicas.get(_without_replica(group[0].text), ()))
             share = share_text(Fraction(len({one.replica for one in group}), of)) if known else ""
             held = self._held(group[0], alone=False)
             yield msgspec.structs.replace(held, share=share)
@@ -215,7 +215,7 @@ class KubernetesProvider:
 
     def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
         """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
-        shared = {_base(each.text) for each in holdings if each.replica is not None}
+        shared = {_without_replica(each.text) for each in holdings if each.replica is not None}
         now_ns = host.clock.now().boot_ns
         if not shared or (
             shared <= self._replicas.keys() and now_ns < self._replicas_valid_until_ns
@@ -230,7 +230,7 @@ class KubernetesProvider:
         for text in (name for entry in given if _is_gpu(entry.resource) for name in entry.ids):
             name = kubelet_answers.parse_device_id(text)
             if name is not None and name.replica is not None:
-                found.setdefault(_base(text), set()).add(name.replica)
+                found.setdefault(_without_replica(text), set()).add(name.replica)
         self._replicas = {base: tuple(sorted(replicas)) for base, replicas in found.items()}
         self._replicas_valid_until_ns = now_ns + REPLICAS_VALID_NS
 
@@ -278,7 +278,9 @@ def _limit_to_share(held: NodeClaim, part: RequestedShare) -> NodeClaim:
 
 
 def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]]) -> bool:
-    return holding.replica is None or holding.replica in replicas.get(_base(holding.text), ())
+    return holding.replica is None or holding.replica in replicas.get(
+        _without_replica(holding.text), ()
+    )
 
 
 def _list_pod_devices(
@@ -335,6 +337,6 @@ def _is_gpu(resource: str) -> bool:
     return _RESOURCE.fullmatch(resource) is not None
 
 
-def _base(text: str) -> str:
+def _without_replica(text: str) -> str:
     """Return the device id without its replica."""
     return re.sub(r"(?:::\d+|/vgpu\d+)$", "", text)

@@ -30,26 +30,26 @@ def parse_nccl_topology(content: bytes) -> pci_tree.NcclTopology:
     if root.tag != "system":
         message = f"unexpected root element {root.tag!r}: expected 'system'"
         raise pci_tree.NcclFileError(message)
-    found = pci_tree.NcclTopology()
+    topology = pci_tree.NcclTopology()
     for number, cpu in enumerate(root.findall("cpu")):
         node = cpu.get("numaid", "")
         node = "" if node == pci_tree.NO_NUMA_NODE else node
         if cpu.get("affinity"):
-            found.cpus[node] = format_cpu_list(cpu.attrib["affinity"])
+            topology.cpus[node] = format_cpu_list(cpu.attrib["affinity"])
         for pci, above in _devices(cpu, ()):
-            _add_device(found, pci, pci_tree.PciPlace(f"cpu{number}", _chain(above, pci), node))
-    return found
+            _add_device(topology, pci, pci_tree.PciPlace(f"cpu{number}", _chain(above, pci), node))
+    return topology
 
 
-def _add_device(found: pci_tree.NcclTopology, pci: ET.Element, place: pci_tree.PciPlace) -> None:
+def _add_device(topology: pci_tree.NcclTopology, pci: ET.Element, place: pci_tree.PciPlace) -> None:
     address = place.address
-    if address in found.places:
+    if address in topology.places:
         message = f"duplicate PCI address {address}"
         raise pci_tree.NcclFileError(message)
-    found.places[address] = place
-    found.classes[address] = pci.get("class", "")
+    topology.places[address] = place
+    topology.classes[address] = pci.get("class", "")
     for net in pci.findall("nic/net"):
-        found.networks[net.get("name", "")] = address
+        topology.networks[net.get("name", "")] = address
     counts: Counter[tuple[str, str]] = Counter()
     for tag, kind in _LINKS.items():
         for link in pci.findall(f"gpu/{tag}"):
@@ -57,7 +57,7 @@ def _add_device(found: pci_tree.NcclTopology, pci: ET.Element, place: pci_tree.P
             if pci_tree.is_address(target) and target != address:
                 counts[target, kind] += _link_count(link)
     for (target, kind), count in counts.items():
-        found.links[address, target] = kind, count
+        topology.links[address, target] = kind, count
 
 
 def _link_count(link: ET.Element) -> int:

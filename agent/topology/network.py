@@ -29,17 +29,17 @@ _FIELDS, _FIELDS_6 = 8, 10
 
 def default_interfaces(host: Host) -> set[str]:
     """Return the interface of the best default route, and its lower ones (bond, VLAN, bridge)."""
-    found: set[str] = set()
+    interfaces: set[str] = set()
     waiting = [_default_ipv4_interface(host) or _default_ipv6_interface(host)]
     while waiting:
         interface = waiting.pop()
-        if interface and interface not in found:
-            found.add(interface)
+        if interface and interface not in interfaces:
+            interfaces.add(interface)
             below = (
                 name for name in list_names(host, f"{_NET}/{interface}") if name.startswith(_LOWER)
             )
             waiting += [name.removeprefix(_LOWER) for name in below]
-    return found
+    return interfaces
 
 
 def _default_ipv4_interface(host: Host) -> str:
@@ -131,7 +131,7 @@ class NodeNetwork:
     problems: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
-    def at(self, address: str) -> NetworkDevice:
+    def device_at(self, address: str) -> NetworkDevice:
         """Return the device at a PCI address."""
         return next((d for d in self.devices if d.address == address), NO_NETWORK_DEVICE)
 
@@ -141,15 +141,15 @@ class _NetworkScan:
     """Result of a scan, with its time and the device names at that time."""
 
     host: Host
-    there: tuple[tuple[str, ...], ...]
+    device_names: tuple[tuple[str, ...], ...]
     polled_ns: int
     network: NodeNetwork
     failed: Mapping[str, FailedCall]
 
-    def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
+    def is_valid(self, host: Host, device_names: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
         """True if it is still valid."""
         fresh = 0 <= now_ns - self.polled_ns < SCAN_VALID_NS
-        return fresh and unwrap_host(host) is self.host and there == self.there
+        return fresh and unwrap_host(host) is self.host and device_names == self.device_names
 
 
 class NetworkScanner:
@@ -169,69 +169,76 @@ class NetworkScanner:
         Sources probe one after the other: a result of the last second is reused if the devices are the
         same.
         """
-        there = tuple(
+        device_names = tuple(
             tuple(list_names(host, directory))
             for directory in (pci.DEVICES, pci.RDMA_CLASS, pci.NET_CLASS)
         )
         now_ns, last = host.clock.now().boot_ns, self._last
-        if last and last.serves(host, there, now_ns):
+        if last and last.is_valid(host, device_names, now_ns):
             repeat_failures(host, last.failed)
             return last.network
         tree, before = self.rules.tree, failed_calls(host)
-        found = self.network(
+        network = self.assign_roles(
             host, pci.read_pci_devices(host, tree.places if tree else None).values()
         )
         failed = {key: call for key, call in failed_calls(host).items() if key not in before}
-        self._last = _NetworkScan(unwrap_host(host), there, now_ns, found, failed)
-        return found
+        self._last = _NetworkScan(unwrap_host(host), device_names, now_ns, network, failed)
+        return network
 
     def find_nics(self, host: Host) -> tuple[Entity, ...]:
         """Return every interface whose driver identifies itself."""
         network = self.scan(host)
-        found = []
+        nics = []
         for interface in list_names(host, pci.NET_CLASS):
             try:
                 driver = host.call("ethtool", "driver", interface)
             except OSError:  # virtual, or denied: source `nic` reports it
                 continue
-            found.append(nic_entity(interface, driver, network.at(driver.get("bus", ""))))
-        return tuple(found)
+            nics.append(nic_entity(interface, driver, network.device_at(driver.get("bus", ""))))
+        return tuple(nics)
 
-    def network(self, host: Host, devices: Iterable[pci.PciDevice]) -> NodeNetwork:
+    def assign_roles(self, host: Host, devices: Iterable[pci.PciDevice]) -> NodeNetwork:
         """Return the network devices, given the devices of the PCI bus."""
-        there = list(devices)
-        gpus = pci.gpus_among(there)
-        found = [self._first(host, device) for device in _find_network_devices(host, there)]
-        carrying = default_interfaces(host)
-        busy = {d.address for d in found if carrying.intersection(d.interfaces)}
-        units = _group_by_slot(found)
+        pci_devices = list(devices)
+        gpus = pci.select_gpus(pci_devices)
+        candidates = [
+            self._assign_initial_role(host, device)
+            for device in _find_network_devices(host, pci_devices)
+        ]
+        default_routes = default_interfaces(host)
+        routing_nics = {d.address for d in candidates if default_routes.intersection(d.interfaces)}
+        units = _group_by_slot(candidates)
         assignment = rail_map.assign_rails(
-            [gpu.place for gpu in gpus], _rail_candidates(units, busy)
+            [gpu.place for gpu in gpus], _rail_candidates(units, routing_nics)
         )
         addresses = [gpu.address for gpu in gpus]
-        on_rails = [d for unit in units.values() for d in _with_rail(unit, assignment, addresses)]
-        by_address = {d.address: d for d in (*found, *on_rails)}
-        named, problems = self._by_name(by_address.values())
+        on_rails = [
+            d for unit in units.values() for d in _assign_unit_rail(unit, assignment, addresses)
+        ]
+        by_address = {d.address: d for d in (*candidates, *on_rails)}
+        named, problems = self._apply_configured_rails(by_address.values())
         are_rails = any(device.rail is not None for device in named)
-        final = [
-            _with_other_role(host, device, busy, are_rails=are_rails)
+        network_devices = [
+            _assign_remaining_role(host, device, routing_nics, are_rails=are_rails)
             if gpus
-            else _without_gpus(device)
+            else _explain_missing_gpus(device)
             for device in named
         ]
-        final.sort(key=lambda device: pci.bus_order(device.address))
+        network_devices.sort(key=lambda device: pci.bus_order(device.address))
         nics = dict(zip(addresses, assignment.nics, strict=True))
         rails = dict(zip(addresses, assignment.rails, strict=True))
-        if self.rules.name_rails:
-            rails = _rails_by_nic(nics, rails, final)
-        unused = self.rules.unused(name for device in final for name in device.names)
-        return NodeNetwork(tuple(final), tuple(gpus), rails, nics, tuple(problems), unused)
+        if self.rules.specifies_rails:
+            rails = _rails_by_nic(nics, rails, network_devices)
+        unused = self.rules.find_unused(name for device in network_devices for name in device.names)
+        return NodeNetwork(
+            tuple(network_devices), tuple(gpus), rails, nics, tuple(problems), unused
+        )
 
-    def _first(self, host: Host, device: NetworkDevice) -> NetworkDevice:
+    def _assign_initial_role(self, host: Host, device: NetworkDevice) -> NetworkDevice:
         """Assign the roles that do not depend on rails."""
-        given = self.rules.role(device.names)
-        if given:
-            return replace(device, role=given[0], why=given[1])
+        role = self.rules.find_role(device.names)
+        if role:
+            return replace(device, role=role[0], why=role[1])
         if pci.is_virtual_function(host, device.address):
             return replace(
                 device, role=rail_map.VIRTUAL_FUNCTION, why="its physical function is on this node"
@@ -255,33 +262,35 @@ class NetworkScanner:
             self._bridges[device.address] = BRIDGE_MARK in data
         return self._bridges[device.address]
 
-    def _by_name(self, devices: Iterable[NetworkDevice]) -> tuple[list[NetworkDevice], list[str]]:
+    def _apply_configured_rails(
+        self, devices: Iterable[NetworkDevice]
+    ) -> tuple[list[NetworkDevice], list[str]]:
         """Replace rails of the tree by those that the settings specify."""
-        found, problems = [], []
-        given: dict[int, NetworkDevice] = {}
+        configured, problems = [], []
+        rail_owners: dict[int, NetworkDevice] = {}
         for device in devices:
-            rail = self.rules.rail(device.names)
+            rail = self.rules.find_rail(device.names)
             if rail and device.role in {"", rail_map.COMPUTE}:
                 device = replace(device, role=rail_map.COMPUTE, rail=rail[0], why=rail[1])  # noqa: PLW2901 - the same device, on its rail
-                given[rail[0]] = device
+                rail_owners[rail[0]] = device
             elif rail:
                 problems.append(
                     f"{device.names[0]}: {rail[1]}, but it is not a {rail_map.COMPUTE} device: {device.why}"
                 )
-            found.append(device)
-        for place, device in enumerate(found):
-            other = given.get(-1 if device.rail is None else device.rail)
+            configured.append(device)
+        for position, device in enumerate(configured):
+            other = rail_owners.get(-1 if device.rail is None else device.rail)
             if (
                 other
-                and not self.rules.rail(device.names)
+                and not self.rules.find_rail(device.names)
                 and pci.pci_slot(other.address) != pci.pci_slot(device.address)
             ):
                 problems.append(
                     f"conflicting rail {device.rail} of {device.names[0]} "
                     f"({device.why}): {other.why}; fix: specify the rail of both"
                 )
-                found[place] = replace(device, rail=None, why=problems[-1])
-        return found, problems
+                configured[position] = replace(device, rail=None, why=problems[-1])
+        return configured, problems
 
 
 def _find_network_devices(host: Host, devices: list[pci.PciDevice]) -> list[NetworkDevice]:
@@ -291,14 +300,14 @@ def _find_network_devices(host: Host, devices: list[pci.PciDevice]) -> list[Netw
         pci.pci_functions(host, pci.NET_CLASS),
     )
     by_address = {device.address: device for device in devices}
-    there = {d.address for d in devices if d.role == pci.NIC}
-    found = []
-    for address in sorted(there | set(rdma.values()) | set(interfaces.values())):
-        names_ = tuple(name for name, at in rdma.items() if at == address)
-        nets = [name for name, at in interfaces.items() if at == address]
-        nets += [
+    nics = {d.address for d in devices if d.role == pci.NIC}
+    network_devices = []
+    for address in sorted(nics | set(rdma.values()) | set(interfaces.values())):
+        rdma_names = tuple(name for name, function in rdma.items() if function == address)
+        interface_names = [name for name, function in interfaces.items() if function == address]
+        interface_names += [
             net
-            for name in names_
+            for name in rdma_names
             for net in list_names(host, f"{pci.RDMA_CLASS}/{name}/device/net")
         ]
         device = by_address.get(address) or pci.PciDevice(
@@ -307,11 +316,13 @@ def _find_network_devices(host: Host, devices: list[pci.PciDevice]) -> list[Netw
             read_text(host, f"{pci.DEVICES}/{address}/device"),
             pci.read_place(host, address),
         )
-        layers = {layer for name in names_ if (layer := _link_layer(host, name))}
-        found.append(
-            NetworkDevice(device, names_, tuple(dict.fromkeys(nets)), "/".join(sorted(layers)))
+        layers = {layer for name in rdma_names if (layer := _link_layer(host, name))}
+        network_devices.append(
+            NetworkDevice(
+                device, rdma_names, tuple(dict.fromkeys(interface_names)), "/".join(sorted(layers))
+            )
         )
-    return found
+    return network_devices
 
 
 def _link_layer(host: Host, device: str) -> str:
@@ -331,46 +342,48 @@ def _group_by_slot(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice
 
 
 def _rail_candidates(
-    units: Mapping[str, list[NetworkDevice]], busy: set[str]
+    units: Mapping[str, list[NetworkDevice]], routing_nics: set[str]
 ) -> list[rail_map.RailNic]:
     return [
-        rail_map.RailNic(unit[0].device.place, unit[0].model, any(d.address in busy for d in unit))
+        rail_map.RailNic(
+            unit[0].device.place, unit[0].model, any(d.address in routing_nics for d in unit)
+        )
         for unit in units.values()
     ]
 
 
-def _with_rail(
+def _assign_unit_rail(
     unit: list[NetworkDevice], assignment: rail_map.RailAssignment, gpus: list[str]
 ) -> Iterator[NetworkDevice]:
     """Yield the functions of a NIC: all of one rail, each on its own plane."""
     first = unit[0].address
-    found = assignment.assigned.get(first)
+    position = assignment.assigned.get(first)
     for function, device in enumerate(unit):
-        if found is None:
+        if position is None:
             yield replace(device, why=device.why or assignment.why_not[first])
             continue
         yield replace(
             device,
             role=rail_map.COMPUTE,
-            rail=assignment.rails[found.gpu],
-            plane=found.plane * len(unit) + function,
-            gpu=gpus[found.gpu],
-            why=found.why,
+            rail=assignment.rails[position.gpu],
+            plane=position.plane * len(unit) + function,
+            gpu=gpus[position.gpu],
+            why=position.why,
         )
 
 
-def _without_gpus(device: NetworkDevice) -> NetworkDevice:
+def _explain_missing_gpus(device: NetworkDevice) -> NetworkDevice:
     """Return a device of a node without GPUs, where its role is unknown."""
     return replace(device, why=device.why or "the node has no GPU")
 
 
-def _with_other_role(
-    host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool
+def _assign_remaining_role(
+    host: Host, device: NetworkDevice, routing_nics: set[str], *, are_rails: bool
 ) -> NetworkDevice:
     """Assign the remaining roles. Without any rail, RDMA may be for GPUs as well as for storage."""
     if device.role:
         return device
-    if device.address in busy:
+    if device.address in routing_nics:
         return replace(device, role=rail_map.MANAGEMENT, why="carries the default route")
     if device.rdma and not are_rails:
         return replace(device, why=f"RDMA, but no NIC of this node has a rail: {device.why}")
@@ -387,8 +400,8 @@ def _rails_by_nic(
 ) -> dict[str, int]:
     """Return GPU rails if names specify rails: that of its NIC; without a NIC none."""
     by_address = {device.address: device.rail for device in devices}
-    found = {gpu: by_address.get(nics[gpu]) for gpu in rails}
-    return {gpu: rail for gpu, rail in found.items() if rail is not None}
+    configured = {gpu: by_address.get(nics[gpu]) for gpu in rails}
+    return {gpu: rail for gpu, rail in configured.items() if rail is not None}
 
 
 def nic_entity(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> Entity:

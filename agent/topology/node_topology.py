@@ -43,8 +43,8 @@ class GpuLinks:
 def read_gpu_links(host: Host) -> tuple[GpuLinks, ...]:
     """Return every GPU that the driver reports; none without a driver."""
     count = call_nvml(host, "nvmlDeviceGetCount")
-    found = (_read_gpu(host, index) for index in range(count or 0))
-    return tuple(gpu for gpu in found if gpu)
+    links = (_read_gpu(host, index) for index in range(count or 0))
+    return tuple(gpu for gpu in links if gpu)
 
 
 def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]:
@@ -52,13 +52,13 @@ def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]
 
     Between GPUs at switches it is the lesser number of both.
     """
-    found: dict[tuple[str, str], int] = {}
-    for one, other in permutations(gpus, 2):
-        straight = max(one.peers.get(other.address, 0), other.peers.get(one.address, 0))
-        links = straight or min(one.to_switches, other.to_switches)
+    bonded: dict[tuple[str, str], int] = {}
+    for gpu, other in permutations(gpus, 2):
+        straight = max(gpu.peers.get(other.address, 0), other.peers.get(gpu.address, 0))
+        links = straight or min(gpu.to_switches, other.to_switches)
         if links:
-            found[one.address, other.address] = links
-    return found
+            bonded[gpu.address, other.address] = links
+    return bonded
 
 
 def _read_gpu(host: Host, index: int) -> GpuLinks | None:
@@ -153,33 +153,33 @@ class NodeTopology:
         """Network devices with RDMA, in bus order: those of the table."""
         return [device for device in self.network.devices if device.rdma]
 
-    def apart(self, one: str, other: str) -> str:
+    def format_distance(self, address: str, other: str) -> str:
         """Return the distance of two GPUs or NICs by address, in the terms of the table."""
-        if one == other:
+        if address == other:
             return "X"
-        if (one, other) in self.bonds:
-            return self.bonds[one, other]
-        return self.pci_distance(one, other).name
+        if (address, other) in self.bonds:
+            return self.bonds[address, other]
+        return self.pci_distance(address, other).name
 
-    def pci_distance(self, one: str, other: str) -> pci.PciDistance:
+    def pci_distance(self, address: str, other: str) -> pci.PciDistance:
         """Return the same without NVLinks."""
-        places = [self._place(address) for address in (one, other)]
+        places = [self._find_place(end) for end in (address, other)]
         c2c = {gpu.address for gpu in self.gpus if gpu.reported and gpu.reported.c2c_links}
-        if (one in c2c) != (other in c2c):
-            gpu, nic = places if one in c2c else reversed(places)
-            return pci.distance_over_c2c(gpu, nic)
+        if (address in c2c) != (other in c2c):
+            gpu, nic = places if address in c2c else reversed(places)
+            return pci.c2c_distance(gpu, nic)
         return pci.pci_distance(*places)
 
-    def _place(self, address: str) -> pci.PciPlace:
-        known = self.devices.get(address)
-        return known.place if known else self.network.at(address).device.place
+    def _find_place(self, address: str) -> pci.PciPlace:
+        device = self.devices.get(address)
+        return device.place if device else self.network.device_at(address).device.place
 
 
 def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
     """Return the node as it is now."""
     tree = rules.tree or pci.NcclTopology()
     devices = pci.read_pci_devices(host, tree.places)
-    network = NetworkScanner(rules).network(host, devices.values())
+    network = NetworkScanner(rules).assign_roles(host, devices.values())
     reported = {gpu.address: gpu for gpu in read_gpu_links(host)}
     gpus = []
     for position, device in enumerate(network.gpus):
@@ -195,14 +195,14 @@ def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
         devices,
         pci.find_device_names(host, devices),
         states,
-        {address: _near_cpus(device, tree) for address, device in devices.items()},
+        {address: _list_near_cpus(device, tree) for address, device in devices.items()},
         tuple(sorted(gpus, key=lambda gpu: (gpu.index, pci.bus_order(gpu.address)))),
         network,
         bonds,
     )
 
 
-def _near_cpus(device: pci.PciDevice, tree: pci.NcclTopology) -> str:
+def _list_near_cpus(device: pci.PciDevice, tree: pci.NcclTopology) -> str:
     """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
     in_file = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
     return in_file or device.cpus

@@ -150,29 +150,29 @@ def read_pci_devices(
     `places` take precedence over sysfs for the same addresses.
     """
     roles = {address: read_role(host, address) for address in list_names(host, DEVICES)}
-    found: dict[str, PciDevice] = {}
-    for address, what in roles.items():
-        if what and what != BRIDGE:
-            found[address] = _read_device(host, address, what, places)
-    for device in list(found.values()):
+    devices: dict[str, PciDevice] = {}
+    for address, role in roles.items():
+        if role and role != BRIDGE:
+            devices[address] = _read_device(host, address, role, places)
+    for device in list(devices.values()):
         for above in device.place.chain[:-1]:
-            if roles.get(above) == BRIDGE and above not in found:
-                found[above] = _read_device(host, above, BRIDGE, places)
-    return dict(sorted(found.items()))
+            if roles.get(above) == BRIDGE and above not in devices:
+                devices[above] = _read_device(host, above, BRIDGE, places)
+    return dict(sorted(devices.items()))
 
 
 def _read_device(
-    host: Host, address: str, what: str, places: Mapping[str, PciPlace] | None
+    host: Host, address: str, role: str, places: Mapping[str, PciPlace] | None
 ) -> PciDevice:
     place = (places or {}).get(address) or read_place(host, address)
     vendor, device, cpus = (
         read_text(host, f"{DEVICES}/{address}/{name}")
         for name in ("vendor", "device", "local_cpulist")
     )
-    return PciDevice(what, vendor, device, place, cpus)
+    return PciDevice(role, vendor, device, place, cpus)
 
 
-def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:
+def select_gpus(devices: Iterable[PciDevice]) -> list[PciDevice]:
     """Return GPUs in bus order, the order of NVML indices; those of NVIDIA if there are any.
 
     The node's own display chip is of another vendor.
@@ -205,23 +205,23 @@ _UUID = "GPU UUID:"
 
 def pci_functions(host: Host, directory: str) -> dict[str, str]:
     """Return devices of a class that are a PCI function as a whole: addresses by name."""
-    found = {
+    functions = {
         name: address_of(host, f"{directory}/{name}/device") for name in list_names(host, directory)
     }
-    return {name: address for name, address in found.items() if address}
+    return {name: address for name, address in functions.items() if address}
 
 
 def find_device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
     """Return RDMA devices, interfaces, drives and GPU UUIDs by PCI address."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for directory in (RDMA_CLASS, NET_CLASS, NVME_CLASS):
         for name, address in pci_functions(host, directory).items():
-            found.setdefault(address, []).append(name)
+            names.setdefault(address, []).append(name)
     for device in devices.values():
         uuid = read_gpu_uuid(host, device.address) if device.role == GPU else ""
         if uuid:
-            found.setdefault(device.address, []).append(uuid)
-    return found
+            names.setdefault(device.address, []).append(uuid)
+    return names
 
 
 def read_gpu_uuid(host: Host, address: str) -> str:
@@ -267,34 +267,34 @@ RAIL_REACH = PciDistance.PXB
 """Maximum distance for GPUDirect RDMA between a NIC and a GPU, except over C2C."""
 
 
-def pci_distance(one: PciPlace, other: PciPlace) -> PciDistance:
+def pci_distance(place: PciPlace, other: PciPlace) -> PciDistance:
     """Return the distance of two devices. It is symmetric; a device is PIX to itself."""
-    if one.bridge != other.bridge:
-        return PciDistance.NODE if same_numa_node(one, other) else PciDistance.SYS
+    if place.bridge != other.bridge:
+        return PciDistance.NODE if same_numa_node(place, other) else PciDistance.SYS
     shared = 0
-    for left, right in zip(one.chain, other.chain, strict=False):
+    for left, right in zip(place.chain, other.chain, strict=False):
         if left != right:
             break
         shared += 1
     if shared == 0:
         return PciDistance.PHB
-    deepest = max(len(one.chain), len(other.chain))
+    deepest = max(len(place.chain), len(other.chain))
     return PciDistance.PIX if deepest - shared <= _SAME_SWITCH else PciDistance.PXB
 
 
-def same_numa_node(one: PciPlace, other: PciPlace) -> bool:
+def same_numa_node(place: PciPlace, other: PciPlace) -> bool:
     """True if two devices are known to be at the same NUMA node."""
-    return one.numa_node == other.numa_node != ""
+    return place.numa_node == other.numa_node != ""
 
 
-def distance_over_c2c(gpu: PciPlace, other: PciPlace) -> PciDistance:
+def c2c_distance(gpu: PciPlace, other: PciPlace) -> PciDistance:
     """Return the distance of a device from a GPU that is linked to its processor by C2C.
 
     A device at the same processor is P2C, whatever its host bridge.
     """
-    apart = pci_distance(gpu, other)
-    near = apart in {PciDistance.PHB, PciDistance.NODE} and same_numa_node(gpu, other)
-    return PciDistance.P2C if near else apart
+    distance = pci_distance(gpu, other)
+    near = distance in {PciDistance.PHB, PciDistance.NODE} and same_numa_node(gpu, other)
+    return PciDistance.P2C if near else distance
 
 
 class NcclFileError(ValueError):

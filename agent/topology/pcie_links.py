@@ -105,7 +105,7 @@ def _read_link(files: KeptFiles, first: int) -> PcieLinkState:
     return PcieLinkState(speed, speed_limit, width, width_limit, lost and isinstance(speed, Absent))
 
 
-def links_of_path(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PcieLink, ...]:
+def list_path_links(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PcieLink, ...]:
     """Return the links from a device, the last of a chain, up to the root port; none for a root port.
 
     `roles` identifies the bridges: other devices above, such as Intel's VMD, are not PCI Express. A device
@@ -122,13 +122,13 @@ def links_of_path(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PcieL
 
 def path_limit(path: Sequence[PcieLink], states: Mapping[str, PcieLinkState]) -> Reading:
     """Return the capacity of a path; a reason if one of its links does not report it."""
-    return _least([_limit(link, states) for link in path])
+    return _smallest_bandwidth([_limit(link, states) for link in path])
 
 
 def path_bandwidth(path: Sequence[PcieLink], states: Mapping[str, PcieLinkState]) -> Reading:
     """Return the present bandwidth of a path."""
     now = [states.get(link.lower, UNKNOWN_LINK_STATE) for link in path]
-    return _least([_bandwidth(state.speed, state.width) for state in now])
+    return _smallest_bandwidth([_bandwidth(state.speed, state.width) for state in now])
 
 
 def path_state(
@@ -145,13 +145,13 @@ def path_state(
     limit = path_limit(path, states)
     if isinstance(limit, Absent):
         return limit
-    found: list[Reading] = [_state(link, states, limit, sleeps) for link in path]
-    if DEGRADED in found:
+    link_states: list[Reading] = [_state(link, states, limit, sleeps) for link in path]
+    if DEGRADED in link_states:
         return DEGRADED
-    unknown = [reading for reading in found if isinstance(reading, Absent)]
+    unknown = [reading for reading in link_states if isinstance(reading, Absent)]
     if unknown:
         return unknown[0]
-    return POWER_SAVING if POWER_SAVING in found else FULL
+    return POWER_SAVING if POWER_SAVING in link_states else FULL
 
 
 def _state(
@@ -163,7 +163,7 @@ def _state(
         return now
     if now >= limit:
         return FULL
-    fastest = _lesser(link, states, "speed_limit")
+    fastest = _smaller_limit(link, states, "speed_limit")
     at_best = _bandwidth(fastest, state.width)
     if isinstance(at_best, Absent) or at_best < limit:
         return at_best if isinstance(at_best, Absent) else DEGRADED
@@ -174,13 +174,17 @@ def _state(
 
 
 def _limit(link: PcieLink, states: Mapping[str, PcieLinkState]) -> Reading:
-    speed, width = (_lesser(link, states, what) for what in ("speed_limit", "width_limit"))
+    speed, width = (
+        _smaller_limit(link, states, quantity) for quantity in ("speed_limit", "width_limit")
+    )
     return _bandwidth(speed, width)
 
 
-def _lesser(link: PcieLink, states: Mapping[str, PcieLinkState], what: str) -> Reading:
-    ends = [getattr(states.get(end, UNKNOWN_LINK_STATE), what) for end in (link.upper, link.lower)]
-    return _least(ends)
+def _smaller_limit(link: PcieLink, states: Mapping[str, PcieLinkState], quantity: str) -> Reading:
+    ends = [
+        getattr(states.get(end, UNKNOWN_LINK_STATE), quantity) for end in (link.upper, link.lower)
+    ]
+    return _smallest_bandwidth(ends)
 
 
 def _bandwidth(speed: Reading, width: Reading) -> Reading:
@@ -189,7 +193,7 @@ def _bandwidth(speed: Reading, width: Reading) -> Reading:
     return link_bandwidth(speed, width)
 
 
-def _least(readings: Sequence[Reading]) -> Reading:
+def _smallest_bandwidth(readings: Sequence[Reading]) -> Reading:
     unknown = [reading for reading in readings if isinstance(reading, Absent)]
     if unknown or not readings:
         return unknown[0] if unknown else Absent.UNSUPPORTED

@@ -31,7 +31,7 @@ class RailNic:
 
     place: pci.PciPlace
     model: str
-    put_last: bool = False
+    has_other_purpose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,52 +66,58 @@ def assign_rails(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> RailA
     node and order decide.
     """
     ordered = sorted(nics, key=lambda nic: pci.bus_order(nic.place.address))
-    usual = _usual_model(gpus, ordered)
-    if _share_no_bridge(gpus, ordered):
-        assigned, why_not = _by_numa_node(gpus, ordered, usual)
-        used = {found.gpu: address for address, found in assigned.items()}
+    usual_model = _find_usual_model(gpus, ordered)
+    if _lacks_shared_bridge(gpus, ordered):
+        assigned, why_not = _assign_by_numa_node(gpus, ordered, usual_model)
+        nic_by_gpu = {position.gpu: address for address, position in assigned.items()}
     else:
-        assigned, why_not = _by_distance(gpus, ordered, usual)
-        used = _nic_of_each_gpu(gpus, ordered, assigned)
-    own = {found.gpu for found in assigned.values()}
-    chosen = tuple(used.get(position, "") for position in range(len(gpus)))
-    return RailAssignment(assigned, chosen, _rail_of_each_gpu(gpus, own, chosen, assigned), why_not)
+        assigned, why_not = _assign_by_distance(gpus, ordered, usual_model)
+        nic_by_gpu = _select_nics(gpus, ordered, assigned)
+    gpus_with_nic = {position.gpu for position in assigned.values()}
+    chosen = tuple(nic_by_gpu.get(position, "") for position in range(len(gpus)))
+    return RailAssignment(
+        assigned, chosen, _number_rails(gpus, gpus_with_nic, chosen, assigned), why_not
+    )
 
 
-def _usual_model(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> str:
+def _find_usual_model(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> str:
     """Return the model of most NICs near GPUs: a different one among them has another purpose."""
-    near = [nic for nic in nics if _nearest(gpus, nic) <= pci.RAIL_REACH]
+    near = [nic for nic in nics if _nearest_distance(gpus, nic) <= pci.RAIL_REACH]
     models = Counter(nic.model for nic in near or nics)
     return models.most_common(1)[0][0] if models else ""
 
 
-def _nearest(gpus: Sequence[pci.PciPlace], nic: RailNic) -> pci.PciDistance:
+def _nearest_distance(gpus: Sequence[pci.PciPlace], nic: RailNic) -> pci.PciDistance:
     return min((pci.pci_distance(gpu, nic.place) for gpu in gpus), default=pci.PciDistance.SYS)
 
 
-def _share_no_bridge(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> bool:
+def _lacks_shared_bridge(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> bool:
     """True if no NIC shares a host bridge with a GPU, leaving out those of the node's own network."""
     bridges = {gpu.bridge for gpu in gpus}
-    there = [nic for nic in nics if not nic.put_last or _nearest(gpus, nic) <= pci.RAIL_REACH]
-    return bool(gpus) and all(nic.place.bridge not in bridges for nic in there)
+    candidates = [
+        nic
+        for nic in nics
+        if not nic.has_other_purpose or _nearest_distance(gpus, nic) <= pci.RAIL_REACH
+    ]
+    return bool(gpus) and all(nic.place.bridge not in bridges for nic in candidates)
 
 
 # By distance ------------------------------------------------------------------------------------
 
 
-def _by_distance(
-    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual: str
+def _assign_by_distance(
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual_model: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     taken: dict[str, tuple[int, int]] = {}
     for plane in count():
         free = [nic for nic in nics if nic.place.address not in taken]
         if plane:
-            free = [nic for nic in free if nic.model == usual and not nic.put_last]
-        found = _assign_one_each(gpus, free, usual)
-        if not found:
+            free = [nic for nic in free if nic.model == usual_model and not nic.has_other_purpose]
+        gpu_by_address = _assign_one_each(gpus, free, usual_model)
+        if not gpu_by_address:
             break
-        taken |= {address: (gpu, plane) for address, gpu in found.items()}
-    planes = _usual_nics_per_gpu(Counter(gpu for gpu, _ in taken.values()))
+        taken |= {address: (gpu, plane) for address, gpu in gpu_by_address.items()}
+    planes = _count_usual_nics(Counter(gpu for gpu, _ in taken.values()))
     assigned, why_not = {}, {}
     for nic in nics:
         address = nic.place.address
@@ -119,53 +125,53 @@ def _by_distance(
         if plane < planes:
             assigned[address] = RailPosition(gpu, plane, _describe_distance(gpus, nic))
         else:
-            why_not[address] = _too_far_or_many(gpus, nic, planes)
+            why_not[address] = _explain_distance(gpus, nic, planes)
     return assigned, why_not
 
 
 def _assign_one_each(
-    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual: str
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual_model: str
 ) -> dict[str, int]:
     """Assign at most one NIC to each GPU, the nearest pairs first."""
     pairs = sorted(
         (
-            apart,
+            distance,
             not pci.same_numa_node(gpu, nic.place),
-            nic.model != usual,
-            nic.put_last,
+            nic.model != usual_model,
+            nic.has_other_purpose,
             position,
             order,
         )
         for order, nic in enumerate(nics)
         for position, gpu in enumerate(gpus)
-        if (apart := pci.pci_distance(gpu, nic.place)) <= pci.RAIL_REACH
+        if (distance := pci.pci_distance(gpu, nic.place)) <= pci.RAIL_REACH
     )
-    found: dict[str, int] = {}
+    gpu_by_address: dict[str, int] = {}
     served: set[int] = set()
     for *_, position, order in pairs:
         address = nics[order].place.address
-        if address not in found and position not in served:
-            found[address] = position
+        if address not in gpu_by_address and position not in served:
+            gpu_by_address[address] = position
             served.add(position)
-    return found
+    return gpu_by_address
 
 
-def _usual_nics_per_gpu(nics_by_gpu: Counter[int]) -> int:
+def _count_usual_nics(nics_by_gpu: Counter[int]) -> int:
     """Return the most common number of NICs among GPUs with any; on a tie the lesser one."""
     sizes = Counter(nics_by_gpu.values())
     return min(sizes, key=lambda size: (-sizes[size], size), default=0)
 
 
-def _nic_of_each_gpu(
+def _select_nics(
     gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], assigned: Mapping[str, RailPosition]
 ) -> dict[int, str]:
     """Return the NIC of each GPU: its own of the first plane, or a neighbour's, evenly shared."""
     first = [nic for nic in nics if (s := assigned.get(nic.place.address)) and s.plane == 0]
-    used = {assigned[nic.place.address].gpu: nic.place.address for nic in first}
+    nic_by_gpu = {assigned[nic.place.address].gpu: nic.place.address for nic in first}
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
         near = [nic for nic in first if pci.pci_distance(gpu, nic.place) <= pci.RAIL_REACH]
-        if position in used or not near:
+        if position in nic_by_gpu or not near:
             continue
         shared = min(
             near,
@@ -175,25 +181,25 @@ def _nic_of_each_gpu(
                 load[nic.place.address],
             ),
         )
-        used[position] = shared.place.address
+        nic_by_gpu[position] = shared.place.address
         load[shared.place.address] += 1
-    return used
+    return nic_by_gpu
 
 
 def _describe_distance(gpus: Sequence[pci.PciPlace], nic: RailNic) -> str:
-    apart = _nearest(gpus, nic)
-    near = [str(p) for p, gpu in enumerate(gpus) if pci.pci_distance(gpu, nic.place) is apart]
+    distance = _nearest_distance(gpus, nic)
+    near = [str(p) for p, gpu in enumerate(gpus) if pci.pci_distance(gpu, nic.place) is distance]
     if len(near) == 1:
-        return f"{apart.name} to GPU {near[0]}"
-    return f"{apart.name} to GPUs {', '.join(near)}, in bus order"
+        return f"{distance.name} to GPU {near[0]}"
+    return f"{distance.name} to GPUs {', '.join(near)}, in bus order"
 
 
-def _too_far_or_many(gpus: Sequence[pci.PciPlace], nic: RailNic, planes: int) -> str:
+def _explain_distance(gpus: Sequence[pci.PciPlace], nic: RailNic, planes: int) -> str:
     if not gpus:
         return "the node has no GPU"
-    apart = _nearest(gpus, nic)
-    if apart > pci.RAIL_REACH:
-        return f"{apart.name} from the nearest GPU: rails reach up to {pci.RAIL_REACH.name}"
+    distance = _nearest_distance(gpus, nic)
+    if distance > pci.RAIL_REACH:
+        return f"{distance.name} from the nearest GPU: rails reach up to {pci.RAIL_REACH.name}"
     return (
         f"{_describe_distance(gpus, nic)}, but each GPU of this node has "
         f"{format_count(planes, 'NIC')}"
@@ -203,26 +209,29 @@ def _too_far_or_many(gpus: Sequence[pci.PciPlace], nic: RailNic, planes: int) ->
 # By NUMA node -----------------------------------------------------------------------------------
 
 
-def _by_numa_node(
-    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual: str
+def _assign_by_numa_node(
+    gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual_model: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     """Assign NICs at NUMA nodes with one of the usual model per GPU; elsewhere it would be a guess."""
-    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    gpus_by_node: defaultdict[str, list[int]] = defaultdict(list)
     for position, gpu in enumerate(gpus):
-        waiting[gpu.numa_node].append(position)
-    offered: defaultdict[str, list[str]] = defaultdict(list)
+        gpus_by_node[gpu.numa_node].append(position)
+    nics_by_node: defaultdict[str, list[str]] = defaultdict(list)
     for nic in nics:
-        if nic.model == usual and not nic.put_last:
-            offered[nic.place.numa_node].append(nic.place.address)
+        if nic.model == usual_model and not nic.has_other_purpose:
+            nics_by_node[nic.place.numa_node].append(nic.place.address)
     assigned: dict[str, RailPosition] = {}
-    for node, positions in waiting.items():
-        if node and len(offered[node]) >= len(positions):
+    for node, positions in gpus_by_node.items():
+        if node and len(nics_by_node[node]) >= len(positions):
             why = f"NUMA node {node} and bus order: no host bridge in common with a GPU"
-            pairs = zip(offered[node], positions, strict=False)
+            pairs = zip(nics_by_node[node], positions, strict=False)
             assigned |= {address: RailPosition(position, 0, why) for address, position in pairs}
     why_not = {
-        nic.place.address: _why_unassigned(
-            nic, usual, len(offered[nic.place.numa_node]), len(waiting[nic.place.numa_node])
+        nic.place.address: _explain_numa_node(
+            nic,
+            usual_model,
+            len(nics_by_node[nic.place.numa_node]),
+            len(gpus_by_node[nic.place.numa_node]),
         )
         for nic in nics
         if nic.place.address not in assigned
@@ -230,24 +239,24 @@ def _by_numa_node(
     return assigned, why_not
 
 
-def _why_unassigned(nic: RailNic, usual: str, nics: int, gpus: int) -> str:
+def _explain_numa_node(nic: RailNic, usual_model: str, nics: int, gpus: int) -> str:
     if not nic.place.numa_node:
         return "no host bridge in common with a GPU, and its NUMA node is unknown"
-    if nic.put_last:
+    if nic.has_other_purpose:
         return "no host bridge in common with a GPU, and it carries the default route"
-    if nic.model != usual:
-        return f"no host bridge in common with a GPU, and most NICs are of model {usual}"
-    here = f"NUMA node {nic.place.numa_node} has {format_count(nics, 'NIC')}"
-    return f"no host bridge in common with a GPU, and {here} for {format_count(gpus, 'GPU')}"
+    if nic.model != usual_model:
+        return f"no host bridge in common with a GPU, and most NICs are of model {usual_model}"
+    nic_count = f"NUMA node {nic.place.numa_node} has {format_count(nics, 'NIC')}"
+    return f"no host bridge in common with a GPU, and {nic_count} for {format_count(gpus, 'GPU')}"
 
 
 # Numbers ----------------------------------------------------------------------------------------
 
 
-def _rail_of_each_gpu(
+def _number_rails(
     gpus: Sequence[pci.PciPlace],
-    own: set[int],
-    used: Sequence[str],
+    gpus_with_nic: set[int],
+    nics: Sequence[str],
     assigned: Mapping[str, RailPosition],
 ) -> tuple[int, ...]:
     """Return the rail of each GPU: its position, or fewer numbers if GPUs share their NICs.
@@ -259,23 +268,27 @@ def _rail_of_each_gpu(
     groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for position, gpu in enumerate(gpus):
         groups[gpu.bridge, gpu.chain[0]].append(position)
-    most = max((sum(p in own for p in group) for group in groups.values()), default=0)
-    if not most or any(own.issuperset(group) for group in groups.values()):
+    rails_per_group = max(
+        (sum(p in gpus_with_nic for p in group) for group in groups.values()), default=0
+    )
+    if not rails_per_group or any(gpus_with_nic.issuperset(group) for group in groups.values()):
         return tuple(range(len(gpus)))
     rails: dict[int, int] = {}
     for number, group in enumerate(groups.values()):
-        served = [position for position in group if position in own]
+        served = [position for position in group if position in gpus_with_nic]
         taken = -1
         for place, position in enumerate(served):
             # At the relative position of its GPU in the group, and no number twice.
-            spread = group.index(position) * most // len(group)
-            last = most - len(served) + place
+            spread = group.index(position) * rails_per_group // len(group)
+            last = rails_per_group - len(served) + place
             taken = min(max(taken + 1, spread), last)
-            rails[position] = number * most + taken
+            rails[position] = number * rails_per_group + taken
         for place, position in enumerate(group):
-            address = used[position]
+            address = nics[position]
             shared = assigned[address].gpu if address else position
-            rails[position] = rails.get(shared, number * most + place * most // len(group))
+            rails[position] = rails.get(
+                shared, number * rails_per_group + place * rails_per_group // len(group)
+            )
     return tuple(rails[position] for position in range(len(gpus)))
 
 
@@ -303,7 +316,7 @@ class RailRules:
     expected_megabits_per_second: Mapping[str, int] = field(default_factory=dict)
     tree: pci.NcclTopology | None = None
 
-    def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
+    def find_rail(self, names: Iterable[str]) -> tuple[int, str] | None:
         """Return the rail of the device with these names, and the setting that specifies it."""
         of_device = list(names)
         for name in of_device:
@@ -315,7 +328,7 @@ class RailRules:
                 return int(match[_RAIL]), f"topology.rail_pattern matches {name}"
         return None
 
-    def role(self, names: Iterable[str]) -> tuple[str, str] | None:
+    def find_role(self, names: Iterable[str]) -> tuple[str, str] | None:
         """Return the role of the device with these names, and its setting; the first match counts."""
         of_device = list(names)
         for pattern, role in self.roles:
@@ -323,20 +336,20 @@ class RailRules:
                 return role, f"topology.roles contains {pattern.pattern}"
         return None
 
-    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+    def find_unused(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return names and patterns in the settings that match none of these names."""
         of_node = set(names)
         plain = dict.fromkeys((*self.rails, *self.expected_megabits_per_second))
         patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, of_node))]
         return (*(name for name in plain if name not in of_node and name not in ROLES), *patterns)
 
-    def speed(self, names: Iterable[str]) -> int | None:
+    def expected_speed(self, names: Iterable[str]) -> int | None:
         """Return the expected line rate of a link in Mb/s, by its names and its role."""
         speeds = (self.expected_megabits_per_second.get(name) for name in names)
         return next((speed for speed in speeds if speed is not None), None)
 
     @property
-    def name_rails(self) -> bool:
+    def specifies_rails(self) -> bool:
         """True if names in the settings determine rails."""
         return bool(self.rails or self.rail_pattern)
 
@@ -356,17 +369,17 @@ def parse_rail_rules(settings: TopologySettings) -> RailRules:
             raise SettingsError(message)
     roles = [_parse_role(name, role) for name, role in settings.roles.items()]
     pattern, tree = _parse_rail_pattern(settings.rail_pattern), _read_nccl_file(settings.nccl_file)
-    found = RailRules(settings.rails, roles, pattern, settings.expected_megabits_per_second, tree)
+    rules = RailRules(settings.rails, roles, pattern, settings.expected_megabits_per_second, tree)
     for name in settings.rails:
-        given = found.role([name])
-        if given and given[0] != COMPUTE:
+        role_setting = rules.find_role([name])
+        if role_setting and role_setting[0] != COMPUTE:
             message = (
                 f"conflicting role of {name}: topology.rails contains it, and "
-                f"{given[1]} = {given[0]!r}: expected {COMPUTE}; fix: remove it from "
+                f"{role_setting[1]} = {role_setting[0]!r}: expected {COMPUTE}; fix: remove it from "
                 "one of them"
             )
             raise SettingsError(message)
-    return found
+    return rules
 
 
 def _parse_role(name: str, role: str) -> tuple[re.Pattern[str], str]:

@@ -38,7 +38,11 @@ def distance_matrix(node: node_topology.NodeTopology) -> tuple[list[str], list[l
         for gpu in node.gpus
     }
     rows = [
-        [name, *(node.apart(address, other) for _, other in ends), *affinity.get(address, [])]
+        [
+            name,
+            *(node.format_distance(address, other) for _, other in ends),
+            *affinity.get(address, []),
+        ]
         for name, address in ends
     ]
     return [*(name for name, _ in ends), *_AFFINITY], rows
@@ -149,21 +153,22 @@ def _device_lines(
         for depth, address in enumerate(above):
             if address not in shown:
                 shown.add(address)
-                known = node.devices.get(address)
-                yield _line(depth, address, _describe(node, known) if known else "switch")
+                bridge = node.devices.get(address)
+                description = _describe_pci_device(node, bridge) if bridge else "switch"
+                yield _format_line(depth, address, description)
         if device.address not in shown:
             shown.add(device.address)
-            yield _line(len(above), device.address, _describe(node, device))
+            yield _format_line(len(above), device.address, _describe_pci_device(node, device))
 
 
-def _line(depth: int, address: str, what: str) -> str:
-    return f"    {'  ' * depth}{address} {what}"
+def _format_line(depth: int, address: str, description: str) -> str:
+    return f"    {'  ' * depth}{address} {description}"
 
 
-def _describe(node: node_topology.NodeTopology, device: pci.PciDevice) -> str:
+def _describe_pci_device(node: node_topology.NodeTopology, device: pci.PciDevice) -> str:
     gpu = _gpu_at(node, device)
     names = [f"GPU{gpu.index} {gpu.model}"] if gpu else node.names.get(device.address, [])
-    network = node.network.at(device.address)
+    network = node.network.device_at(device.address)
     rail = "" if network.rail is None else f"rail {network.rail}"
     terms = [_device_kind(node, device), *names, network.role, rail]
     return ", ".join([" ".join(filter(None, terms)), *_format_link(node.links[device.address])])
@@ -225,8 +230,8 @@ def _format_reason(
     node: node_topology.NodeTopology, gpu: node_topology.TopologyGpu, nic: NetworkDevice
 ) -> str:
     """Return the reason for assigning a NIC to this GPU, with the distance if it is not included."""
-    apart = node.apart(gpu.address, nic.address)
-    return nic.why if nic.why.startswith(apart) else f"{apart}, {nic.why}"
+    distance = node.format_distance(gpu.address, nic.address)
+    return nic.why if nic.why.startswith(distance) else f"{distance}, {nic.why}"
 
 
 def _nics_of_gpu(
@@ -235,7 +240,7 @@ def _nics_of_gpu(
     """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
     own = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.nic_by_gpu.get(gpu.address, "")
-    return own or ([node.network.at(shared)] if shared else [])
+    return own or ([node.network.device_at(shared)] if shared else [])
 
 
 def _sortable(address: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from agent.topology.pcie_links import (
     PcieLink,
     PcieLinkState,
     link_bandwidth,
-    links_of_path,
+    list_path_links,
     path_bandwidth,
     path_limit,
     path_state,
@@ -94,7 +94,7 @@ def test_bandwidth_is_exact(megatransfers: int, lanes: int) -> None:
 def test_links_between_a_device_and_the_processor(chain: str, expected: list[str]) -> None:
     addresses = chain.split()
     roles = {address: "bridge" for address in addresses if address.isupper()}
-    assert [f"{link.upper}-{link.lower}" for link in links_of_path(addresses, roles)] == expected
+    assert [f"{link.upper}-{link.lower}" for link in list_path_links(addresses, roles)] == expected
 
 
 STATES = st.builds(

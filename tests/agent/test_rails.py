@@ -22,8 +22,8 @@ def at_switch(switch: str, bus: int, numa_node: str = "0") -> PciPlace:
     return PciPlace(f"pci {root}", chain, numa_node)
 
 
-def make_nic(place: PciPlace, model: str = CX7, *, put_last: bool = False) -> RailNic:
-    return RailNic(place, model, put_last)
+def make_nic(place: PciPlace, model: str = CX7, *, has_other_purpose: bool = False) -> RailNic:
+    return RailNic(place, model, has_other_purpose)
 
 
 def rails(found: RailAssignment, *nics: RailNic) -> list[int | None]:
@@ -127,7 +127,7 @@ def test_a_nic_of_another_model_is_assigned_last_and_is_no_plane() -> None:
 
 def test_the_nic_of_the_default_route_is_assigned_last() -> None:
     gpus = [at_switch("a", 9)]
-    busy, idle = make_nic(at_switch("a", 0), put_last=True), make_nic(at_switch("a", 1))
+    busy, idle = make_nic(at_switch("a", 0), has_other_purpose=True), make_nic(at_switch("a", 1))
     assert rails(assign_rails(gpus, [busy, idle]), busy, idle) == [None, 0]
     assert rails(assign_rails(gpus, [busy]), busy) == [0], "the only NIC"
 
@@ -165,7 +165,7 @@ def test_without_numa_nodes_nothing_is_guessed() -> None:
     lost = [make_nic(PciPlace("nic", (address(0),)))]
     assert assign_rails(gpus, lost).assigned == {}
     assert "NUMA node is unknown" in assign_rails(gpus, lost).why_not[address(0)]
-    busy = [make_nic(nics[0].place, put_last=True)]
+    busy = [make_nic(nics[0].place, has_other_purpose=True)]
     assert assign_rails(gpus, busy).assigned == {}
 
 
@@ -194,7 +194,7 @@ def servers(draw) -> tuple[list[PciPlace], list[RailNic]]:
     kinds = draw(st.lists(st.sampled_from("gcs"), min_size=len(places), max_size=len(places)))
     gpus = [place for place, kind in zip(places, kinds, strict=True) if kind == "g"]
     nics = [
-        make_nic(place, CX7 if kind == "c" else STORAGE, put_last=draw(st.booleans()))
+        make_nic(place, CX7 if kind == "c" else STORAGE, has_other_purpose=draw(st.booleans()))
         for place, kind in zip(places, kinds, strict=True)
         if kind in "cs"
     ]

@@ -15,7 +15,7 @@ from agent.topology.pci import (
     PciDistance,
     PciPlace,
     bus_order,
-    distance_over_c2c,
+    c2c_distance,
     pci_address,
     pci_distance,
 )
@@ -63,7 +63,7 @@ def test_over_c2c_everything_of_the_processor_is_near() -> None:
     gpu = PciPlace("pci0008:00", ("0008:00:00.0", "0008:01:00.0"), "0")
     near = PciPlace("pci0000:00", ("0000:00:00.0", "0000:03:00.0"), "0")
     far = PciPlace("pci0010:00", ("0010:00:00.0", "0010:03:00.0"), "1")
-    assert (distance_over_c2c(gpu, near), distance_over_c2c(gpu, far)) == (
+    assert (c2c_distance(gpu, near), c2c_distance(gpu, far)) == (
         PciDistance.P2C,
         PciDistance.SYS,
     )
@@ -80,7 +80,7 @@ def test_places_and_roles_from_sysfs() -> None:
     devices = pci.read_pci_devices(host)
     chain = ("0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0")
     assert devices[gpu].place == PciPlace("pci0000:15", chain, "1")
-    assert [d.address for d in pci.gpus_among(devices.values())] == [gpu]
+    assert [d.address for d in pci.select_gpus(devices.values())] == [gpu]
     assert console not in devices, "a console's display chip is no GPU, nor anything else of ours"
     assert {d.role for d in devices.values()} == {"gpu", "nic", "bridge"}
     assert pci_distance(devices[gpu].place, devices[nic].place) is PciDistance.PIX

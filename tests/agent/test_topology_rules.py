@@ -84,11 +84,11 @@ def test_the_section_as_it_is_written(tmp_path: Path) -> None:
         "rail_pattern = 'rail(?P<rail>\\d+)'\n"
     )
     loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert parse_rail_rules(loaded.topology).rail(["mlx5_0"]) == (
+    assert parse_rail_rules(loaded.topology).find_rail(["mlx5_0"]) == (
         3,
         "topology.rails contains mlx5_0",
     )
-    assert parse_rail_rules(loaded.topology).role(["mlx5_7"]) == (
+    assert parse_rail_rules(loaded.topology).find_role(["mlx5_7"]) == (
         "storage",
         "topology.roles contains mlx5_[67]",
     )
@@ -212,7 +212,7 @@ def test_names_without_a_match_are_reported() -> None:
 
 def test_a_pattern_without_a_number_assigns_nothing() -> None:
     assert (
-        parse_rail_rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"])
+        parse_rail_rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).find_rail(["railway"])
         is None
     )
 
@@ -221,9 +221,9 @@ def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
     given = parse_rail_rules(
         TopologySettings(expected_megabits_per_second={"compute": 400_000, "ens1": 200_000})
     )
-    assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
-    assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000
-    assert given.speed(["eth0", "management"]) is None
+    assert given.expected_speed(["ens1", "mlx5_0", "compute"]) == 200_000
+    assert given.expected_speed(["ens2", "mlx5_3", "compute"]) == 400_000
+    assert given.expected_speed(["eth0", "management"]) is None
 
 
 def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(page.partition("```toml\n")[2].partition("```")[0])
     loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert parse_rail_rules(loaded.topology).rail(["rail7"]) == (
+    assert parse_rail_rules(loaded.topology).find_rail(["rail7"]) == (
         7,
         "topology.rail_pattern matches rail7",
     )

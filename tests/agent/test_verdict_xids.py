@@ -8,7 +8,7 @@ from support.judging import RECOVERY, judging, old_driver, set_field
 from support.machine import DENIED
 
 from agent.host import NvmlError
-from agent.streams.kernel_log import MAX_GPUS, MAX_REMEMBERED, JudgedXid, XidMatcher
+from agent.streams.kernel_log import MAX_GPUS, MAX_REMEMBERED, ActionableXid, XidMatcher
 from railscope.catalog.xids import judge
 from railscope.reading import Absent
 
@@ -109,16 +109,16 @@ def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
         for address in ("0000:01:00.0", f"{number:04x}:ff:00.0"):
             for severity in ("Fatal", "Nonfatal"):
                 text = f"NETIR {severity} XC0 i0 Link 0{number}"
-                book.judged(address, JudgedXid(149, number, judge(149, text)))
-            book.judged(address, JudgedXid(1000 + number, number, judge(1000 + number, "")))
-            book.judged(address, JudgedXid(79, number, judge(79, "")))
+                book.judged(address, ActionableXid(149, number, judge(149, text)))
+            book.judged(address, ActionableXid(1000 + number, number, judge(1000 + number, "")))
+            book.judged(address, ActionableXid(79, number, judge(79, "")))
     remembered = book.remembered("0000:01:00.0")
     assert [(xid.number, xid.boot_ns) for xid in remembered] == [(149, 99), (79, 99)]
     assert book.remembered(f"{99:04x}:ff:00.0") == ()
     known = [n for n in range(100) if book.remembered(f"{n:04x}:ff:00.0")]
     assert len(known) == MAX_GPUS - 1
     for number in range(2 * MAX_REMEMBERED):
-        book.judged("0000:01:00.0", JudgedXid(number, number, judge(79, "")))
+        book.judged("0000:01:00.0", ActionableXid(number, number, judge(79, "")))
     assert len(book.remembered("0000:01:00.0")) == MAX_REMEMBERED
 
 

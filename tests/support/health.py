@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.health.rule import MINUTE_NS, CounterIncrease, GpuHealthFacts, GpuPart
-from agent.streams.kernel_log import JudgedXid
+from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import judge
@@ -20,9 +20,9 @@ ONE_MORE = CounterIncrease(1, WINDOW_NS, 0, MINUTE_NS)
 Place = tuple[Metric, GpuPart]
 
 
-def xid(number: int, message: str = "") -> JudgedXid:
+def xid(number: int, message: str = "") -> ActionableXid:
     """Return an Xid as from the kernel log."""
-    return JudgedXid(number, 5, judge(number, message))
+    return ActionableXid(number, 5, judge(number, message))
 
 
 def late(amount: int) -> CounterIncrease:
@@ -36,7 +36,7 @@ class Fault:
 
     readings: Mapping[Place, Reading] = field(default_factory=dict)
     changes: Mapping[Place, CounterIncrease] = field(default_factory=dict)
-    xids: tuple[JudgedXid, ...] = ()
+    xids: tuple[ActionableXid, ...] = ()
     absent_sources: Mapping[str, Absent] = field(default_factory=dict)
     device_state: Reading | None = None
 

@@ -82,7 +82,7 @@ class NvmlEventSource(source.SourceWithoutResources):
             return
         into.events = [*self._waiting, *self._take(host)]
         self._waiting.clear()
-        into.put(0, self._lost + self._book.overlooked)
+        into.put(0, self._lost + self._book.dropped_reports)
         into.put_readings(1, [self._counts[entity] for entity in self._columns])
         into.grown = len(self._counts) > len(self._columns)
 
@@ -99,12 +99,12 @@ class NvmlEventSource(source.SourceWithoutResources):
         for number, index, kind, data, gpu_instance, compute_instance in answer:
             if number <= self._taken or first:
                 continue  # from before the start of this agent, or before its settings were reloaded
-            gpu = self._gpus.found.get(index)
+            gpu = self._gpus.gpus.get(index)
             address = gpu.pci_address if gpu else "unknown"
             instances = (_instance(gpu_instance), _instance(compute_instance))
             if kind == XID:
                 at = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
-                self._book.seen(NvmlXid(address, data, *at, *instances))
+                self._book.record_nvml(NvmlXid(address, data, *at, *instances))
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()

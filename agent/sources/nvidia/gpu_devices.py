@@ -79,7 +79,7 @@ class GpuSource(source.SourceWithoutResources):
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
         self._integrals.read(host, into)
-        addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.found.values()}
+        addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.gpus.values()}
         changes = self._modes.changes(host, into, addresses)
         into.events = [*self._gpus.take_events(), *changes]
 
@@ -219,7 +219,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
             return UNBOUND
         if driver != "nvidia":
             return OTHER_DRIVER
-        known = {gpu.pci_address for gpu in self._gpus.found.values()}
+        known = {gpu.pci_address for gpu in self._gpus.gpus.values()}
         return DRIVER if address in known else MISSING
 
 

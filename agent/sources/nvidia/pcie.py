@@ -160,13 +160,13 @@ class GpuPathSource(base.SourceWithFiles):
         devices = pci.read_pci_devices(host)
         roles = {address: device.role for address, device in devices.items()}
         columns, self._paths = base.ColumnBuilder(), []
-        for gpu in pci.gpus_among(devices.values()):
-            path = pcie_links.links_of_path(gpu.place.chain, roles)
+        for gpu in pci.select_gpus(devices.values()):
+            path = pcie_links.list_path_links(gpu.place.chain, roles)
             if path:
                 columns.add(pcie.PCIE_PATH_STATE, Entity(entities.PCIE, (gpu.address,)))
                 self._paths.append(path)
         self._generation = self._gpus.generation
-        found = {gpu.pci_address: gpu for gpu in self._gpus.found.values()}
+        found = {gpu.pci_address: gpu for gpu in self._gpus.gpus.values()}
         lowest = {path[-1].lower: path[-1] for path in self._paths}
         self._expected.place(host, columns, found, lowest)
         ends = [end for path in self._paths for link in path for end in (link.upper, link.lower)]
@@ -190,7 +190,7 @@ class GpuPathSource(base.SourceWithFiles):
         """True if a slow link can be explained by an idle GPU; no other device may have a slow link."""
         if pci.read_role(host, address) != pci.GPU:
             return False
-        gpus = self._gpus.found.values()
+        gpus = self._gpus.gpus.values()
         index = next((gpu.index for gpu in gpus if gpu.pci_address == address), None)
         if index is None:
             return Absent.UNSUPPORTED
