@@ -72,8 +72,8 @@ def test_nics_of_that_server_are_found(westmere: Path) -> None:
     assert pci_functions(host, RDMA_CLASS) == {"qib0": "0000:43:00.0"}
     assert gpu_addresses(host) == []
     network = NetworkScanner().scan(host)
-    assert network.at("0000:43:00.0").facts == {}
-    assert network.at("0000:43:00.0").why == "the node has no GPU"
+    assert network.device_at("0000:43:00.0").facts == {}
+    assert network.device_at("0000:43:00.0").why == "the node has no GPU"
 
 
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_the_file_of_the_settings_makes_the_table() -> None:
     gpus, nics = [gpu.address for gpu in node.gpus], [nic.address for nic in node.nics]
     assert (len(gpus), len(nics)) == (8, 8)
     for place, gpu in enumerate(gpus):
-        distances = [node.apart(gpu, nic) for nic in nics]
+        distances = [node.format_distance(gpu, nic) for nic in nics]
         expected = ["PHB" if place // 4 == other // 4 else "SYS" for other in range(8)]
         expected[place] = "PXB"
         assert distances == expected
-        assert {node.apart(gpu, other) for other in gpus} == {"X", "XGMI1"}
+        assert {node.format_distance(gpu, other) for other in gpus} == {"X", "XGMI1"}
         assert node.cpus[gpu] == topology_of(name).cpus[str(place // 4)]
 
 

@@ -114,9 +114,9 @@ async def test_other_events_are_counted_by_kind_and_reported_once() -> None:
 
 def test_an_event_that_a_hung_driver_gave_late_is_the_one_of_the_log() -> None:
     book = XidMatcher()
-    book.logged(ADDRESS, 119, 100 * NS)
-    book.seen(NvmlXid(ADDRESS, 119, 0, 145 * NS, 99 * NS))
-    assert book.unlogged(1000 * NS) == []
+    book.record_logged(ADDRESS, 119, 100 * NS)
+    book.record_nvml(NvmlXid(ADDRESS, 119, 0, 145 * NS, 99 * NS))
+    assert book.take_unlogged(1000 * NS) == []
 
 
 def test_a_mig_change_makes_all_sources_probe_again() -> None:
@@ -138,7 +138,7 @@ def test_earlier_xids_are_left_to_the_log() -> None:
     assert readings(reader.run().frame)[LOST, ()] == 0
     host.calls[WAIT] = [*host.calls[WAIT][1:], [104, 0, XID, 94, NONE, NONE]]
     reader.run()
-    assert [reported.xid for reported in book.unlogged(10**18)] == [94]
+    assert [reported.xid for reported in book.take_unlogged(10**18)] == [94]
 
 
 def test_a_recording_that_starts_over_gives_its_events_again() -> None:
@@ -187,11 +187,11 @@ def test_no_xid_is_reported_twice_and_none_is_lost(
     """The Xids reported by NVML alone are at least the surplus of NVML over the log, per number."""
     book = XidMatcher()
     for number, second in logged:
-        book.logged(ADDRESS, number, second * NS)
+        book.record_logged(ADDRESS, number, second * NS)
     for number, second in seen:
-        book.seen(NvmlXid(ADDRESS, number, 0, second * NS, second * NS))
-    alone = book.unlogged(21 * NS + SAME_NS)
-    assert book.unlogged(10**18) == []
+        book.record_nvml(NvmlXid(ADDRESS, number, 0, second * NS, second * NS))
+    alone = book.take_unlogged(21 * NS + SAME_NS)
+    assert book.take_unlogged(10**18) == []
     for number in (1, 2, 3):
         reported = sum(s.xid == number for s in alone)
         by_nvml = sum(n == number for n, _ in seen)
@@ -201,9 +201,9 @@ def test_no_xid_is_reported_twice_and_none_is_lost(
 
 def test_what_comes_close_enough_in_either_order_is_the_same() -> None:
     book = XidMatcher()
-    book.seen(NvmlXid(ADDRESS, 79, 0, 10 * NS, 9 * NS))
-    book.logged(ADDRESS, 79, 9 * NS - SAME_NS)
-    book.logged(ADDRESS, 31, 20 * NS)
-    book.seen(NvmlXid(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
-    book.seen(NvmlXid(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
-    assert [s.xid for s in book.unlogged(100 * NS)] == [31]
+    book.record_nvml(NvmlXid(ADDRESS, 79, 0, 10 * NS, 9 * NS))
+    book.record_logged(ADDRESS, 79, 9 * NS - SAME_NS)
+    book.record_logged(ADDRESS, 31, 20 * NS)
+    book.record_nvml(NvmlXid(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
+    book.record_nvml(NvmlXid(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
+    assert [s.xid for s in book.take_unlogged(100 * NS)] == [31]

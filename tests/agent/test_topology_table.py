@@ -74,7 +74,9 @@ def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
             host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({place},{link})"] = SWITCH
         add_gpu(host, f"pci0000:00/{pci_address(gpu.row['pci.bus_id'])}")
     node = read_topology(host, RailRules())
-    distances = {node.apart(one.address, other.address) for one in node.gpus for other in node.gpus}
+    distances = {
+        node.format_distance(one.address, other.address) for one in node.gpus for other in node.gpus
+    }
     assert distances == ({"X", "NV12"} if len(gpus) > 1 else {"X"})
 
 
@@ -164,10 +166,10 @@ def test_tables_are_symmetric_and_every_rail_has_its_nic(name: str) -> None:
 def test_nics_of_simulated_servers(name: str, near: str, bond: str) -> None:
     node = simulated(name)
     for gpu in node.gpus:
-        nic = node.network.at(node.network.nic_by_gpu[gpu.address])
-        assert node.apart(gpu.address, nic.address) == near
+        nic = node.network.device_at(node.network.nic_by_gpu[gpu.address])
+        assert node.format_distance(gpu.address, nic.address) == near
         assert nic.rail == gpu.index
-    assert node.apart(node.gpus[0].address, node.gpus[-1].address) == bond
+    assert node.format_distance(node.gpus[0].address, node.gpus[-1].address) == bond
 
 
 def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_nics() -> None:

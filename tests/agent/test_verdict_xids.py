@@ -109,17 +109,19 @@ def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
         for address in ("0000:01:00.0", f"{number:04x}:ff:00.0"):
             for severity in ("Fatal", "Nonfatal"):
                 text = f"NETIR {severity} XC0 i0 Link 0{number}"
-                book.judged(address, ActionableXid(149, number, judge(149, text)))
-            book.judged(address, ActionableXid(1000 + number, number, judge(1000 + number, "")))
-            book.judged(address, ActionableXid(79, number, judge(79, "")))
-    remembered = book.remembered("0000:01:00.0")
+                book.record_judgement(address, ActionableXid(149, number, judge(149, text)))
+            book.record_judgement(
+                address, ActionableXid(1000 + number, number, judge(1000 + number, ""))
+            )
+            book.record_judgement(address, ActionableXid(79, number, judge(79, "")))
+    remembered = book.actionable_xids("0000:01:00.0")
     assert [(xid.number, xid.boot_ns) for xid in remembered] == [(149, 99), (79, 99)]
-    assert book.remembered(f"{99:04x}:ff:00.0") == ()
-    known = [n for n in range(100) if book.remembered(f"{n:04x}:ff:00.0")]
+    assert book.actionable_xids(f"{99:04x}:ff:00.0") == ()
+    known = [n for n in range(100) if book.actionable_xids(f"{n:04x}:ff:00.0")]
     assert len(known) == MAX_GPUS - 1
     for number in range(2 * MAX_REMEMBERED):
-        book.judged("0000:01:00.0", ActionableXid(number, number, judge(79, "")))
-    assert len(book.remembered("0000:01:00.0")) == MAX_REMEMBERED
+        book.record_judgement("0000:01:00.0", ActionableXid(number, number, judge(79, "")))
+    assert len(book.actionable_xids("0000:01:00.0")) == MAX_REMEMBERED
 
 
 def test_a_kernel_log_that_is_denied_leaves_xids_open() -> None:
