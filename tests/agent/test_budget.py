@@ -187,7 +187,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
             for place in range(MAX_HUNG_CALLS)
         }
 
-        async def one_that_takes_two_seconds() -> None:
+        async def two_second_call() -> None:
             entered = slow.entered
             await run.until(lambda: slow.entered > entered)
             assert (gpu.state, gpu.overdue) == (FAILED, True)
@@ -197,7 +197,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
         for _ in range(5):
             if gpu.stretch > 1:
                 break
-            await one_that_takes_two_seconds()
+            await two_second_call()
         host.calls[POWER] = quick
         slow.permits.release(8)
         await run.until(lambda: gpu.stretch == 8)
@@ -207,7 +207,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
         assert ReadLimits(1.0, 1.0).deadline_seconds(gpu) == 8
 
 
-def test_what_is_read_less_often_stays_fresh_for_as_many_periods() -> None:
+def test_a_source_read_less_often_stays_fresh_for_as_many_periods() -> None:
     host = FakeHost()
     add_gpus(host, 1)
     status = SourceState(GpuSource.load())

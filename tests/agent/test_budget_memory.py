@@ -37,7 +37,7 @@ def test_memory_within_its_budget_is_left_alone() -> None:
     assert (keeper.state, dropped) == (WITHIN, [])
 
 
-def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
+def test_too_much_memory_releases_spare_memory() -> None:
     dropped: list[int] = []
     meter = FakeMeter(70 * MIB)
     meter.spare = 10 * MIB
@@ -85,7 +85,7 @@ async def test_metrics_report_too_much_resident_memory() -> None:
         assert set(stretch_of(page).values()) == {1}, "periods do not help memory"
 
 
-def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
+def test_an_agent_over_its_memory_drops_its_caches() -> None:
     host = FakeHost()
     add_card(host)
     agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(100 * MIB))

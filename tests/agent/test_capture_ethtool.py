@@ -229,7 +229,7 @@ def fault(trial: int, side: str, moment: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("trial", range(3))
-def test_what_one_side_sends_the_other_receives(trial: int) -> None:
+def test_bytes_sent_by_one_side_are_received_by_the_other(trial: int) -> None:
     sides = ("client", "server")
     before, after = (
         {

@@ -71,7 +71,7 @@ def nic_host(rows: list[Row], moment: str) -> FakeHost:
     return host
 
 
-def both(source: Source, before: FakeHost, after: FakeHost) -> list[dict[Label, float]]:
+def read_both(source: Source, before: FakeHost, after: FakeHost) -> list[dict[Label, float]]:
     """Return the readings of one source at both instants."""
     reader = SourceReader(source, before, ORIGIN)
     first = numbers(reader.run().frame)
@@ -86,13 +86,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("file", CASES)
-def test_both_instants_of_a_fault_and_what_grew_between(file: str) -> None:
+def test_both_instants_of_a_fault_and_the_growth_between(file: str) -> None:
     source, host, metric_of, key, count = CASES[file]
     all_trials = list(trials(file))
     assert len(all_trials) == count
     grown = 0
     for rows in all_trials:
-        before, after = both(source(), host(rows, "before"), host(rows, "after"))
+        before, after = read_both(source(), host(rows, "before"), host(rows, "after"))
         checked = set()
         for row in rows:
             metric = metric_of(row["counter"])

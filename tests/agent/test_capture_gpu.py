@@ -50,7 +50,7 @@ def test_every_missing_reading_is_unsupported(case: Case) -> None:
 
 
 @EACH_CASE
-def test_what_follows_from_ours_agrees(case: Case) -> None:
+def test_values_derived_from_ours_agree(case: Case) -> None:
     for name, make in MADE.items():
         if name in case.theirs:
             assert make(case.told) == pytest.approx(case.theirs[name], rel=1e-9), name

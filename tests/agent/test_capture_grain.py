@@ -11,7 +11,7 @@ from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 MS = NS // 1000
 
 
-def recorded(**moments_ms: list[int]) -> RecordedHost:
+def recorded_host(**moments_ms: list[int]) -> RecordedHost:
     """Return a recorded host whose devices were read at these moments."""
     moments = [
         CaptureMoment(
@@ -29,11 +29,11 @@ def recorded(**moments_ms: list[int]) -> RecordedHost:
 @pytest.mark.parametrize(
     ("host", "grain_ms"),
     [
-        (recorded(), 0),
-        (recorded(ens1=[0]), 0),
-        (recorded(ens1=[0, 1000, 2000, 3000]), 1000),
-        (recorded(ens1=[0, 50, 1000, 2000, 3000]), 1000),
-        (recorded(ens1=[0, 100, 200, 300], ens2=[0, 30_000]), 100),
+        (recorded_host(), 0),
+        (recorded_host(ens1=[0]), 0),
+        (recorded_host(ens1=[0, 1000, 2000, 3000]), 1000),
+        (recorded_host(ens1=[0, 50, 1000, 2000, 3000]), 1000),
+        (recorded_host(ens1=[0, 100, 200, 300], ens2=[0, 30_000]), 100),
     ],
 )
 def test_the_grain_is_the_usual_interval_of_a_busy_nic(host: RecordedHost, grain_ms: int) -> None:

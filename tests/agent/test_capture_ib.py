@@ -132,7 +132,7 @@ NO_FILE = {"PortSelect", "CounterSelect", "CounterSelect2", "QP1Dropped"}
 BYTES_PER_UNIT = 4
 
 
-def queried(file: str) -> list[dict[str, int]]:
+def queried_counters(file: str) -> list[dict[str, int]]:
     """Return the counters of each queried port."""
     found: list[dict[str, int]] = []
     for line in captured(f"ib/fabric/{file}").read_text().splitlines():
@@ -150,7 +150,7 @@ FABRIC = ["perfquery-0x506b4b03005c2740.out", "perfquery-0x7cfe9003009ce5b0.out"
 def test_counters_are_those_of_perfquery(file: str) -> None:
     """A narrow file stays at its maximum where perfquery reports more, and counts as saturated."""
     host, expected = FakeHost(), {}
-    for number, counters in enumerate(queried(file), 1):
+    for number, counters in enumerate(queried_counters(file), 1):
         assert set(counters) - NO_FILE == set(COUNTERS)
         key, saturated = ("mlx5_0", str(number)), 0
         for name, (path, metric, bits) in COUNTERS.items():
@@ -166,7 +166,7 @@ def test_counters_are_those_of_perfquery(file: str) -> None:
 
 
 def test_error_details_that_have_no_metric_come_under_their_own_names() -> None:
-    (counters,) = queried("perfquery-rcv-error-0x7cfe9003003b4b96-1.out")
+    (counters,) = queried_counters("perfquery-rcv-error-0x7cfe9003003b4b96-1.out")
     host = FakeHost()
     for name, number in counters.items():
         host.files[f"{ROOT}/mlx5_0/ports/1/hw_counters/{name}"] = str(number)

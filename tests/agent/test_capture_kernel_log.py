@@ -33,7 +33,7 @@ LOGS = [
 ]
 
 
-def quoted() -> list[dict[str, str]]:
+def quoted_lines() -> list[dict[str, str]]:
     """Return the lines quoted by other projects: kind, code, class, line, origin."""
     table = captured("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
     head, *rows = (line.split("\t") for line in table)
@@ -44,7 +44,7 @@ def lines_of(name: str) -> list[str]:
     return captured(f"kernel-log/{name}").read_text(errors="replace").splitlines()
 
 
-def followed(lines: list[str]) -> tuple[Frame, list[Event]]:
+def follow_log(lines: list[str]) -> tuple[Frame, list[Event]]:
     """Return the last frame and all events of a log, after every message has its column."""
     host = FakeHost()
     reader = SourceReader(KernelLogStream(), host, ORIGIN)
@@ -66,7 +66,7 @@ def is_follow_up(row: dict[str, str]) -> bool:
 
 
 def test_every_quoted_xid_and_sxid_is_understood() -> None:
-    for row in quoted():
+    for row in quoted_lines():
         message = parse_kernel_message(row["line"])
         if is_follow_up(row):
             assert message is None, row["line"]
@@ -77,9 +77,9 @@ def test_every_quoted_xid_and_sxid_is_understood() -> None:
 
 
 def test_quoted_lines_are_counted_as_a_stream() -> None:
-    rows = quoted()
+    rows = quoted_lines()
     wanted = Counter(row["kind"] for row in rows if not is_follow_up(row))
-    frame, events = followed([row["line"] for row in rows])
+    frame, events = follow_log([row["line"] for row in rows])
     found = numbers(frame)
     assert found["railscope_kernel_xids_total", ()] == wanted["Xid"]
     assert found["railscope_kernel_sxids_total", ()] == wanted["SXid"]
@@ -93,13 +93,13 @@ def test_quoted_lines_are_counted_as_a_stream() -> None:
 
 def test_follow_up_lines_are_there_and_left_out() -> None:
     """One error of a switch takes several lines; it is one error."""
-    assert sum(is_follow_up(row) for row in quoted()) == 2
+    assert sum(is_follow_up(row) for row in quoted_lines()) == 2
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_log_gives_what_a_plain_search_finds(name: str) -> None:
+def test_a_log_gives_the_results_of_a_plain_search(name: str) -> None:
     lines = lines_of(name)
-    frame, events = followed(lines)
+    frame, events = follow_log(lines)
     found = numbers(frame)
     xids = Counter(match[1] for line in lines if (match := XID.search(line)))
     assert found["railscope_kernel_log_records_total", ()] == len(lines)
@@ -115,7 +115,7 @@ def test_a_log_gives_what_a_plain_search_finds(name: str) -> None:
     assert event_counts == Counter({"xid": xids.total(), "peer_memory": peers}) - Counter()
 
 
-def test_the_logs_have_what_these_tests_are_about() -> None:
+def test_the_logs_contain_the_tested_messages() -> None:
     assert Counter(
         match[1] for name in LOGS for line in lines_of(name) if (match := XID.search(line))
     ) == {"13": 629, "43": 7, "48": 1, "63": 1, "94": 9}
@@ -133,9 +133,9 @@ def test_messages_of_the_network_service_are_not_kernel_messages() -> None:
 
 def test_records_of_the_device_carry_their_own_time() -> None:
     heads = [line.split(";", 1)[0] for line in lines_of("kmsg_kmsg.1.log")]
-    xid = next(row["line"] for row in quoted() if row["kind"] == "Xid")
+    xid = next(row["line"] for row in quoted_lines() if row["kind"] == "Xid")
     records = [f"{head};{xid}" for head in heads]
-    _, events = followed(records)
+    _, events = follow_log(records)
     assert [event.boot_ns for event in events] == [
         int(record.split(",")[2]) * 1000 for record in records
     ]

@@ -52,7 +52,7 @@ def found(outcome: ReadOutcome, name: str) -> dict[Label, Reading]:
     return {label: value for label, value in readings(outcome.frame).items() if label[0] == name}
 
 
-def test_the_capture_has_what_this_test_is_about(ecn: Path) -> None:
+def test_the_capture_contains_the_tested_files(ecn: Path) -> None:
     assert len([file for file in ecn.rglob("*") if file.is_file()]) == 35
 
 

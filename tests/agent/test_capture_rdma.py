@@ -56,7 +56,7 @@ def expected(file: Path) -> tuple[Sample, float | None]:
     return name, float(int(text) * factor)
 
 
-def test_the_tree_has_what_this_test_is_about() -> None:
+def test_the_tree_contains_the_tested_files() -> None:
     names = {file.name for file in counter_files()}
     assert len(counter_files()) > 90
     assert {"port_xmit_data", "symbol_error", "roce_slow_restart_cnps", "out_of_buffer"} <= names

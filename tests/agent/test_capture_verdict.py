@@ -15,7 +15,7 @@ from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.reading import Absent
 
 
-def judged(host: FakeHost) -> tuple[list[str], set[str]]:
+def judge_gpus(host: FakeHost) -> tuple[list[str], set[str]]:
     """Return the states of the GPUs and the reasons against them."""
     run = Judging(host)
     run.step()
@@ -31,7 +31,7 @@ def judged(host: FakeHost) -> tuple[list[str], set[str]]:
 
 @pytest.mark.parametrize(("model", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES])
 def test_gpus_in_order_are_healthy_idle_and_under_load(model: str, moment: str) -> None:
-    assert judged(read(model, moment).host) == (["healthy"], set())
+    assert judge_gpus(read(model, moment).host) == (["healthy"], set())
 
 
 def test_a_server_whose_power_supply_brakes_is_degraded_gpu_by_gpu() -> None:
@@ -40,4 +40,4 @@ def test_a_server_whose_power_supply_brakes_is_degraded_gpu_by_gpu() -> None:
     host = FakeHost()
     host.calls |= machine([text.row(printed, lines) for lines in text.gpus(printed)])
     assert printed.count("HW Power Brake Slowdown       : Active") == 8
-    assert judged(host) == (["degraded"] * 8, {"power_brake"})
+    assert judge_gpus(host) == (["degraded"] * 8, {"power_brake"})

@@ -106,7 +106,7 @@ def test_a_mapped_disk_has_no_metadata_server() -> None:
     }
 
 
-def test_nothing_in_flight_is_none_and_what_cannot_be_read_is_not() -> None:
+def test_no_request_in_flight_is_zero_and_unreadable_is_absent() -> None:
     host = host_with()
     reader = SourceReader(CephSource(), host, ORIGIN)
     reader.run()

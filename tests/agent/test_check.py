@@ -29,7 +29,7 @@ COUNT = "nvml.nvmlDeviceGetCount()"
 COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
 
 
-def healthy() -> FakeHost:
+def healthy_host() -> FakeHost:
     """Return a host with two GPUs, an RDMA device and a NIC, all healthy."""
     host = FakeHost()
     add_gpus(host, 2)
@@ -42,7 +42,7 @@ def healthy() -> FakeHost:
     return host
 
 
-async def checked(host: FakeHost, **settings: object) -> tuple[bool, list[str]]:
+async def run_check(host: FakeHost, **settings: object) -> tuple[bool, list[str]]:
     """Return the result of the check and its lines."""
     lines: list[str] = []
     one = Agent(AgentSettings(**settings), host, "node-1")  # type: ignore[arg-type]  # as in a file
@@ -56,11 +56,11 @@ def line(lines: list[str], start: str) -> str:
     return " ".join([lines[place], *[f for f in following if f.lstrip().startswith("->")]])
 
 
-async def test_what_is_wrong_stands_first() -> None:
-    host = healthy()
+async def test_failures_are_listed_first() -> None:
+    host = healthy_host()
     host.calls["ethtool.driver(eth0)"] = DENIED
     host.files[COUNTER] = DENIED
-    _, lines = await checked(host)
+    _, lines = await run_check(host)
     marks = [text.split()[0] for text in lines[1:] if not text.startswith(" ")]
     wrong = [mark in {"BROKEN", "DENIED"} for mark in marks]
     assert any(wrong)
@@ -68,7 +68,7 @@ async def test_what_is_wrong_stands_first() -> None:
 
 
 async def test_a_healthy_server() -> None:
-    well, lines = await checked(healthy())
+    well, lines = await run_check(healthy_host())
     assert well, lines
     assert lines[0].startswith("Railscope agent ")
     assert lines[0].endswith(" on node node-1")
@@ -80,7 +80,7 @@ async def test_a_healthy_server() -> None:
 
 
 async def test_an_empty_server_lacks_things_and_is_well() -> None:
-    well, lines = await checked(FakeHost())
+    well, lines = await run_check(FakeHost())
     assert well, lines
     assert "NVIDIA driver library libnvidia-ml.so.1 is not installed" in line(lines, "absent  GPUs")
     assert "contains no device" in line(lines, "absent  RDMA devices")
@@ -89,22 +89,22 @@ async def test_an_empty_server_lacks_things_and_is_well() -> None:
 
 
 async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
-    host = healthy()
-    _, before = await checked(host)
+    host = healthy_host()
+    _, before = await run_check(host)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert well
     assert "railscope_gpu_power_watts" not in line(before, "absent  gpu:")
     assert "railscope_gpu_power_watts" in line(lines, "absent  gpu:")
 
 
 async def test_a_denied_source_is_reported_with_its_remedy() -> None:
-    host = healthy()
+    host = healthy_host()
     host.calls[COUNT] = NvmlError(4, "Insufficient Permissions")
     host.calls["ethtool.driver(eth0)"] = DENIED
     host.files[COUNTER] = DENIED
     host.log.closed = DENIED
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert not well
     assert "-> run the agent as root, or grant it access to /dev/nvidia*" in line(
         lines, "DENIED  gpu:"
@@ -119,9 +119,9 @@ async def test_a_denied_source_is_reported_with_its_remedy() -> None:
     [(9, "-> load the nvidia kernel module"), (18, "-> the driver was updated without a reload")],
 )
 async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> None:
-    host = healthy()
+    host = healthy_host()
     host.calls[COUNT] = NvmlError(code, "NVML message")
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert not well
     report = line(lines, "BROKEN  gpu:")
     assert f"NVML error {code}: NVML message" in report
@@ -129,18 +129,18 @@ async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> 
 
 
 async def test_a_lost_gpu_is_broken() -> None:
-    host = healthy()
+    host = healthy_host()
     host.calls |= dict.fromkeys(of_gpu(host, 1), NvmlError(15, "GPU is lost"))
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert not well
     assert "1 of 2 GPUs" in line(lines, "BROKEN  GPUs")
 
 
 async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
-    host = healthy()
+    host = healthy_host()
     host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
     host.log.waiting.append(f"4,1,{BOOT_US},-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=python3")
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert not well
     assert line(lines, "ok      health of GPUs").endswith(
         "2 GPUs by 32 rules: 1 degraded, 1 failed"
@@ -156,9 +156,9 @@ async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
 
 
 async def test_an_unknown_gpu_is_reported_and_its_sources_decide_the_result() -> None:
-    host = healthy()
+    host = healthy_host()
     host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
-    _, lines = await checked(host)
+    _, lines = await run_check(host)
     report = "unknown: cannot be judged: pcie_width (error)"
     assert (
         line(lines, "absent  GPU GPU-0") == f"absent  GPU GPU-0 (index 0, 0000:01:00.0): {report}"
@@ -167,12 +167,12 @@ async def test_an_unknown_gpu_is_reported_and_its_sources_decide_the_result() ->
     assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in lines)
 
 
-async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -> None:
-    host = healthy()
+async def test_many_reasons_of_an_unknown_gpu_are_counted() -> None:
+    host = healthy_host()
     host.calls |= dict.fromkeys(of_gpu(host, 0), NvmlError(999, "unknown"))
     host.calls["nvml.nvmlDeviceGetUUID(0)"] = "GPU-0"
     host.calls["nvml.nvmlDeviceGetPciInfo(0)"] = {"busId": "00000000:01:00.0"}
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert not well
     report = line(lines, "absent  GPU GPU-0")
     assert "unknown: driver_unresponsive (a source" in report
@@ -182,9 +182,9 @@ async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -
 
 
 async def test_nonsense_in_a_counter_file_is_broken() -> None:
-    host = healthy()
+    host = healthy_host()
     host.files[COUNTER] = "garbage"
-    well, lines = await checked(host)
+    well, lines = await run_check(host)
     assert not well
     assert "1 reading error: railscope_rdma_transmit_packets_total" in line(lines, "BROKEN  rdma")
 
@@ -192,7 +192,7 @@ async def test_nonsense_in_a_counter_file_is_broken() -> None:
 # The budget ---------------------------------------------------------------------------------------
 
 
-async def checked_on(
+async def run_check_with(
     meter: FakeMeter, host: FakeHost, budget: BudgetSettings
 ) -> tuple[bool, list[str]]:
     """Check with costs given by the test."""
@@ -201,9 +201,9 @@ async def checked_on(
     return await check(one, lines.append), lines
 
 
-def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
+def costly_host(meter: FakeMeter, milliseconds: float) -> FakeHost:
     """Return a healthy host whose RDMA device is expensive to read."""
-    host = healthy()
+    host = healthy_host()
     packets = host.files[COUNTER]
 
     def count() -> str:
@@ -216,8 +216,8 @@ def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
 
 async def test_costs_are_listed_with_the_most_expensive_source_first() -> None:
     meter = FakeMeter()
-    well, lines = await checked_on(
-        meter, costly(meter, 3), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
+    well, lines = await run_check_with(
+        meter, costly_host(meter, 3), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
     (costliest,) = [text for text in lines if text.startswith("ok      cost of")]
@@ -232,8 +232,8 @@ async def test_costs_are_listed_with_the_most_expensive_source_first() -> None:
 
 async def test_a_budget_that_needs_longer_periods_is_reported_without_a_fault() -> None:
     meter = FakeMeter(80 * MIB)
-    well, lines = await checked_on(
-        meter, costly(meter, 30), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
+    well, lines = await run_check_with(
+        meter, costly_host(meter, 30), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
     assert "lengthened to every 4 s (processor time)" in line(lines, "ok      cost of rdma")
@@ -247,7 +247,7 @@ async def test_a_budget_that_needs_longer_periods_is_reported_without_a_fault() 
 async def test_a_missing_budget_is_reported() -> None:
     meter = FakeMeter()
     unbounded = BudgetSettings(cpu_ratio=0, memory_bytes=0)
-    well, lines = await checked_on(meter, costly(meter, 30), unbounded)
+    well, lines = await run_check_with(meter, costly_host(meter, 30), unbounded)
     assert well
     assert "no budget is set" in line(lines, "absent  processor budget")
     assert "no budget is set" in line(lines, "absent  memory budget")
@@ -259,7 +259,7 @@ async def test_a_missing_budget_is_reported() -> None:
 
 async def test_a_collector_that_takes_this_node() -> None:
     async with ScriptedCollector().serving() as collector:
-        well, lines = await checked(healthy(), collector=link_to(collector))
+        well, lines = await run_check(healthy_host(), collector=link_to(collector))
         assert well
         assert "accepts frames of this node" in line(lines, "ok      collector")
         assert collector.taken == [], "a greeting carries no frames"
@@ -278,7 +278,7 @@ async def test_a_collector_that_takes_this_node() -> None:
 async def test_a_collector_that_does_not(status: int, advice: str) -> None:
     async with ScriptedCollector().serving() as collector:
         collector.script.append(web.json_response({"error": "because"}, status=status))
-        well, lines = await checked(healthy(), collector=link_to(collector))
+        well, lines = await run_check(healthy_host(), collector=link_to(collector))
     assert not well
     assert advice in line(lines, "BROKEN  collector")
 
@@ -287,14 +287,14 @@ async def test_a_collector_that_is_not_there() -> None:
     absent = ScriptedCollector()
     async with absent.serving():
         link = link_to(absent)
-    well, lines = await checked(healthy(), collector=link)
+    well, lines = await run_check(healthy_host(), collector=link)
     assert not well
     assert "connection refused" in line(lines, "BROKEN  collector")
 
 
 async def test_a_link_that_cannot_work() -> None:
     link = CollectorLink(url="https://collector", ca_file="/nowhere/ca.pem")
-    well, lines = await checked(healthy(), collector=link)
+    well, lines = await run_check(healthy_host(), collector=link)
     assert not well
     assert "cannot use collector.ca_file /nowhere/ca.pem" in line(lines, "BROKEN  collector")
 

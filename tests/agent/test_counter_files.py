@@ -71,7 +71,7 @@ def test_a_file_that_goes_away_is_gone_and_comes_back(file: Path) -> None:
         ("18446744073709551615\n", 18446744073709551615),
     ],
 )
-def test_what_a_file_may_hold(file: Path, text: str, reading: Reading) -> None:
+def test_contents_of_a_counter_file(file: Path, text: str, reading: Reading) -> None:
     file.write_text(text)
     kept, plain = OpenFiles([str(file)]), PlainFiles(read_bytes, [str(file)])
     assert contents(plain, 1) == [reading]

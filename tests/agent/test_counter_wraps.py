@@ -224,7 +224,7 @@ def test_a_nic_queue_counter_wraps(moved: bool) -> None:  # noqa: FBT001 - the c
     assert value(reader, BUFFER, ("eth0",)) == END + 20
 
 
-def test_a_function_whose_traffic_starts_over_has_been_set_back() -> None:
+def test_a_function_whose_traffic_restarts_was_reset() -> None:
     host = FakeHost()
     put_statistics(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
     reader = SourceReader(NicSource(), host, ORIGIN)

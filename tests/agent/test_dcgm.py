@@ -192,7 +192,7 @@ def test_a_partitioned_gpu_exports_each_instance_once_and_the_rest_as_a_whole():
 # What is absent --------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_is_left_out_and_never_zero():
+def test_unreadable_values_are_omitted_and_never_zero():
     host = h100()
     whole = of_gpu(page(host))
     told(host, 0, PowerUsage=NvmlError(999), MemoryInfo={"total": GIBIBYTE, "used": 9, "free": 1})

@@ -100,7 +100,7 @@ def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
 
 
 @EACH_ROW
-def test_a_row_is_made_of_what_the_sources_read(row: DcgmMetric) -> None:
+def test_a_row_consists_of_metrics_that_the_sources_read(row: DcgmMetric) -> None:
     read = read_by_the_sources()
     for term in terms(row):
         if term.metric is GPU_LAST_XID:

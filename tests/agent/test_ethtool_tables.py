@@ -71,13 +71,13 @@ def test_of_two_names_for_one_metric_the_first_row_counts() -> None:
     assert [position for _, _, position in match_statistics("mlx5_core", names)] == [1]
 
 
-def test_what_wraps_is_declared_with_its_width() -> None:
+def test_wrapping_metrics_are_declared_with_their_width() -> None:
     wrapping = {(d, metric) for d, text, metric in ROWS if is_narrow(d, text)}
     assert {metric.wraps_at_bits for _, metric in wrapping} == {32}
     assert {driver for driver, _ in wrapping} == {"mlx5_core"}
 
 
-def test_what_a_driver_counts_by_queue_has_no_standard_name() -> None:
+def test_statistics_by_queue_have_no_standard_name() -> None:
     assert (
         match_statistics("virtio_net", ["rx_queue_0_bytes", "rx_queue_0_drops", "rx0_bytes"]) == []
     )

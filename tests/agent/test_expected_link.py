@@ -111,7 +111,7 @@ def test_an_upstream_port_without_link_data_is_no_slot() -> None:
     assert expected((5, 8), unknown)[0] is UNKNOWN
 
 
-def test_what_is_configured_counts_by_address_before_model_and_in_guests() -> None:
+def test_configured_links_count_by_address_before_model_and_in_guests() -> None:
     model = "NVIDIA H100 80GB HBM3"
     settings = PcieSettings(
         expected_lanes={model: 4, GPU: 8, "another": 2}, expected_generation={model: 3}

@@ -137,7 +137,7 @@ def four(**changes: float) -> list[SimulatedSource]:
     ]
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_sources_within_the_budget_are_unchanged() -> None:
     run = Simulation(four(), BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     assert (run.changes, run.governor.state) == ([], WITHIN)

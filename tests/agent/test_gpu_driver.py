@@ -149,7 +149,7 @@ async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_sourc
         assert {status.state for status in run.sampler.statuses.values()} == {FAILED}
 
 
-async def test_permission_that_is_lost_costs_what_needs_it() -> None:
+async def test_a_lost_permission_affects_only_readings_that_need_it() -> None:
     host = host_with_gpus(1)
     async with sampling(host, sources()) as run:
         before = fail(host, ["nvml.nvmlDeviceGetPowerUsage(0)"], 4)

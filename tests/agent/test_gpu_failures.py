@@ -158,7 +158,7 @@ def asked(host: FakeHost, function: str) -> int:
     return sum(n for key, n in host.asked.items() if key.startswith(f"nvml.{function}("))
 
 
-def test_what_is_not_supported_is_asked_once() -> None:
+def test_unsupported_calls_are_made_once() -> None:
     host = host_with_gpus(2)
     host.calls["nvml.nvmlDeviceGetPowerUsage(1)"] = NOT_SUPPORTED
     host.calls[FIELD.format(1, 185)] = [3, 0]
@@ -192,7 +192,7 @@ def test_a_batch_that_fails_costs_its_own_columns_only() -> None:
     assert found[POWER, ("GPU-0",)] == 500_000
 
 
-def test_what_failed_once_is_asked_again() -> None:
+def test_failed_calls_are_repeated() -> None:
     host = host_with_gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     healthy, host.calls[key] = host.calls[key], NvmlError(999)
@@ -299,7 +299,7 @@ async def test_a_machine_without_gpus_stays_unsupported() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 9, 15])
-def test_what_was_not_supported_is_tried_again_when_the_gpu_was_away(code: int) -> None:
+def test_unsupported_calls_are_repeated_after_the_gpu_was_away(code: int) -> None:
     """ECC or another mode may have been switched meanwhile, or the driver exchanged."""
     host = host_with_gpus(1)
     asked, other = "nvml.nvmlDeviceGetPowerUsage(0)", "nvml.nvmlDeviceGetMemoryInfo(0)"

@@ -105,7 +105,7 @@ def test_unreadable_samples_are_neither_reported_nor_counted() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 101, 2**32 - 1])
-def test_what_no_utilization_can_be_does_not_stay_in_the_counter(wrong: int) -> None:
+def test_an_impossible_utilization_does_not_stay_in_the_counter(wrong: int) -> None:
     gpu = IntegratedGpu()
     gpu.after(0)
     gpu.use(wrong)

@@ -52,7 +52,7 @@ def test_a_changed_setting_is_reported_once(
     assert changes(reader) == []
 
 
-def test_what_cannot_be_read_is_no_change_and_is_compared_later() -> None:
+def test_an_unreadable_mode_is_no_change_and_is_compared_later() -> None:
     host = machine()
     reader = SourceReader(GpuSource.settings(1.0), host, ORIGIN)
     changes(reader)

@@ -166,7 +166,7 @@ def test_how_a_gpu_is_shared(compute: list[int], mps: list[int], state: str) -> 
     assert sharing(host) == state
 
 
-def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
+def test_denied_processes_are_denied_and_not_zero() -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(4, "Insufficient Permissions")
     assert (

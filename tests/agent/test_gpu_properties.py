@@ -120,7 +120,7 @@ def test_an_answer_without_a_number_is_no_number(answers: Json, table: str) -> N
 # Bits --------------------------------------------------------------------------------------------
 
 
-def picked(call: NvmlCall, result: Json) -> dict[tuple[str, ...], int | Absent]:
+def pick_parts(call: NvmlCall, result: Json) -> dict[tuple[str, ...], int | Absent]:
     """Return the readings of the parts of a call."""
     return {target.part: target.pick(result) for target in call.targets if target.part}
 
@@ -133,7 +133,7 @@ def call_of(questions: CallTable, function: str) -> NvmlCall:
 @given(st.integers(0, 2**64 - 1))
 def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
     call = call_of(value_tables.load_table(FakeHost(), 0), "nvmlDeviceGetCurrentClocksEventReasons")
-    for (reason,), active in picked(call, mask).items():
+    for (reason,), active in pick_parts(call, mask).items():
         assert active == (1 if mask & THROTTLE_BITS[reason] else 0)
 
 
@@ -142,7 +142,7 @@ def test_only_supported_reasons_are_requested(supported: int) -> None:
     host = FakeHost()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
     call = call_of(value_tables.load_table(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
-    asked = sum(THROTTLE_BITS[reason] for (reason,) in picked(call, 0))
+    asked = sum(THROTTLE_BITS[reason] for (reason,) in pick_parts(call, 0))
     assert asked == (supported or 0x1FF)
 
 
@@ -150,7 +150,7 @@ def test_only_supported_reasons_are_requested(supported: int) -> None:
 def test_a_fabric_fault_is_read_from_its_bits(mask: int) -> None:
     answers = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
     call = call_of(health.HEALTH_TABLE, "nvmlDeviceGetGpuFabricInfoV")
-    found = {name: reading for (name,), reading in picked(call, answers).items()}
+    found = {name: reading for (name,), reading in pick_parts(call, answers).items()}
     for name, (shift, at_fault) in health.CONDITIONS.items():
         bits = mask >> shift & 0b11
         expected = {0: Absent.UNSUPPORTED, 3: Absent.ERROR}.get(bits, int(bits == at_fault))

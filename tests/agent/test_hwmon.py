@@ -36,7 +36,7 @@ def add_chip(
     return {file: f"{directory}/{file}" for file in files}
 
 
-def test_what_a_server_measures_in_base_units() -> None:
+def test_sensors_of_a_server_in_base_units() -> None:
     host = FakeHost()
     add_chip(
         host,
@@ -169,7 +169,7 @@ def test_labels_that_come_twice_and_chips_without_a_place_stay_apart() -> None:
     }
 
 
-def test_what_is_switched_off_is_no_sensor_and_what_fails_is_one() -> None:
+def test_a_disabled_sensor_is_omitted_and_a_failing_one_is_not() -> None:
     host = FakeHost()
     files = add_chip(host, 0, "x", temp1_input=OFF, temp2_input=SLOW_BUS_FAILS, fan1_input="900")
     reader = SourceReader(HwmonSource(), host, ORIGIN)

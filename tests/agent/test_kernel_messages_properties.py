@@ -223,7 +223,7 @@ def test_any_text_is_understood_or_left_alone(text: str) -> None:
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}"])
-def test_what_is_no_number_of_a_driver_is_no_message(digits: str) -> None:
+def test_an_invalid_error_number_is_no_message(digits: str) -> None:
     assert parse_kernel_message(f"NVRM: Xid (PCI:0000:3b:00): {digits}, text") is None
     assert (
         parse_kernel_message(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {digits}, Fatal, text")

@@ -178,7 +178,7 @@ EACH_SOURCE = pytest.mark.parametrize(
 
 
 @EACH_SOURCE
-def test_what_fails_is_absent_with_a_reason_and_has_values_again_within_two_periods(
+def test_failing_calls_give_absent_readings_and_recover_within_two_periods(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp()
@@ -237,7 +237,7 @@ async def fails_and_comes_back(
 
 
 @EACH_SOURCE
-def test_what_answers_with_less_is_absent_with_a_reason_and_has_values_again_within_two_periods(
+def test_shortened_answers_give_absent_readings_and_recover_within_two_periods(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Empty files and listings, files that end in the middle, answers with entries missing."""
@@ -259,7 +259,7 @@ def test_what_answers_with_less_is_absent_with_a_reason_and_has_values_again_wit
     "name",
     [n for n in NAMES if n not in WITHOUT_DEVICE_CALLS and (n, MODES[0][0]) not in WITHOUT_COLUMNS],
 )
-def test_what_hangs_is_absent_and_has_values_again_when_it_returns(
+def test_hung_calls_give_absent_readings_and_recover_on_return(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp()
@@ -348,7 +348,7 @@ async def test_a_device_that_has_left_takes_its_columns_along(tmp_path: Path) ->
         ("nfs", "mountstats"),
     ],
 )
-async def test_what_an_empty_file_hides_is_absent_for_an_error(
+async def test_readings_of_an_emptied_file_are_absent_as_errors(
     name: str, path: str, tmp_path: Path
 ) -> None:
     host = failing_host(tmp_path)

@@ -124,7 +124,7 @@ def test_an_identifier_of_a_port_has_other_kinds_than_one_of_a_chassis():
         content()[:-1],
     ],
 )
-def test_what_is_no_announcement(announcement: bytes):
+def test_invalid_announcements(announcement: bytes):
     assert parse(announcement) is None
 
 
@@ -376,7 +376,7 @@ class LldpHost(FakeHost):
         return {"eth0": parse(FULL), "eth1": parse(content(chassis=b"\x07rack-17"))}
 
 
-def test_whose_switches_these_are_is_a_secret():
+def test_names_of_switches_are_redacted():
     host = LldpHost()
     recording = RecordingHost(host, Redactor())
     assert recording.call("lldp", "neighbours")["eth0"]["system"] == "leaf-1"

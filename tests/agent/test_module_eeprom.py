@@ -224,7 +224,7 @@ def test_media_of_qsfp(registers: dict[int, int], media: str, length: int | None
     assert bool(answer["lanes"]) == ("copper" not in media)
 
 
-def test_a_module_that_does_not_measure_what_it_sends():
+def test_a_transceiver_without_transmit_measurements():
     lanes = decode(qsfp28_sr4().write(220, 0x08).read)["lanes"]
     assert all(set(lane) == {"receive_power_nanowatts", "bias_microamperes"} for lane in lanes)
 
@@ -287,7 +287,7 @@ def test_kinds_of_cmis(identifier: int, name: str):
     assert decode(osfp_dr4().write(0, identifier).read)["type"] == name
 
 
-def test_what_a_module_does_not_measure():
+def test_missing_measurements_of_a_transceiver():
     answer = decode(osfp_dr4().write(159, 0x02, 0x04, page=0x01).read)
     assert "temperature_millicelsius" not in answer
     assert answer["voltage_microvolts"] == 3_300_000

@@ -137,7 +137,7 @@ def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
         (OSError(errno.ENODEV, "a copied tree"), None, ProbeVerdict.ABSENT, ""),
     ],
 )
-def test_what_keeps_all_neighbours_from_being_known(
+def test_failures_that_hide_all_neighbours(
     trouble: OSError, reading: Absent | None, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = rails()

@@ -126,7 +126,7 @@ def test_data_centre_bridging_of_a_nic_configured_for_roce():
         }
 
 
-def test_what_a_driver_lacks_is_not_in_its_answer():
+def test_features_that_a_driver_lacks_are_not_in_its_answer():
     with asking(dcb_kernel(nest(13, attribute(2, PFC)))) as (netlink, _):
         assert set(netlink.call("dcb", "ens1f0np0")) == {"pfc"}
     with asking(dcb_kernel()) as (netlink, _):
@@ -315,7 +315,7 @@ def test_a_kernel_without_ethtool_over_netlink_does_not_support_it():
 
 @pytest.mark.parametrize("name", ["", "a" * 16, "ä" * 8, "eth0\0x"])
 @pytest.mark.parametrize("function", ["rings", "dcb", "module"])
-def test_what_is_no_name_of_an_interface_is_not_asked_for(function: str, name: str):
+def test_invalid_interface_names_are_not_queried(function: str, name: str):
     with asking(ethtool(15)) as (netlink, kernel):
         with pytest.raises(OSError, match="invalid interface name") as raised:
             netlink.call(function, name)

@@ -67,7 +67,7 @@ def test_links_are_those_that_ip_shows(netlink: Netlink):
         assert answer["master"] == ""
 
 
-def test_counters_are_those_of_proc_and_count_what_is_sent(netlink: Netlink):
+def test_counters_match_proc_and_count_sent_packets(netlink: Netlink):
     frame = bytes(12) + b"\x12\x34" + bytes(86)
     send(HERE, *[frame] * 7)
     for name in (HERE, THERE):
@@ -132,7 +132,7 @@ def test_a_virtual_pair_has_a_speed_and_a_state(netlink: Netlink):
 
 
 @pytest.mark.parametrize("function", ["dcb", "pause", "fec", "rings", "module"])
-def test_what_a_virtual_pair_does_not_support(netlink: Netlink, function: str):
+def test_features_that_a_virtual_pair_does_not_support(netlink: Netlink, function: str):
     with pytest.raises(OSError, match="Operation not supported") as raised:
         netlink.call(function, HERE)
     assert raised.value.errno == errno.EOPNOTSUPP

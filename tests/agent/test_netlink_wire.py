@@ -186,7 +186,7 @@ def test_a_list_that_keeps_changing_is_an_error():
     assert len(kernel.requests) == 4
 
 
-def test_what_the_kernel_lost_is_asked_for_again_on_a_new_socket():
+def test_a_lost_answer_is_requested_again_on_a_new_socket():
     def answer(request: Request) -> list[bytes]:
         if len(kernel.requests) == 1:
             return [request.message(16, link("half"), MULTI) + request.message(OVERRUN)]
@@ -226,7 +226,7 @@ def test_a_socket_that_overflowed_is_replaced():
     assert all(one.closed for one in sockets)
 
 
-def test_what_the_kernel_keeps_losing_is_an_error():
+def test_an_answer_lost_repeatedly_is_an_error():
     with (
         asking(lambda request: [request.message(OVERRUN)]) as (netlink, _),
         pytest.raises(OSError, match="dropped a part") as raised,

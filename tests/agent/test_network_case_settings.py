@@ -34,7 +34,7 @@ def test_settings_that_drifted_are_on_the_page(
             assert reported == (drifted if wrong else as_set_up)
 
 
-def test_what_a_port_trusts_and_where_it_puts_what_are_facts() -> None:
+def test_trust_mode_and_dscp_map_of_a_port_are_facts() -> None:
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
             reported = facts(case, f"{SETTING}s_info", interface)

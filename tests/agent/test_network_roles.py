@@ -32,7 +32,7 @@ ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
 SW_MNG = b"\x82\x1a\x00ConnectX-7 \x90\x20\x00V2\x06SW_MNGV3\x04abcd"
 
 
-def rail(host: FakeHost, number: int, name: str, interface: str = "") -> str:
+def add_rail(host: FakeHost, number: int, name: str, interface: str = "") -> str:
     """Add a GPU and a NIC at one switch; return the address of the NIC."""
     bus, numa_node = DGX_H100[number][0], str(number // 4)
     root = f"pci0000:{bus - 3:02x}/0000:{bus - 3:02x}:01.0/0000:{bus - 2:02x}:00.0"
@@ -41,7 +41,7 @@ def rail(host: FakeHost, number: int, name: str, interface: str = "") -> str:
     return add_nic(host, path, name, interface=interface, numa_node=numa_node)
 
 
-def alone(host: FakeHost, bus: int, name: str = "", **given: object) -> str:
+def add_lone_nic(host: FakeHost, bus: int, name: str = "", **given: object) -> str:
     """Add a NIC at its own root port."""
     return add_nic(
         host, f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0", name, **given
@@ -51,7 +51,7 @@ def alone(host: FakeHost, bus: int, name: str = "", **given: object) -> str:
 def dgx_h100() -> FakeHost:
     host = FakeHost()
     for number, (_, name, interface) in DGX_H100.items():
-        rail(host, number, name, interface)
+        add_rail(host, number, name, interface)
     for bus, numa_node, names in (
         (0x28, "0", ("mlx5_1", "mlx5_2")),
         (0xA9, "1", ("mlx5_7", "mlx5_8")),
@@ -118,14 +118,14 @@ def hgx_b200() -> FakeHost:
     """14 RDMA devices: 8 rails, 4 ports for storage, and 2 functions that lead to NVSwitches."""
     host = FakeHost()
     for number in range(8):
-        rail(host, number, f"mlx5_{number + 4}")
+        add_rail(host, number, f"mlx5_{number + 4}")
     for place, bus in enumerate((0x28, 0xA9)):
         for function in range(2):
             path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.{function}"
             name = f"mlx5_{2 * place + function}"
             add_nic(host, path, name, link_layer="Ethernet", model=(MELLANOX, BLUEFIELD3))
     for place, bus in enumerate((0x70, 0x72)):
-        address = alone(host, bus, f"mlx5_{12 + place}", model=(MELLANOX, CONNECTX7))
+        address = add_lone_nic(host, bus, f"mlx5_{12 + place}", model=(MELLANOX, CONNECTX7))
         host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
     return host
 
@@ -151,8 +151,8 @@ def test_bridges_to_nvswitches_are_described_and_not_measured() -> None:
 
 def test_the_interface_of_a_bridge_is_not_measured() -> None:
     host = FakeHost()
-    rail(host, 0, "mlx5_0")
-    address = alone(host, 0x70, "mlx5_1", interface="ibp113s0")
+    add_rail(host, 0, "mlx5_0")
+    address = add_lone_nic(host, 0x70, "mlx5_1", interface="ibp113s0")
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
     host.calls["ethtool.driver(ibp113s0)"] = {
         "driver": "mlx5_core", "version": "", "firmware": "", "bus": address,
@@ -165,7 +165,7 @@ def test_the_interface_of_a_bridge_is_not_measured() -> None:
 
 def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:
     host = FakeHost()
-    address = rail(host, 0, "mlx5_1")
+    address = add_rail(host, 0, "mlx5_1")
     path = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:17:00.1"
     bridge = add_nic(host, path, "mlx5_0")
     host.files[f"{host.links[f'{DEVICES}/{bridge}']}/vpd"] = SW_MNG.decode("latin-1")
@@ -173,7 +173,7 @@ def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:
     assert address > bridge, "it would have been the first"
 
 
-def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
+def test_product_data_is_read_once_and_only_of_possible_bridges() -> None:
     host, asked = hgx_b200(), []
     for path in list(host.links.values()):
         host.files[f"{path}/vpd"] = lambda path=path: asked.append(path) or "ConnectX-7"
@@ -187,7 +187,7 @@ def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
 
 def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
     host = FakeHost()
-    address = rail(host, 0, "mlx5_0")
+    address = add_rail(host, 0, "mlx5_0")
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = DENIED
     wiring = NetworkScanner()
     assert by_name(wiring.scan(host)) == {"mlx5_0": ("compute", 0)}
@@ -200,7 +200,7 @@ def test_sources_that_probe_together_share_one_scan() -> None:
     host, wiring = hgx_b200(), NetworkScanner()
     first = wiring.scan(host)
     assert wiring.scan(host) is first
-    alone(host, 0x90, "mlx5_14")
+    add_lone_nic(host, 0x90, "mlx5_14")
     second = wiring.scan(host)
     assert len(second.devices) == len(first.devices) + 1, "a new device is seen at once"
     host.clock.advance(1)
@@ -243,7 +243,7 @@ def test_a_gb200_tray() -> None:
 def test_two_ports_of_a_nic_are_two_planes_of_one_rail() -> None:
     host = FakeHost()
     for number in range(2):
-        first = rail(host, number, f"mlx5_{2 * number}")
+        first = add_rail(host, number, f"mlx5_{2 * number}")
         second = host.links[f"{DEVICES}/{first}"].removeprefix("/sys/devices/")[:-1] + "1"
         add_nic(host, second, f"mlx5_{2 * number + 1}")
     found = [(d.rail, d.plane) for d in NetworkScanner().scan(host).devices]
@@ -255,7 +255,7 @@ def test_two_ports_of_a_nic_are_two_planes_of_one_rail() -> None:
 
 def test_virtual_functions_of_this_server_are_not_its_nics() -> None:
     host = FakeHost()
-    address = rail(host, 0, "mlx5_0")
+    address = add_rail(host, 0, "mlx5_0")
     place = host.links[f"{DEVICES}/{address}"]
     virtual = add_nic(host, place.removeprefix("/sys/devices/")[:-1] + "1", "mlx5_1")
     host.links[f"{host.links[f'{DEVICES}/{virtual}']}/physfn"] = place
@@ -264,9 +264,9 @@ def test_virtual_functions_of_this_server_are_not_its_nics() -> None:
 
 def test_the_default_route_makes_management() -> None:
     host = FakeHost()
-    rail(host, 0, "mlx5_0", "ib0")
-    alone(host, 0x60, "mlx5_1", interface="ens1", link_layer="Ethernet")
-    alone(host, 0x62, "mlx5_2", interface="ens2", link_layer="Ethernet")
+    add_rail(host, 0, "mlx5_0", "ib0")
+    add_lone_nic(host, 0x60, "mlx5_1", interface="ens1", link_layer="Ethernet")
+    add_lone_nic(host, 0x62, "mlx5_2", interface="ens2", link_layer="Ethernet")
     route(host, ("ens2", 200), ("ens1", 100))
     expected = {
         "mlx5_0": ("compute", 0),
@@ -307,7 +307,7 @@ def test_a_server_without_routes() -> None:
 
 def test_the_only_nic_of_a_gpu_is_its_rail_even_with_the_default_route() -> None:
     host = FakeHost()
-    rail(host, 0, "mlx5_0", "eth0")
+    add_rail(host, 0, "mlx5_0", "eth0")
     route(host, ("eth0", 0))
     assert scan(host) == {"mlx5_0": ("compute", 0)}
 
@@ -318,15 +318,15 @@ def test_the_only_nic_of_a_gpu_is_its_rail_even_with_the_default_route() -> None
 )
 def test_nics_without_rdma_by_their_speed(speed: str, role: str) -> None:
     host = FakeHost()
-    rail(host, 0, "mlx5_0")
-    alone(host, 0x60, interface="eth1", link_layer="Ethernet")
+    add_rail(host, 0, "mlx5_0")
+    add_lone_nic(host, 0x60, interface="eth1", link_layer="Ethernet")
     host.files["/sys/class/net/eth1/speed"] = speed
     assert scan(host)["eth1"] == (role, None)
 
 
 def test_without_gpus_nics_have_no_role() -> None:
     host = FakeHost()
-    alone(host, 0x60, "mlx5_0", interface="eth1")
+    add_lone_nic(host, 0x60, "mlx5_0", interface="eth1")
     assert scan(host) == {"mlx5_0": ("", None)}
     assert not NetworkScanner().scan(host).devices[0].facts
 
@@ -334,7 +334,7 @@ def test_without_gpus_nics_have_no_role() -> None:
 def test_parts_of_a_function_are_not_the_function() -> None:
     """Sub-functions of mlx5 are devices below the PCI function (auxiliary bus)."""
     host = FakeHost()
-    address = rail(host, 0, "mlx5_0", "ens1")
+    address = add_rail(host, 0, "mlx5_0", "ens1")
     place = host.links[f"{DEVICES}/{address}"]
     host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
     host.links["/sys/class/infiniband/mlx5_2/device"] = f"{place}/mlx5_core.sf.2"
@@ -345,7 +345,7 @@ def test_parts_of_a_function_are_not_the_function() -> None:
 
 def test_sources_report_role_and_rail() -> None:
     host = FakeHost()
-    address = rail(host, 0, "mlx5_0", "ens1")
+    address = add_rail(host, 0, "mlx5_0", "ens1")
     name_rdma(host, "mlx5_0", address, "Ethernet")
     host.calls["ethtool.driver(ens1)"] = {
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": address,

@@ -255,7 +255,7 @@ def test_the_mounts_of_the_first_process_are_those_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("own", [[], ["/data"]])
-def test_what_is_hidden_from_the_agent_is_counted(own: list[str]) -> None:
+def test_mounts_hidden_from_the_agent_are_counted(own: list[str]) -> None:
     host = host_with(*(mount(place=place) for place in own))
     host.files[f"{FIRST_PROCESS}/mountstats"] = DENIED
     host.files[f"{FIRST_PROCESS}/mountinfo"] = mounted("/home", "0:60") + mounted("/data")

@@ -70,7 +70,7 @@ def test_notifications_are_a_rate() -> None:
     assert bursts.histogram(c.NIC_NOTIFICATIONS, "transmit") == [9, 9, 9, 9, 10, 10, 10]
 
 
-def test_what_cannot_be_read_is_unseen_and_nothing_is_made_up() -> None:
+def test_unreadable_windows_are_missed_and_not_invented() -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)
     nic.go_on(WINDOW_MS)

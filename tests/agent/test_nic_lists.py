@@ -37,7 +37,7 @@ def values_of(frame: Frame) -> dict[tuple[str, tuple[str, ...]], Reading]:
     return readings(frame)
 
 
-async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
+async def test_a_vanished_statistic_is_an_error_and_leaves_after_ten_minutes() -> None:
     """At first a removed statistic cannot be distinguished from an incomplete answer."""
     host = FakeHost()
     set_statistics(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
@@ -59,7 +59,7 @@ async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
         assert run.sampler.statuses["nic"].state == OK
 
 
-async def test_what_appeared_gets_its_column_with_the_next_read() -> None:
+async def test_a_new_statistic_gets_its_column_with_the_next_read() -> None:
     host = FakeHost()
     set_statistics(host, {"rx_bytes_phy": 3})
     async with sampling(host, [NicSource()]) as run:
@@ -134,7 +134,7 @@ def test_a_nic_that_cannot_be_queried_is_a_finding(
     assert remedy in finding.remedy
 
 
-def test_what_is_no_interface_is_no_finding_of_something_broken() -> None:
+def test_entries_that_are_not_interfaces_are_not_reported_as_broken() -> None:
     """/sys/class/net holds the file bonding_masters, and interfaces come and go."""
     host = FakeHost()
     set_statistics(host, {"rx_bytes_phy": 1})

@@ -37,7 +37,7 @@ ETH0 = ("eth0",)
 PFC = "railscope_nic_setting_pfc_enabled"
 
 
-def test_what_could_be_read_before_keeps_its_columns_while_it_cannot() -> None:
+def test_settings_read_before_keep_their_columns_while_unreadable() -> None:
     host = mainline()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
@@ -50,7 +50,7 @@ def test_what_could_be_read_before_keeps_its_columns_while_it_cannot() -> None:
         assert after["railscope_nic_setting_ring_entries", ("eth0", "receive")] == 1024
 
 
-def test_what_stands_in_for_an_answer_is_not_compared_with_it() -> None:
+def test_a_substitute_answer_is_not_compared_with_the_original() -> None:
     """The vendor's files may name a setting differently than netlink; a change is reported once."""
     host = ofed()
     reader = SourceReader(NicSettingsSource(), host, ORIGIN)

@@ -307,7 +307,7 @@ def test_the_expected_speed_is_the_highest_both_sides_can(
     assert found[SPEED, ETH0] == expected * BYTES_OF_A_MEGABIT
 
 
-def test_a_speed_that_is_known_better_is_what_is_expected() -> None:
+def test_a_configured_speed_is_the_expected_speed() -> None:
     host = mainline()
     add_nic(host, "eth1")
     rules = RailRules(expected_megabits_per_second={"eth0": 200_000, "eth1": 25_000})

@@ -209,7 +209,7 @@ def test_a_log_cut_short_is_refused(log: bytes) -> None:
 # This machine -------------------------------------------------------------------------------------
 
 
-def test_what_is_no_drive_does_not_answer() -> None:
+def test_a_file_that_is_not_a_drive_does_not_answer() -> None:
     descriptor = os.open("/dev/null", os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="ioctl") as caught:

@@ -189,7 +189,7 @@ def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) ->
 
 
 @scenario(hidden=["nvmlDeviceGetMarginTemperature", "nvmlGpmQueryDeviceSupport"])
-def test_what_neither_driver_nor_binding_has_is_no_function(standin: Standin) -> None:
+def test_a_function_missing_from_driver_and_binding_is_unknown(standin: Standin) -> None:
     standin.tell(full_gpus(1))
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetMagic", 0) == 13
@@ -200,7 +200,7 @@ def test_what_neither_driver_nor_binding_has_is_no_function(standin: Standin) ->
 
 
 @scenario()
-def test_what_a_device_does_not_have_is_not_supported(standin: Standin) -> None:
+def test_missing_features_of_a_device_are_not_supported(standin: Standin) -> None:
     calls = full_gpus(1)
     del calls["nvml.nvmlDeviceGetEccMode(0)"]
     del calls["nvml.nvmlDeviceGetSramEccErrorStatus(0)"]

@@ -26,7 +26,7 @@ SHORT = 1.0
 ASKS = ("gpu", "gpu_activity", "gpu_process", "gpu_health", "nvlink")
 
 
-def quiet(count: int) -> dict[str, Json]:
+def quiet_gpus(count: int) -> dict[str, Json]:
     """Return calls of GPUs with every feature and without events."""
     use = {"gpu": 0, "memory": 0}  # so that what adds up over time stays as it is
     memory = {"total": 4 << 30, "reserved": 1 << 30, "free": 3 << 30, "used": 0}
@@ -43,9 +43,9 @@ def events(nvml: Nvml) -> list[list[int]]:
     return [[number, gpu, data] for number, gpu, _, data, *_ in nvml.call("nvmlEventSetWait")]
 
 
-def begin(standin: Standin, count: int = 2) -> Readers:
+def start_sources(standin: Standin, count: int = 2) -> Readers:
     """All sources on so many GPUs, after two reads."""
-    standin.tell(quiet(count))
+    standin.tell(quiet_gpus(count))
     run = Readers(StandinHost(), nvml_sources())
     run.tick()
     run.tick()
@@ -56,7 +56,7 @@ def begin(standin: Standin, count: int = 2) -> Readers:
 
 @scenario()
 def test_handles_are_asked_for_once(standin: Standin) -> None:
-    run = begin(standin)
+    run = start_sources(standin)
     assert standin.count("handles") == 2
     run.tick()
     assert standin.count("handles") == 2
@@ -65,7 +65,7 @@ def test_handles_are_asked_for_once(standin: Standin) -> None:
 
 @scenario()
 def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin: Standin) -> None:
-    run = begin(standin)
+    run = start_sources(standin)
     nvml = run.host.nvml
     healthy = {stream: (run.of(0, stream), run.of(1, stream)) for stream in ("gpu", "gpu_activity")}
     assert standin.event(1, XID, 48) == 1
@@ -93,7 +93,7 @@ def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin
 @scenario()
 def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
     """An Xid, and then the bus is dead: both wait in the set at the next call."""
-    standin.tell(quiet(2))
+    standin.tell(quiet_gpus(2))
     nvml = Nvml()
     assert events(nvml) == []
     standin.event(1, XID, 79)
@@ -107,7 +107,7 @@ def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
 
 @scenario()
 def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
-    standin.tell(quiet(2))
+    standin.tell(quiet_gpus(2))
     nvml = Nvml()
     events(nvml)
     standin.fail(1, 15)
@@ -116,8 +116,8 @@ def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
 
 
 @scenario()
-def test_what_came_before_a_gpu_is_back_is_not_lost_with_the_old_set(standin: Standin) -> None:
-    standin.tell(quiet(2))
+def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: Standin) -> None:
+    standin.tell(quiet_gpus(2))
     nvml = Nvml()
     events(nvml)
     standin.fail(1, 15)
@@ -133,7 +133,7 @@ def test_what_came_before_a_gpu_is_back_is_not_lost_with_the_old_set(standin: St
 
 @scenario()
 def test_an_argument_that_is_wrong_costs_no_handle(standin: Standin) -> None:
-    calls = quiet(2)
+    calls = quiet_gpus(2)
     calls["nvml.nvmlDeviceGetFanSpeed_v2(0,9)"] = error(2)
     standin.tell(calls)
     nvml = Nvml()
@@ -149,7 +149,7 @@ def test_an_argument_that_is_wrong_costs_no_handle(standin: Standin) -> None:
 
 @scenario()
 def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
-    run = begin(standin)
+    run = start_sources(standin)
     streams = [stream for stream in run.outcomes if stream != "gpu_event"]
     healthy = {stream: run.of(1, stream) for stream in streams}
     standin.event(0, XID, 43)
@@ -178,7 +178,7 @@ def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
 @scenario(version="590.48.01")
 def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> None:
     """The driver was updated first: its library differs from the one in this process."""
-    calls = quiet(1)
+    calls = quiet_gpus(1)
     version = "nvml.nvmlSystemGetDriverVersion()"
     standin.write(calls | {version: "590.48.01"})
     nvml = Nvml()
@@ -203,8 +203,8 @@ def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> Non
 @scenario()
 def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin) -> None:
     """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
-    calls = quiet(2)
-    run = begin(standin)
+    calls = quiet_gpus(2)
+    run = start_sources(standin)
     healthy = run.of(0, "gpu_activity")
     standin.tell(calls | {"nvml.nvmlGpmSampleGet(0)": error(4)})
     run.tick()
@@ -219,8 +219,8 @@ def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin)
 
 
 @scenario()
-async def test_a_hung_call_ages_what_asks_nvml_and_nothing_else(standin: Standin) -> None:
-    standin.tell(quiet(2))
+async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: Standin) -> None:
+    standin.tell(quiet_gpus(2))
     host = StandinHost()
     add_card(host)
     host.nvml.call("nvmlDeviceGetCount")
@@ -251,7 +251,7 @@ async def test_a_hung_call_ages_what_asks_nvml_and_nothing_else(standin: Standin
 
 @scenario()
 def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin) -> None:
-    standin.tell(quiet(1))
+    standin.tell(quiet_gpus(1))
     nvml, answers = Nvml(), list[Json]()
     nvml.call("nvmlDeviceGetCount")
     standin.hang()
@@ -267,7 +267,7 @@ def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin)
 
 @scenario()
 def test_all_is_given_back_at_the_end(standin: Standin) -> None:
-    run = begin(standin)
+    run = start_sources(standin)
     assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
     nvml = run.host.nvml
     nvml.close()

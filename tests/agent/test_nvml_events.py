@@ -84,7 +84,7 @@ async def test_an_xid_missing_from_the_log_is_reported_after_a_delay() -> None:
         assert numbers(run.of("kernel")[-1])[XIDS, (ADDRESS, "94")] == 1
 
 
-async def test_xids_beyond_what_waits_for_the_log_are_counted_as_lost() -> None:
+async def test_xids_beyond_the_bound_of_the_matcher_are_counted_as_lost() -> None:
     host, book = gpu(), XidMatcher()
     async with sampling(host, [NvmlEventSource(book)]) as run:
         host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(1, MAX_WAITING + 4)]
@@ -199,7 +199,7 @@ def test_no_xid_is_reported_twice_and_none_is_lost(
         assert max(by_nvml - by_log, 0) <= reported <= by_nvml
 
 
-def test_what_comes_close_enough_in_either_order_is_the_same() -> None:
+def test_xids_close_in_time_match_in_either_order() -> None:
     book = XidMatcher()
     book.record_nvml(NvmlXid(ADDRESS, 79, 0, 10 * NS, 9 * NS))
     book.record_logged(ADDRESS, 79, 9 * NS - SAME_NS)

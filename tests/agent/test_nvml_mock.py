@@ -209,13 +209,13 @@ def test_every_number_of_a_profile_is_in_a_table(name: str) -> None:
         assert numbers - {*PAIRS, *THRESHOLDS, *FACTS, *THEIRS_ALONE} == set()
 
 
-def test_no_table_names_what_no_profile_has() -> None:
+def test_tables_name_only_fields_of_a_profile() -> None:
     paths = {p for name in PROFILES for d in nvml_mock.devices(read(name)[0]) for p, _ in leaves(d)}
     assert {*PAIRS, *THRESHOLDS, *MODES, *FACTS, *THEIRS_ALONE} - paths == set()
 
 
 @EACH_PROFILE
-def test_what_a_profile_lacks_is_unsupported_and_never_zero(name: str) -> None:
+def test_fields_missing_from_a_profile_are_unsupported_and_never_zero(name: str) -> None:
     written, reported = read(name)
     assert set(reported.absent.values()) == {Absent.UNSUPPORTED}
     (first, *_) = nvml_mock.devices(written)

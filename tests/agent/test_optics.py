@@ -47,7 +47,7 @@ STUCK = OSError(errno.EIO, "Input/output error")
 PULLED = OSError(errno.ENODEV, "No such device")
 
 
-def plugged(answer: Any = None) -> FakeHost:
+def host_with_transceiver(answer: Any = None) -> FakeHost:
     """Return a host with a NIC and a transceiver."""
     host = FakeHost()
     add_nic(host)
@@ -59,8 +59,8 @@ def transceiver_changes(outcome: Any) -> list[tuple[str, str]]:
     return [(event.facts["before"], event.facts["after"]) for event in events(outcome)]
 
 
-def test_what_an_optical_module_measures() -> None:
-    outcome = read_once(OpticsSource(), plugged())
+def test_measurements_of_an_optical_module() -> None:
+    outcome = read_once(OpticsSource(), host_with_transceiver())
     assert facts(outcome, KIND) == {"eth0": {
         "type": "QSFP28", "vendor": "Example Optics", "part_number": "EX-100G-SR4",
         "revision": "A", "serial": "SN1", "media": "optical multi-mode", "length_metres": "70",
@@ -87,13 +87,13 @@ def test_what_an_optical_module_measures() -> None:
 
 
 def test_a_copper_cable_has_a_name_and_measures_nothing() -> None:
-    outcome = read_once(OpticsSource(), plugged(COPPER))
+    outcome = read_once(OpticsSource(), host_with_transceiver(COPPER))
     assert facts(outcome, KIND)["eth0"]["length_metres"] == "3"
     assert numbers(outcome.frame) == {READABLE: 1}
 
 
 def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
-    host = plugged()
+    host = host_with_transceiver()
     reader = SourceReader(OpticsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
     host.clock.advance(60)
@@ -117,7 +117,7 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
 
 
 def test_a_stuck_bus_keeps_the_columns_and_gives_the_reason() -> None:
-    host = plugged()
+    host = host_with_transceiver()
     reader = SourceReader(OpticsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
     add_netlink(host, module=OSError(errno.EIO, "Input/output error"))
@@ -141,7 +141,7 @@ def test_a_stuck_bus_keeps_the_columns_and_gives_the_reason() -> None:
 def test_a_module_that_cannot_be_read_is_a_finding(
     trouble: Any, reading: Absent | None, verdict: ProbeVerdict, remedy: str
 ) -> None:
-    outcome = read_once(OpticsSource(), plugged(trouble))
+    outcome = read_once(OpticsSource(), host_with_transceiver(trouble))
     assert readings(outcome.frame) == ({READABLE: reading} if reading else {})
     (finding,) = outcome.findings
     assert finding.verdict is verdict
@@ -160,7 +160,7 @@ PLUGS = st.lists(
 
 @given(PLUGS)
 def test_a_transceiver_change_is_reported_once_despite_interruptions(plugs: list[Any]) -> None:
-    host, last = plugged(), ""
+    host, last = host_with_transceiver(), ""
     source = OpticsSource()
     reader = SourceReader(source, host, ORIGIN)
     for plug in plugs:
@@ -175,6 +175,8 @@ def test_a_transceiver_change_is_reported_once_despite_interruptions(plugs: list
 
 
 @pytest.mark.parametrize(("trouble", "state"), [(DENIED, PARTIAL), (STUCK, FAILED)])
-async def test_what_is_not_for_us_to_read_has_not_failed(trouble: OSError, state: int) -> None:
-    async with sampling(plugged(trouble), [OpticsSource()]) as run:
+async def test_unreadable_transceivers_of_others_are_not_failures(
+    trouble: OSError, state: int
+) -> None:
+    async with sampling(host_with_transceiver(trouble), [OpticsSource()]) as run:
         assert run.sampler.statuses["optics"].state == state

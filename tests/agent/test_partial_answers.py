@@ -104,7 +104,7 @@ def places(answer: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, part in parts for place in places(part, (*path, key)))]
 
 
-def changed(answer: Any, path: tuple[Any, ...], change: Change) -> Any:
+def change_part(answer: Any, path: tuple[Any, ...], change: Change) -> Any:
     """Return an answer with one part changed; unchanged if it has no such part."""
     if not path:
         result = change(answer)
@@ -116,7 +116,7 @@ def changed(answer: Any, path: tuple[Any, ...], change: Change) -> Any:
     if not has_part:
         return answer
     new = answer.copy()
-    new[head] = change(answer[head]) if not rest else changed(answer[head], tuple(rest), change)
+    new[head] = change(answer[head]) if not rest else change_part(answer[head], tuple(rest), change)
     if new[head] is MISSING:
         del new[head]
     return new
@@ -135,7 +135,7 @@ CASES = [(name, mode, nic) for name in NAMES for mode, nic in MODES]
 
 
 @pytest.mark.parametrize(("name", "mode", "nic"), CASES)
-def test_a_malformed_part_of_an_answer_costs_what_depends_on_it(
+def test_a_malformed_part_of_an_answer_affects_only_dependent_readings(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp()
@@ -156,7 +156,7 @@ def test_a_malformed_part_of_an_answer_costs_what_depends_on_it(
         varies = question.key.startswith(("lldp.", "netlink.", "nvml.nvmlEvent"))
         asyncio.run(
             is_changed_and_whole_again(
-                name, host, question, lambda now: changed(now, path, change), keeps=not varies
+                name, host, question, lambda now: change_part(now, path, change), keeps=not varies
             )
         )
 
@@ -164,7 +164,7 @@ def test_a_malformed_part_of_an_answer_costs_what_depends_on_it(
 
 
 @pytest.mark.parametrize(("name", "mode", "nic"), CASES)
-def test_garbage_in_a_file_costs_what_depends_on_it(
+def test_garbage_in_a_file_affects_only_dependent_readings(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp()

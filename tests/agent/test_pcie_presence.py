@@ -179,7 +179,7 @@ def test_every_change_is_reported_once_and_in_order(history) -> None:
         assert set(known) == set(devices)
 
 
-def test_what_is_followed_is_bounded() -> None:
+def test_the_number_of_followed_devices_is_bounded() -> None:
     presence = PciPresence()
     for start in (0, MAX_DEVICES):
         more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MAX_DEVICES)}

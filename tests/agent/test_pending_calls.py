@@ -156,7 +156,7 @@ def test_a_recording_that_ends_before_the_answer_leaves_it_open(
 
 
 @pytest.mark.parametrize("seconds", [0.0, SLOW_NS / NS - 0.01])
-def test_what_comes_soon_was_not_waited_for(
+def test_a_fast_answer_is_recorded_without_a_pending_call(
     machine: FakeHost, clock: ManualClock, seconds: float
 ) -> None:
     recording = RecordingHost(machine)

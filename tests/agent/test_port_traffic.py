@@ -31,7 +31,7 @@ Key = tuple[str, str]
 """Metric, and interface or RDMA device."""
 
 
-def play(capture: Capture) -> list[Frame]:
+def play_capture(capture: Capture) -> list[Frame]:
     """Return all frames that the sampler makes of a capture, second by second."""
     clock = ManualClock()
     start_ns = clock.now().boot_ns
@@ -47,7 +47,7 @@ def play(capture: Capture) -> list[Frame]:
     return asyncio.run(run())
 
 
-def courses(frames: list[Frame]) -> dict[Key, list[int]]:
+def counter_series(frames: list[Frame]) -> dict[Key, list[int]]:
     """The values of every counter in the order of time, in bytes or packets."""
     found: dict[Key, list[int]] = defaultdict(list)
     for frame in frames:
@@ -58,7 +58,7 @@ def courses(frames: list[Frame]) -> dict[Key, list[int]]:
     return found
 
 
-def received(frames: list[Frame]) -> dict[Key, list[int]]:
+def decode_frames(frames: list[Frame]) -> dict[Key, list[int]]:
     """Return the same values, as decoded by the collector from the agent's envelopes."""
     found: dict[Key, list[int]] = defaultdict(list)
     for schema in {frame.schema.stream: frame.schema for frame in frames}.values():
@@ -96,12 +96,12 @@ def check(port: Port, seen: dict[Key, list[int]]) -> None:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_counters_go_on_by_what_went_over_the_wire(server: str) -> None:
+def test_counters_grow_by_the_traffic_on_the_wire(server: str) -> None:
     nics = ports(server)
     assert len(nics) == 4
     capture = traffic_capture(server, nics)
-    frames = play(capture)
-    seen, shipped = courses(frames), received(frames)
+    frames = play_capture(capture)
+    seen, shipped = counter_series(frames), decode_frames(frames)
     assert seen == shipped
     for port in nics:
         check(port, shipped)
@@ -115,7 +115,7 @@ def test_nothing_moves_in_the_gap_and_everything_after_it() -> None:
         for before, after in zip(capture.moments, capture.moments[1:], strict=False)
     )
     assert gap[0] > 200 * NS
-    values = courses(play(capture))[catalog.SENT.name, nics[0].interface]
+    values = counter_series(play_capture(capture))[catalog.SENT.name, nics[0].interface]
     quiet = values[gap[1] + 1 : gap[2] + 1]
     assert len(quiet) > 200
     assert len(set(quiet)) == 1

@@ -36,7 +36,7 @@ def schemas(spec: NodeSpec) -> list[Schema]:
 
 
 @pytest.mark.parametrize("spec", NODES, ids=lambda spec: spec.node)
-def test_whatever_rolls_up_over_rails_has_its_rails(spec: NodeSpec) -> None:
+def test_metrics_with_rail_rollups_have_rails(spec: NodeSpec) -> None:
     with_rails, without_rails = set(), set()
     for schema in schemas(spec):
         wire = to_wire_schema(schema)

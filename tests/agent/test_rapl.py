@@ -50,7 +50,7 @@ def server() -> FakeHost:
     return host
 
 
-def test_domains_are_called_by_what_they_are_part_of(server: FakeHost) -> None:
+def test_domains_are_named_after_their_parents(server: FakeHost) -> None:
     reader = SourceReader(RaplSource(), server, ORIGIN)
     assert set(readings(reader.run().frame).values()) == {Absent.NOT_DUE, 350_000_000, 420_000_000}
     server.clock.advance(5)

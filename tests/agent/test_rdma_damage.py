@@ -94,7 +94,7 @@ def check(by_file: Mapping[str, Reading], contents: Mapping[str, str | int]) -> 
 
 
 @given(st.dictionaries(st.sampled_from(FILES), content, min_size=1), rounds)
-def test_each_file_stands_for_itself_whatever_the_others_hold(
+def test_each_file_is_read_independently_of_the_others(
     first: dict[str, str | int], later: list[dict[str, str | int]]
 ) -> None:
     host = FakeHost()

@@ -170,7 +170,7 @@ def test_counters_of_the_device_are_those_of_port_0() -> None:
     }
 
 
-def test_what_a_device_adds_up_over_its_ports_is_not_counted_twice() -> None:
+def test_sums_of_a_device_over_its_ports_are_not_counted_twice() -> None:
     """mlx4 counts for each port and for the device; sums over ports must hold each once."""
     files = {"ports/1/hw_counters/sq_num_to": "3", "ports/2/hw_counters/sq_num_to": "4",
              "hw_counters/sq_num_to": "7", "hw_counters/num_cqovf": "1"}  # fmt: skip

@@ -37,7 +37,7 @@ def replay(moments: list[CaptureMoment]) -> Host:
     ),
     data=st.data(),
 )
-def test_a_capture_answers_any_batch_of_what_was_asked(
+def test_a_capture_answers_any_batch_of_recorded_calls(
     answers: dict[int, list[int]], data: st.DataObject
 ) -> None:
     recording = RecordingHost(gpu(answers))
@@ -53,7 +53,7 @@ def test_a_capture_answers_any_batch_of_what_was_asked(
 
 
 @given(known=ENTRIES, unknown=ENTRIES)
-def test_what_was_not_asked_is_not_supported(known: list[int], unknown: list[int]) -> None:
+def test_unrecorded_calls_are_not_supported(known: list[int], unknown: list[int]) -> None:
     recording = RecordingHost(gpu({entry: [0, entry] for entry in known}))
     recording.call("nvml", FIELDS, 0, *known)
     _, codes = replay(recording.moments).call("nvml", FIELDS, 0, *known, *unknown)
@@ -86,7 +86,7 @@ def test_only_entries_that_changed_are_kept_again() -> None:
     assert recording.moments[-1].calls == {f"nvml.{FIELDS}(0,83)": [0, 3]}
 
 
-def test_whose_machine_it_is_is_hidden() -> None:
+def test_the_identity_of_the_node_is_redacted() -> None:
     host = FakeHost()
     host.calls = {
         "nvml.nvmlDeviceGetPlatformInfo(0)": {

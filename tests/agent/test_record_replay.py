@@ -160,7 +160,7 @@ def test_a_replayed_log_is_of_the_present() -> None:
     assert plain == "plain"
 
 
-def test_what_was_never_asked_does_not_exist(tmp_path: Path) -> None:
+def test_unrecorded_files_do_not_exist(tmp_path: Path) -> None:
     _, capture = recorded(tmp_path / "root")
     host = RecordedHost(capture, ManualClock(), lambda: 0)
     for ask in (host.read, host.names, host.resolve):
@@ -170,7 +170,7 @@ def test_what_was_never_asked_does_not_exist(tmp_path: Path) -> None:
         host.call("nvml", "nvmlNeverAsked", 0)
 
 
-def test_only_what_changed_is_kept(tmp_path: Path) -> None:
+def test_only_changes_are_recorded(tmp_path: Path) -> None:
     _, capture = recorded(tmp_path / "root")
     sizes = [len(moment.to_line()) for moment in capture.moments]
     assert len(sizes) == TICKS - 1, "nothing happened at the last tick"
@@ -202,7 +202,7 @@ GID = "fe80:0000:0000:0000:a288:c2ff:fe01:0203"
 SECRETS = (UUID, UUID.removeprefix("GPU-"), SERIAL, MAC, GUID, GID, HOSTNAME)
 
 
-def secretive() -> FakeHost:
+def host_with_secrets() -> FakeHost:
     """Return a host that exposes all secret names, some of them twice."""
     host = FakeHost()
     host.files = {
@@ -227,7 +227,7 @@ def ask_everything(host: Host) -> None:
 
 
 def test_no_secret_is_left_and_each_has_one_stand_in(tmp_path: Path) -> None:
-    recording = RecordingHost(secretive(), Redactor([HOSTNAME]))
+    recording = RecordingHost(host_with_secrets(), Redactor([HOSTNAME]))
     ask_everything(recording)
     Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
     text = "".join(file.read_text() for file in tmp_path.iterdir()).lower()
@@ -280,7 +280,7 @@ def test_a_name_learned_late_is_redacted_in_earlier_texts(tmp_path: Path) -> Non
     assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
 
 
-def test_what_was_asked_is_redacted_as_what_was_answered() -> None:
+def test_calls_are_redacted_like_answers() -> None:
     """An interface without its own name is identified by its MAC address."""
     enx, net = f"enx{MAC.replace(':', '')}", "/sys/class/net"
     host = FakeHost()
@@ -399,7 +399,7 @@ VITAL = b"\x82\x0a\x00ConnectX-7\x90\x20\x00SN\x0dMT2342T00123\x80V2SMDL=SW_MNG\
 
 
 @pytest.mark.parametrize("redact", [True, False])
-def test_product_data_keeps_what_is_looked_for_and_no_serial_number(
+def test_product_data_keeps_the_required_fields_and_no_serial_number(
     tmp_path: Path, *, redact: bool
 ) -> None:
     """A recorded bridge to an NVSwitch is one when it is replayed."""

@@ -80,7 +80,7 @@ def test_planted_secrets_are_gone():
         assert address not in text
 
 
-def test_what_is_harmless_is_kept():
+def test_harmless_texts_are_kept():
     moment = redacted(CaptureMoment(0, **PLANTED, log=LOG))
     mounts = next(text for path, text in moment.files.items() if path.endswith("mountstats"))
     assert "with fstype nfs4 statvers=1.1" in mounts

@@ -14,7 +14,7 @@ from agent.health.gpu_facts import GpuLifetime, GpuLifetimeFile
 from railscope.reading import Absent
 
 
-def lived(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
+def lifetime_of(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
     """Return a GPU whose energy counter had these values."""
     lifetime = GpuLifetime()
     for number, energy in enumerate(energies, 1):
@@ -24,16 +24,16 @@ def lived(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
 
 def test_a_reset_before_the_restart_is_remembered(tmp_path: Path) -> None:
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
-    memory.save({"GPU-1": lived(100, 200, 5), "GPU-2": lived(7)})
+    memory.save({"GPU-1": lifetime_of(100, 200, 5), "GPU-2": lifetime_of(7)})
     again = GpuLifetimeFile(tmp_path / "resets.json", "boot-1").load()
-    assert again["GPU-1"] == lived(100, 200, 5)
+    assert again["GPU-1"] == lifetime_of(100, 200, 5)
     assert again["GPU-1"].cleared_ns == 10 * NS
     assert again["GPU-2"].cleared_ns == -1
 
 
 def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path) -> None:
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
-    memory.save({"GPU-1": lived(100, 200)})
+    memory.save({"GPU-1": lifetime_of(100, 200)})
     lifetime = memory.load()["GPU-1"]
     lifetime.observe(1000 * NS, 3, Absent.UNSUPPORTED, 0)
     assert lifetime.cleared_ns == 10 * NS, "all up to the last earlier poll"
@@ -41,12 +41,14 @@ def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path)
 
 def test_without_a_state_directory_nothing_is_kept_and_none_is_made(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        GpuLifetimeFile(tmp_path / "state" / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
+        GpuLifetimeFile(tmp_path / "state" / "resets.json", "boot-1").save(
+            {"GPU-1": lifetime_of(2, 1)}
+        )
     assert (list(tmp_path.iterdir()), logs) == ([], [])
 
 
 def test_another_boot_is_another_log(tmp_path: Path) -> None:
-    GpuLifetimeFile(tmp_path / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
+    GpuLifetimeFile(tmp_path / "resets.json", "boot-1").save({"GPU-1": lifetime_of(2, 1)})
     assert GpuLifetimeFile(tmp_path / "resets.json", "boot-2").load() == {}
 
 
@@ -65,11 +67,11 @@ def test_a_damaged_file_is_reported_and_does_no_harm(tmp_path: Path, content: by
 
 def test_a_failed_write_is_reported_once_and_keeps_the_old_file(tmp_path: Path) -> None:
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
-    memory.save({"GPU-1": lived(2, 1)})
+    memory.save({"GPU-1": lifetime_of(2, 1)})
     (tmp_path / "resets.partial").mkdir()
     with capture_logs() as logs:
         for _ in range(3):
-            memory.save({"GPU-1": lived(9)})
+            memory.save({"GPU-1": lifetime_of(9)})
     assert len(logs) == 1
     assert json.loads((tmp_path / "resets.json").read_bytes())["gpus"]["GPU-1"]["resets"] == 1
 
@@ -93,22 +95,28 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     set_field(run, ENERGY, 5)
     run.step()
     assert run.state() == "healthy"
-    assert restarted(run, records, GpuLifetimeFile(tmp_path / "resets.json", "boot-1")) == "healthy"
-    assert restarted(run, records, GpuLifetimeFile(tmp_path / "none.json", "boot-1")) == "failed"
+    assert (
+        state_after_restart(run, records, GpuLifetimeFile(tmp_path / "resets.json", "boot-1"))
+        == "healthy"
+    )
+    assert (
+        state_after_restart(run, records, GpuLifetimeFile(tmp_path / "none.json", "boot-1"))
+        == "failed"
+    )
 
 
 def test_a_gpu_that_is_not_met_after_the_restart_is_not_forgotten(tmp_path: Path) -> None:
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
-    memory.save({"GPU-lost": lived(100, 5)})
+    memory.save({"GPU-lost": lifetime_of(100, 5)})
     run = judging()
     run.verdicts.remember(memory)
     run.step()
     kept = memory.load()
     assert len(kept) > 1
-    assert kept["GPU-lost"] == lived(100, 5)
+    assert kept["GPU-lost"] == lifetime_of(100, 5)
 
 
-def restarted(run: Judging, records: list[str], memory: GpuLifetimeFile) -> str:
+def state_after_restart(run: Judging, records: list[str], memory: GpuLifetimeFile) -> str:
     """The state of the GPU in an agent that reads the same kernel log from its start."""
     again = Judging(run.host)
     again.host.log.waiting = list(records)

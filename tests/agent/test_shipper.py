@@ -382,7 +382,7 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
 # Stopping -----------------------------------------------------------------------------------------
 
 
-async def test_what_is_pending_at_the_stop_is_sent(tmp_path: Path) -> None:
+async def test_pending_frames_are_sent_at_the_stop(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         async with shipping(tmp_path, link_to(collector)) as run:
             run.publish()
@@ -391,7 +391,7 @@ async def test_what_is_pending_at_the_stop_is_sent(tmp_path: Path) -> None:
         assert waiting(tmp_path) == 0
 
 
-async def test_what_was_acknowledged_at_the_stop_is_counted(tmp_path: Path) -> None:
+async def test_envelopes_acknowledged_at_the_stop_are_counted(tmp_path: Path) -> None:
     """The spool removes the envelope after its waiter was cancelled."""
     holding, released = threading.Event(), threading.Event()
 
@@ -420,9 +420,7 @@ async def test_what_was_acknowledged_at_the_stop_is_counted(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("answer", ["refusing", "hanging"])
-async def test_what_cannot_be_sent_at_the_stop_waits_for_the_next_run(
-    tmp_path: Path, answer: str
-) -> None:
+async def test_frames_unsent_at_the_stop_wait_for_the_next_run(tmp_path: Path, answer: str) -> None:
     async with ScriptedCollector().serving() as collector:
         script: dict[str, web.Response | Step] = {"refusing": error(503)(), "hanging": hang}
         collector.script.append(script[answer])

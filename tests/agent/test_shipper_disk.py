@@ -27,7 +27,7 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-async def away() -> tuple[ScriptedCollector, CollectorLink]:
+async def late_collector() -> tuple[ScriptedCollector, CollectorLink]:
     """A collector that does not listen yet, and the link to it."""
     collector = ScriptedCollector()
     async with collector.serving():
@@ -54,9 +54,9 @@ def publish_large(run: Shipping, size: int) -> None:
 
 
 async def test_a_full_disk_costs_nothing_that_memory_can_hold(
-    small_disk: Path, away: tuple[ScriptedCollector, CollectorLink]
+    small_disk: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     with capture_logs() as logs:
         async with shipping(small_disk, link) as run:
             for _ in range(6):
@@ -79,9 +79,9 @@ async def test_a_full_disk_costs_nothing_that_memory_can_hold(
 
 
 async def test_a_disk_that_comes_back_is_used_again(
-    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+    tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     async with shipping(tmp_path, link) as run:
         spool = tmp_path / "spool"
         shutil.rmtree(spool)
@@ -98,10 +98,10 @@ async def test_a_disk_that_comes_back_is_used_again(
             assert collector.duplicates == []
 
 
-async def test_memory_is_bounded_and_what_goes_is_counted(
-    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+async def test_memory_is_bounded_and_drops_are_counted(
+    tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     async with shipping(tmp_path, link) as run:
         shutil.rmtree(tmp_path / "spool")
         for _ in range(3):
@@ -116,7 +116,7 @@ async def test_memory_is_bounded_and_what_goes_is_counted(
             assert collector.taken == run.sent[1:]
 
 
-async def test_what_is_given_up_while_it_is_sent_takes_nothing_else_along(tmp_path: Path) -> None:
+async def test_an_envelope_dropped_while_in_flight_affects_no_other(tmp_path: Path) -> None:
     """The oldest envelope in memory is in flight when a newer one displaces it."""
     release = asyncio.Event()
 
@@ -143,9 +143,9 @@ async def test_what_is_given_up_while_it_is_sent_takes_nothing_else_along(tmp_pa
 
 
 async def test_a_schema_that_did_not_fit_on_the_disk_is_stored_when_there_is_space(
-    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+    tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     with capture_logs() as logs:
         async with shipping(tmp_path, link) as first:
             in_the_way = tmp_path / "schemas" / f"{schema_identity(SCHEMA).hex()}.schema"
@@ -162,9 +162,9 @@ async def test_a_schema_that_did_not_fit_on_the_disk_is_stored_when_there_is_spa
 
 
 async def test_the_bound_of_the_spool_reports_the_gap(
-    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+    tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     bounded = CollectorLink(url=link.url, spool_bytes=100_000)
     async with shipping(tmp_path, bounded) as run:
         for _ in range(4):
@@ -181,9 +181,9 @@ async def test_the_bound_of_the_spool_reports_the_gap(
 
 
 async def test_a_damaged_envelope_is_reported_and_the_rest_goes_on(
-    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+    tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     async with shipping(tmp_path, link) as run:
         await run.flush(2)
         await run.flush(1)
@@ -198,9 +198,9 @@ async def test_a_damaged_envelope_is_reported_and_the_rest_goes_on(
 
 
 async def test_a_disk_may_be_unreadable_for_as_long_as_it_likes(
-    tmp_path: Path, away: tuple[ScriptedCollector, CollectorLink]
+    tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
-    collector, link = away
+    collector, link = late_collector
     async with shipping(tmp_path, link) as run:
         await run.flush()
         (envelope,) = (tmp_path / "spool").iterdir()

@@ -145,7 +145,7 @@ def test_damage_is_found_after_a_restart_as_well(tmp_path: Path) -> None:
     assert next_body(spool) is None
 
 
-def test_what_was_half_written_is_swept_and_strangers_are_left_alone(tmp_path: Path) -> None:
+def test_partial_files_are_deleted_and_foreign_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "000000000009.partial").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("not ours")
     (tmp_path / "x.envelope").write_text("not ours either")
@@ -197,7 +197,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None
     assert spool.put(b"l" * 40_000, frames=2) is None
 
 
-def test_what_was_given_up_in_vain_is_reported_nevertheless(tmp_path: Path) -> None:
+def test_an_envelope_dropped_in_vain_is_still_reported(tmp_path: Path) -> None:
     """The bound drops the oldest, then the new envelope cannot be written either."""
     spool = Spool(tmp_path, max_bytes=100)
     spool.put(b"a" * 60, frames=3)

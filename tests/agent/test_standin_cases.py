@@ -112,13 +112,13 @@ def compare(standin: Standin, case: str) -> None:
     different = {
         label: (reading, binding.readings[label])
         for label, reading in replay.readings.items()
-        if _held(label[1][0], reading) != binding.readings[label]
+        if _as_in_c(label[1][0], reading) != binding.readings[label]
     }
     assert different == {}, different
     assert replay.events == binding.events
 
 
-def _held(metric: str, reading: Reading) -> Reading:
+def _as_in_c(metric: str, reading: Reading) -> Reading:
     """Return a reading of the replay with the precision of the C binding."""
     left, _ = EXPLAINED.get(metric, (lambda same: same, ""))
     return left(reading)

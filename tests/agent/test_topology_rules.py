@@ -191,7 +191,7 @@ def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
     assert (finding.verdict, finding.detail) == (ProbeVerdict.BROKEN, problem)
 
 
-def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
+def test_a_rail_for_a_device_without_compute_role_contradicts() -> None:
     network = scan(server(), rails={"rail1": 1}, roles={"mlx5_3": "storage"})
     (problem,) = network.problems
     assert problem.startswith(

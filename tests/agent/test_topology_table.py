@@ -126,7 +126,7 @@ def test_without_a_driver_there_are_distances_only() -> None:
     assert node.gpus[0].model == "10de:2330"
 
 
-def test_a_gpu_without_some_links_is_bonded_by_what_it_has() -> None:
+def test_a_gpu_with_missing_links_is_bonded_by_the_others() -> None:
     host = FakeHost()
     add_gpus(host, 2)
     for gpu, count in ((0, 18), (1, 16)):
@@ -255,7 +255,7 @@ def test_nics_of_a_server_without_gpus_have_no_role_in_the_text() -> None:
     assert "NIC0\t X \n" in text
 
 
-def test_ports_whose_numa_node_is_not_known_stand_with_what_is_below_them() -> None:
+def test_ports_without_a_numa_node_are_listed_with_their_devices() -> None:
     host = FakeHost()
     add_nic(host, "pci0000:40/0000:40:03.0/0000:43:00.0", "mlx5_0", numa_node="2")
     host.files["/sys/devices/pci0000:40/0000:40:03.0/numa_node"] = "-1"

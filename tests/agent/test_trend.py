@@ -11,7 +11,7 @@ from agent.sampling.governor import MAX_GROWTH, SETTLED_AFTER, CostTrend
 VALUES = st.floats(0.0, 1e12, allow_nan=False)
 
 
-def followed(*values: float, seconds: float = 1.0) -> CostTrend:
+def trend_of(*values: float, seconds: float = 1.0) -> CostTrend:
     """Return a trend of these values, one per period."""
     trend = CostTrend()
     for number, value in enumerate(values):
@@ -20,46 +20,46 @@ def followed(*values: float, seconds: float = 1.0) -> CostTrend:
 
 
 @given(values=st.lists(VALUES, min_size=1, max_size=30), seconds=st.sampled_from([0.02, 1, 60]))
-def test_the_mean_lies_among_what_was_seen(values: list[float], seconds: float) -> None:
-    trend = followed(*values, seconds=seconds)
+def test_the_mean_lies_within_the_values(values: list[float], seconds: float) -> None:
+    trend = trend_of(*values, seconds=seconds)
     slack = 1 + 1e-9
     assert min(values) / slack <= trend.mean <= max(values) * slack
 
 
 @given(before=st.lists(VALUES, min_size=SETTLED_AFTER, max_size=30), outlier=VALUES)
 def test_one_value_at_most_doubles_it(before: list[float], outlier: float) -> None:
-    trend = followed(*before)
+    trend = trend_of(*before)
     mean = trend.mean
     assume(min(before[-2:]) <= mean)
     trend.add(outlier, len(before) * NS)
     assert trend.mean <= max(mean * MAX_GROWTH, min(*before[-2:], outlier))
 
 
-@given(before=st.lists(VALUES, max_size=30), expensive=VALUES)
-def test_three_in_a_row_are_believed(before: list[float], expensive: float) -> None:
-    assert followed(*before, *[expensive] * SETTLED_AFTER).mean >= expensive * (1 - 1e-9)
+@given(before=st.lists(VALUES, max_size=30), outlier=VALUES)
+def test_three_in_a_row_are_believed(before: list[float], outlier: float) -> None:
+    assert trend_of(*before, *[outlier] * SETTLED_AFTER).mean >= outlier * (1 - 1e-9)
 
 
 @given(first=VALUES, seconds=st.sampled_from([0.02, 0.1, 1, 8, 60]))
-def test_what_is_past_is_forgotten(first: float, seconds: float) -> None:
+def test_old_values_are_forgotten(first: float, seconds: float) -> None:
     """After some time at short periods, after some dozens of reads at long ones."""
     reads = max(64, round(600 / seconds))
-    assert followed(*[first] * 5, *[1.0] * reads, seconds=seconds).mean <= 1.0 + first * 1e-5
+    assert trend_of(*[first] * 5, *[1.0] * reads, seconds=seconds).mean <= 1.0 + first * 1e-5
 
 
 def test_of_the_first_three_values_the_least_counts() -> None:
     """A library is loaded, files are opened, garbage is collected: once each."""
-    assert followed(1e9).mean == 1e9
-    assert followed(1e9, 5.0).mean == 5.0
-    assert followed(9e9, 5.0, 1e9).settled == 5.0
+    assert trend_of(1e9).mean == 1e9
+    assert trend_of(1e9, 5.0).mean == 5.0
+    assert trend_of(9e9, 5.0, 1e9).settled == 5.0
 
 
 def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
     values = [100.0 if number % 10 == 0 else 1.0 for number in range(600)]
-    assert followed(*values).mean == pytest.approx(10.9, rel=0.3)
+    assert trend_of(*values).mean == pytest.approx(10.9, rel=0.3)
 
 
 def test_a_trend_is_stable_once_enough_samples_exist() -> None:
-    assert followed(7.0, 7.0).settled == 0
-    assert followed(7.0, 7.0, 7.0).settled == 7
+    assert trend_of(7.0, 7.0).settled == 0
+    assert trend_of(7.0, 7.0, 7.0).settled == 7
     assert CostTrend(settled_after=1).settled == 0

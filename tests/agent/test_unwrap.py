@@ -34,7 +34,7 @@ def unwrap(before: CounterUnwrapper | None = None) -> CounterUnwrapper:
     return CounterUnwrapper(columns, [WIDE], before.carried if before else None)
 
 
-def shown(
+def unwrap_row(
     carrier: CounterUnwrapper, row: list[int], missing: frozenset[int] = frozenset()
 ) -> list[int]:
     values = [0 if column in missing else number for column, number in enumerate(row)]
@@ -45,7 +45,7 @@ def shown(
 
 
 def rows(carrier: CounterUnwrapper, *all_rows: list[int]) -> list[list[int]]:
-    return [shown(carrier, row) for row in all_rows]
+    return [unwrap_row(carrier, row) for row in all_rows]
 
 
 step = st.integers(0, HALF - 1)
@@ -59,25 +59,25 @@ def test_one_busy_counter_among_quiet_ones_is_carried_on_exactly(
 ) -> None:
     """Also with gaps: a missing reading affects only itself while growth is below half the range."""
     hardware, carrier = HardwareCounters([0, 7, 11, 3]), unwrap()
-    assert shown(carrier, hardware.row()) == hardware.counted
+    assert unwrap_row(carrier, hardware.row()) == hardware.counted
     unread = 0
     for ahead, without in walk:
         ahead = min(ahead, HALF - 1 - unread)  # noqa: PLW2901 - the gap counts as well
         hardware.counted[0] += ahead
         unread = unread + ahead if 0 in without else 0
-        found = shown(carrier, hardware.row(), without)
+        found = unwrap_row(carrier, hardware.row(), without)
         for column in set(range(WIDE)) - without:
             assert found[column] == hardware.counted[column]
 
 
 @given(steps, st.booleans())
-def test_what_is_shown_is_what_was_counted_or_what_it_was_since_a_reset(
+def test_unwrapped_counters_equal_the_total_or_the_growth_since_a_reset(
     walk: list[tuple[int, int, int, int]],
     probed: bool,  # noqa: FBT001 - a case
 ) -> None:
     """For any traffic: never more growth than real, and less only if wraps resemble a reset."""
     hardware, carrier = HardwareCounters([5, 6, 7, 8]), unwrap()
-    before = shown(carrier, hardware.row())
+    before = unwrap_row(carrier, hardware.row())
     counted = list(hardware.counted)
     for ahead in walk:
         hardware.counted = [
@@ -85,7 +85,7 @@ def test_what_is_shown_is_what_was_counted_or_what_it_was_since_a_reset(
         ]
         if probed:
             carrier = unwrap(carrier)
-        found = shown(carrier, hardware.row())
+        found = unwrap_row(carrier, hardware.row())
         for column in range(WIDE):
             grown = found[column] - before[column]
             if grown >= 0:
@@ -108,10 +108,10 @@ def test_after_a_reset_with_a_witness_all_begin_again(
     carrier = unwrap()
     for share in (8, 4, 2, 1):  # in steps of less than half a range, as it would be read
         hardware = HardwareCounters([number // share for number in counted], wide // share)
-        shown(carrier, hardware.row())
+        unwrap_row(carrier, hardware.row())
     last = hardware.row()
     hardware = HardwareCounters(since, wide // 2)
-    found = shown(carrier, hardware.row())
+    found = unwrap_row(carrier, hardware.row())
     fell = any(now < before for now, before in zip(hardware.row()[:WIDE], last[:WIDE], strict=True))
     if fell and wide // 2 < wide:
         assert found == since
@@ -154,13 +154,13 @@ def test_a_device_that_was_gone_begins_again() -> None:
     assert rows(carrier, [RANGE - 10, 9, 0, 0, 0], [20, 9, 0, 0, 0])[-1][0] == RANGE + 20
     reasons = bytearray([Absent.GONE.value] * (WIDE + 1))
     carrier.carry_on([0] * (WIDE + 1), reasons)
-    assert shown(carrier, [25, 9, 0, 0, 0]) == [25, 9, 0, 0]
+    assert unwrap_row(carrier, [25, 9, 0, 0, 0]) == [25, 9, 0, 0]
 
 
 def test_a_missing_witness_is_no_witness() -> None:
     carrier = unwrap()
-    shown(carrier, [RANGE - 10, 9, 0, 0, 500])
-    assert shown(carrier, [20, 9, 0, 0, 500], frozenset({WIDE}))[0] == RANGE + 20
+    unwrap_row(carrier, [RANGE - 10, 9, 0, 0, 500])
+    assert unwrap_row(carrier, [20, 9, 0, 0, 500], frozenset({WIDE}))[0] == RANGE + 20
 
 
 @pytest.mark.parametrize("number", [-10, -(2**63), 2**63, 2**64 - 1])
@@ -170,7 +170,7 @@ def test_a_number_no_narrow_counter_can_have_is_shown_as_it_is(number: int) -> N
     assert [row[0] for row in found] == [7, number, 9]
 
 
-def test_a_new_probe_with_other_columns_knows_what_the_last_one_knew() -> None:
+def test_a_new_probe_with_other_columns_keeps_the_carried_state() -> None:
     first = unwrap()
     rows(first, [RANGE - 10, 2, 0, 0, 0], [20, 2, 0, 0, 0])
     second = CounterUnwrapper({"errors": 0, "writes": 2, "new": 1}, (), first.carried)
@@ -190,7 +190,7 @@ def test_an_error_counter_that_fell_back_marks_a_reset_despite_busy_ones(
 ) -> None:
     """Error counters stay in the lower half; only a reset, not a wrap, reduces them."""
     carrier = unwrap()
-    shown(carrier, [*(number % RANGE for number in busy), errors, 0])
+    unwrap_row(carrier, [*(number % RANGE for number in busy), errors, 0])
     after = [*since, data.draw(st.integers(0, errors - 1))]
-    assert shown(carrier, [*after, 0]) == after
+    assert unwrap_row(carrier, [*after, 0]) == after
     assert carrier.wraps == 0

@@ -178,7 +178,7 @@ def test_an_unreadable_link_leaves_the_link_rule_undecided() -> None:
     assert verdict.answers["nvlink_down"] is True
 
 
-def test_what_needs_root_does_not_keep_a_gpu_from_being_healthy() -> None:
+def test_readings_that_need_root_do_not_prevent_a_healthy_verdict() -> None:
     verdict = judge(with_faults([reading(h.GPU_SRAM_THRESHOLD, Absent.DENIED)]))
     assert verdict.answers["sram_threshold"] is Absent.DENIED
     assert verdict.state == HEALTHY

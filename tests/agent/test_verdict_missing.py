@@ -68,7 +68,7 @@ def test_the_xids_of_a_gpu_that_was_lost_before_the_start_count() -> None:
     assert readings(run.frame)[REASON, ("0000:02:00.0", "gpu_lost")] == 1
 
 
-def test_a_gpu_whose_firmware_was_silent_before_the_start_is_not_called_lost() -> None:
+def test_a_gpu_whose_firmware_failed_before_the_start_is_not_called_lost() -> None:
     run = judging(2)
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(10, "timeout"))
     run.log(1, "NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python3, Timeout after 6s")

@@ -22,23 +22,23 @@ def places_of(metric: Metric) -> list[tuple[Metric, tuple[str, ...]]]:
     return [(metric, part) for part in healthy().readings.get(metric, {})]
 
 
-def without(metric: Metric, reason: Absent) -> Fault:
+def fault_without(metric: Metric, reason: Absent) -> Fault:
     """Return a fault in which no reading of a metric has a value."""
     return Fault(dict.fromkeys(places_of(metric), reason))
 
 
-def sole(rule: HealthRule) -> set[Metric]:
+def required_metrics(rule: HealthRule) -> set[Metric]:
     """Return the readings that a rule requires on a healthy GPU."""
     return {
         metric
         for metric in rule.metrics
         if places_of(metric)
-        and rule.answer(with_faults([without(metric, Absent.ERROR)])) is not False
+        and rule.answer(with_faults([fault_without(metric, Absent.ERROR)])) is not False
     }
 
 
 def needed_metrics() -> list[Metric]:
-    found = {metric for rule in RULES if rule.needed for metric in sole(rule)}
+    found = {metric for rule in RULES if rule.needed for metric in required_metrics(rule)}
     return sorted(found, key=lambda metric: metric.name)
 
 
@@ -62,7 +62,7 @@ def test_nearly_every_metric_is_one_that_a_verdict_cannot_do_without() -> None:
 def test_a_gpu_that_something_needed_is_not_known_of_is_never_healthy(
     metric: Metric, reason: Absent, faults: list[Fault]
 ) -> None:
-    verdict = judge(with_faults([*faults, without(metric, reason)]))
+    verdict = judge(with_faults([*faults, fault_without(metric, reason)]))
     assert verdict.state in {UNKNOWN, FAILED}
 
 
@@ -85,7 +85,7 @@ def test_one_more_fault_never_makes_a_gpu_better(
 ) -> None:
     # Two faults that want the same reading to be different are not both there.
     assume(all(another.places.isdisjoint(fault.places) for fault in faults))
-    unknown = [without(*what) for what in missing]
+    unknown = [fault_without(*what) for what in missing]
     before = judge(with_faults([*faults, *unknown]))
     after = judge(with_faults([*faults, another, *unknown]))
     assert BADNESS.index(after.state) >= BADNESS.index(before.state)

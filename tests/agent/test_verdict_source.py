@@ -146,7 +146,7 @@ def test_a_counter_that_cannot_be_read_for_a_while_keeps_its_past() -> None:
 # What is too old, or gone -------------------------------------------------------------------------
 
 
-def test_a_gpu_whose_readings_are_too_old_for_the_page_is_unknown() -> None:
+def test_a_gpu_with_stale_readings_is_unknown() -> None:
     run = judging()
     run.step()
     page = MetricsEndpoint("node-1", run.statuses.values, lambda: run.host.clock.now().boot_ns, "")

@@ -23,7 +23,7 @@ def test_a_window_is_bounded_however_long_it_is_used() -> None:
     assert still.increase == 0
 
 
-def test_what_a_window_saw_before_a_reset_is_forgotten() -> None:
+def test_growth_before_a_reset_is_forgotten() -> None:
     window: CounterWindow[str] = CounterWindow()
     window.follow(["a"])
     for second in range(0, 300, 5):

@@ -53,7 +53,7 @@ async def test_the_clock_stands_and_never_goes_back() -> None:
     assert (now.wall_ns - start.wall_ns, now.boot_ns - start.boot_ns) == (31 * NS, 31 * NS)
 
 
-async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_end_alone() -> None:
+async def test_growth_in_a_capture_needs_its_walk_and_not_only_its_end() -> None:
     walk = CaptureWalk(capture_of("nvlink-errors"))
     walked = Agent(AgentSettings(), walk.host, "n")
     await walk.read(walked)

@@ -109,7 +109,7 @@ steps = st.lists(
 
 @fewer(40)
 @given(steps)
-def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
+def test_the_held_checkpoint_never_regresses_and_every_contradiction_is_detected(
     steps: list[tuple[str, int]],
 ) -> None:
     async def follow(directory: Path) -> None:

@@ -63,7 +63,7 @@ def test_ids(text):
         "1" * 20,
     ],
 )
-def test_what_names_no_gpu_that_is_known(text):
+def test_device_ids_without_a_known_gpu(text):
     assert parse_device_id(text) is None
 
 

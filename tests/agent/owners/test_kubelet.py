@@ -140,7 +140,7 @@ def test_a_server_that_never_answers(tmp_path):
 def test_a_server_that_never_speaks(tmp_path):
     received = threading.Event()
     with (
-        speaking(tmp_path / "s", lambda _: received.wait()) as path,
+        serving_once(tmp_path / "s", lambda _: received.wait()) as path,
         contextlib.ExitStack() as last,
     ):
         last.callback(received.set)
@@ -159,7 +159,7 @@ def test_an_answer_that_would_fill_the_memory(tmp_path):
 
 
 @contextlib.contextmanager
-def speaking(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[str]:
+def serving_once(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[str]:
     """Serve one connection with the bytes of a test, then close it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -178,7 +178,7 @@ def speaking(path: Path, speak: Callable[[socket.socket], object]) -> Iterator[s
             thread.join()
 
 
-def well_spoken(reply: Callable[[H2Connection], object]) -> Callable[[socket.socket], None]:
+def speak_http2(reply: Callable[[H2Connection], object]) -> Callable[[socket.socket], None]:
     """Speak valid HTTP/2 until the request arrived, then send one reply."""
 
     def speak(connection: socket.socket) -> None:
@@ -219,7 +219,9 @@ OK = {":status": "200", "grpc-status": "0"}
 )
 def test_answers_that_are_none_of_grpc(tmp_path, headers, content, problem):
     with (
-        speaking(tmp_path / "s", well_spoken(lambda http: answer(http, headers, content))) as path,
+        serving_once(
+            tmp_path / "s", speak_http2(lambda http: answer(http, headers, content))
+        ) as path,
         pytest.raises(OSError, match=problem) as refused,
     ):
         call_kubelet(path, LIST)
@@ -229,15 +231,15 @@ def test_answers_that_are_none_of_grpc(tmp_path, headers, content, problem):
 GIVES_UP: dict[str, Callable[[socket.socket], object]] = {
     "at once": lambda _: None,
     "after the request": lambda connection: connection.recv(65_536),
-    "within the answer": well_spoken(lambda http: http.send_headers(1, OK.items())),
-    "by a reset of the stream": well_spoken(lambda http: http.reset_stream(1)),
-    "by an end of the connection": well_spoken(lambda http: http.close_connection()),
+    "within the answer": speak_http2(lambda http: http.send_headers(1, OK.items())),
+    "by a reset of the stream": speak_http2(lambda http: http.reset_stream(1)),
+    "by an end of the connection": speak_http2(lambda http: http.close_connection()),
 }
 
 
 @pytest.mark.parametrize("when", GIVES_UP)
 def test_a_server_that_gives_up(tmp_path, when):
-    with speaking(tmp_path / "s", GIVES_UP[when]) as path, pytest.raises(ConnectionError):
+    with serving_once(tmp_path / "s", GIVES_UP[when]) as path, pytest.raises(ConnectionError):
         call_kubelet(path, LIST)
 
 
@@ -246,7 +248,7 @@ def test_an_answer_counts_although_the_server_ends_right_after_it(tmp_path):
         answer(http, OK, b"\0\0\0\0\1x")
         http.close_connection()
 
-    with speaking(tmp_path / "s", well_spoken(answer_and_close)) as path:
+    with serving_once(tmp_path / "s", speak_http2(answer_and_close)) as path:
         assert call_kubelet(path, LIST) == b"x"
 
 
@@ -266,7 +268,7 @@ SETTINGS = bytes.fromhex("000000040000000000")
 def test_any_bytes_are_an_error_of_the_system(tmp_path_factory, noise):
     path = tmp_path_factory.mktemp("noise") / "s"
     with (
-        speaking(path, lambda connection: connection.sendall(noise)) as where,
+        serving_once(path, lambda connection: connection.sendall(noise)) as where,
         pytest.raises(OSError),  # noqa: PT011
     ):
         call_kubelet(where, LIST)

@@ -148,7 +148,7 @@ def test_an_answer_that_is_too_large(plain):
         pod_list(f"http://127.0.0.1:{plain.server_port}", "", "", 20.0, max_bytes=100)
 
 
-def test_what_is_missing_of_a_pod():
+def test_missing_fields_of_a_pod():
     assert parse_pod_list(b'{"items": null}') == ()
     (pod,) = parse_pod_list(b'{"items": [{"metadata": {"name": "a", "annotations": null}}]}')
     assert (pod.name, pod.concerns_gpus) == ("a", False)

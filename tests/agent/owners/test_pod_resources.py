@@ -78,7 +78,7 @@ def test_pods_come_back(sent):
 
 
 @given(st.lists(DEVICES, max_size=3).map(tuple))
-def test_what_could_be_given_comes_back(sent):
+def test_allocatable_devices_are_decoded(sent):
     assert parse_allocatable(b"".join(wire.piece(1, wire.devices(d)) for d in sent)) == sent
 
 

@@ -39,7 +39,7 @@ def test_titles(cmdline):
         b"slurmstepd: [1.0 x]",
     ],
 )
-def test_what_is_none(cmdline):
+def test_invalid_step_titles(cmdline):
     with pytest.raises(FormatError, match="invalid process title"):
         parse_step_title(cmdline)
 

@@ -55,7 +55,7 @@ def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
 
 
 @dataclass
-class Story:
+class ClockStepNode:
     """A node with a Slurm job, a pod and a claim by command, during steps of its clock."""
 
     directory: Path
@@ -107,7 +107,7 @@ steps = st.lists(
 @given(steps, steps, steps)
 def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after):
     with TemporaryDirectory() as directory:
-        story = Story(Path(directory))
+        story = ClockStepNode(Path(directory))
         story.wait(2 * POLL)
 
         def pass_through(some: list[tuple[int, int, bool]]) -> None:
@@ -137,7 +137,7 @@ def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after)
 
 
 def test_an_end_before_the_start_by_the_wall_clock_is_no_end_at_the_start(tmp_path):
-    story = Story(tmp_path)
+    story = ClockStepNode(tmp_path)
     story.wait(POLL)
     story.begin()
     story.wait(600)
@@ -150,7 +150,7 @@ def test_an_end_before_the_start_by_the_wall_clock_is_no_end_at_the_start(tmp_pa
 
 
 def test_an_id_may_begin_again_after_the_clock_was_set_back(tmp_path):
-    story = Story(tmp_path)
+    story = ClockStepNode(tmp_path)
     story.wait(POLL)
     story.begin()
     story.wait(600)
@@ -163,7 +163,7 @@ def test_an_id_may_begin_again_after_the_clock_was_set_back(tmp_path):
 
 
 def test_a_boot_time_means_nothing_in_another_boot(tmp_path):
-    story = Story(tmp_path)
+    story = ClockStepNode(tmp_path)
     story.wait(POLL)
     story.begin()
     story.wait(POLL)

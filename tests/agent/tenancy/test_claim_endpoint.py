@@ -193,7 +193,7 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
         (("GET", "/", None), 404, "unknown request GET /"),
     ],
 )
-def test_what_is_refused(served, request_, status, message):
+def test_rejected_requests(served, request_, status, message):
     actual, content = ask(served.path, *request_)
     assert (actual, message in str(content)) == (status, True), content
     assert ask(served.path, "GET", "/v1/claims") == (200, {"claims": []})
@@ -372,7 +372,7 @@ def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def insist(directory: Path, method: str, path: str, body: Any = None) -> Any:
+def request_until_ok(directory: Path, method: str, path: str, body: Any = None) -> Any:
     """Repeat a request until the answer is 200."""
     until, last = time.monotonic() + 60, None
     while time.monotonic() < until:
@@ -391,13 +391,15 @@ def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(directory):
         with agent(directory) as process:
             for part in range(3):
                 name = f"c-{number}-{part}"
-                insist(directory, "POST", "/v1/claims", {**BATCH, "id": name, "gpus": ["0"]})
+                request_until_ok(
+                    directory, "POST", "/v1/claims", {**BATCH, "id": name, "gpus": ["0"]}
+                )
                 if part:
-                    insist(directory, "POST", f"/v1/claims/{name}/end")
+                    request_until_ok(directory, "POST", f"/v1/claims/{name}/end")
             process.send_signal(signal.SIGKILL)
             process.wait()
     with agent(directory):
-        listed = {one["id"] for one in insist(directory, "GET", "/v1/claims")["claims"]}
+        listed = {one["id"] for one in request_until_ok(directory, "GET", "/v1/claims")["claims"]}
         assert listed == {"c-0-0", "c-1-0", "c-2-0"}
         for number in range(3):
             status, _ = ask(directory / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
@@ -407,10 +409,10 @@ def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(directory):
 def test_a_first_start_without_a_state_directory_accepts_claims(directory):
     state = directory / "var" / "lib" / "agent"
     with agent(state):
-        insist(state, "POST", "/v1/claims", {**BATCH, "gpus": ["0"]})
+        request_until_ok(state, "POST", "/v1/claims", {**BATCH, "gpus": ["0"]})
         assert state.stat().st_mode & 0o777 == 0o700
     with agent(state):
-        listed = insist(state, "GET", "/v1/claims")["claims"]
+        listed = request_until_ok(state, "GET", "/v1/claims")["claims"]
         assert [one["id"] for one in listed] == ["b-1"], "it was kept"
 
 
@@ -447,7 +449,7 @@ def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(direc
         assert "accepted as soon as it is writable" in message
         state.parent.unlink()
         until(lambda status, _: status == 200)
-        insist(state, "POST", "/v1/claims/b-1/end")
+        request_until_ok(state, "POST", "/v1/claims/b-1/end")
 
 
 @pytest.mark.parametrize("key", ["id", "tenant", "owner", "workload"])

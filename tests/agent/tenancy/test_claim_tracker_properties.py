@@ -145,7 +145,7 @@ def test_a_restart_at_any_point_changes_nothing(sequence):
 
 
 @given(steps)
-def test_what_cannot_be_read_ends_nothing(sequence):
+def test_an_unreadable_source_ends_no_claim(sequence):
     run = TrackerRun(restarts=False)
     for step in sequence:
         before = run.poll(step)

@@ -14,7 +14,7 @@ from agent.tenancy.claims_file import ClaimsFileError, ClaimsFileLine, parse_cla
 PATH = "/etc/railscope/gpus.csv"
 
 
-def at(seconds: float) -> str:
+def seconds_after_start(seconds: float) -> str:
     """Return the time `seconds` after the first poll, in RFC 3339."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return (epoch + timedelta(seconds=START.wall_ns // NS + 5 + seconds)).isoformat()
@@ -24,7 +24,7 @@ def claim(**fields: str) -> str:
     return f"{','.join(fields)}\n{','.join(fields.values())}\n"
 
 
-def looking(text, path=PATH):
+def host_with_claims_file(text, path=PATH):
     host = node()
     host.files[path] = text
     return host, Looked(host, TenancySettings(claims_file=path))
@@ -70,8 +70,10 @@ def test_an_invalid_claims_file_is_reported(text, message):
 
 
 def test_dates_are_kept_to_the_nanosecond():
-    text = claim(gpu="0", tenant="red", **{"from": at(7), "to": at(33)})
-    host, looked = looking(text)
+    text = claim(
+        gpu="0", tenant="red", **{"from": seconds_after_start(7), "to": seconds_after_start(33)}
+    )
+    host, looked = host_with_claims_file(text)
     assert looked.look() == []
     assert looked.look() == []
     (began,) = looked.look()
@@ -86,19 +88,25 @@ def test_dates_are_kept_to_the_nanosecond():
     assert (ended.facts["uncertainty_ns"], ended.facts["why"]) == ("0", "ended")
     for _ in range(3):
         assert looked.look() == []
-    host.files[PATH] = text.replace(at(33), at(333))
+    host.files[PATH] = text.replace(seconds_after_start(33), seconds_after_start(333))
     (again,) = looked.look()
     assert again.facts["start_ns"] == str(host.clock.now().wall_ns), "it had ended: from now on"
     assert again.entity != began.entity
 
 
 def test_a_claim_that_is_already_over_begins_and_ends():
-    _, looked = looking(claim(gpu=uuid(1), tenant="red", **{"from": at(-500), "to": at(-100)}))
+    _, looked = host_with_claims_file(
+        claim(
+            gpu=uuid(1),
+            tenant="red",
+            **{"from": seconds_after_start(-500), "to": seconds_after_start(-100)},
+        )
+    )
     assert [event.event_class.name for event in looked.look()] == ["claim_start", "claim_end"]
 
 
 def test_a_node_and_all_its_gpus():
-    host, looked = looking("holds,tenant\ngpu-1,red\ngpu-2,blue\n", "/etc/claims.csv")
+    host, looked = host_with_claims_file("holds,tenant\ngpu-1,red\ngpu-2,blue\n", "/etc/claims.csv")
     assert {event.facts["tenant"] for event in looked.look()} == {"red"}
     assert len(looked.tenancy.open) == 2
     host.files["/etc/claims.csv"] = "holds,tenant\ngpu-2,blue\n"
@@ -106,7 +114,7 @@ def test_a_node_and_all_its_gpus():
 
 
 def test_a_gpu_of_the_node_that_is_lost_is_still_held():
-    host, looked = looking("holds,tenant\n*,red\n", "/etc/claims.csv")
+    host, looked = host_with_claims_file("holds,tenant\n*,red\n", "/etc/claims.csv")
     assert {event.facts["node"] for event in looked.look()} == {"gpu-1"}
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
     for _ in range(3):
@@ -116,7 +124,7 @@ def test_a_gpu_of_the_node_that_is_lost_is_still_held():
 
 
 def test_a_file_that_is_wrong_or_gone_changes_nothing():
-    host, looked = looking(claim(gpu="0", tenant="red"))
+    host, looked = host_with_claims_file(claim(gpu="0", tenant="red"))
     assert len(looked.look()) == 1
     for content in ("[[claim]]", b"\xff", FileNotFoundError(2, "gone")):
         host.files[PATH] = content
@@ -128,7 +136,7 @@ def test_a_file_that_is_wrong_or_gone_changes_nothing():
 
 
 def test_another_tenant_is_another_claim():
-    host, looked = looking(claim(gpu="0", tenant="red"))
+    host, looked = host_with_claims_file(claim(gpu="0", tenant="red"))
     looked.look()
     host.files[PATH] = claim(gpu="0", tenant="blue")
     ended, began = looked.look()
@@ -137,8 +145,13 @@ def test_another_tenant_is_another_claim():
 
 
 def test_a_claims_file_overrides_the_claim_of_a_pod():
-    host, looked = looking(
-        claim(gpu="0", tenant="red", workload="kubernetes:research/train", **{"from": at(20)})
+    host, looked = host_with_claims_file(
+        claim(
+            gpu="0",
+            tenant="red",
+            workload="kubernetes:research/train",
+            **{"from": seconds_after_start(20)},
+        )
     )
     host.calls[LISTED] = [pod("train", uuid(0), uuid(1))]
     began = looked.look()

@@ -11,7 +11,7 @@ from support.tenancy import LISTED, Looked, keeps_pod, node, pod, runs, uuid
 PODS, GPUS = 50, 8
 
 
-def full() -> FakeHost:
+def fully_used_node() -> FakeHost:
     """Return a host with eight GPUs, each with a pod of two processes, and 42 pods without a GPU."""
     host = node(GPUS)
     pods = []
@@ -30,7 +30,7 @@ def full() -> FakeHost:
     return host
 
 
-def counting(host: FakeHost) -> Counter[str]:
+def count_calls(host: FakeHost) -> Counter[str]:
     """Count the host calls of tenancy itself: the driver's sources run before it."""
     asked: Counter[str] = Counter()
     for name in ("read", "names", "resolve", "call"):
@@ -45,13 +45,13 @@ def counting(host: FakeHost) -> Counter[str]:
 
 
 def test_calls_per_poll():
-    looked = Looked(full())
+    looked = Looked(fully_used_node())
     for _ in range(2):
         looked.look()
     assert len(looked.tenancy.open) == GPUS
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
     host = looked.host
-    asked = counting(host)
+    asked = count_calls(host)
     looked.tenancy._poll(host)  # noqa: SLF001 - one poll by itself
     assert {key: count for key, count in asked.items() if key.startswith("nvml.")} == {}, (
         "lists of processes are not read again"

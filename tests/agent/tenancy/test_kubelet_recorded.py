@@ -106,7 +106,7 @@ def test_a_server_that_refuses(tmp_path):
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_what_was_recorded_is_replayed(tmp_path, hidden):
+def test_recorded_kubelet_calls_are_replayed(tmp_path, hidden):
     redactor = Redactor() if hidden else None
     host = RecordingHost(LiveHost(), redactor)
     with serving(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:

@@ -41,7 +41,7 @@ def test_a_restarted_agent_reports_the_same_claims_again(tmp_path):
     assert ended.entity == began.entity
 
 
-def test_what_ended_while_the_agent_was_away(tmp_path):
+def test_claims_that_ended_while_the_agent_was_stopped(tmp_path):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = remembering(host, tmp_path)

@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> LiveHost:
     return LiveHost(tmp_path)
 
 
-def test_only_what_is_looked_for(tree):
+def test_only_requested_fields_are_returned(tree):
     answers = [
         tree.call("owner", "environ", 7),
         tree.call("owner", "container", HEX, "team"),
@@ -54,7 +54,7 @@ def test_only_what_is_looked_for(tree):
     assert answers[4:] == [None, "eva", ""]
 
 
-def test_what_is_not_there_or_no_such_form(tree, tmp_path):
+def test_missing_or_malformed_owner_files(tree, tmp_path):
     with pytest.raises(FileNotFoundError):
         tree.call("owner", "environ", 9)
     (tmp_path / "run/libvirt/qemu/web.xml").write_text("<domain")

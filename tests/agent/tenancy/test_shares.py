@@ -19,7 +19,7 @@ from agent.sampling.source import ProbeVerdict
 CASES = Path(__file__).parent / "shares"
 
 
-def looked_at(case: Path) -> tuple[Looked, dict[str, object]]:
+def load_case(case: Path) -> tuple[Looked, dict[str, object]]:
     expected = json.loads((case / "case.json").read_text())
     host = node(expected["gpus"])
     for path in sorted((case / "tree").rglob("*")):
@@ -34,7 +34,7 @@ def looked_at(case: Path) -> tuple[Looked, dict[str, object]]:
 
 @pytest.mark.parametrize("case", sorted(CASES.iterdir()), ids=lambda case: case.name)
 def test_each_claim_holds_its_share(case: Path):
-    looked, expected = looked_at(case)
+    looked, expected = load_case(case)
     claims = [one.held for one in looked.tenancy.open if one.is_claim]
     numbers = {uuid(n): n for n in range(expected["gpus"])}
     found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
@@ -60,11 +60,11 @@ def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
 
 
 def test_a_claim_without_a_device_names_no_gpu_and_its_count():
-    looked, _ = looked_at(CASES / "slurm-count-only")
+    looked, _ = load_case(CASES / "slurm-count-only")
     looked.host.files["/run/jobs/211"] = ""
     (ended,) = looked.look()
     assert ended.entity.key[0] == ""
-    looked, _ = looked_at(CASES / "slurm-count-only")
+    looked, _ = load_case(CASES / "slurm-count-only")
     (one,) = looked.tenancy.open
     facts = one.held.facts(looked.host.boot_id)
     assert (facts["count"], "share" in facts, facts["exclusive"]) == ("2", False, "true")
@@ -72,7 +72,7 @@ def test_a_claim_without_a_device_names_no_gpu_and_its_count():
 
 
 def test_a_finding_names_the_job_and_how_to_place_it():
-    looked, _ = looked_at(CASES / "slurm-count-above-indices")
+    looked, _ = load_case(CASES / "slurm-count-above-indices")
     ((verdict, detail, remedy),) = looked.said("claims without a device")
     assert (verdict, "3 GPUs of 1 claim" in detail, "slurm 211 (3)" in detail) == (
         "absent",
@@ -83,7 +83,7 @@ def test_a_finding_names_the_job_and_how_to_place_it():
 
 
 def test_a_count_is_placed_when_a_prolog_names_devices_later():
-    looked, _ = looked_at(CASES / "slurm-count-only")
+    looked, _ = load_case(CASES / "slurm-count-only")
     from agent.tenancy.command_claims import CommandClaim  # noqa: PLC0415 - only here
 
     tenancy = looked.tenancy

@@ -84,10 +84,10 @@ def test_without_placements_no_two_overlap(profiles, data):
 
 
 @pytest.mark.parametrize("wrong", [(-1, 840), (0, 841), (5, 5), (9, 3)])
-def test_what_no_gpu_has(wrong):
+def test_invalid_slot_ranges(wrong):
     with pytest.raises(ValueError, match="invalid slot range"):
         GpuSlotRange(*wrong)
 
 
-def test_what_is_covered_twice_counts_once():
+def test_slots_covered_twice_count_once():
     assert count_covered_slots([WHOLE_GPU, GpuSlotRange(0, 10)]) == GPU_CAPACITY

@@ -24,7 +24,7 @@ def job(host: FakeHost, directory: str, pid: int, *, daemon: int = 0, **environ:
         host.calls[f"owner.environ({pid})"] = {f"SLURM_{k}": v for k, v in environ.items()}
 
 
-def leaves(host, directory):
+def remove_job(host, directory):
     for path in [path for path in host.files if path.startswith(directory + "/")]:
         del host.files[path]
 
@@ -53,7 +53,7 @@ def test_a_job_by_its_environment():
     host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "211", "SLURM_JOB_ACCOUNT": "else"}
     assert looked.look() == [], "the first environment counts: a job may change it"
     assert host.asked["owner.environ(50)"] == 1
-    leaves(host, f"{SCOPE}/job_211")
+    remove_job(host, f"{SCOPE}/job_211")
     assert [event[0] for event in told(looked.look())] == ["claim_end", "claim_end"]
 
 
@@ -100,7 +100,7 @@ def test_a_job_without_a_device_list_holds_the_gpus_of_its_processes_until_it_en
     ends(host, 1, 50)
     for _ in range(3):
         assert looked.look() == []
-    leaves(host, directory)
+    remove_job(host, directory)
     assert told(looked.look()) == [("claim_end", "slurm", "9", uuid(1))]
 
 
@@ -188,7 +188,7 @@ def test_files_by_gpu():
     assert {event.facts["level"] for event in began} == {"scheduler"}
     assert began[1].facts["device"] == mig_uuid(2, 1)
     assert any("notes" in detail for _, detail, _ in looked.said("jobs by GPU"))
-    leaves(host, directory)
+    remove_job(host, directory)
     assert looked.look() == [], "the directory is gone: nothing is known"
     host.files[f"{directory}/1"] = "123"
     assert sorted(event[0] for event in told(looked.look())) == ["claim_end"] * 3 + ["claim_start"]

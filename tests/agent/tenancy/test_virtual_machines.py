@@ -81,7 +81,7 @@ def test_a_definition_and_the_state_that_wraps_it():
         DEFINITION.replace("0x3b", "lots"),
     ],
 )
-def test_what_is_no_definition(text):
+def test_invalid_domain_definitions(text):
     with pytest.raises(FormatError):
         parse_domain(text.encode())
 
