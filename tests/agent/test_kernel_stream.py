@@ -101,7 +101,7 @@ async def test_a_log_that_may_not_be_read_is_denied_and_taken_up_when_it_may() -
         (finding,) = status.findings
         assert (finding.verdict, finding.detail) == (
             ProbeVerdict.DENIED,
-            "/dev/kmsg: Permission denied",
+            "cannot open /dev/kmsg: Permission denied",
         )
         assert "CAP_SYSLOG" in finding.remedy
         host.log.closed = None
