@@ -26,6 +26,7 @@ from agent.sampling.hang_guard import CallTime
 from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
+from agent.sampling.source_reader import REPROBE_NS
 from agent.sampling.status import AuditLogState, ShippingStats
 from agent.shipping.collector_client import CollectorLinkError
 from agent.shipping.shipper import EventNumbering, Shipper
@@ -84,6 +85,8 @@ class Agent:
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
     call_time: CallTime = field(default_factory=CallTime)
     """Durations of calls and reads."""
+    reprobe_ns: int = REPROBE_NS
+    """Interval at which sources search for devices again."""
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
@@ -102,6 +105,7 @@ class Agent:
             ReadLimits(shortest_seconds=self.settings.read_timeout_seconds),
             self.keeper,
             call_time=self.call_time,
+            reprobe_ns=self.reprobe_ns,
         )
         self.endpoint = MetricsEndpoint(
             self.node,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -66,10 +67,10 @@ def catalog(form: str) -> None:
     click.echo(reference.render(form), nl=False)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an invalid setting is reported in one line with exit status 2."""
     try:
-        root()
+        root(arguments)
     except* SettingsError as errors:
         for error in _flat(errors):
             click.echo(f"railscope: {error}", err=True)

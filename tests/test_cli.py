@@ -8,17 +8,17 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from collector.access import credentials
 from collector.access.credentials import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
-from railscope.cli import root as railscope
+from railscope.cli import main, root as railscope
 from railscope.settings import CONFIGURATION_VARIABLE
 from simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
@@ -37,7 +37,28 @@ COMMANDS = list(walk((), railscope))
 SETTINGS = ("agent", "collector")
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+class WholeProgram(click.Command):
+    """The command line as the console script runs it, with its report of invalid settings."""
+
+    def main(self, args: Sequence[str], **_: object) -> None:
+        main(args)
+
+
+def run(*words: str, **environment: str) -> Result:
+    """Run a command in this process, which spares it the start of an interpreter."""
+    cleared = dict.fromkeys(
+        name
+        for name in os.environ
+        if name.startswith("RAILSCOPE_") and name != CONFIGURATION_VARIABLE
+    )
+    outcome = CliRunner().invoke(WholeProgram("railscope"), words, env=cleared | environment)
+    if outcome.exception and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    return outcome
+
+
+def run_process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -53,10 +74,14 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def refusal(outcome: subprocess.CompletedProcess[str]) -> str:
-    assert outcome.returncode == 2
-    assert outcome.stdout == ""
-    (line,) = outcome.stderr.splitlines()
+def refusal(outcome: Result) -> str:
+    return refusal_line(outcome.exit_code, outcome.stdout, outcome.stderr)
+
+
+def refusal_line(status: int, stdout: str, stderr: str) -> str:
+    assert status == 2
+    assert stdout == ""
+    (line,) = stderr.splitlines()
     return line
 
 
@@ -114,14 +139,15 @@ def test_help_of_the_whole_does_not_load_the_programs():
 
 
 def test_an_unknown_command_is_refused():
-    assert run("agnet").returncode == 2
+    assert run_process("agnet").returncode == 2
 
 
 @pytest.mark.parametrize("program", SETTINGS)
 def test_an_unknown_key_is_one_line_that_names_the_nearest(program: str, tmp_path: Path):
     file = tmp_path / "settings.toml"
     file.write_text('lissen = "127.0.0.1:0"\n')
-    line = refusal(run(program, "run", "--config", str(file)))
+    outcome = run_process(program, "run", "--config", str(file))
+    line = refusal_line(outcome.returncode, outcome.stdout, outcome.stderr)
     assert line == f"railscope: unknown key 'lissen' in {file}; did you mean 'listen'?"
 
 
@@ -184,13 +210,13 @@ def test_a_section_is_reached_from_the_environment(tmp_path: Path):
     outcome = run(
         "agent", "check", "--root", str(tmp_path), RAILSCOPE_AGENT_COLLECTOR__URL="ftp://nowhere"
     )
-    assert outcome.returncode == 1
+    assert outcome.exit_code == 1
     assert "invalid collector.url 'ftp://nowhere': expected http:// or https://" in outcome.stdout
 
 
 def test_one_reading_of_an_empty_tree(tmp_path: Path):
     outcome = run("agent", "once", "--root", str(tmp_path))
-    assert (outcome.returncode, outcome.stderr) == (0, "")
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert 'railscope_source_state{source="host",state="unsupported"} 1' in outcome.stdout
     samples = [line for line in outcome.stdout.splitlines() if not line.startswith("#")]
     assert all(
@@ -210,7 +236,7 @@ def test_one_reading_in_other_formats(tmp_path: Path):
 
 def test_a_check_of_an_empty_tree_finds_nothing_broken(tmp_path: Path):
     outcome = run("agent", "check", "--root", str(tmp_path))
-    assert outcome.returncode == 0
+    assert outcome.exit_code == 0
     assert "absent  GPUs:" in outcome.stdout
 
 
@@ -219,7 +245,7 @@ def test_a_server_is_simulated_and_replayed(tmp_path: Path):
     made = run(
         "simulate", "--seconds", "3", "--step-seconds", "0.5", "--node", "gpu-7", str(directory)
     )
-    assert made.returncode == 0, made.stderr
+    assert made.exit_code == 0, made.stderr
     checked = run("agent", "check", "--replay", str(directory))
     assert "on node gpu-7" in checked.stdout
     page = run("agent", "once", "--replay", str(directory)).stdout
@@ -228,17 +254,17 @@ def test_a_server_is_simulated_and_replayed(tmp_path: Path):
 
 def test_an_unknown_scenario_names_those_there_are(tmp_path: Path):
     outcome = run("simulate", "--scenario", "sunshine", str(tmp_path / "capture"))
-    assert outcome.returncode == 1
+    assert outcome.exit_code == 1
     assert "training" in outcome.stderr
 
 
 def test_any_model_is_simulated_in_any_mode_it_has(tmp_path: Path):
     directory = tmp_path / "capture"
     options = ("--model", "h200", "--mode", "mig", "--seconds", "2")
-    assert run("simulate", *options, str(directory)).returncode == 0
+    assert run("simulate", *options, str(directory)).exit_code == 0
     page = run("agent", "once", "--replay", str(directory)).stdout
     assert page.count("railscope_mig_info{") == 4 * 7 + 4 * 3
-    assert run("simulate", "--model", "gb200", "--seconds", "1", str(directory)).returncode == 0
+    assert run("simulate", "--model", "gb200", "--seconds", "1", str(directory)).exit_code == 0
 
 
 def test_a_server_that_cannot_be_simulated_leaves_no_directory(tmp_path: Path):
@@ -250,7 +276,7 @@ def test_a_server_that_cannot_be_simulated_leaves_no_directory(tmp_path: Path):
         (("--model", "t4", "--mode", "mig"), "Tesla T4"),
     ):
         outcome = run("simulate", *options, str(directory))
-        assert outcome.returncode == 1
+        assert outcome.exit_code == 1
         assert named in outcome.stderr
         assert not directory.exists()
 
@@ -264,16 +290,16 @@ def test_this_server_is_recorded_into_a_new_directory_only(tmp_path: Path):
     tree, directory = tmp_path / "tree", tmp_path / "capture"
     tree.mkdir()
     arguments = ("agent", "record", "--root", str(tree), "--seconds", "0", str(directory))
-    assert run(*arguments).returncode == 0
+    assert run(*arguments).exit_code == 0
     assert (directory / "capture.toml").is_file()
     again = run(*arguments)
-    assert again.returncode == 1
+    assert again.exit_code == 1
     assert "is not empty" in again.stderr
 
 
 def test_a_capture_that_is_none_is_refused(tmp_path: Path):
     outcome = run("agent", "once", "--replay", str(tmp_path))
-    assert outcome.returncode == 1
+    assert outcome.exit_code == 1
     assert "capture.toml" in outcome.stderr
 
 
@@ -374,7 +400,7 @@ def checked(directory: Path, text: str) -> tuple[int, dict[str, str]]:
     outcome = run("collector", "check", "--config", str(file))
     assert not outcome.stderr, outcome.stderr
     _, *lines = outcome.stdout.splitlines()
-    return outcome.returncode, {line[8:].partition(": ")[0]: line for line in lines}
+    return outcome.exit_code, {line[8:].partition(": ")[0]: line for line in lines}
 
 
 def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
@@ -436,7 +462,7 @@ def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
         text = "\n".join([header, *(rows[name] for name in listed)]) + "\n"
         (tmp_path / "inventory.csv").write_text(text)
         outcome = run("collector", "check", "--config", str(tmp_path / "collector.toml"))
-        assert outcome.returncode == 0, outcome.stdout
+        assert outcome.exit_code == 0, outcome.stdout
         found = [line for line in outcome.stdout.splitlines() if line.startswith("warning")]
         assert len(found) == len(expected), found
         assert all(words in line for words, line in zip(expected, found, strict=True))

@@ -58,8 +58,8 @@ class _FamilyMember:
     @property
     def period_ns(self) -> int:
         """Period; a source without devices on this node is probed only occasionally."""
-        period_ns = self.status.period_ns
-        return max(period_ns, REPROBE_NS) if self.status.state == UNSUPPORTED else period_ns
+        shortest_ns = self.reader.reprobe_ns if self.status.state == UNSUPPORTED else 0
+        return max(self.status.period_ns, shortest_ns)
 
     def plan(self, now_ns: int) -> None:
         """Set the next time on the grid; times that have passed meanwhile are missed ticks."""
@@ -169,6 +169,7 @@ class Sampler:
     statuses: dict[str, SourceState] = field(default_factory=dict)
     hung: HungCalls = field(default_factory=HungCalls)
     call_time: CallTime = field(default_factory=CallTime)
+    reprobe_ns: int = REPROBE_NS
     _grader: SourceGrader = field(default_factory=SourceGrader)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -215,7 +216,7 @@ class Sampler:
                 found[source.family] = _DeviceFamily(source.family, guard)
             family = found[source.family]
             meter = self.keeper.meter if self.keeper else None
-            reader = SourceReader(source, family.guard, self.origin, meter)
+            reader = SourceReader(source, family.guard, self.origin, meter, self.reprobe_ns)
             family.members.append(_FamilyMember(self.statuses[source.name], reader, now_ns))
         return list(found.values())
 

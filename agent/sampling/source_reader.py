@@ -49,8 +49,10 @@ class SourceReader:
         host: Host,
         origin: FrameOrigin,
         meter: ProcessMeter | None = None,
+        reprobe_ns: int = REPROBE_NS,
     ) -> None:
         self.source = sampled_source
+        self.reprobe_ns = reprobe_ns
         self._host = host
         self._origin = origin
         self._meter = meter or ProcessMeter()
@@ -148,7 +150,7 @@ class SourceReader:
             inventory = self.source.probe(host)
         finally:
             host.stop()
-        self._probe_due_ns = now_ns + REPROBE_NS
+        self._probe_due_ns = now_ns + self.reprobe_ns
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
         known = self._known.complete(inventory, host)
         self._inventory, self._failed = inventory, known.failed

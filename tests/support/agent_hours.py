@@ -28,7 +28,9 @@ SCRAPE_SECONDS = 15
 UP_SECONDS = 1200
 """Uptime of nodes at the start: no rule treats them as just booted."""
 STEP_SECONDS = 0.5
-_SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+REPROBE_NS = 300 * NS
+"""Nothing appears in a simulated hour; a lost device is searched for sooner in any case."""
+_SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?")
 
 Samples = list[str | None]
 
@@ -116,7 +118,7 @@ async def pages(spec: NodeSpec, minutes: int, first: int = 0) -> AsyncIterator[s
         return 0 if over.is_set() else clock.now().boot_ns - spec.started_boot_ns
 
     host = RecordedHost(capture, clock, offset_ns, pause=call_time.pause)
-    agent = Agent(_settings(), host, spec.node, call_time=call_time)
+    agent = Agent(_settings(), host, spec.node, call_time=call_time, reprobe_ns=REPROBE_NS)
     task = asyncio.create_task(agent.sampler.run())
     try:
         for scrape in range((seconds - skipped) // SCRAPE_SECONDS + 1):
@@ -142,16 +144,26 @@ async def watched(
     target = f'node="{spec.node}",job="railscope-agent",instance="{spec.node}:9469"'
     up: Samples = [None] * scrape + ["1"] * (scrapes - scrape)
     series = {f"up{{{target}}}": up}
+    known: dict[str, Samples | None] = {}
+    """Samples by the text before their values; None for metrics that are not asked for."""
     async for page in pages(spec, minutes, first):
         for line in page.splitlines():
-            name = line.partition(" ")[0].partition("{")[0]
-            if name not in metrics:
-                continue
-            sample = _SAMPLE.fullmatch(line)
-            assert sample, line
-            labels = f"{sample['labels']},{target}" if sample["labels"] else target
-            samples = series.setdefault(f"{name}{{{labels}}}", [None] * scrapes)
-            samples[scrape] = sample["value"]
+            text, _, value = line.rpartition(" ")
+            if text not in known:
+                name = _series_name(text, target, metrics)
+                known[text] = series.setdefault(name, [None] * scrapes) if name else None
+            if samples := known[text]:
+                samples[scrape] = value
         scrape += 1
     assert scrape == scrapes
     return series
+
+
+def _series_name(text: str, target: str, metrics: Collection[str]) -> str:
+    """Return a series' name with the labels of its target; empty for a comment or another metric."""
+    if text.partition(" ")[0].partition("{")[0] not in metrics:
+        return ""
+    sample = _SAMPLE.fullmatch(text)
+    assert sample, text
+    labels = f"{sample['labels']},{target}" if sample["labels"] else target
+    return f"{sample['name']}{{{labels}}}"
