@@ -23,6 +23,9 @@ CONFIGURATION ?= /etc/railscope
 UNITS ?= /etc/systemd/system
 BINARIES ?= /usr/local/bin
 
+# Tests start many short processes, and each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 VALIDATOR := $(CURDIR)/.venv-validator
