@@ -257,7 +257,7 @@ def stretches(
     boot: str, instants_ns: NDArray[np.int64], uncertainty_ns: int = 0
 ) -> list[SampleStretch]:
     """Return the stretches of the samples of one boot, which may be in any order."""
-    instants = np.unique(instants_ns)
+    instants = np.sort(instants_ns, kind="stable")  # np.unique hashes, 100 times as expensive
     if not len(instants):
         return []
     breaks = np.flatnonzero(np.diff(instants) > GAP_NS)
