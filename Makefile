@@ -1,7 +1,7 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
 # make quick            tests of less than a minute, for use while editing
-# make thorough         the properties of metering, billing, audit and damaged answers, with more examples
+# make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
 # make dashboards docs  write dashboards and generated documents again
@@ -54,7 +54,8 @@ quick: $(VENV)/.ready-to-test
 		tests/test_demo_faults.py tests/test_demo_table.py tests/test_docs_queries.py \
 		tests/test_layout.py tests/test_reasons.py tests/test_supervise.py tests/test_wording.py
 
-thorough: $(VENV)/.ready-to-test
+thorough: $(VENV)/.ready-to-test servers
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 -m thorough
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=thorough --timeout 1200 \
 		tests/collector/metering tests/collector/billing tests/collector/audit \
 		tests/collector/access tests/collector/evidence tests/collector/account \

@@ -83,6 +83,5 @@ def parse_csv(text: str) -> list[FocusRow]:
 
 
 def closed_months(ledger: Ledger) -> tuple[Invoice, ...]:
-    """The demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
-    billing_demo.run_demo(ledger)
+    """Return the demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
     return (*BillingBooks.of(ledger).store.invoices(), all_kinds())

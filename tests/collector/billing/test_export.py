@@ -19,6 +19,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
+from support.demo_months import copy_demo_months
 from support.examples import fewer
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
@@ -62,8 +63,9 @@ ORDER = ExportOrder(SELLER, DUE_NS)
 
 
 @pytest.fixture(scope="module")
-def months(tmp_path_factory: pytest.TempPathFactory) -> tuple[Invoice, ...]:
-    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
+def months(demo_months: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Invoice, ...]:
+    file = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    ledger = Ledger.open(copy_demo_months(demo_months, file), metadata)
     found = closed_months(ledger)
     ledger.close()
     return found

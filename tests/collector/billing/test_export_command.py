@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import select
 from support import postgresql
+from support.demo_months import copy_demo_months
 from support.exports import parse_csv
 from support.metered import revision_of
 
@@ -41,17 +41,20 @@ account = "product"
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(
+    request: pytest.FixtureRequest, demo_months: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """A ledger with the demo's two months, closed."""
-    with ExitStack() as running:
-        if request.param == "sqlite":
-            found = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite"
-        else:
-            found = running.enter_context(postgresql.running()).database()
-        ledger = Ledger.open(found, metadata)
-        billing_demo.run_demo(ledger)
-        ledger.close()
-        yield found
+    if request.param == "sqlite":
+        yield copy_demo_months(demo_months, tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
+        return
+    server: postgresql.PostgreSQL = request.getfixturevalue("server")
+    address = server.database()
+    ledger = Ledger.open(address, metadata)
+    billing_demo.run_demo(ledger)
+    ledger.close()
+    yield address
+    server.drop(address)
 
 
 @pytest.fixture
@@ -229,13 +232,15 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(url: str, tmp_path
     assert len(result.output.splitlines()) == 1
 
 
-def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(tmp_path: Path):
+def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(
+    demo_months: Path, tmp_path: Path
+):
     state = tmp_path / "state"
     (state / "audit").mkdir(parents=True)
     note = Checkpoint("own", TreeHead(3, bytes(32))).signed(SecretKey.generate("own"))
     (state / "audit" / "checkpoint").write_text(note)
-    ledger = Ledger.open(f"sqlite:///{state}/ledger.sqlite", metadata)
-    issued = billing_demo.run_demo(ledger).closed.invoices
+    ledger = Ledger.open(copy_demo_months(demo_months, state / "ledger.sqlite"), metadata)
+    issued = BillingBooks.of(ledger).store.invoices(MONTH)
     ledger.close()
     config = tmp_path / "collector.toml"
     config.write_text(f'state_directory = "{state}"\n')

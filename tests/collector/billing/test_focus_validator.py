@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.demo_months import copy_demo_months
 from support.exports import DUE_NS, SELLER, closed_months, parse_csv
 from support.focus_validator import ARTEFACT, readable_rules, validate
 
@@ -38,9 +39,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def manifest(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportManifest:
+def manifest(
+    demo_months: Path, directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> ExportManifest:
     """Of months in a ledger, so that rows lead to it."""
-    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
+    file = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    ledger = Ledger.open(copy_demo_months(demo_months, file), metadata)
     months = closed_months(ledger)
     order = with_origins(ExportOrder(SELLER, DUE_NS, checkpoint=NOTE), BillingBooks.of(ledger))
     found = export_invoices(months, order, directory)

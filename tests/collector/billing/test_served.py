@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from support.demo_months import copy_demo_months
 
 from collector.billing import billing_demo
 from collector.billing.export import ExportFormat, ExportOrder, export_invoices
@@ -23,9 +24,9 @@ from collector.tables import metadata
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BillingBooks]:
-    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
-    billing_demo.run_demo(ledger)
+def books(demo_months: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BillingBooks]:
+    file = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    ledger = Ledger.open(copy_demo_months(demo_months, file), metadata)
     yield BillingBooks.of(ledger)
     ledger.close()
 

@@ -1,0 +1,37 @@
+"""A ledger with the two closed months of the billing demo, computed once for all workers of a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from collector.billing import billing_demo
+from collector.ledger.ledger_store import Ledger
+from collector.tables import metadata
+
+
+def build_demo_months(factory: pytest.TempPathFactory) -> Path:
+    """Return the SQLite file of the ledger, which nothing may change."""
+    directory = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # which the workers of a run share
+    file = directory / "demo-months.sqlite"
+    with (directory / "demo-months.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            partial = directory / "demo-months.partial"
+            ledger = Ledger.open(f"sqlite:///{partial}", metadata)
+            billing_demo.run_demo(ledger)
+            ledger.close()
+            partial.rename(file)
+    return file
+
+
+def copy_demo_months(months: Path, file: Path) -> str:
+    """Copy the ledger to a new file, and return its URL."""
+    shutil.copyfile(months, file)
+    return f"sqlite:///{file}"
