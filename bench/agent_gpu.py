@@ -88,7 +88,7 @@ def _of_gpu(pynvml: Any, function: str, handle: Any, rest: list[int | str]) -> l
         return [samples.take, *(partial(samples.metric, int(metric)) for metric in rest)]
     target = getattr(pynvml, function)
     if function in _FILLED:
-        return [partial(_filled, pynvml, target, handle, _FILLED[function])]
+        return [partial(_fill_structure, pynvml, target, handle, _FILLED[function])]
     extra = _EXTRA[function](pynvml) if function in _EXTRA else rest
     if function == "nvmlDeviceGetSamples":
         extra = [*rest, _ALL_SAMPLES]
@@ -101,7 +101,7 @@ def _field(pynvml: Any, handle: Any, entry: int | str) -> Any:
     return getattr(value.value, _MEMBERS[value.valueType])
 
 
-def _filled(pynvml: Any, target: Any, handle: Any, structure: str) -> Any:
+def _fill_structure(pynvml: Any, target: Any, handle: Any, structure: str) -> Any:
     space = getattr(pynvml, structure)()
     target(handle, ctypes.byref(space))
     return space

@@ -58,7 +58,7 @@ class ScrapeLoop:
     measured: npt.NDArray[np.bool_]
     """Gauges of measured values, which differ between nodes; settings are equal on all nodes."""
 
-    def over(self, length: int, own: np.random.Generator) -> Values:
+    def node_values(self, length: int, own: np.random.Generator) -> Values:
         """Return the values of one node at the given number of scrapes."""
         pages = self.values.shape[1]
         at = (np.arange(length) + own.integers(pages)) % pages
@@ -85,7 +85,7 @@ class ClusterScrapes:
     faulty: Sequence[ScrapeLoop]
     collector: ScrapeLoop
 
-    def of(self, number: int) -> ScrapeLoop:
+    def loop_of_node(self, number: int) -> ScrapeLoop:
         """Return the loop of a node; one in `ONE_FAULTY_IN` nodes has a fault."""
         turn, faultless = divmod(number, ONE_FAULTY_IN)
         if faultless:
@@ -125,11 +125,11 @@ def loop_of(scrapes: Sequence[str], held: Container[str]) -> ScrapeLoop:
 
 def _labels(sample: re.Match[str]) -> Labels:
     pairs = _LABEL.findall(sample["labels"] or "")
-    values = ((name, _ESCAPE.sub(_unescaped, value)) for name, value in pairs)
+    values = ((name, _ESCAPE.sub(_unescape, value)) for name, value in pairs)
     return (("__name__", sample["name"]), *values)
 
 
-def _unescaped(escape: re.Match[str]) -> str:
+def _unescape(escape: re.Match[str]) -> str:
     return "\n" if escape[1] == "n" else escape[1]
 
 
@@ -202,24 +202,24 @@ class SeriesWriter:
 
     def of_node(self, cluster: ClusterScrapes, number: int) -> Iterator[http_requests.Request]:
         """Return the requests that write the scrapes of a node."""
-        loop, name = cluster.of(number), load.name(number)
+        loop, name = cluster.loop_of_node(number), load.name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
-        series = [_of(number, labels) for labels in loop.series]
-        return self._scraped(loop, series, target, number)
+        series = [_labels_on_node(number, labels) for labels in loop.series]
+        return self._scrape_requests(loop, series, target, number)
 
     def of_collector(self, loop: ScrapeLoop) -> Iterator[http_requests.Request]:
         """Return the requests that write the scrapes of the collector."""
         target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
-        return self._scraped(loop, loop.series, target, 0)
+        return self._scrape_requests(loop, loop.series, target, 0)
 
-    def _scraped(
+    def _scrape_requests(
         self, loop: ScrapeLoop, series: Sequence[Labels], target: Labels, number: int
     ) -> Iterator[http_requests.Request]:
-        values = loop.over(len(self.seconds), np.random.default_rng(number))
+        values = loop.node_values(len(self.seconds), np.random.default_rng(number))
         up = np.ones((1, len(self.seconds)))
-        return self.written([UP, *series], np.concatenate((up, values)), target)
+        return self.write_requests([UP, *series], np.concatenate((up, values)), target)
 
-    def written(
+    def write_requests(
         self, series: Sequence[Labels], values: Values, target: Labels = ()
     ) -> Iterator[http_requests.Request]:
         """Yield requests with these series; NaN values are omitted."""
@@ -236,7 +236,7 @@ class SeriesWriter:
             yield http_requests.encode_request(self._path, parts)
 
 
-def _of(number: int, labels: Labels) -> Labels:
+def _labels_on_node(number: int, labels: Labels) -> Labels:
     """Return the labels of a series on another node, with other GPUs."""
     return tuple(
         (name, f"{_GPU}{number:08x}{value[12:]}" if value.startswith(_GPU) else value)

@@ -62,7 +62,7 @@ def measure_store(
                 http_requests.post_all(server.port, requests, CONNECTIONS)
                 harness.http_get(server.port, FLUSH)
             _wait_until_idle(server)
-        inserted = _inserted(server.port)
+        inserted = _inserted_rows(server.port)
     values = load.LoadNodes(streams, 1).values_a_turn * nodes * turns
     expected = values + values // turns
     if inserted < expected:
@@ -82,7 +82,7 @@ def _wait_until_idle(server: harness.ServerProcess) -> None:
             return
 
 
-def _inserted(port: int) -> int:
+def _inserted_rows(port: int) -> int:
     lines = harness.http_get(port, "/metrics").splitlines()
     return sum(
         int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vm_rows_added_to_storage")

@@ -115,19 +115,19 @@ def measure(
 ) -> ClusterQueryCost:
     """Load the metrics of a cluster, run the dashboards' queries, and evaluate the rules."""
     found = ClusterQueryCost(size.nodes)
-    with loaded(query_database.prometheus(directory), size, cluster) as (running, span):
+    with load_database(query_database.prometheus(directory), size, cluster) as (running, span):
         record(running, chosen, span)
         for question in chosen:
             found.answers[question] = running.ask(question, span)
             if promql.recorded_in(question.expression):
-                plain = replace(question, expression=promql.expanded(question.expression))
+                plain = replace(question, expression=promql.expand(question.expression))
                 found.unrecorded[question] = running.ask(plain, span)
         if rules:
-            found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
+            found.compared = tuple(running.query_instant(text, span.end) for text in BY_KIND)
             for group in promql.rule_groups():
                 found.queried[group["name"]] = sum(
                     min(
-                        running.at(promql.expanded(rule["expr"]), span.end).seconds
+                        running.query_instant(promql.expand(rule["expr"]), span.end).seconds
                         for _ in range(TRIES)
                     )
                     for rule in group["rules"]
@@ -142,7 +142,7 @@ def measure(
 
 
 @contextmanager
-def loaded(
+def load_database(
     database: harness.ServerProcess, size: ClusterSize, cluster: cluster_scrapes.ClusterScrapes
 ) -> Iterator[tuple[query_database.QueryDatabase, query_database.QueryRange]]:
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
@@ -172,8 +172,8 @@ def record(
     scrapes = round(span.seconds) // cluster_scrapes.SCRAPE_SECONDS + 1
     writer = cluster_scrapes.SeriesWriter(query_database.WRITE, span.end, scrapes)
     places = {second: place for place, second in enumerate(writer.seconds)}
-    for name in promql.recorded().keys() & wanted:
-        _, answer = running.curves(promql.expanded(name), span, cluster_scrapes.SCRAPE_SECONDS)
+    for name in promql.recorded_expressions().keys() & wanted:
+        _, answer = running.curves(promql.expand(name), span, cluster_scrapes.SCRAPE_SECONDS)
         curves = answer["data"]["result"]
         values = np.full((len(curves), scrapes), np.nan)
         for row, curve in enumerate(curves):
@@ -182,7 +182,7 @@ def record(
         series: list[cluster_scrapes.Labels] = [
             tuple({**c["metric"], "__name__": name}.items()) for c in curves
         ]
-        running.write(writer.written(series, values))
+        running.write(writer.write_requests(series, values))
 
 
 def report_costs(report: harness.BenchReport, found: ClusterQueryCost) -> None:
@@ -268,7 +268,7 @@ def check_other_database(
     if not report.has_program(harness.VICTORIA):
         return
     few = replace(size, nodes=min(size.nodes, ALIKE_NODES))
-    with loaded(harness.start_victoria(directory), few, cluster) as (running, span):
+    with load_database(harness.start_victoria(directory), few, cluster) as (running, span):
         harness.http_get(running.port, FLUSH)
         record(running, chosen, span)
         harness.http_get(running.port, FLUSH)

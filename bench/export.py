@@ -35,7 +35,7 @@ def main(report: BenchReport, rows: int, directory: Path) -> None:
     gc.freeze()
     before = peak_resident_bytes()
     seconds = {
-        forms: cpu_seconds(partial(_exported, invoices, forms, directory))
+        forms: cpu_seconds(partial(_export, invoices, forms, directory))
         for forms in (
             (export.ExportFormat.CSV,),
             (export.ExportFormat.PARQUET,),
@@ -43,7 +43,7 @@ def main(report: BenchReport, rows: int, directory: Path) -> None:
         )
     }
     grown = (peak_resident_bytes() - before) / (1 << 20)
-    plain = cpu_seconds(partial(_copied, directory / "focus-1.2.csv"))
+    plain = cpu_seconds(partial(_copy_file, directory / "focus-1.2.csv"))
     sizes = [
         (directory / f"focus-1.2.{form}").stat().st_size / rows for form in export.ExportFormat
     ]
@@ -90,7 +90,7 @@ def _charge(at: int) -> Charge:
     )
 
 
-def _exported(
+def _export(
     invoices: tuple[Invoice, ...], forms: tuple[export.ExportFormat, ...], directory: Path
 ) -> None:
     export.export_invoices(
@@ -98,7 +98,7 @@ def _exported(
     )
 
 
-def _copied(path: Path) -> None:
+def _copy_file(path: Path) -> None:
     with path.open(encoding="utf-8", newline="") as file:
         csv.writer(io.StringIO(newline="")).writerows(csv.reader(file))
 

@@ -260,7 +260,7 @@ class Aim:
     bound: float
     unit: str = ""
 
-    def met(self, value: float) -> bool:
+    def is_met(self, value: float) -> bool:
         """True if a value meets the target."""
         return _COMPARE[self.sign](value, self.bound)
 
@@ -279,7 +279,7 @@ class BenchReport:
     def ratio(self, what: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
         """Add a ratio; its unit is that of the aim if it has one."""
         unit = aim.unit if aim else unit
-        verdict = "" if aim is None else ("met" if aim.met(value) else "MISSED")
+        verdict = "" if aim is None else ("met" if aim.is_met(value) else "MISSED")
         self._ratios.append((what, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))
 
     def figure(self, what: str, text: str) -> None:
@@ -299,15 +299,15 @@ class BenchReport:
             [
                 self.title,
                 "=" * len(self.title),
-                *_aligned([head, *self._ratios]),
+                *_align([head, *self._ratios]),
                 "",
                 "Figures behind them, of this run on this machine:",
-                *_aligned(self._figures),
+                *_align(self._figures),
             ]
         )
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

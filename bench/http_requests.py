@@ -104,7 +104,7 @@ def post_all(
         finally:
             wire.close()
 
-    threads = list(_started(work, min(connections, len(requests))))
+    threads = list(_start_threads(work, min(connections, len(requests))))
     for thread in threads:
         thread.join()
     if problems:
@@ -112,7 +112,7 @@ def post_all(
     return PostResult(time.monotonic() - started, latencies)
 
 
-def _started(work: Callable[[int], None], count: int) -> Iterator[threading.Thread]:
+def _start_threads(work: Callable[[int], None], count: int) -> Iterator[threading.Thread]:
     for number in range(count):
         thread = threading.Thread(target=work, args=(number,), daemon=True)
         thread.start()

@@ -44,7 +44,7 @@ class JobCluster:
     averages: MeasureAverages = field(default_factory=MeasureAverages)
 
     @classmethod
-    def of(cls, streams: list[load.SourceLoad], nodes: int, directory: Path) -> JobCluster:
+    def create(cls, streams: list[load.SourceLoad], nodes: int, directory: Path) -> JobCluster:
         """Create the given number of nodes, all with recent reports."""
         schemas = StoredSchemas(directory)
         schemas.open()
@@ -58,7 +58,7 @@ class JobCluster:
                 rows = np.array([first, first + chance.integers(1, 10**5, columns)])
                 instants_ns = (NS, 2 * NS)
                 stream_name, digest, times = known.layout.stream, known.digest, instants_ns
-                batch = Batch(stream_name, digest, 1, times, times, *load.packed(rows))
+                batch = Batch(stream_name, digest, 1, times, times, *load.pack_rows(rows))
                 update = NodeUpdate(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
                 core.fleet.apply(update)
                 for place, gpu in enumerate(known.gpus):
@@ -105,8 +105,8 @@ def main(report: harness.BenchReport, nodes: int, directory: Path) -> None:
         for stream in load.streams_of_a_node(directory)
         if stream.schema.stream in {"gpu", "gpu_activity", "rdma", "nic"}
     ]
-    small = JobCluster.of(streams, nodes // SMALL, directory / "small")
-    whole = JobCluster.of(streams, nodes, directory / "whole")
+    small = JobCluster.create(streams, nodes // SMALL, directory / "small")
+    whole = JobCluster.create(streams, nodes, directory / "whole")
     first = harness.cpu_seconds(whole.assign_positions)
     small.assign_positions()
     refresh, few = _median_seconds(whole.view), _median_seconds(small.view)

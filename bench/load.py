@@ -115,7 +115,7 @@ class SharedBatch:
     steps: bytes
 
 
-def packed(rows: Rows) -> tuple[bytes, bytes, bytes]:
+def pack_rows(rows: Rows) -> tuple[bytes, bytes, bytes]:
     """Return the parts of a batch from rows: base, bitmap of changed columns, and steps."""
     steps = np.diff(rows, axis=0)
     changed = steps.any(axis=0)
@@ -129,7 +129,7 @@ def packed(rows: Rows) -> tuple[bytes, bytes, bytes]:
 def _piece(stream: SourceLoad, variant: int, turn: int) -> SharedBatch:
     """Return the last rows of a turn as the parts of a batch."""
     rows = rows_of(stream.schema, variant, turn)[-stream.rows :]
-    return SharedBatch(stream.schema.stream, len(rows), *packed(rows))
+    return SharedBatch(stream.schema.stream, len(rows), *pack_rows(rows))
 
 
 def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:

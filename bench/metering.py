@@ -145,14 +145,14 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
     used: list[usage.Usage] = []
     with ProcessStopwatch() as metering:
         for one in months:
-            used += _used(one)
+            used += _meter_usage(one)
     with ProcessStopwatch() as rating:
         charges = rate(used, BOOK, MONTH).charges
         invoices.draft_invoices(charges, MONTH, BOOK.currency)
     return metering.cpu_seconds + rating.cpu_seconds, metering.cpu_seconds, len(charges)
 
 
-def _used(one: GpuMonth) -> list[usage.Usage]:
+def _meter_usage(one: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
     gpu = MeteredGpu.of(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
     return usage.usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
@@ -163,8 +163,8 @@ def _on_cores(report: BenchReport, gpus: int) -> None:
     _SharedMemory.months = [month(index) for index in range(gpus)]
     gc.freeze()  # or garbage collection copies the memory that forked processes share
     days = gpus * DAYS
-    alone, own = _closed(gpus, 1)
-    wall, busiest = _closed(gpus, CORES)
+    alone, own = _close_days(gpus, 1)
+    wall, busiest = _close_days(gpus, CORES)
     gc.unfreeze()
     what = f"{GPU_DAYS:,} GPU-days, {CORES} processes, wall time"
     report.ratio(what, wall * GPU_DAYS / days, RATED)
@@ -178,27 +178,27 @@ class _SharedMemory:
     months: Sequence[GpuMonth] = ()
 
 
-def _closed(gpus: int, processes: int) -> tuple[float, float]:
+def _close_days(gpus: int, processes: int) -> tuple[float, float]:
     """Return the seconds until all is closed, and processor seconds of the busiest rating process."""
     parts = [range(first, gpus, processes) for first in range(processes)]
     with ProcessStopwatch() as spent:
         if processes == 1:
-            rated = [_rated(parts[0])]
+            rated = [_rate_gpus(parts[0])]
         else:
             with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-                rated = list(pool.map(_rated, parts))
+                rated = list(pool.map(_rate_gpus, parts))
         invoices.draft_invoices(
             [charge for _, charges in rated for charge in charges], MONTH, BOOK.currency
         )
     return spent.wall_seconds, max(seconds for seconds, _ in rated)
 
 
-def _rated(part: range) -> tuple[float, list[Charge]]:
+def _rate_gpus(part: range) -> tuple[float, list[Charge]]:
     """Return processor seconds and charges of some of the GPUs."""
     used: list[usage.Usage] = []
     with ProcessStopwatch() as spent:
         for index in part:
-            used += _used(_SharedMemory.months[index])
+            used += _meter_usage(_SharedMemory.months[index])
         charges = list(rate(used, BOOK, MONTH).charges)
     return spent.cpu_seconds, charges
 
@@ -211,7 +211,7 @@ def _by_events(report: BenchReport, gpus: int) -> None:
         events = sum(2 * len(m.evidence.claims) + len(m.evidence.stretches) for m in months)
         with ProcessStopwatch() as spent:
             for one in months:
-                _used(one)
+                _meter_usage(one)
         costs.append(spent.cpu_seconds / events)
     what = f"CPU per event, {MORE[-1]} times as many / minimum"
     report.ratio(what, costs[-1] / min(costs), AN_EVENT)
@@ -237,7 +237,7 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
             for at in range(count)
         )
         shared = replace(one, evidence=structs.replace(one.evidence, claims=claims))
-        costs.append(cpu_seconds(partial(_used, shared)) / (count * (count + 1) / 2))
+        costs.append(cpu_seconds(partial(_meter_usage, shared)) / (count * (count + 1) / 2))
     what = f"CPU per part held, {counts[-1]} / {counts[0]} claims that share a GPU"
     report.ratio(what, costs[-1] / costs[0], A_PART)
     shown = ", ".join(f"{1e6 * cost:.0f}" for cost in costs)

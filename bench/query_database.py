@@ -126,16 +126,18 @@ class QueryDatabase:
 
     def ask(self, question: PanelQuery, span: QueryRange) -> QueryCost:
         """Run a query of a dashboard, with all values of its variables selected."""
-        expression = fill_variables(question.expression, self._chosen(question.variables, span))
+        expression = fill_variables(
+            question.expression, self._choose_variables(question.variables, span)
+        )
         if not question.points:
-            return self.at(expression, span.end)
-        return self.over(expression, span, span.seconds / question.points)
+            return self.query_instant(expression, span.end)
+        return self.query_range(expression, span, span.seconds / question.points)
 
-    def at(self, expression: str, instant: float) -> QueryCost:
+    def query_instant(self, expression: str, instant: float) -> QueryCost:
         """Run an instant query."""
-        return _cost(*self._timed("query", query=expression, time=str(instant)))
+        return _cost(*self._time_query("query", query=expression, time=str(instant)))
 
-    def over(self, expression: str, span: QueryRange, step: float) -> QueryCost:
+    def query_range(self, expression: str, span: QueryRange, step: float) -> QueryCost:
         """Run a range query."""
         return _cost(*self.curves(expression, span, step))
 
@@ -144,9 +146,11 @@ class QueryDatabase:
     ) -> tuple[float, dict[str, Any]]:
         """Run a range query, and return the seconds it took with its answer."""
         times = {"start": str(span.end - span.seconds), "end": str(span.end)}
-        return self._timed("query_range", query=expression, step=f"{step:.3f}", **times)
+        return self._time_query("query_range", query=expression, step=f"{step:.3f}", **times)
 
-    def _chosen(self, variables: Sequence[Mapping[str, Any]], span: QueryRange) -> dict[str, str]:
+    def _choose_variables(
+        self, variables: Sequence[Mapping[str, Any]], span: QueryRange
+    ) -> dict[str, str]:
         chosen = {"__rate_interval": f"{RATE_SECONDS}s"}
         for variable in variables:
             if variable["multi"]:
@@ -161,10 +165,10 @@ class QueryDatabase:
     def _first_value(self, query: str, span: QueryRange) -> str:
         selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
         times = {"start": str(span.end - span.seconds), "end": str(span.end)}
-        _, answer = self._timed(f"label/{label}/values", **times, **{"match[]": selector})
+        _, answer = self._time_query(f"label/{label}/values", **times, **{"match[]": selector})
         return next(iter(answer.get("data", ())), "")
 
-    def _timed(self, path: str, **parameters: str) -> tuple[float, dict[str, Any]]:
+    def _time_query(self, path: str, **parameters: str) -> tuple[float, dict[str, Any]]:
         query = urlencode({**parameters, "stats": "all"})
         with ProcessStopwatch() as spent:
             text = http_get(self.port, f"/api/v1/{path}?{query}")

@@ -211,8 +211,8 @@ def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
     held = resident_bytes() - before
     claims = sum(len(one.claims) for one in known)
     few = known[: len(known) // SMALL]
-    small = _tiled(few)[0] / len(few)
-    seconds, entries, found = _tiled(known)
+    small = _tile_usage(few)[0] / len(few)
+    seconds, entries, found = _tile_usage(known)
     report.ratio("CPU per GPU, all / a tenth of them", seconds / len(known) / small, LINEAR)
     wrong = _wrong(found, known)
     report.ratio("tenants whose time is not the sum of their claims", wrong, EXACT)
@@ -224,7 +224,7 @@ def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
     _real(report)
 
 
-def _tiled(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter[str]]:
+def _tile_usage(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter[str]]:
     """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
     found: Counter[str] = Counter()
     count = 0

@@ -55,11 +55,11 @@ def _log() -> Iterator[panels.Panel]:
         panels.lines(201, "Records", "A log only grows.", _sum("records"), span=12),
         panels.lines(202, "Records not signed yet", "Returns to 0 with each checkpoint.", _sum("unsigned_records"), span=12),
         panels.lines(203, "Waiting for the log", "Events of agents, and changes of the ledger.",
-                     _sum("waiting_events").named("events"),
-                     _sum("outbox_waiting_records").named("changes to the ledger")),
+                     _sum("waiting_events").with_name("events"),
+                     _sum("outbox_waiting_records").with_name("changes to the ledger")),
         panels.bars(204, "Not in the log", "Lost, or permanently unrecordable.",
-                    _rate("lost_records").named("could not be written"),
-                    _rate("unnumbered_events").named("not numbered")),
+                    _rate("lost_records").with_name("could not be written"),
+                    _rate("unnumbered_events").with_name("not numbered")),
         panels.bars(205, "Events read again", "Too many at once: they are read from the frame log.", _rate("overflowed_events")),
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def _others() -> Iterator[panels.Panel]:
         panels.lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")),
         panels.layers(302, "Agents by state of their checkpoint", "Disputed: the log lacks their checkpoint.", by_state),
         panels.lines(303, "Records covered by the checkpoints of agents", "The oldest and the newest checkpoint, and the log itself.",
-                     query.ask(f"min({held})").named("oldest"), query.ask(f"max({held})").named("newest"), _sum("records").named("log")),
+                     query.ask(f"min({held})").with_name("oldest"), query.ask(f"max({held})").with_name("newest"), _sum("records").with_name("log")),
         panels.rows(304, "Agents that dispute the log", "Nothing is signed while there is one.", {"node": "Node"}, column),
         panels.bars(305, "Requests denied", "Requests without a sufficient credential.", _rate("denials"), span=12),
     )  # fmt: skip

@@ -68,8 +68,8 @@ def _account() -> Iterator[panels.Panel]:
         202,
         "Total and accounted GPU time",
         "The curves coincide when the account closes.",
-        query.ask(CAPACITY).named("capacity"),
-        query.ask(f"sum({TIME})").named("accounted"),
+        query.ask(CAPACITY).with_name("capacity"),
+        query.ask(f"sum({TIME})").with_name("accounted"),
         span=12,
     )
     yield panels.lines(203, "Difference", "GPU time in no state.", query.ask(LEFT_OVER))
@@ -127,12 +127,12 @@ def _money() -> Iterator[panels.Panel]:
 def _ledger() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(401, "Waiting and damaged evidence", "Quarters of an hour of nodes that are not in the database yet, and damaged rows.",
-                     _total("collector_evidence_pending_intervals").named("waiting"),
-                     _total("collector_evidence_damaged_rows").named("damaged")),
+                     _total("collector_evidence_pending_intervals").with_name("waiting"),
+                     _total("collector_evidence_damaged_rows").with_name("damaged")),
         panels.lines(402, "Evidence stored", "Quarters of an hour of nodes.", _rate("evidence_stored_intervals")),
         panels.lines(403, "Finalized GPU-days", "Computed again, and changed by late evidence.",
-                     _rate("finalized_gpu_days").named("computed"), _rate("revised_gpu_days").named("revised")),
-        panels.lines(404, "Claims", "Claims in force in the claims file.", _total("collector_claims").named("in force")),
+                     _rate("finalized_gpu_days").with_name("computed"), _rate("revised_gpu_days").with_name("revised")),
+        panels.lines(404, "Claims", "Claims in force in the claims file.", _total("collector_claims").with_name("in force")),
         panels.lines(405, "Rejected claims", "In events of agents.", _rate("rejected_claims"), steps=panels.ANY_IS_BAD),
     )  # fmt: skip
     valid = query.ask("min by (file) (railscope_collector_file_valid)")

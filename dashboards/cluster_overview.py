@@ -38,23 +38,23 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(101, "Nodes reporting", "Nodes with fresh frames at the collector.", query.now(collector.NODES_UP, SUM)),
         panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", _missing(collector.NODE_UP, "node"), panels.NONE_IS_GOOD),
         panels.number(103, "GPUs", "GPUs with fresh readings at the collector.", query.now(collector.CLUSTER_GPUS, SUM)),
-        panels.number(104, "GPU utilization", "Mean of all GPUs.", query.over("cluster", gpu.GPU_UTILIZATION, MEAN)),
-        panels.number(105, "GPU power", "Total of all GPUs.", query.over("cluster", gpu.GPU_POWER, SUM)),
-        panels.number(106, "Hottest GPU", "The highest die temperature.", query.over("cluster", gpu.GPU_TEMPERATURE, MAX), panels.HOT),
+        panels.number(104, "GPU utilization", "Mean of all GPUs.", query.rollup("cluster", gpu.GPU_UTILIZATION, MEAN)),
+        panels.number(105, "GPU power", "Total of all GPUs.", query.rollup("cluster", gpu.GPU_POWER, SUM)),
+        panels.number(106, "Hottest GPU", "The highest die temperature.", query.rollup("cluster", gpu.GPU_TEMPERATURE, MAX), panels.HOT),
         panels.number(107, "RDMA ports down", "Ports that are not active; unused ports count as well.", _missing(rdma.RDMA_UP, "node", "device", "port"), panels.NONE_IS_GOOD),
         panels.number(108, "Xids in the last hour", "Driver errors on all nodes; those of an agent that has just started do not count.", query.grown(kernel.XIDS.name), panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 
 def _gpus() -> Iterator[panels.Panel]:
-    throttled = query.over(
+    throttled = query.rollup(
         "cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'
     )
     xids = query.now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")
     yield from (
-        panels.lines(201, "GPU utilization by rail", "GPUs of one job work in step: a rail below the others is waiting.", query.over("rail", gpu.GPU_UTILIZATION, MEAN)),
-        panels.layers(202, "GPU power by rail", "Sum of the GPUs of each rail.", query.over("rail", gpu.GPU_POWER, SUM)),
-        panels.lines(203, "Hottest GPU by rail", "The hottest die of each rail; slots differ in airflow.", query.over("rail", gpu.GPU_TEMPERATURE, MAX), steps=panels.HOT),
+        panels.lines(201, "GPU utilization by rail", "GPUs of one job work in step: a rail below the others is waiting.", query.rollup("rail", gpu.GPU_UTILIZATION, MEAN)),
+        panels.layers(202, "GPU power by rail", "Sum of the GPUs of each rail.", query.rollup("rail", gpu.GPU_POWER, SUM)),
+        panels.lines(203, "Hottest GPU by rail", "The hottest die of each rail; slots differ in airflow.", query.rollup("rail", gpu.GPU_TEMPERATURE, MAX), steps=panels.HOT),
         panels.layers(204, "Throttled GPUs by reason", "GPUs with limited clocks, without idle ones. A GPU may have several reasons.", throttled),
         panels.bars(205, "Xids", "Driver errors on each node, per second; nodes without any are omitted.", query.present(query.per_second(kernel.XIDS, "node"))),
     )  # fmt: skip
@@ -90,10 +90,10 @@ def _tenants() -> Iterator[panels.Panel]:
 
 def _trust() -> Iterator[panels.Panel]:
     sources = "sum by (state) (railscope:node_source_state:sum)"
-    unsigned = query.now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet")
-    disputed = query.now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed")
+    unsigned = query.now(collector.AUDIT_UNSIGNED, MAX).with_name("records not signed yet")
+    disputed = query.now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').with_name("disputed")
     node_source = {"node": "Node", "source": "Source"}
-    failed = panels.Column("State", _failed(), panels.NONE_IS_GOOD, {1: "failed"})
+    failed = panels.Column("State", _failed_sources(), panels.NONE_IS_GOOD, {1: "failed"})
     last_read = panels.Column("Last read", _age_of_failed(), panels.OLD, worst="highest")
     last_frame = panels.Column("Last frame", _age_of_stale(), panels.OLD, worst="highest")
     yield from (
@@ -101,11 +101,11 @@ def _trust() -> Iterator[panels.Panel]:
                      query.Query(f"count({AGENTS}) - sum({AGENTS})", query.COUNT, "agents"), span=6),
         panels.layers(502, "Sources by state", "States of the sources of all agents.", query.ask(sources, query.COUNT, "{{state}}"), span=6),
         panels.lines(503, "Missed ticks by source", "Reads that took longer than their period.", query.per_second(agent.SOURCE_MISSED, "source"), span=6),
-        panels.lines(504, "Collector: values received", "Values that the collectors accept.", query.per_second(collector.VALUES).named("values"), span=6),
+        panels.lines(504, "Collector: values received", "Values that the collectors accept.", query.per_second(collector.VALUES).with_name("values"), span=6),
         panels.rows(505, "Failed sources", "Readings of these sources are absent, not zero.", node_source, failed, last_read, span=6),
         panels.rows(506, "Age of stale nodes", "Age of the newest frame of each stale node.", {"node": "Node"}, last_frame, span=6),
         panels.lines(507, "Collector: frames", "Accepted frames, counted once each; duplicates are discarded.",
-                     query.per_second(collector.FRAMES).named("accepted"), query.per_second(collector.DUPLICATES).named("repeated"), span=6),
+                     query.per_second(collector.FRAMES).with_name("accepted"), query.per_second(collector.DUPLICATES).with_name("repeated"), span=6),
         panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
     )  # fmt: skip
     yield panels.lines(
@@ -133,14 +133,14 @@ def _missing(up: Metric, *by: str) -> query.Query:
     return query.Query(f"count({seen}) - sum({seen})", query.COUNT, metrics=(up,))
 
 
-def _failed() -> query.Query:
+def _failed_sources() -> query.Query:
     state = agent.SOURCE_STATE
     expression = f'max by (node, source) ({state.name}{{state="failed"}}) == 1'
     return query.Query(expression, query.COUNT, metrics=(state,))
 
 
 def _age_of_failed() -> query.Query:
-    age, failed = agent.SOURCE_AGE, _failed()
+    age, failed = agent.SOURCE_AGE, _failed_sources()
     expression = f"max by (node, source) ({age.name}) and ({failed.expression})"
     return query.Query(expression, query.unit_of(age), metrics=(age,))
 

@@ -15,9 +15,9 @@ from dashboards.query import (
     PAST_GPU,
     Query,
     ask,
-    over,
     per_second,
     present,
+    rollup,
     with_device_names,
     with_device_titles,
 )
@@ -118,50 +118,50 @@ RETRANSMISSIONS = {
 def rail_panels() -> Iterator[panels.Panel]:
     """Yield panels of the traffic on each rail, and of its causes of delay."""
     received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
-    all_up = over("rail", rdma.RDMA_UP, MIN)
+    all_up = rollup("rail", rdma.RDMA_UP, MIN)
     yield panels.rows(
         301,
         "Rails now",
         "One row for each rail; values should be similar.",
         {"rail": "Rail"},
-        panels.Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
+        panels.Column("Ports up", rollup("rail", rdma.RDMA_UP, SUM)),
         panels.Column("All up", all_up, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
         panels.Column("Out", _rdma("transmit_bytes")),
         panels.Column("In", _rdma("receive_bytes")),
         panels.Column(
-            "Paused by switch", over("rail", received, MAX), panels.PAUSE, worst="highest"
+            "Paused by switch", rollup("rail", received, MAX), panels.PAUSE, worst="highest"
         ),
-        panels.Column("Pausing switch", over("rail", sent, MAX), panels.PAUSE, worst="highest"),
+        panels.Column("Pausing switch", rollup("rail", sent, MAX), panels.PAUSE, worst="highest"),
         panels.Column("ECN marks", _rdma("ecn_marked_packets")),
         panels.Column("CNPs sent", _rdma("congestion_notifications_sent")),
         panels.Column("CNPs handled", _rdma("congestion_notifications_handled")),
         panels.Column("Lost packets", _rdma("packet_sequence_errors")),
         panels.Column("Timeouts", _rdma("ack_timeouts")),
-        panels.Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), panels.STALL),
-        panels.Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), panels.STALL),
+        panels.Column("PCIe read stall", rollup("rail", nic.PCIE_READ_STALL, MAX), panels.STALL),
+        panels.Column("PCIe write stall", rollup("rail", nic.PCIE_WRITE_STALL, MAX), panels.STALL),
         span=24,
     ).height(10)
     retransmissions = (
-        _rdma(stem, "cluster").named(name).in_unit(EVENTS_PER_SECOND)
+        _rdma(stem, "cluster").with_name(name).in_unit(EVENTS_PER_SECOND)
         for name, stem in RETRANSMISSIONS.items()
     )
     yield from (
-        panels.lines(302, "RDMA throughput by rail", "Sum of all ports of a rail.", _rdma("transmit_bytes").named("out"), _rdma("receive_bytes").named("in")),
+        panels.lines(302, "RDMA throughput by rail", "Sum of all ports of a rail.", _rdma("transmit_bytes").with_name("out"), _rdma("receive_bytes").with_name("in")),
         panels.lines(303, "PFC pause received by rail", "Share of time in which the switch stopped the worst port from sending: the fabric is congested. 100 % is a full stop.",
-                     over("rail", received, MAX, "priority"), steps=panels.PAUSE),
+                     rollup("rail", received, MAX, "priority"), steps=panels.PAUSE),
         panels.lines(304, "PFC pause sent by rail", "Share of time in which the worst port stopped the switch from sending: the node is the slow receiver. 100 % is a full stop.",
-                     over("rail", sent, MAX, "priority"), steps=panels.PAUSE),
+                     rollup("rail", sent, MAX, "priority"), steps=panels.PAUSE),
         panels.lines(305, "ECN marks by rail", "A mark shows that a switch's queue grew; marks precede pauses.", _rdma("ecn_marked_packets")),
         panels.lines(306, "Congestion notifications by rail", "Receivers send them for marks, senders slow down for them. Sent and not handled: they are lost in transit.",
-                     _rdma("congestion_notifications_sent").named("sent"), _rdma("congestion_notifications_handled").named("handled")),
+                     _rdma("congestion_notifications_sent").with_name("sent"), _rdma("congestion_notifications_handled").with_name("handled")),
         panels.lines(307, "PCIe stall by rail", "The worst NIC of each rail. A NIC that cannot reach memory pauses the switch.",
-                     over("rail", nic.PCIE_READ_STALL, MAX).named("reads"), over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"), steps=panels.STALL),
+                     rollup("rail", nic.PCIE_READ_STALL, MAX).with_name("reads"), rollup("rail", nic.PCIE_WRITE_STALL, MAX).with_name("writes"), steps=panels.STALL),
         panels.lines(308, "Retransmission signs", "Packets lost, late or repeated. Out of order alone is normal with adaptive routing.", *retransmissions),
-        panels.lines(309, "RDMA ports up by rail", "A step down indicates a cable, a transceiver, a port or a node.", over("rail", rdma.RDMA_UP, SUM)),
+        panels.lines(309, "RDMA ports up by rail", "A step down indicates a cable, a transceiver, a port or a node.", rollup("rail", rdma.RDMA_UP, SUM)),
         panels.lines(310, "Link changes", "On each node; nodes without any are omitted. A link that flaps is worse than one that stays down.", present(per_second(host.LINK_CHANGES, "node"))),
     )  # fmt: skip
 
 
 def _rdma(stem: str, scope: str = "rail") -> Query:
     """Return the sum of a counter of all RDMA ports, per second."""
-    return over(scope, METRICS[f"railscope_rdma_{stem}_total"], SUM)
+    return rollup(scope, METRICS[f"railscope_rdma_{stem}_total"], SUM)

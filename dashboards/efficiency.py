@@ -8,7 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.dashboard_parts import assemble, claim_marks
 from dashboards.panels import COUNTED_AS, Column, Panel, in_colours, lines, number, rows
-from dashboards.query import COUNT, SHARE, Query, ask, over
+from dashboards.query import COUNT, SHARE, Query, ask, rollup
 from railscope.catalog import Rollup, gpu
 
 MEAN, SUM = Rollup.MEAN, Rollup.SUM
@@ -32,11 +32,11 @@ def _summary() -> Iterator[Panel]:
     yield from (
         number(101, "GPUs", "GPUs with fresh readings at the collector.", ask(GPUS)),
         number(102, "Held", "GPUs that tenants hold, as a share of all.", ask(f"{HELD} / {GPUS}", SHARE)),
-        number(103, "Busy", "Mean share of time in which any kernel ran.", over("cluster", gpu.GPU_UTILIZATION, MEAN)),
-        number(104, "SM activity", "Mean share of cycles; a busy GPU may do little.", over("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
-        number(105, "Tensor core activity", "Mean share of cycles.", over("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
+        number(103, "Busy", "Mean share of time in which any kernel ran.", rollup("cluster", gpu.GPU_UTILIZATION, MEAN)),
+        number(104, "SM activity", "Mean share of cycles; a busy GPU may do little.", rollup("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
+        number(105, "Tensor core activity", "Mean share of cycles.", rollup("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
         number(106, "Memory used", "Share of all GPU memory.", ask(f"{USED} / {SIZE}", SHARE)),
-        number(107, "Power", "Total of all GPUs.", over("cluster", gpu.GPU_POWER, SUM)),
+        number(107, "Power", "Total of all GPUs.", rollup("cluster", gpu.GPU_POWER, SUM)),
         number(108, "Held and not used", "GPUs that tenants hold and that run no kernel.", unused),
     )  # fmt: skip
 
@@ -58,12 +58,12 @@ def _steps() -> Iterator[Panel]:
     )
     yield from (
         lines(201, "From all GPUs to active GPUs", "Each step is a part of the previous one. A wide gap: GPUs are held and unused, or busy and waiting.",
-              ask(GPUS).named("all"), ask(HELD).named("held"),
-              _active("utilization").named("busy"), _active("sm_activity").named("SMs"), _active("tensor_activity").named("tensor cores"), span=12),
+              ask(GPUS).with_name("all"), ask(HELD).with_name("held"),
+              _active("utilization").with_name("busy"), _active("sm_activity").with_name("SMs"), _active("tensor_activity").with_name("tensor cores"), span=12),
         in_colours(counted, COUNTED_AS),
-        lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", over("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
+        lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", rollup("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
         lines(204, "Activity of pipes", "Mean share of cycles, by pipe.", ask(pipes, legend="{{pipe}}")),
-        lines(205, "Memory bandwidth", "Mean share of the available bandwidth.", over("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN)),
+        lines(205, "Memory bandwidth", "Mean share of the available bandwidth.", rollup("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN)),
     )  # fmt: skip
 
 
@@ -77,9 +77,9 @@ def _cost() -> Iterator[Panel]:
     processes = Column("Processes", ask(unclaimed), worst="highest")
     keys = {"node": "Node", "gpu": "GPU"}
     yield from (
-        lines(301, "Power", "Total power of all GPUs, and their limits.", over("cluster", gpu.GPU_POWER, SUM).named("drawn"), limit.named("limit")),
+        lines(301, "Power", "Total power of all GPUs, and their limits.", rollup("cluster", gpu.GPU_POWER, SUM).with_name("drawn"), limit.with_name("limit")),
         lines(302, "Power for a GPU of tensor work", "Watts of all GPUs, per GPU with permanently active tensor cores.", per_work),
-        lines(303, "GPU memory", "Used and total GPU memory.", ask(USED).named("used"), ask(SIZE).named("size")),
+        lines(303, "GPU memory", "Used and total GPU memory.", ask(USED).with_name("used"), ask(SIZE).with_name("size")),
         rows(304, "Least used of the held GPUs", "The ten held GPUs with the lowest utilization.", keys, least),
         rows(305, "GPUs used without a claim", "Processes without a claim on the GPU.", keys, processes),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> que
     return query.ask(f'sum(railscope_{metric}{{node=~"$node", state{matcher}"{state}"}})')
 
 
-def _by(label: str, metric: str, unit: str = "") -> query.Query:
+def _count_by(label: str, metric: str, unit: str = "") -> query.Query:
     return query.ask(f"sum by ({label}) ({metric})", unit, f"{{{{{label}}}}}")
 
 
@@ -73,7 +73,7 @@ def _matrix() -> Iterator[panels.Panel]:
         203,
         "GPUs by health",
         "Number of GPUs in each state.",
-        _by("state", f"railscope_gpu_health{NODES}"),
+        _count_by("state", f"railscope_gpu_health{NODES}"),
         span=12,
     )
     yield from (
@@ -122,18 +122,20 @@ def _errors() -> Iterator[panels.Panel]:
         query.ask(f"sum(railscope_gpu_row_remap_{state}{NODES})")
         for state in ("pending", "failure")
     )
-    nvlink = _by("error", f"railscope:node_nvlink_errors:rate5m{NODES}", query.EVENTS_PER_SECOND)
+    nvlink = _count_by(
+        "error", f"railscope:node_nvlink_errors:rate5m{NODES}", query.EVENTS_PER_SECOND
+    )
     by_reason = '{node=~"$node", reason=~".*thermal|.*power_brake"}'
-    throttled = _by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", query.COUNT)
+    throttled = _count_by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", query.COUNT)
     switches = f"sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval]))"
     xid_keys = {"node": "Node", "pci_address": "PCI address", "xid": "Xid"}
     yield from (
         panels.bars(301, "Xids", "Driver errors of each node.", query.ask(xids, query.EVENTS_PER_SECOND, "{{node}}")),
         panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", query.ask(in_log, query.COUNT), worst="highest"), span=16),
-        panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _by("error", ecc, query.COUNT)),
-        panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _by("cause", f"railscope_gpu_remapped_rows{NODES}")),
+        panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _count_by("error", ecc, query.COUNT)),
+        panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _count_by("cause", f"railscope_gpu_remapped_rows{NODES}")),
         panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
-                     pending.named("wait for a reset"), failed.named("failed"), steps=panels.NONE_IS_GOOD),
+                     pending.with_name("wait for a reset"), failed.with_name("failed"), steps=panels.NONE_IS_GOOD),
         panels.lines(306, "NVLink errors", "Errors of all links, by kind.", nvlink, steps=panels.ANY_IS_BAD),
         panels.lines(307, "Throttled by temperature or power brake", "GPUs, by reason.", throttled),
         panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", query.ask(f"topk(10, {switches})", query.COUNT, "{{node}}")),

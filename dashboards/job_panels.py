@@ -71,8 +71,8 @@ def cause_panels() -> Iterator[panels.Panel]:
         702,
         "Ports of jobs in pause",
         "The ten highest now. Received: the fabric is congested. Sent: the node is slow to accept data.",
-        _pause_of_jobs("receive").named("received"),
-        _pause_of_jobs("transmit").named("sent"),
+        _pause_of_jobs("receive").with_name("received"),
+        _pause_of_jobs("transmit").with_name("sent"),
         steps=panels.PAUSE,
     )
     path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
@@ -177,7 +177,7 @@ def causes() -> Iterator[panels.Panel]:
     largest = panels.Column("Memory", ask(f"topk(20, {memory})"), worst="highest")
     yield from (
         panels.lines(301, "Throttled GPUs", "GPUs of each node with limited clocks, by reason.", throttled),
-        panels.lines(302, "Ports in pause", "The worst port of each node; the ten worst nodes.", received.named("received"), sent.named("sent")),
+        panels.lines(302, "Ports in pause", "The worst port of each node; the ten worst nodes.", received.with_name("received"), sent.with_name("sent")),
         panels.lines(303, "Nodes under pressure", "Share of time in which tasks waited for a resource; the ten worst.", stalled),
         panels.rows(403, "GPUs used without a claim", "Processes without a claim on the GPU.", GPU, panels.Column("Processes", unclaimed, worst="highest")),
         panels.rows(404, "Largest processes", "By frame buffer.", GPU | {"pid": "Process"}, largest),

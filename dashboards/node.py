@@ -152,7 +152,7 @@ def _machine() -> Iterator[panels.Panel]:
         f"max by (resource, severity) ({stalled})", query.SHARE, "{{resource}}, {{severity}}"
     )
     size, available, cost = (
-        query.ask(f"railscope_{name}{HERE}").named(title)
+        query.ask(f"railscope_{name}{HERE}").with_name(title)
         for name, title in (
             ("memory_size_bytes", "size"),
             ("memory_available_bytes", "available"),

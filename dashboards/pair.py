@@ -88,21 +88,21 @@ def _summary() -> Iterator[panels.Panel]:
 def _pair() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(201, "Activity of the GPU", "Shares of cycles. A waiting GPU does neither.",
-              _gpu("sm_activity_ratio").named("SMs"), _gpu("tensor_activity_ratio").named("tensor cores"), _gpu("dram_bandwidth_ratio").named("memory bandwidth"), span=24),
+              _gpu("sm_activity_ratio").with_name("SMs"), _gpu("tensor_activity_ratio").with_name("tensor cores"), _gpu("dram_bandwidth_ratio").with_name("memory bandwidth"), span=24),
         panels.lines(202, "NVLink traffic of the GPU", "Total of all NVLinks of the GPU.",
-              _gpu("nvlink_transmit_bytes_per_second").named("out"), _gpu("nvlink_receive_bytes_per_second").named("in"), span=24),
+              _gpu("nvlink_transmit_bytes_per_second").with_name("out"), _gpu("nvlink_receive_bytes_per_second").with_name("in"), span=24),
         panels.lines(203, "PCIe traffic of the GPU", "Traffic of the GPU to its NIC, to memory and to storage.",
-              _gpu("pcie_transmit_bytes_per_second").named("out"), _gpu("pcie_receive_bytes_per_second").named("in"), span=24),
+              _gpu("pcie_transmit_bytes_per_second").with_name("out"), _gpu("pcie_receive_bytes_per_second").with_name("in"), span=24),
         panels.lines(204, "RDMA traffic of the NIC", "RDMA traffic of the port.",
-              _rdma("transmit_bytes").named("out"), _rdma("receive_bytes").named("in"), span=24),
+              _rdma("transmit_bytes").with_name("out"), _rdma("receive_bytes").with_name("in"), span=24),
         panels.lines(205, "Pause", "Received: the switch stops the NIC. Sent: the NIC stops the switch.",
-              _pause("receive").named("received"), _pause("transmit").named("sent"), steps=panels.PAUSE, span=24),
+              _pause("receive").with_name("received"), _pause("transmit").with_name("sent"), steps=panels.PAUSE, span=24),
         panels.lines(206, "Congestion", "Received marks, and notifications for them.",
-              _events("ecn_marked_packets").named("marked packets"),
-              _events("congestion_notifications_sent").named("notifications sent"),
-              _events("congestion_notifications_handled").named("notifications handled"), span=24),
+              _events("ecn_marked_packets").with_name("marked packets"),
+              _events("congestion_notifications_sent").with_name("notifications sent"),
+              _events("congestion_notifications_handled").with_name("notifications handled"), span=24),
         panels.lines(207, "Signs of retransmission", "Packets lost, late or repeated.",
-              _events("packet_sequence_errors").named("lost"), _events("ack_timeouts").named("timeouts"), _events("out_of_sequence_packets").named("out of order"), span=24),
+              _events("packet_sequence_errors").with_name("lost"), _events("ack_timeouts").with_name("timeouts"), _events("out_of_sequence_packets").with_name("out of order"), span=24),
     )  # fmt: skip
 
 
@@ -119,11 +119,11 @@ def _between() -> Iterator[panels.Panel]:
     discarded = f"rate(railscope_nic_receive_discarded_packets_total{NIC}[$__rate_interval])"
     yield from (
         panels.lines(301, "PCIe speed", "Transfers per second on each lane, as negotiated.",
-              _pcie(speed, "gpu_address").named("GPU"), _pcie(speed, "nic_address").named("NIC")),
+              _pcie(speed, "gpu_address").with_name("GPU"), _pcie(speed, "nic_address").with_name("NIC")),
         panels.lines(302, "PCIe lanes", "In use; fewer than available indicate a bad contact.",
-              _pcie(width, "gpu_address").named("GPU"), _pcie(width, "nic_address").named("NIC")),
+              _pcie(width, "gpu_address").with_name("GPU"), _pcie(width, "nic_address").with_name("NIC")),
         panels.lines(303, "PCIe stall of the NIC", "Share of time in which it waited for memory.",
-              _nic("pcie_read_stall_ratio").named("reads"), _nic("pcie_write_stall_ratio").named("writes"), steps=panels.STALL),
+              _nic("pcie_read_stall_ratio").with_name("reads"), _nic("pcie_write_stall_ratio").with_name("writes"), steps=panels.STALL),
         panels.lines(304, "Throttled time of the GPU", "By reason; reasons include low utilization.", by_reason),
         panels.bars(305, "Short windows in pause", "Share of windows paused for more than half of them.", windows),
         panels.lines(306, "Packets discarded by the NIC", "RoCE expects none.", query.ask(f"sum({discarded})", query.EVENTS_PER_SECOND)),

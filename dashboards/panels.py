@@ -76,7 +76,7 @@ def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD
     """Show the current value of one number, never an old one, coloured by the threshold it has reached."""
     last = look.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(last).graph_mode(BigValueGraphMode.NONE).no_value("no data")
-    panel = _finished(panel, _instant, ident=ident, title=title, about=about, queries=[query])
+    panel = _finish(panel, _instant, ident=ident, title=title, about=about, queries=[query])
     return panel.thresholds(_thresholds(steps)).span(3).height(4)
 
 
@@ -91,11 +91,11 @@ def lines(
     if span == COLUMNS:  # panels below each other share one time axis
         panel = panel.axis_width(_AXIS_WIDTH)
     if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
-        queries = (queries[0].named(title),)
+        queries = (queries[0].with_name(title),)
     if len(steps) > 1:
         style = look.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds(_thresholds(steps)).thresholds_style(style)
-    panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=queries)
+    panel = _finish(panel, _curve, ident=ident, title=title, about=about, queries=queries)
     return panel.span(span).height(8)
 
 
@@ -179,7 +179,7 @@ def rows(  # noqa: PLR0913 - the differences between tables
     for label in [label for label in DETAILS if label in keys and leads_on]:
         panel = panel.override_by_name(keys[label], [_link_to_dashboard_of(label)])
     queries = [column.query for column in columns]
-    panel = _finished(
+    panel = _finish(
         panel, _rows, ident=ident, title=title, about=about, queries=queries, unit=COUNT
     )
     return panel.span(span).height(8)
@@ -222,7 +222,7 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
         panel = panel.decimals(1)
     if row in DETAILS:
         panel = panel.override_by_name(f"{row}\\{column}", [_link_to_dashboard_of(row)])
-    panel = _finished(panel, _rows, ident=ident, title=title, about=about, queries=[query])
+    panel = _finish(panel, _rows, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(9)
 
 
@@ -237,11 +237,11 @@ def states(  # noqa: PLR0913, PLR0917 - the differences between panels
     """Draw states over time, a band for each curve; `texts` maps a value to its text and colour."""
     panel = statetimeline.Panel().mappings([_text_map(texts)]).row_height(0.9)
     panel = panel.max_data_points(MAX_POINTS)
-    panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
+    panel = _finish(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
 
 
-def _finished(  # noqa: PLR0913 - common properties of all panels
+def _finish(  # noqa: PLR0913 - common properties of all panels
     panel: _Builder,
     target: Callable[[str, Query], prometheus.Dataquery],
     *,

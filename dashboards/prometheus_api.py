@@ -122,7 +122,7 @@ class Prometheus:
             raise PrometheusError(message)
         return answer["data"]
 
-    async def now(self, expression: str, at: float) -> QueryResult:
+    async def query_instant(self, expression: str, at: float) -> QueryResult:
         """Evaluate an expression at one timestamp."""
         found = await self.get("query", query=expression, time=str(at))
         if found["resultType"] == "scalar":
@@ -133,7 +133,7 @@ class Prometheus:
         )
         return QueryResult(np.array([at]), tuple(series))
 
-    async def over(self, expression: str, times: Numbers) -> QueryResult:
+    async def query_range(self, expression: str, times: Numbers) -> QueryResult:
         """Evaluate an expression at evenly spaced timestamps."""
         step = float(times[1] - times[0]) if len(times) > 1 else 1.0
         found = await self.get(
@@ -151,7 +151,7 @@ class Prometheus:
             series.append(ResultSeries(one["metric"], values))
         return QueryResult(times, tuple(series))
 
-    async def offered(self, variable: Mapping[str, Any], made: Values) -> list[str]:
+    async def offered_values(self, variable: Mapping[str, Any], made: Values) -> list[str]:
         """Return the values that a variable may take, after earlier choices; All is a separate value."""
         if variable["type"] == "datasource":
             return [""]
@@ -179,11 +179,11 @@ class Prometheus:
             yield made
             return
         variable, *rest = variables
-        for value in await self.offered(variable, made):
+        for value in await self.offered_values(variable, made):
             async for choice in self.choices(rest, {**made, variable["name"]: value}):
                 yield choice
 
-    async def chosen(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
+    async def choose_values(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
         """Select the wanted values of a dashboard's variables, and the first offered value of the others.
 
         A variable with multiple selection takes all of its values; one without any value is left
@@ -191,7 +191,7 @@ class Prometheus:
         """
         made: dict[str, str] = {}
         for variable in variables:
-            name, offered = variable["name"], await self.offered(variable, made)
+            name, offered = variable["name"], await self.offered_values(variable, made)
             first = offered[0] if offered else ""
             made[name] = first if variable.get("includeAll") else wanted.get(name, first)
             if offered and made[name] not in offered:
@@ -205,7 +205,7 @@ class DashboardResults:
     """Query results of a dashboard, with the selected values of its variables."""
 
     window: QueryWindow
-    chosen: Values
+    choices: Values
     panels: Mapping[int, tuple[QueryResult, ...]]
     """By panel id, in the order of its targets."""
     marks: tuple[QueryResult, ...]
@@ -220,22 +220,24 @@ async def query_dashboard(
     points: int,
 ) -> DashboardResults:
     """Run all queries of a dashboard; its curves have about `points` points across the dashboard."""
-    chosen = await prometheus.chosen(dashboard["templating"]["list"], wanted)
+    choices = await prometheus.choose_values(dashboard["templating"]["list"], wanted)
 
-    async def run_query(target: Mapping[str, Any], most: int) -> QueryResult:
-        times = window.grid(most)
+    async def run_query(target: Mapping[str, Any], max_points: int) -> QueryResult:
+        times = window.grid(max_points)
         step = float(times[1] - times[0]) if len(times) > 1 else 0.0
         instant = target.get("instant", False)
         interval = window.rate_interval(0.0 if instant else step)
-        expression = fill_variables(target["expr"], {**chosen, "__rate_interval": interval})
+        expression = fill_variables(target["expr"], {**choices, "__rate_interval": interval})
         if instant:
-            return await prometheus.now(expression, window.end)
-        return await prometheus.over(expression, times)
+            return await prometheus.query_instant(expression, window.end)
+        return await prometheus.query_range(expression, times)
 
     async def panel_answers(panel: Mapping[str, Any]) -> tuple[QueryResult, ...]:
         wide = round(points * panel["gridPos"]["w"] / COLUMNS)
-        most = max(min(wide, panel.get("maxDataPoints", wide)), 1)
-        return tuple(await asyncio.gather(*(run_query(each, most) for each in panel["targets"])))
+        max_points = max(min(wide, panel.get("maxDataPoints", wide)), 1)
+        return tuple(
+            await asyncio.gather(*(run_query(each, max_points) for each in panel["targets"]))
+        )
 
     panels = [panel for panel in dashboard["panels"] if "targets" in panel]
     found = await asyncio.gather(*map(panel_answers, panels))
@@ -243,7 +245,7 @@ async def query_dashboard(
         *(run_query(each, points) for each in dashboard["annotations"]["list"])
     )
     by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
-    return DashboardResults(window, chosen, by_number, tuple(marks))
+    return DashboardResults(window, choices, by_number, tuple(marks))
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -36,7 +36,7 @@ def recording_rules() -> Iterator[Mapping[str, str]]:
 
 
 @cache
-def recorded() -> Mapping[str, str]:
+def recorded_expressions() -> Mapping[str, str]:
     """Return the expression of each recorded series by its name, in evaluation order."""
     return {rule["record"]: rule["expr"] for rule in recording_rules()}
 
@@ -48,27 +48,27 @@ def recorded_in(expression: str) -> frozenset[str]:
 
 def unknown_in(expression: str) -> frozenset[str]:
     """Return the names that no rule records."""
-    return recorded_in(expression) - recorded().keys()
+    return recorded_in(expression) - recorded_expressions().keys()
 
 
-def expanded(expression: str) -> str:
+def expand(expression: str) -> str:
     """Return an expression with recorded series replaced by their expressions.
 
     The matchers of a recorded series apply to all of its source series.
     """
 
     def made(found: re.Match[str]) -> str:
-        made_of = recorded().get(found["name"])
+        made_of = recorded_expressions().get(found["name"])
         if made_of is None:
             return found[0]
-        return f"({_matched(made_of, (found['matchers'] or '{}')[1:-1])})"
+        return f"({_add_matchers(made_of, (found['matchers'] or '{}')[1:-1])})"
 
-    while recorded_in(expression) & recorded().keys():
+    while recorded_in(expression) & recorded_expressions().keys():
         expression = _SERIES_SELECTOR.sub(made, expression)
     return expression
 
 
-def _matched(expression: str, matchers: str) -> str:
+def _add_matchers(expression: str, matchers: str) -> str:
     """Return an expression with additional matchers on all of its series."""
     if not matchers:
         return expression
@@ -113,7 +113,7 @@ def metric_named(name: str) -> Metric | None:
 
 def metrics_in(expression: str) -> frozenset[str]:
     """Collect the names of all metrics of an expression, and of the sources of its recorded series."""
-    return frozenset(_NAME.findall(_STRING.sub('""', expanded(expression))))
+    return frozenset(_NAME.findall(_STRING.sub('""', expand(expression))))
 
 
 def labels_of(name: str) -> frozenset[str]:
@@ -137,7 +137,7 @@ def labels_in(expression: str) -> frozenset[str]:
 def problems(expression: str) -> list[str]:
     """Return the problems of an expression; an empty list if it is correct."""
     unknown = sorted(unknown_in(expression))
-    expression = expanded(expression)
+    expression = expand(expression)
     return [
         *(f"unknown recorded series {name}" for name in unknown),
         *_unknown_metrics(expression),

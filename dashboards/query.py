@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from dashboards.promql import expanded, metric_named, metrics_in, problems
+from dashboards.promql import expand, metric_named, metrics_in, problems
 from railscope.catalog import Metric, MetricKind, MetricUnit, Rollup, rollups
 from railscope.catalog.rollup import derived_name
 
@@ -54,7 +54,7 @@ class Query:
     legend: str = ""
     metrics: tuple[Metric, ...] = ()
 
-    def named(self, name: str) -> Query:
+    def with_name(self, name: str) -> Query:
         """Name the query, to distinguish it from others in a panel."""
         return replace(self, legend=", ".join(filter(None, (name, self.legend))))
 
@@ -65,23 +65,23 @@ class Query:
 
 def now(metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
     """Aggregate the current value of a gauge."""
-    expression = _aggregated(how, by, f"{metric.name}{where}")
+    expression = _aggregate(how, by, f"{metric.name}{where}")
     return Query(expression, unit_of(metric), _legend(by), (metric,))
 
 
 def per_second(counter: Metric, *by: str, where: str = "") -> Query:
     """Sum the rate of a counter."""
-    expression = _aggregated(Rollup.SUM, by, f"rate({counter.name}{where}[$__rate_interval])")
+    expression = _aggregate(Rollup.SUM, by, f"rate({counter.name}{where}[$__rate_interval])")
     return Query(expression, rate_unit_of(counter), _legend(by), (counter,))
 
 
 def slope(gauge: Metric, *by: str) -> Query:
     """Sum the growth per second of a gauge, for a value that may also be corrected downwards."""
-    expression = _aggregated(Rollup.SUM, by, f"deriv({gauge.name}[$__rate_interval])")
+    expression = _aggregate(Rollup.SUM, by, f"deriv({gauge.name}[$__rate_interval])")
     return Query(expression, rate_unit_of(gauge), _legend(by), (gauge,))
 
 
-def over(scope: str, metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
+def rollup(scope: str, metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
     """Return a roll-up that the collectors expose: of each rail, each tenant or the cluster.
 
     Several collectors may each hold a share of the nodes, so their roll-ups are rolled up again.
@@ -166,7 +166,7 @@ def ask(expression: str, unit: str = "", legend: str = "") -> Query:
     if found := problems(expression):
         message = f"invalid expression {expression}: {'; '.join(found)}"
         raise ValueError(message)
-    made_of = expanded(expression)
+    made_of = expand(expression)
     metrics = tuple(_metrics_of(made_of))
     if not unit:
         first = metrics[0]
@@ -182,7 +182,7 @@ def _metrics_of(expression: str) -> Iterator[Metric]:
             yield metric
 
 
-def _aggregated(how: Rollup, by: tuple[str, ...], inner: str) -> str:
+def _aggregate(how: Rollup, by: tuple[str, ...], inner: str) -> str:
     grouping = f" by ({', '.join(by)}) " if by else ""
     return f"{_AGGREGATION[how]}{grouping}({inner})"
 
@@ -208,20 +208,22 @@ class DeviceNameJoin:
     """Expression of the series with the names; of several for one device, the highest value counts."""
 
     @property
-    def on(self) -> str:
+    def shared_labels(self) -> str:
         """Labels that series with names and series without them have in common."""
         return ", ".join(("node", *self.key))
 
     @property
-    def added(self) -> str:
+    def added_labels(self) -> str:
         """Labels that a join adds."""
         return ", ".join(label for label in self.titles if label not in self.key)
 
     def join(self, expression: str) -> str:
         """Return the series of an expression that have names, with their names."""
-        best = f"topk by ({self.on}) (1, {self.info})"
-        names = f"group by ({self.on}, {self.added}) ({best})"
-        return f"({expression}) * on ({self.on}) group_left ({self.added}) {names}"
+        best = f"topk by ({self.shared_labels}) (1, {self.info})"
+        names = f"group by ({self.shared_labels}, {self.added_labels}) ({best})"
+        return (
+            f"({expression}) * on ({self.shared_labels}) group_left ({self.added_labels}) {names}"
+        )
 
 
 GPU = DeviceNameJoin(("gpu",), _GPU_TITLES, "railscope_gpu_info")
@@ -267,6 +269,6 @@ def with_device_titles(keys: Mapping[str, str], *ways: DeviceNameJoin) -> dict[s
 
 def with_device_names(query: Query, *ways: DeviceNameJoin) -> Query:
     """Add all device names that nodes report to a query."""
-    nameless = " ".join(f"unless on ({way.on}) {way.info}" for way in ways)
+    nameless = " ".join(f"unless on ({way.shared_labels}) {way.info}" for way in ways)
     named = " or ".join(way.join(query.expression) for way in ways)
     return replace(query, expression=f"{named} or ({query.expression}) {nameless}")

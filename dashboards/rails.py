@@ -128,7 +128,7 @@ def _shares() -> Iterator[Panel]:
     )  # fmt: skip
 
 
-def _beyond(histogram: str, bound: str, direction: str, by: str = "") -> str:
+def _share_above(histogram: str, bound: str, direction: str, by: str = "") -> str:
     """Return the share of windows in which a value was above a bound.
 
     NICs are joined to their rails only in instant queries: over time it would cost seconds at a
@@ -156,14 +156,14 @@ def _bursts() -> Iterator[Panel]:
             ident,
             title,
             f"Share of all ports' short windows {what}: what an average over a scrape hides.",
-            ask(_beyond(histogram, bound, "receive"), SHARE, "receive"),
-            ask(_beyond(histogram, bound, "transmit"), SHARE, "transmit"),
+            ask(_share_above(histogram, bound, "receive"), SHARE, "receive"),
+            ask(_share_above(histogram, bound, "transmit"), SHARE, "transmit"),
         )
     for ident, title, direction in (
         (504, "Windows paused by the switch, node by rail", "receive"),
         (506, "Windows pausing the switch, node by rail", "transmit"),
     ):
-        share = _beyond(pause, "0.5", direction, "node, rail")
+        share = _share_above(pause, "0.5", direction, "node, rail")
         about = "Share of short windows paused for more than half of them."
         yield grid(ident, title, about, "node", "rail", ask(share, SHARE), PAUSE, span=8)
     unseen = (

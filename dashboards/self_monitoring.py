@@ -73,9 +73,9 @@ def _cost() -> Iterator[panels.Panel]:
     stretched = f"max by (source) (railscope_source_stretch_ratio{NODES}) > 1"
     yield from (
         panels.lines(201, "CPU of agents", "Share of one CPU: the most expensive agent and the median.",
-                     _of_nodes("max", "agent_cpu_use_ratio").named("highest"), median.named("median")),
+                     _of_nodes("max", "agent_cpu_use_ratio").with_name("highest"), median.with_name("median")),
         panels.lines(202, "Memory of agents", "The largest, and the smallest budget.",
-                     _of_nodes("max", "agent_resident_memory_bytes").named("highest"), _of_nodes("min", "agent_memory_budget_bytes").named("budget")),
+                     _of_nodes("max", "agent_resident_memory_bytes").with_name("highest"), _of_nodes("min", "agent_memory_budget_bytes").with_name("budget")),
         panels.layers(203, "CPU by source", "Mean of all agents; the ten most expensive.", query.ask(f"topk(10, {cpu})", query.SHARE, "{{source}}")),
         panels.lines(204, "Longest reads", "The ten slowest sources, on the slowest node.", query.ask(f"topk(10, {reads})", legend="{{source}}")),
         panels.layers(205, "Governors", "State of the governors that keep agents within their budgets.", query.ask(governors, legend="{{resource}}, {{state}}")),
@@ -92,7 +92,7 @@ def _age() -> Iterator[panels.Panel]:
         panels.rows(301, "Oldest sources", "Time since their last complete read.", NODE_SOURCE, column, span=8),
         panels.lines(302, "Oldest frames", "The ten nodes with the oldest newest frame.", query.ask(frames, legend="{{node}}"), steps=panels.OLD),
         panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's.",
-                     _of_nodes("max", offset).named("highest"), _of_nodes("min", offset).named("lowest")).min(-1),
+                     _of_nodes("max", offset).with_name("highest"), _of_nodes("min", offset).with_name("lowest")).min(-1),
     )  # fmt: skip
 
 
@@ -110,11 +110,11 @@ def _gaps() -> Iterator[panels.Panel]:
         panels.lines(407, "Failures to ship", "By node: the collector was unavailable or busy.", _highest_rates("agent_ship_failures")),
         panels.lines(408, "Kernel messages lost", "Overwritten before the agent could read them.", _highest_rates("kernel_log_lost_records")),
         panels.lines(409, "Missed windows of bursts", "Of NICs and GPUs.",
-                     _rate("nic_burst_missed_windows").named("NICs"), _rate("gpu_burst_missed_windows").named("GPUs")),
+                     _rate("nic_burst_missed_windows").with_name("NICs"), _rate("gpu_burst_missed_windows").with_name("GPUs")),
     )  # fmt: skip
 
 
-def _received(name: str, unit: str = "", by: str = "") -> query.Query:
+def _receive_rate(name: str, unit: str = "", by: str = "") -> query.Query:
     """Return the rate of a counter of all collectors."""
     grouping, legend = (f" by ({by}) ", f"{{{{{by}}}}}") if by else ("", "")
     rate = f"rate(railscope_collector_{name}_total[$__rate_interval])"
@@ -123,23 +123,23 @@ def _received(name: str, unit: str = "", by: str = "") -> query.Query:
 
 def _collector() -> Iterator[panels.Panel]:
     seconds, commits = (
-        _received(f"frame_log_{name}").expression for name in ("commit_seconds", "commits")
+        _receive_rate(f"frame_log_{name}").expression for name in ("commit_seconds", "commits")
     )
     refresh = query.ask("max(railscope_collector_views_refresh_seconds)")
     written, dropped = (
-        _received(f"influx_{name}_lines", query.EVENTS_PER_SECOND)
+        _receive_rate(f"influx_{name}_lines", query.EVENTS_PER_SECOND)
         for name in ("written", "dropped")
     )
     yield from (
-        panels.lines(501, "Values received", "By all collectors.", _received("received_values", query.EVENTS_PER_SECOND)),
-        panels.lines(502, "Bytes received", "Before decompression.", _received("received_bytes")),
+        panels.lines(501, "Values received", "By all collectors.", _receive_rate("received_values", query.EVENTS_PER_SECOND)),
+        panels.lines(502, "Bytes received", "Before decompression.", _receive_rate("received_bytes")),
         panels.lines(503, "Frames", "Accepted once each; repeated ones are ignored.",
-                     _received("received_frames").named("accepted"), _received("duplicate_frames").named("repeated")),
-        panels.lines(504, "Rejected envelopes", "By reason; unknown_schema is part of the protocol.", _received("rejected_envelopes", query.EVENTS_PER_SECOND, "reason")),
+                     _receive_rate("received_frames").with_name("accepted"), _receive_rate("duplicate_frames").with_name("repeated")),
+        panels.lines(504, "Rejected envelopes", "By reason; unknown_schema is part of the protocol.", _receive_rate("rejected_envelopes", query.EVENTS_PER_SECOND, "reason")),
         panels.lines(505, "Time of a commit", "Until envelopes are durable, on average.", query.ask(f"{seconds} / ({commits} > 0)", "s")),
         panels.lines(506, "Refresh of the views", "Duration of the last refresh.", refresh),
         panels.lines(507, "Frame log", "Size on disk.", query.ask("sum(railscope_collector_frame_log_size_bytes)")),
-        panels.lines(508, "Lines to InfluxDB", "Written and dropped.", written.named("written"), dropped.named("dropped")),
+        panels.lines(508, "Lines to InfluxDB", "Written and dropped.", written.with_name("written"), dropped.with_name("dropped")),
     )  # fmt: skip
 
 

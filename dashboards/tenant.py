@@ -88,15 +88,15 @@ def _work() -> Iterator[panels.Panel]:
     faults = f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OWN}) > 0"
     yield from (
         panels.lines(201, "Activity", "Means of all GPUs held.",
-                     _own("avg", "mean_gpu_utilization_ratio").named("any kernel"),
-                     _own("avg", "mean_gpu_sm_activity_ratio").named("SMs"),
-                     _own("avg", "mean_gpu_tensor_activity_ratio").named("tensor cores")),
+                     _own("avg", "mean_gpu_utilization_ratio").with_name("any kernel"),
+                     _own("avg", "mean_gpu_sm_activity_ratio").with_name("SMs"),
+                     _own("avg", "mean_gpu_tensor_activity_ratio").with_name("tensor cores")),
         panels.lines(202, "Slowest GPU", "Lowest activity of a held GPU; its job waits for it.",
-                     _own("min", "min_gpu_sm_activity_ratio").named("SMs"),
-                     _own("min", "min_gpu_tensor_activity_ratio").named("tensor cores")),
+                     _own("min", "min_gpu_sm_activity_ratio").with_name("SMs"),
+                     _own("min", "min_gpu_tensor_activity_ratio").with_name("tensor cores")),
         panels.lines(203, "GPU memory", "Used and total memory of the GPUs held.",
-                     _own("sum", "sum_gpu_memory_used_bytes").named("used"),
-                     _own("sum", "sum_gpu_memory_size_bytes").named("size")),
+                     _own("sum", "sum_gpu_memory_used_bytes").with_name("used"),
+                     _own("sum", "sum_gpu_memory_size_bytes").with_name("size")),
         panels.lines(204, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
         panels.layers(205, "Throttled GPUs by reason", "Reasons include low utilization.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", query.COUNT)),
         panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", query.ask(faults, legend="{{reason}}")),
@@ -109,14 +109,14 @@ def _traffic() -> Iterator[panels.Panel]:
     )
     yield from (
         panels.lines(301, "RDMA traffic", "Traffic of the ports on the rails of the GPUs held.",
-                     _own("sum", "sum_rdma_transmit_bytes_per_second").named("out"),
-                     _own("sum", "sum_rdma_receive_bytes_per_second").named("in")),
+                     _own("sum", "sum_rdma_transmit_bytes_per_second").with_name("out"),
+                     _own("sum", "sum_rdma_receive_bytes_per_second").with_name("in")),
         panels.lines(302, "Pause", "The worst port. Received pause: the fabric is congested.",
-                     _own("max", "max_nic_receive_pfc_pause_ratio").named("received"),
-                     _own("max", "max_nic_transmit_pfc_pause_ratio").named("sent"), steps=panels.PAUSE),
+                     _own("max", "max_nic_receive_pfc_pause_ratio").with_name("received"),
+                     _own("max", "max_nic_transmit_pfc_pause_ratio").with_name("sent"), steps=panels.PAUSE),
         panels.lines(303, "Congestion", "Marks received, and notifications sent for them.",
-                     _own("sum", "sum_rdma_ecn_marked_packets_per_second", query.EVENTS_PER_SECOND).named("marks"),
-                     notified.named("notifications")),
+                     _own("sum", "sum_rdma_ecn_marked_packets_per_second", query.EVENTS_PER_SECOND).with_name("marks"),
+                     notified.with_name("notifications")),
     )  # fmt: skip
 
 
@@ -127,13 +127,13 @@ def _account() -> Iterator[panels.Panel]:
         panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.ask(rate, query.COUNT, "{{state}}")),
         panels.lines(402, "GPU time so far", "By state, since the first evidence.", _own_by("state", "sum", "gpu_time_seconds")),
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
-                     _own_by("period", "max", "quota_used_gpu_time_seconds").named("used"),
-                     _own_by("period", "max", "quota_gpu_time_seconds").named("agreed")),
+                     _own_by("period", "max", "quota_used_gpu_time_seconds").with_name("used"),
+                     _own_by("period", "max", "quota_gpu_time_seconds").with_name("agreed")),
         panels.lines(404, "Energy so far", held, _own("sum", "energy_joules")),
         panels.lines(405, "Time computing so far", held, _own("sum", "gpu_busy_time_seconds")),
         panels.lines(406, "Network traffic so far", "Traffic of the GPUs' ports while the GPUs were held.",
-                     _own("sum", "network_transmitted_bytes").named("sent"),
-                     _own("sum", "network_received_bytes").named("received")),
+                     _own("sum", "network_transmitted_bytes").with_name("sent"),
+                     _own("sum", "network_received_bytes").with_name("received")),
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def parse_share(text: str) -> Fraction:
     found = _RATIO.fullmatch(text)
     if found is None or not int(found[2]):
         raise _invalid(text)
-    return _checked(text, Fraction(int(found[1]), int(found[2])))
+    return _check_share(text, Fraction(int(found[1]), int(found[2])))
 
 
 def parse_written_share(text: str) -> Fraction:
@@ -76,7 +76,7 @@ def parse_written_share(text: str) -> Fraction:
     percent = _PERCENT.fullmatch(text.strip())
     if percent is None:
         return parse_share(text.strip())
-    return _checked(text, Fraction(percent[1]) / 100)
+    return _check_share(text, Fraction(percent[1]) / 100)
 
 
 def share_text(share: Fraction) -> str:
@@ -86,10 +86,10 @@ def share_text(share: Fraction) -> str:
 
 def checked_share(share: Fraction) -> Fraction:
     """Return the same fraction. Raises ShareError if it is not a valid share of a claim."""
-    return _checked(share_text(share), share)
+    return _check_share(share_text(share), share)
 
 
-def _checked(text: str, share: Fraction) -> Fraction:
+def _check_share(text: str, share: Fraction) -> Fraction:
     if not 0 < share <= 1 or share.denominator > MAX_DENOMINATOR:
         raise _invalid(text)
     return share

@@ -34,7 +34,7 @@ def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
         if names[_PCI]:
             keys.append((_PCI, names[_PCI]))
         for key in keys:
-            found[key] = max(found.get(key, names), names, key=_stated)
+            found[key] = max(found.get(key, names), names, key=_count_names)
     return found
 
 
@@ -47,12 +47,12 @@ def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
     return (*labels, *key[: len(labels)])
 
 
-def fullest(stated: Iterable[Names]) -> Names | None:
+def choose_most_complete(stated: Iterable[Names]) -> Names | None:
     """Return the names with the fewest empty ones: a stream may contain only a device's key."""
-    return max(stated, key=_stated, default=None)
+    return max(stated, key=_count_names, default=None)
 
 
-def _stated(names: Names) -> int:
+def _count_names(names: Names) -> int:
     return sum(map(bool, names.values()))
 
 

@@ -100,7 +100,7 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     of an envelope. At most `max_bytes` are ever decompressed, and each field is checked before the next
     one is decoded.
     """
-    raw = _decompressed(body, max_bytes)
+    raw = _decompress(body, max_bytes)
     try:
         version = _version_decoder.decode(raw).version
         if version != wire.VERSION:
@@ -124,7 +124,7 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
         raise wire.WireError(message) from error
 
 
-def _decompressed(body: bytes, max_bytes: int) -> bytes:
+def _decompress(body: bytes, max_bytes: int) -> bytes:
     if body[: len(wire.MAGIC)] != wire.MAGIC:
         message = f"invalid body: expected an envelope of frames, which starts with {wire.MAGIC!r}"
         raise wire.WireError(message)

@@ -48,7 +48,7 @@ class Entity:
             facts = {name: printable(text) for name, text in self.facts.items()}
             object.__setattr__(self, "facts", facts)
 
-    def part(self, kind: EntityKind, *key: str) -> Entity:
+    def child(self, kind: EntityKind, *key: str) -> Entity:
         """Return a part of this entity, such as the clock of a GPU or the priority of a NIC."""
         return Entity(kind, self.key + key)
 
@@ -69,7 +69,7 @@ class Schema:
 
     stream: str
     columns: tuple[Column, ...]
-    bystanders: tuple[Entity, ...] = ()
+    columnless_entities: tuple[Entity, ...] = ()
     """Entities with facts but without a column."""
 
     @cached_property
@@ -89,7 +89,7 @@ class Schema:
     @cached_property
     def entities(self) -> tuple[Entity, ...]:
         """Every entity once, in order of first appearance."""
-        every = [entity for _, entity in self.columns] + list(self.bystanders)
+        every = [entity for _, entity in self.columns] + list(self.columnless_entities)
         return tuple(dict.fromkeys(every))
 
     @cached_property

@@ -130,7 +130,7 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
     for read in _READERS:
         found = PodShareRequests()
         try:
-            found.parts += _summed(read(pod, memory))
+            found.parts += _sum_by_device(read(pod, memory))
         except RequestError as error:
             found.problems.append(
                 f"reading the GPU shares of pod {pod.namespace}/{pod.name} failed: {error}"
@@ -140,7 +140,7 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
     return PodShareRequests()
 
 
-def _summed(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
+def _sum_by_device(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
     """Sum the parts per device: two containers of a pod may share one. Unnamed ones by share."""
     named: dict[DeviceReference, Fraction | None] = {}
     counts: dict[Fraction | None, int] = {}
@@ -198,7 +198,7 @@ def _indices(text: str, what: str) -> list[int]:
         raise RequestError(message) from error
 
 
-def _allocated(text: str, memory: MemoryOfDevice, what: str) -> Iterator[RequestedShare]:
+def _parse_devices(text: str, memory: MemoryOfDevice, what: str) -> Iterator[RequestedShare]:
     """Parse `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
     for device in re.split("[;:]", text):
         if not device.strip():
@@ -222,7 +222,7 @@ def _virtual(
 ) -> Iterator[RequestedShare]:
     """HAMi and Volcano: devices by annotation, else numbers by limits."""
     if text := pod.annotations.get(annotation, ""):
-        yield from _allocated(text, memory, annotation)
+        yield from _parse_devices(text, memory, annotation)
         return
     number, mib, percent, cores = names
     for container in pod.containers:

@@ -88,7 +88,7 @@ async def supervise(load: Callable[[], Serve]) -> None:
         except SettingsError as error:
             if proven is None:
                 raise
-            _refused(error)
+            _log_rejection(error)
             serve, proven = proven, None
             continue
         if following is None:
@@ -116,14 +116,14 @@ async def _until_change(
         try:
             following = load()
         except SettingsError as error:
-            _refused(error)
+            _log_rejection(error)
             continue
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         log.info("reload_started")
         return following
 
 
-def _refused(error: BaseException) -> None:
+def _log_rejection(error: BaseException) -> None:
     log.error("reload_rejected", problem=str(error), advice="the previous settings remain in use")
 
 

@@ -84,7 +84,7 @@ def load(
     for name, value in _from_environment(kind, environment, prefix).items():
         _merge(kind, merged, value, f"environment variable {name}")
     given = {key: value for key, value in (flags or {}).items() if value is not None}
-    _merge(kind, merged, _nested(given, "."), "the command line")
+    _merge(kind, merged, _nest(given, "."), "the command line")
     return msgspec.convert(merged, kind, strict=False)
 
 
@@ -111,11 +111,11 @@ def _from_environment(
             if suffix not in known:
                 message = f"unknown environment variable {name}{_nearest(suffix, known)}"
                 raise SettingsError(message)
-            found[name] = _nested({known[suffix]: value}, ".")
+            found[name] = _nest({known[suffix]: value}, ".")
     return found
 
 
-def _nested(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(separator)
@@ -136,7 +136,7 @@ def _merge(
             raise SettingsError(message)
         section = _section(known[key])
         if section is None:
-            into[key] = _checked(known[key], key, _table(known[key], key, value, where), where)
+            into[key] = _check_value(known[key], key, _table(known[key], key, value, where), where)
         elif isinstance(value, dict):
             _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
         else:
@@ -147,7 +147,7 @@ def _merge(
             raise SettingsError(message)
 
 
-def _checked(hint: Any, key: str, value: Any, where: str) -> Any:
+def _check_value(hint: Any, key: str, value: Any, where: str) -> Any:
     """Return the value unchanged. Raises SettingsError if its type or bounds are invalid."""
     shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
     message = f"invalid {key} in {where}: {shown}: expected {expectation(hint)}"

@@ -39,10 +39,10 @@ def printable(text: str) -> str:
     line breaks, bidirectional controls and other invisible characters become `\n`, `\x1b`,
     `\u202e`. A printable text is returned unchanged.
     """
-    return text if text.isprintable() else "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
-def _shown(character: str) -> str:
+def _escape(character: str) -> str:
     if character.isprintable():
         return character
     if ord(character) in _ESCAPED_BYTE:

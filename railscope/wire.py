@@ -162,7 +162,7 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
     boot_id: str
 
     @classmethod
-    def at(cls, instant: NodeTimestamp, boot_id: str) -> SentAt:
+    def from_timestamp(cls, instant: NodeTimestamp, boot_id: str) -> SentAt:
         """Return the clocks at a timestamp."""
         return cls(instant.wall_ns, instant.boot_ns, boot_id)
 

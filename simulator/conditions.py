@@ -88,7 +88,7 @@ class Scenario:
         self.spec = spec
         self.onset_ns = duration_ns // 2
         self.duration_ns = duration_ns
-        self.dice = spec.stream("scenario")
+        self.rng = spec.stream("scenario")
 
     def job(self, span: TimeSpan) -> JobConditions:
         """Return the job's conditions."""
@@ -141,7 +141,7 @@ class SlowedExchange(Scenario):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.factor = self.dice.uniform(self.slowest, self.fastest)
+        self.factor = self.rng.uniform(self.slowest, self.fastest)
 
     def job(self, span: TimeSpan) -> JobConditions:
         """Slower from the onset on."""

@@ -29,19 +29,19 @@ class CounterTable:
     only_with_pfc: Sequence[str] = ()
 
     @cached_property
-    def shown(self) -> dict[str, str]:
+    def port_counters(self) -> dict[str, str]:
         """Counters with a port value, by name."""
-        return {name: value for pair in self.values.items() for name, value in _repeated(pair)}
+        return {name: value for pair in self.values.items() for name, value in _expand_names(pair)}
 
     @cached_property
     def zeros(self) -> dict[str, int]:
         """All counters in the driver's order: zero, or their constant."""
-        listed = [name for group in self.names for names in _repeated(group) for name in names]
-        return dict.fromkeys((*listed, *self.shown), 0) | dict(self.constants)
+        listed = [name for group in self.names for names in _expand_names(group) for name in names]
+        return dict.fromkeys((*listed, *self.port_counters), 0) | dict(self.constants)
 
     def show(self, values: Mapping[str, int]) -> dict[str, int]:
         """Return all counters, given the port values."""
-        found = self.zeros | {name: values[value] for name, value in self.shown.items()}
+        found = self.zeros | {name: values[value] for name, value in self.port_counters.items()}
         for name, limit in self.maximum.items():
             found[name] = min(found[name], limit)
         for name in self.wraps:
@@ -49,7 +49,7 @@ class CounterTable:
         return found
 
 
-def _repeated(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def _expand_names(names: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield a group of names, once for each number if they have a placeholder."""
     for placeholder, numbers in _REPEATED.items():
         if placeholder in names[0]:

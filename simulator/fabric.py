@@ -38,7 +38,7 @@ class Cable:
     """A port with its cable and switch port, in their state after the last span."""
 
     def __init__(self, port: node_hardware.SimulatedPort, spec: NodeSpec, uptime_ns: int) -> None:
-        dice = spec.stream(f"port {port.rdma_device}")
+        rng = spec.stream(f"port {port.rdma_device}")
         self.port = port
         self.up = True
         self.removed = False
@@ -48,24 +48,24 @@ class Cable:
         self.pcie_read_stall_percent = 0
         self.pcie_write_stall_percent = 0
         self.counters = port_model.PortCounters()
-        self._dice = dice
-        self._usual_marked = 10 ** dice.uniform(-5.0, -3.0)
-        self._usual_pauses_per_second = 10 ** dice.uniform(-1.3, 0.5)
-        bit_error_rate = 10 ** dice.gauss(-8.3, 0.5)
-        self._rate_drift = DriftNoise(dice, 20.0)
-        self._mark_drift = DriftNoise(dice, 30.0)
-        error_dice = spec.stream(f"signal {port.rdma_device}")
-        self.optics = port_model.PortOptics(error_dice, bit_error_rate)
+        self._rng = rng
+        self._usual_marked = 10 ** rng.uniform(-5.0, -3.0)
+        self._usual_pauses_per_second = 10 ** rng.uniform(-1.3, 0.5)
+        bit_error_rate = 10 ** rng.gauss(-8.3, 0.5)
+        self._rate_drift = DriftNoise(rng, 20.0)
+        self._mark_drift = DriftNoise(rng, 30.0)
+        error_rng = spec.stream(f"signal {port.rdma_device}")
+        self.optics = port_model.PortOptics(error_rng, bit_error_rate)
         self._signal = port_model.PortSignal(
             gigabits=port.gigabits,
             bit_error_rate=bit_error_rate,
             optics=self.optics,
-            dice=dice,
-            error_dice=error_dice,
-            first_sample_ns=dice.randrange(port_model.SAMPLE_PERIOD_NS),
+            rng=rng,
+            error_rng=error_rng,
+            first_sample_ns=rng.randrange(port_model.SAMPLE_PERIOD_NS),
             up_ns=uptime_ns,
         )
-        self._neighbour_offset_ns = dice.randrange(_LLDP_PERIOD_NS)
+        self._neighbour_offset_ns = rng.randrange(_LLDP_PERIOD_NS)
         self._loaded = 0.0
         self._packets_per_second = port.bytes_per_second / (port_model.DATA_FRAME_WORDS * 4)
         # A pause frame can stop the peer for this long; a NIC that continues to pause sends the
@@ -151,23 +151,23 @@ class Cable:
         self, span: TimeSpan, send: float, receive: float, conditions: PortConditions
     ) -> None:
         """Count packets, those with congestion marks, and the resulting notifications."""
-        counters, dice = self.counters, self._dice
+        counters, rng = self.counters, self._rng
         packets = self._frames_per_second * span.seconds
         sent, received = (
-            round_randomly(send * packets, dice),
-            round_randomly(receive * packets, dice),
+            round_randomly(send * packets, rng),
+            round_randomly(receive * packets, rng),
         )
         self._count(counters.sent, counters.astray_sent, sent)
         self._count(counters.received, counters.astray_received, received)
-        counters.write_requests += round_randomly(received / _WRITE_PACKETS, dice)
+        counters.write_requests += round_randomly(received / _WRITE_PACKETS, rng)
         drift = self._mark_drift.advance(span.seconds)
         usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
         share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MAX_MARKED)
-        marked = round_randomly(received * share, dice)
+        marked = round_randomly(received * share, rng)
         counters.marked_packets += marked
         max_notifications = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
-        notifications = round_randomly(min(marked * _NOTIFIED, max_notifications), dice)
-        handled = round_randomly(sent * usual * _NOTIFIED, dice)
+        notifications = round_randomly(min(marked * _NOTIFIED, max_notifications), rng)
+        handled = round_randomly(sent * usual * _NOTIFIED, rng)
         if self.settings.notifying:
             counters.notifications_sent += notifications
             counters.notifications_handled += handled
@@ -184,42 +184,42 @@ class Cable:
         self, span: TimeSpan, busy: float, shares: tuple[float, float], conditions: PortConditions
     ) -> None:
         """Count pause frames and times: the usual few, and those that the conditions cause."""
-        counters, dice = self.counters, self._dice
+        counters, rng = self.counters, self._rng
         paused, pausing = shares
         usual = self._usual_pauses_per_second * span.seconds * busy
         extent = 1.0 if conditions.stuck else 0.6 if paused or pausing else 0.2
         frame_ns = extent * self._refresh_ns * device_models.LANES / self.lanes
         frames = pausing * span.length_ns / frame_ns
-        frames += dice.expovariate(20.0) * usual
-        sent = round_randomly(frames, dice)
+        frames += rng.expovariate(20.0) * usual
+        sent = round_randomly(frames, rng)
         frames = paused * span.length_ns / frame_ns
-        frames += dice.expovariate(1.0) * usual
-        received = round_randomly(frames, dice)
-        if not self.settings.protected:
+        frames += rng.expovariate(1.0) * usual
+        received = round_randomly(frames, rng)
+        if not self.settings.is_protected:
             return
         counters.pause_frames_sent += sent
         counters.pause_frames_received += received
         counters.pausing_ns += min(round(sent * frame_ns), span.length_ns)
         counters.paused_ns += min(round(received * frame_ns), span.length_ns)
-        counters.buffer_alarms += round_randomly(sent / 10, dice)
+        counters.buffer_alarms += round_randomly(sent / 10, rng)
         counters.storm_warnings += conditions.storm_warnings
         counters.storm_errors += conditions.storm_errors
 
     def _count_losses(self, span: TimeSpan, dropped: float, down: float) -> None:
         """Count losses while no pause protects the buffer, and retries towards a link that is down."""
-        counters, dice = self.counters, self._dice
-        lost = round_randomly(dropped * self._frames_per_second * span.seconds, dice)
+        counters, rng = self.counters, self._rng
+        lost = round_randomly(dropped * self._frames_per_second * span.seconds, rng)
         self._count(counters.dropped, counters.astray_dropped, lost)
-        counters.out_of_sequence += round_randomly(lost / 8, dice)
-        timeouts = round_randomly(down * span.seconds * _RETRIES_PER_SECOND, dice)
+        counters.out_of_sequence += round_randomly(lost / 8, rng)
+        timeouts = round_randomly(down * span.seconds * _RETRIES_PER_SECOND, rng)
         counters.ack_timeouts += timeouts
         counters.sequence_errors += 2 * timeouts
 
     def _stall(self, span: TimeSpan, busy: float, stall_percent: float) -> None:
         """Set the share of time in which the NIC waited for PCIe; it is 0 without traffic."""
-        read = abs(self._dice.gauss(0.0, 1.0)) * busy
-        write = abs(self._dice.gauss(0.0, 1.0)) * busy
-        write += stall_percent * busy * self._dice.uniform(0.9, 1.1)
+        read = abs(self._rng.gauss(0.0, 1.0)) * busy
+        write = abs(self._rng.gauss(0.0, 1.0)) * busy
+        write += stall_percent * busy * self._rng.uniform(0.9, 1.1)
         self.pcie_read_stall_percent = int(read)
         self.pcie_write_stall_percent = min(int(write), 100)
         if self.pcie_write_stall_percent > _STALLED_PERCENT:
@@ -248,7 +248,7 @@ class Cable:
         packets = int(usual_rate * self._packets_per_second * uptime_seconds)
         counters.sent.add(packets, port_model.DATA_FRAME_WORDS)
         counters.received.add(packets - packets // 10_000, port_model.DATA_FRAME_WORDS)
-        counters.write_requests = self._dice.randrange(1 << 31)
+        counters.write_requests = self._rng.randrange(1 << 31)
         counters.marked_packets = int(packets * self._usual_marked)
         counters.notifications_sent = int(counters.marked_packets * _NOTIFIED)
         counters.notifications_handled = int(counters.marked_packets * _NOTIFIED)

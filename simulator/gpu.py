@@ -110,10 +110,10 @@ class MemoryErrors:
     uncorrectable_rows: int = 0
 
     @classmethod
-    def usual(cls, dice: random.Random) -> MemoryErrors:
+    def usual(cls, rng: random.Random) -> MemoryErrors:
         """Return a few corrected errors, as on every GPU."""
-        corrected = dice.choice((0, 0, 0, 1, 2))
-        return cls(corrected, corrected + dice.randrange(20))
+        corrected = rng.choice((0, 0, 0, 1, 2))
+        return cls(corrected, corrected + rng.randrange(20))
 
     @property
     def pending(self) -> bool:
@@ -225,15 +225,15 @@ class GpuNvLinks:
     """All links of one GPU after the last span."""
 
     def __init__(
-        self, model: device_models.NvLinkModel, dice: random.Random, uptime_ns: int
+        self, model: device_models.NvLinkModel, rng: random.Random, uptime_ns: int
     ) -> None:
         self.model = model
         self.up_ns = uptime_ns
         self.recent_ns = NS_PER_SECOND
         self.transmit_kibibytes_per_second = self.receive_kibibytes_per_second = 0.0
-        self._dice = dice
-        self._drift = DriftNoise(dice, 20.0)
-        self.links = [NvLinkState(10 ** dice.uniform(-9.5, -7.5)) for _ in range(model.links)]
+        self._rng = rng
+        self._drift = DriftNoise(rng, 20.0)
+        self.links = [NvLinkState(10 ** rng.uniform(-9.5, -7.5)) for _ in range(model.links)]
         usual = self._kibibytes(uptime_ns / NS_PER_SECOND, _USUAL_EXCHANGED)
         for link in self.links:
             link.transmitted_kibibytes = link.received_kibibytes = int(usual)
@@ -249,7 +249,7 @@ class GpuNvLinks:
         share = self._kibibytes(span.seconds, exchanged * ripple)
         transmitted = received = 0
         for link in self.links:
-            there, back = round_randomly(share, self._dice), round_randomly(share, self._dice)
+            there, back = round_randomly(share, self._rng), round_randomly(share, self._rng)
             link.transmitted_kibibytes += there
             link.received_kibibytes += back
             link.recent_errors = 0
@@ -332,11 +332,11 @@ class GpuState:
         uptime_ns: int,
     ) -> None:
         name = f"gpu {identity.index}"
-        dice = spec.stream(name)
+        rng = spec.stream(name)
         self.model, self.identity = model, identity
-        self.silicon = Silicon(model, dice, uptime_ns)
-        self.errors = MemoryErrors.usual(dice)
-        self.pcie_replays = dice.choice((0, 0, 0, 0, 1))
+        self.silicon = Silicon(model, rng, uptime_ns)
+        self.errors = MemoryErrors.usual(rng)
+        self.pcie_replays = rng.choice((0, 0, 0, 0, 1))
         self.sharing = workload.GpuSharing(spec, model, identity.index)
         self.bus = GpuBus(grace=model.grace, uptime_ns=uptime_ns)
         self.links: GpuNvLinks | None = None

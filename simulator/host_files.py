@@ -246,7 +246,7 @@ def show_pci_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
         if downstream in removed:
             files |= _NOTHING_THERE
         elif nic_cable or downstream in cables:
-            files |= _degraded(device, cables[device.address if nic_cable else downstream])
+            files |= _degraded_link(device, cables[device.address if nic_cable else downstream])
         files |= _errors(
             device,
             corrected={"BadTLP": nic_cable.counters.pcie_errors} if nic_cable else {},
@@ -283,7 +283,9 @@ def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, 
     }
 
 
-def _degraded(device: node_hardware.SimulatedPciDevice, cable: fabric.Cable) -> dict[str, Json]:
+def _degraded_link(
+    device: node_hardware.SimulatedPciDevice, cable: fabric.Cable
+) -> dict[str, Json]:
     """Return a NIC's link at either end: limited to that of the NIC, or half of it."""
     nic = cable.port.nic
     generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes

@@ -44,21 +44,21 @@ def show_settings(model: node_model.NodeModel, into: CaptureMoment) -> None:
             "link_modes": _link_modes(cable),
             "link_state": _link_state(cable, model.spec.scenario),
         }
-        _put(into, cable.port.interface, answers)
+        _add_answers(into, cable.port.interface, answers)
     refused = failure(OSError(errno.EOPNOTSUPP, ""))
     nothing: dict[str, Json] = dict.fromkeys(
         ("dcb", "pause", "fec", "rings", "link_modes", "module"), refused
     ) | {"standard_statistics": {"statistics": {}}}
-    _put(into, node_hardware.LOOPBACK, nothing | {"link_state": {"up": True}})
+    _add_answers(into, node_hardware.LOOPBACK, nothing | {"link_state": {"up": True}})
     virtual = {
         "rings": network_interfaces.INTERFACES.rings["virtio_net"],
         "link_modes": network_interfaces.INTERFACES.unknown_link_mode,
         "link_state": {"up": True},
     }
-    _put(into, node_hardware.ETHERNET, nothing | virtual)
+    _add_answers(into, node_hardware.ETHERNET, nothing | virtual)
 
 
-def _put(into: CaptureMoment, interface: str, answers: dict[str, Json]) -> None:
+def _add_answers(into: CaptureMoment, interface: str, answers: dict[str, Json]) -> None:
     for function, answer in answers.items():
         into.calls[f"netlink.{function}({interface})"] = answer
 

@@ -84,7 +84,7 @@ def read_live_node(path: Path) -> LiveNode:
         settings = parse_toml(path.read_text(encoding="utf-8"))
         node = msgspec.convert(settings, LiveNode)
         for fault in node.faults:
-            FaultOccurrence.of(node, fault, 0)
+            FaultOccurrence.from_plan(node, fault, 0)
     except (OSError, ValueError) as error:
         message = f"{path}: invalid live node: {error}"
         raise LiveNodeFileError(message) from error
@@ -104,14 +104,14 @@ class FaultOccurrence:
     scenario: conditions.Scenario
 
     @classmethod
-    def of(cls, node: LiveNode, fault: PlannedFault, number: int) -> FaultOccurrence:
+    def from_plan(cls, node: LiveNode, fault: PlannedFault, number: int) -> FaultOccurrence:
         """Return a planned fault's occurrence in a round. Raises ValueError for an unknown scenario."""
-        dice = node.spec.stream(f"{fault.scenario} of round {number}")
+        rng = node.spec.stream(f"{fault.scenario} of round {number}")
         spec = replace(
             node.spec,
             scenario=fault.scenario,
-            seed=dice.getrandbits(32),
-            strikes=dice.randrange(node.gpus),
+            seed=rng.getrandbits(32),
+            strikes=rng.randrange(node.gpus),
         )
         begin_ns = seconds(number * node.round_seconds + fault.begin_seconds)
         length_ns = seconds(fault.length_seconds)
@@ -151,22 +151,24 @@ class FaultRounds(conditions.Scenario):
         self._node = node
         self._round_ns = seconds(node.round_seconds)
         self._strikes: dict[int, list[FaultOccurrence]] = {}
-        self._at(0)
+        self._faults_at(0)
 
-    def _at(self, instant_ns: int) -> list[FaultOccurrence]:
+    def _faults_at(self, instant_ns: int) -> list[FaultOccurrence]:
         """Return the faults of a round and of the previous one; its last fault may still be active."""
         number = max(instant_ns, 0) // self._round_ns
         wanted = range(max(number - 1, 0), number + 1)
         if set(self._strikes) != set(wanted):
             self._strikes = {
                 one: self._strikes.get(one)
-                or [FaultOccurrence.of(self._node, fault, one) for fault in self._node.faults]
+                or [
+                    FaultOccurrence.from_plan(self._node, fault, one) for fault in self._node.faults
+                ]
                 for one in wanted
             }
         return [strike for strikes in self._strikes.values() for strike in strikes]
 
     def _acting(self, span: TimeSpan) -> list[FaultOccurrence]:
-        return [strike for strike in self._at(span.end_ns) if strike.acts(span)]
+        return [strike for strike in self._faults_at(span.end_ns) if strike.acts(span)]
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Return the combined effect of all faults on the job."""
@@ -203,13 +205,13 @@ class FaultRounds(conditions.Scenario):
 
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Return the GPUs that are reset because their fault ends in a span."""
-        return [one.spec.struck for one in self._at(span.end_ns) if one.is_repaired(span)]
+        return [one.spec.struck for one in self._faults_at(span.end_ns) if one.is_repaired(span)]
 
     def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:
         """Return the faults that begin in a span."""
         return [
             (onset_ns + one.shift_ns, fault)
-            for one in self._at(span.end_ns)
+            for one in self._faults_at(span.end_ns)
             for onset_ns, fault in one.scenario.onsets(one.local(span))
         ]
 

@@ -69,15 +69,15 @@ class HostState:
     """State of the host after the last span."""
 
     def __init__(self, spec: NodeSpec, uptime_ns: int) -> None:
-        self._dice = spec.stream("server")
-        self._drift = DriftNoise(self._dice, 15.0)
+        self._rng = spec.stream("server")
+        self._drift = DriftNoise(self._rng, 15.0)
         self.cpu_ns = dict.fromkeys(MODES, 0)
         self.cpu_ns["user"] = int(0.28 * uptime_ns) * node_hardware.LOGICAL_CPUS
         self.cpu_ns["system"] = int(0.015 * uptime_ns) * node_hardware.LOGICAL_CPUS
         self.cpu_ns["idle"] = uptime_ns * node_hardware.LOGICAL_CPUS - sum(self.cpu_ns.values())
         self.load = [2.0, 2.0, 2.0]
-        self.running, self.last_process = 3, self._dice.randrange(50_000, 200_000)
-        self.processes = self._dice.randrange(2400, 2900)
+        self.running, self.last_process = 3, self._rng.randrange(50_000, 200_000)
+        self.processes = self._rng.randrange(2400, 2900)
         self.job_memory_bytes = 0
         self.cached_bytes = int(0.11 * MEMORY_BYTES) // _PAGE_BYTES * _PAGE_BYTES
         self.disk = DiskActivity()
@@ -116,7 +116,7 @@ class HostState:
             kept = math.exp(-span.seconds / window_seconds)
             self.load[place] = self.load[place] * kept + tasks * (1.0 - kept)
         self.running = 1 + round(tasks)
-        self.last_process += round_randomly(6.0 * span.seconds, self._dice)
+        self.last_process += round_randomly(6.0 * span.seconds, self._rng)
 
     def _use_memory(self, span: TimeSpan, demand: workload.JobDemand) -> None:
         job = _JOB_MEMORY * MEMORY_BYTES * demand.resident
@@ -130,11 +130,11 @@ class HostState:
     def _use_disk(self, span: TimeSpan, checkpoint: float) -> None:
         """Write logs all the time and checkpoints at intervals, in pages."""
         rate = 60_000 + checkpoint * _CHECKPOINT_BYTES_PER_SECOND
-        pages = round_randomly(rate * span.seconds / _PAGE_BYTES, self._dice)
+        pages = round_randomly(rate * span.seconds / _PAGE_BYTES, self._rng)
         writes = pages * _PAGE_BYTES // _REQUEST_BYTES + round_randomly(
-            2.0 * span.seconds, self._dice
+            2.0 * span.seconds, self._rng
         )
-        reads = round_randomly(0.3 * span.seconds, self._dice)
+        reads = round_randomly(0.3 * span.seconds, self._rng)
         self.disk.written_bytes += pages * _PAGE_BYTES
         self.disk.writes += writes
         self.disk.reads += reads
@@ -151,10 +151,10 @@ class HostState:
         ):
             traffic = self.traffic[name]
             sent = round_randomly(
-                rate * span.seconds / 400 * self._dice.uniform(0.8, 1.2), self._dice
+                rate * span.seconds / 400 * self._rng.uniform(0.8, 1.2), self._rng
             )
             received = (
-                sent if name == node_hardware.LOOPBACK else round_randomly(sent * 1.1, self._dice)
+                sent if name == node_hardware.LOOPBACK else round_randomly(sent * 1.1, self._rng)
             )
             traffic.sent_packets += sent
             traffic.sent_bytes += sent * 400

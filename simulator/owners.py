@@ -59,7 +59,7 @@ def show_owners(model: node_model.NodeModel, into: CaptureMoment) -> None:
 
 def _show_pods(model: node_model.NodeModel, into: CaptureMoment) -> None:
     pods = list(_pods(model))
-    into.calls[f"kubelet.List({KUBELET})"] = [_listed(pod) for pod in pods]
+    into.calls[f"kubelet.List({KUBELET})"] = [_pod_entry(pod) for pod in pods]
     into.calls[f"kubelet.GetAllocatableResources({KUBELET})"] = [_allocatable(model)]
     into.names[_LOGS] = sorted(f"{pod.namespace}_{pod.name}_{pod.uid}" for pod in pods)
     into.names[_PODS] = [_QUALITY]
@@ -169,7 +169,7 @@ def _show_process(
     into.files[f"/proc/{tenant.pid}/cgroup"] = f"0::{group}\n"
 
 
-def _listed(pod: SimulatedPod) -> Json:
+def _pod_entry(pod: SimulatedPod) -> Json:
     devices = [{"resource": pod.resource, "ids": pod.devices, "numa_nodes": []}]
     container = {"name": "main", "devices": devices, "claims": []}
     return {"name": pod.name, "namespace": pod.namespace, "containers": [container]}

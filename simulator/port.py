@@ -40,7 +40,7 @@ class PortSettings:
     trust: Literal["dscp", "pcp"] = "dscp"
 
     @property
-    def protected(self) -> bool:
+    def is_protected(self) -> bool:
         """True if pause protects RDMA traffic from loss."""
         return self.pausing and self.trust == "dscp"
 
@@ -187,17 +187,17 @@ _LEAKED = 0.1
 class PortOptics:
     """The transceivers, or the copper, at a port and the errors of their signal."""
 
-    def __init__(self, dice: random.Random, bit_error_rate: float) -> None:
-        self._dice = dice
+    def __init__(self, rng: random.Random, bit_error_rate: float) -> None:
+        self._rng = rng
         self._decades = math.log10(_WORST_BIT_ERROR_RATE / bit_error_rate)
-        self._struck_lane = dice.randrange(device_models.LANES)
-        self._usual_receive_dbm = [dice.gauss(0.6, 0.4) for _ in range(device_models.LANES)]
-        self._usual_transmit_dbm = [dice.gauss(1.4, 0.3) for _ in range(device_models.LANES)]
-        self._usual_bias_milliamperes = [dice.gauss(92.0, 4.0) for _ in range(device_models.LANES)]
-        self._usual_celsius = dice.gauss(46.0, 2.5)
-        self._supply_volts = dice.gauss(3.29, 0.01)
-        self._warmth = spec.DriftNoise(dice, 120.0)
-        self._ripples = [spec.DriftNoise(dice, 60.0) for _ in range(device_models.LANES)]
+        self._struck_lane = rng.randrange(device_models.LANES)
+        self._usual_receive_dbm = [rng.gauss(0.6, 0.4) for _ in range(device_models.LANES)]
+        self._usual_transmit_dbm = [rng.gauss(1.4, 0.3) for _ in range(device_models.LANES)]
+        self._usual_bias_milliamperes = [rng.gauss(92.0, 4.0) for _ in range(device_models.LANES)]
+        self._usual_celsius = rng.gauss(46.0, 2.5)
+        self._supply_volts = rng.gauss(3.29, 0.01)
+        self._warmth = spec.DriftNoise(rng, 120.0)
+        self._ripples = [spec.DriftNoise(rng, 60.0) for _ in range(device_models.LANES)]
         self._celsius = self._usual_celsius
         self._lost = [0.0] * device_models.LANES
 
@@ -278,8 +278,8 @@ class PortSignal:
     gigabits: int
     bit_error_rate: float
     optics: PortOptics
-    dice: random.Random
-    error_dice: random.Random
+    rng: random.Random
+    error_rng: random.Random
     first_sample_ns: int
     up_ns: int
     _strained_ns: list[float] = field(init=False)
@@ -316,9 +316,9 @@ class PortSignal:
         for strained_ns in self._strained_ns:
             strain = strained_ns / self.up_ns if self.up_ns else 0.0
             mean = bits * self.bit_error_rate / device_models.LANES * strain
-            corrected.append(max(round(self.dice.gauss(mean, math.sqrt(mean))), 0))
-        broken = spec.round_randomly(self._breaking, self.error_dice)
-        bad_frames = spec.round_randomly(broken * loaded, self.error_dice)
+            corrected.append(max(round(self.rng.gauss(mean, math.sqrt(mean))), 0))
+        broken = spec.round_randomly(self._breaking, self.error_rng)
+        bad_frames = spec.round_randomly(broken * loaded, self.error_rng)
         self.reload()
         counters.observed_bits += bits
         counters.corrected_bits = [

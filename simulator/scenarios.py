@@ -132,7 +132,7 @@ class FlappingLink(LinkOutages):
         super().__init__(spec, duration_ns)
         interval_ns = (duration_ns - self.onset_ns) // (self.times + 1)
         lengths_ns = [
-            min(seconds(self.dice.uniform(0.4, 6.0)), interval_ns // 2) for _ in range(self.times)
+            min(seconds(self.rng.uniform(0.4, 6.0)), interval_ns // 2) for _ in range(self.times)
         ]
         starts_ns = [self.onset_ns + interval_ns * number for number in range(self.times)]
         self.outages = tuple(
@@ -150,15 +150,15 @@ class LinkSpeedDown(LinkOutages):
         super().__init__(spec, duration_ns)
         rest_ns = duration_ns - self.onset_ns
         self.broken_ns = self.onset_ns + rest_ns // 2
-        length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), rest_ns // 4)
+        length_ns = min(seconds(self.rng.uniform(3.0, 8.0)), rest_ns // 4)
         self.outages = (TimeSpan(self.broken_ns, self.broken_ns + length_ns),)
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Waits for the outage, then exchanges at the remaining link speed."""
-        pace = super().job(span).exchange_speed
+        speed = super().job(span).exchange_speed
         slow = span.share_after(self.outages[0].end_ns)
         remaining = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
-        return conditions.JobConditions(exchange_speed=pace * (1.0 - slow * (1.0 - remaining)))
+        return conditions.JobConditions(exchange_speed=speed * (1.0 - slow * (1.0 - remaining)))
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Rising errors before the outage, none of the bad lanes after it."""
@@ -190,7 +190,7 @@ class PcieDegraded(conditions.Scenario):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.halved: Literal["lanes", "speed"] = "lanes" if self.dice.random() < _HALF else "speed"
+        self.halved: Literal["lanes", "speed"] = "lanes" if self.rng.random() < _HALF else "speed"
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """All rails wait for the NIC that cannot accept its traffic."""
@@ -226,8 +226,8 @@ class SettingsDrift(conditions.SlowedExchange):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.lossy = self.dice.uniform(0.0005, 0.003)
-        self.pausing = self.dice.uniform(0.02, 0.08)
+        self.lossy = self.rng.uniform(0.0005, 0.003)
+        self.pausing = self.rng.uniform(0.02, 0.08)
 
     def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
         """The ports of all rails drift; those for storage do not."""
@@ -235,10 +235,10 @@ class SettingsDrift(conditions.SlowedExchange):
             return conditions.PortConditions()
         share = span.share_after(self.onset_ns)
         settings = self.drifted[rail % len(self.drifted)]
-        held = settings.protected and not settings.notifying
+        held = settings.is_protected and not settings.notifying
         return conditions.PortConditions(
             settings=settings,
-            lossy=0.0 if settings.protected else share * self.lossy,
+            lossy=0.0 if settings.is_protected else share * self.lossy,
             pausing=share * self.pausing if held else 0.0,
             marked=0.0 if settings == port.USUAL else share * 0.02,
         )
@@ -266,8 +266,8 @@ class Incast(conditions.SlowedExchange):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.load = self.dice.uniform(0.86, 0.95)
-        self.marked = self.dice.uniform(0.04, 0.25)
+        self.load = self.rng.uniform(0.86, 0.95)
+        self.marked = self.rng.uniform(0.04, 0.25)
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Fully loaded by other senders, with much of the traffic marked."""
@@ -309,8 +309,8 @@ class SlowReceiver(conditions.SlowedExchange):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.pausing = self.dice.uniform(self.min_pausing, self.max_pausing)
-        self.stall_percent = self.dice.uniform(40.0, 80.0)
+        self.pausing = self.rng.uniform(self.min_pausing, self.max_pausing)
+        self.stall_percent = self.rng.uniform(40.0, 80.0)
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Pauses while it receives, and waits for PCIe writes."""
@@ -335,7 +335,7 @@ class PfcVictim(conditions.SlowedExchange):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.paused = self.dice.uniform(0.1, 0.3)
+        self.paused = self.rng.uniform(0.1, 0.3)
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Paused while it sends."""
@@ -347,7 +347,7 @@ class LinkFlap(LinkOutages):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), duration_ns // 4)
+        length_ns = min(seconds(self.rng.uniform(3.0, 8.0)), duration_ns // 4)
         self.outages = (TimeSpan(self.onset_ns, self.onset_ns + length_ns),)
 
 

@@ -53,16 +53,16 @@ class ThrottleTimes:
 class Silicon:
     """State of one GPU's silicon after the last span."""
 
-    def __init__(self, model: device_models.GpuModel, dice: random.Random, uptime_ns: int) -> None:
+    def __init__(self, model: device_models.GpuModel, rng: random.Random, uptime_ns: int) -> None:
         self.model = model
         full_watts = _FULL_LOAD * (model.limit_watts - model.idle_watts)
         self._degrees_per_watt = _RISE_AT_FULL_LOAD / (model.idle_watts + full_watts)
-        self._idle_watts = model.idle_watts * dice.gauss(1.0, 0.028)
-        self._full_watts = full_watts * dice.gauss(1.0, 0.037)
-        self._inlet = dice.uniform(24.0, 30.0)
-        self._drift = spec.DriftNoise(dice, 8.0)
+        self._idle_watts = model.idle_watts * rng.gauss(1.0, 0.028)
+        self._full_watts = full_watts * rng.gauss(1.0, 0.037)
+        self._inlet = rng.uniform(24.0, 30.0)
+        self._drift = spec.DriftNoise(rng, 8.0)
         self.ripple = 1.0
-        self._dice = dice
+        self._rng = rng
         self._throttled = False
         self._core = self._inlet + self._degrees_per_watt * self._idle_watts
         self._memory = self._core + _MEMORY_WARMER
@@ -75,7 +75,7 @@ class Silicon:
         self.memory_milliwatts = 0
         mean_milliwatts = round(_MEAN_SHARE_OF_LIMIT * model.power_limit_milliwatts)
         self.energy_picojoules = mean_milliwatts * uptime_ns
-        self.throttled = ThrottleTimes(power_cap_ns=dice.randrange(uptime_ns // 50))
+        self.throttled = ThrottleTimes(power_cap_ns=rng.randrange(uptime_ns // 50))
 
     @property
     def energy_millijoules(self) -> int:
@@ -111,7 +111,7 @@ class Silicon:
         self.ripple = 1.0 + _RIPPLE * self._drift.value
         watts = self._run(demand, resistance)
         self.power_milliwatts = round(watts * 1000)
-        self.instant_milliwatts = round(watts * 1000 * (1.0 + self._dice.uniform(-0.02, 0.02)))
+        self.instant_milliwatts = round(watts * 1000 * (1.0 + self._rng.uniform(-0.02, 0.02)))
         memory_watts = _MEMORY_OF_LIMIT * self.model.limit_watts * demand.memory_activity
         memory_watts += _MEMORY_OF_IDLE * self._idle_watts
         self.memory_milliwatts = round(memory_watts * 1000)
@@ -119,7 +119,7 @@ class Silicon:
         self._account(span)
         self._heat(span, watts, resistance)
         self._drift.advance(span.seconds)
-        busy = 1.0 - abs(self._dice.gauss(0.0, 0.01))
+        busy = 1.0 - abs(self._rng.gauss(0.0, 0.01))
         self.occupied_percent = round(100 * demand.occupied * max(busy, 0.0))
         self.memory_percent = round(100 * demand.memory_activity)
 

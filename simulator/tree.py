@@ -125,14 +125,14 @@ def write_tree(capture: Capture, directory: Path, offset_ns: int | None = None) 
     state, log = _state(capture, offset_ns)
     tree = _TreeWriter(directory)
     for path, target in sorted(state["links"].items()):
-        if not _failed(target):
+        if not _is_failed(target):
             tree.link(path, target)
     files = proc_files(state["calls"]) | {"/dev/kmsg": "".join(log)} | state["files"]
     for path, text in files.items():
-        if not _failed(text):
+        if not _is_failed(text):
             tree.write(path, text)
     for path, entries in state["names"].items():
-        if not _failed(entries):
+        if not _is_failed(entries):
             tree.fill(path, entries)
 
 
@@ -149,7 +149,7 @@ def _state(capture: Capture, offset_ns: int | None) -> tuple[dict[str, dict[str,
     return state, log
 
 
-def _failed(stored: Json) -> bool:
+def _is_failed(stored: Json) -> bool:
     return isinstance(stored, dict)
 
 

@@ -102,25 +102,25 @@ class TrainingJob:
         return demand
 
     def _work(
-        self, length: float, share: float, paces: tuple[float, float], demand: JobDemand
+        self, length: float, share: float, speeds: tuple[float, float], demand: JobDemand
     ) -> None:
         """Go through the phases for a share of a time in seconds, and add up their demand."""
         left = length * share
         while left > _NO_TIME:
             phase = next(phase for phase in PHASES if self._place < phase.end)
-            pace = paces[phase.exchange]
+            speed = speeds[phase.exchange]
             to_end = (phase.end - self._place) * self._iteration_seconds
-            needed = to_end / pace if pace > 0 else math.inf
+            needed = to_end / speed if speed > 0 else math.inf
             spent = min(left, needed)
             left -= spent
-            place = self._place + spent * pace / self._iteration_seconds
+            place = self._place + spent * speed / self._iteration_seconds
             self._place = (phase.end if spent == needed else place) % 1.0
-            waiting = _WAITING_POWER + (1.0 - _WAITING_POWER) * pace
+            waiting = _WAITING_POWER + (1.0 - _WAITING_POWER) * speed
             demand.activity += phase.activity * waiting * spent / length
-            demand.memory_activity += phase.memory_activity * pace * spent / length
+            demand.memory_activity += phase.memory_activity * speed * spent / length
             if phase.exchange:
                 demand.exchange += spent / length
-                demand.exchanged += pace * spent / length
+                demand.exchanged += speed * spent / length
 
 
 JOB, MPS_SERVER, VGPU_MANAGER = "python3", "nvidia-cuda-mps", "vgpu"
@@ -202,8 +202,8 @@ class GpuSharing:
         self.mig_devices = _mig_devices_of(spec, model, index) if spec.mode == "mig" else ()
         first_pid = spec.stream("processes").randrange(20_000, 50_000)
         pids = iter(range(first_pid + 1 + index * _PIDS_PER_GPU, 1 << 22))
-        dice = spec.stream(f"gpu {index} tenants")
-        inputs = _TenantInputs(model, dice, pids, first_pid, self.mig_devices)
+        rng = spec.stream(f"gpu {index} tenants")
+        inputs = _TenantInputs(model, rng, pids, first_pid, self.mig_devices)
         self.tenants = tuple(_TENANTS[spec.mode](inputs))
         self._compute = sum(tenant.compute * tenant.load for tenant in self.tenants)
         self._memory = sum(tenant.memory * tenant.load for tenant in self.tenants)
@@ -217,13 +217,13 @@ class GpuSharing:
             device.overhead_bytes for device in self.mig_devices
         )
 
-    def on(self, device: SimulatedMigDevice) -> list[GpuTenant]:
+    def tenants_on(self, device: SimulatedMigDevice) -> list[GpuTenant]:
         """Return the tenants that are present on a MIG device."""
         return [tenant for tenant in self.present if tenant.mig == device]
 
     def demand_on(self, device: SimulatedMigDevice) -> JobDemand:
         """Return the part of the job's demand on a MIG device; shares are of the device."""
-        load = sum(tenant.load for tenant in self.on(device))
+        load = sum(tenant.load for tenant in self.tenants_on(device))
         return replace(
             self._demand,
             occupied=self._demand.occupied * (load > 0),
@@ -262,7 +262,7 @@ class _TenantInputs:
     """Inputs for the creation of tenants."""
 
     model: device_models.GpuModel
-    dice: random.Random
+    rng: random.Random
     pids: Iterator[int]
     server_pid: int
     mig_devices: tuple[SimulatedMigDevice, ...]
@@ -272,14 +272,14 @@ class _TenantInputs:
         """Memory available to processes."""
         return self.model.memory_bytes - self.model.reserved_bytes
 
-    def held(self, of_bytes: float, lower: float, upper: float) -> int:
+    def draw_pages(self, of_bytes: float, lower: float, upper: float) -> int:
         """Return a random share of an amount of memory, in whole pages."""
-        return int(of_bytes * self.dice.uniform(lower, upper)) // _PAGE_BYTES * _PAGE_BYTES
+        return int(of_bytes * self.rng.uniform(lower, upper)) // _PAGE_BYTES * _PAGE_BYTES
 
     def process(self, count: int, lower: float, upper: float) -> GpuTenant:
         """Return one of `count` processes of the job with equal shares."""
         share = 1.0 / count
-        held = self.held(self.available_bytes * share, lower, upper)
+        held = self.draw_pages(self.available_bytes * share, lower, upper)
         return GpuTenant(next(self.pids), JOB, share, share, 1.0, held)
 
 
@@ -306,8 +306,8 @@ def _instances(inputs: _TenantInputs) -> Iterator[GpuTenant]:
             JOB,
             compute=device.profile.multiprocessors / inputs.model.multiprocessors,
             memory=device.memory_bytes / inputs.available_bytes,
-            load=inputs.dice.uniform(0.4, 1.0),
-            held_bytes=inputs.held(device.memory_bytes - device.overhead_bytes, 0.3, 0.9),
+            load=inputs.rng.uniform(0.4, 1.0),
+            held_bytes=inputs.draw_pages(device.memory_bytes - device.overhead_bytes, 0.3, 0.9),
             mig=device,
         )
 
@@ -317,14 +317,14 @@ def _virtual_machines(inputs: _TenantInputs) -> Iterator[GpuTenant]:
     if kind is None:
         return
     for _ in range(_VIRTUAL_MACHINES):
-        pid, used = next(inputs.pids), inputs.held(kind.frame_buffer_bytes, 0.3, 0.9)
-        guest = SimulatedVgpu(_FIRST_VGPU + pid, _uuid(inputs.dice), _uuid(inputs.dice), kind, used)
+        pid, used = next(inputs.pids), inputs.draw_pages(kind.frame_buffer_bytes, 0.3, 0.9)
+        guest = SimulatedVgpu(_FIRST_VGPU + pid, _uuid(inputs.rng), _uuid(inputs.rng), kind, used)
         yield GpuTenant(
             pid,
             VGPU_MANAGER,
             compute=1.0 / _VIRTUAL_MACHINES,
             memory=kind.frame_buffer_bytes / inputs.available_bytes,
-            load=inputs.dice.uniform(0.2, 0.9),
+            load=inputs.rng.uniform(0.2, 0.9),
             held_bytes=kind.frame_buffer_bytes,
             vgpu=guest,
             stays=True,
@@ -348,10 +348,10 @@ def _mig_devices_of(
     small, middle, large = model.mig_profiles
     profiles = [large, middle, middle] if index % 2 else [small] * _MAX_DEVICES
     starts = [4, 0, 2] if index % 2 else range(_MAX_DEVICES)
-    dice = spec.stream(f"gpu {index} instances")
+    rng = spec.stream(f"gpu {index} instances")
     return tuple(
         SimulatedMigDevice(
-            f"MIG-{_uuid(dice)}",
+            f"MIG-{_uuid(rng)}",
             place,
             profile,
             profile.first_instance + profiles[:place].count(profile),
@@ -361,5 +361,5 @@ def _mig_devices_of(
     )
 
 
-def _uuid(dice: random.Random) -> str:
-    return str(uuid.UUID(int=dice.getrandbits(128), version=4))
+def _uuid(rng: random.Random) -> str:
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))

@@ -14,12 +14,12 @@ import yaml
 
 from dashboards.build import dashboards
 from dashboards.promql import (
-    expanded,
+    expand,
     labels_in,
     metric_named,
     metrics_in,
     problems,
-    recorded,
+    recorded_expressions,
     recorded_in,
 )
 from railscope.catalog import rollups
@@ -207,13 +207,13 @@ def test_an_alert_says_how_urgent_it_is_and_what_it_is_about(rule: dict[str, Any
 @EACH_ALERT
 def test_an_alert_is_made_of_what_the_catalog_declares(rule: dict[str, Any]):
     assert problems(rule["expr"]) == []
-    description = expanded(rule["annotations"]["description"])
+    description = expand(rule["annotations"]["description"])
     named = re.findall(r"railscope_\w+", description)
     assert [name for name in named if metric_named(name) is None] == []
 
 
 def test_recorded_series_are_made_of_what_the_catalog_declares():
-    assert [problem for name in recorded() for problem in problems(name)] == []
+    assert [problem for name in recorded_expressions() for problem in problems(name)] == []
 
 
 def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
@@ -226,7 +226,7 @@ def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
         for t in p.get("targets", ())
     ]
     used = frozenset[str]().union(*map(recorded_in, [*told, *shown]))
-    assert recorded().keys() == used
+    assert recorded_expressions().keys() == used
 
 
 def test_what_dashboards_show_of_recorded_series_has_its_cases():

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dashboards.panels import MAX_POINTS
-from dashboards.promql import expanded, labels_in, problems, recorded_in
+from dashboards.promql import expand, labels_in, problems, recorded_in
 from dashboards.query import at_end, highest, lowest
 from tests.support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
@@ -72,10 +72,10 @@ def test_a_panel_of_recorded_series_says_what_it_needs():
 
 
 def test_an_expression_is_told_without_its_recorded_series():
-    told = expanded('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
+    told = expand('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
     rate = 'rate(railscope_nvlink_errors_total{node=~"$node"}[5m])'
     assert told == f"sum((sum by (node, error) ({rate})))"
-    assert expanded("railscope:node_source_state:sum") == (
+    assert expand("railscope:node_source_state:sum") == (
         "(sum by (node, state) (railscope_source_state))"
     )
 

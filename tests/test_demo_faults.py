@@ -15,7 +15,7 @@ from simulator.demo.faults import (
     FaultRecord,
     FaultTarget,
     changes,
-    planned,
+    plan_faults,
 )
 from simulator.live import LiveNode
 from simulator.node_hardware import build_node_hardware
@@ -63,7 +63,7 @@ def test_the_record_has_a_line_for_each_begin_and_each_end(tmp_path: Path):
     seen = list(islice(changes(), 2 * len(FAULTS)))
     nodes = {fault.node: NODE for fault in FAULTS}
     for change in seen:
-        record.add(change, FaultTarget.of(nodes[change.fault.node], change))
+        record.add(change, FaultTarget.from_change(nodes[change.fault.node], change))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == len(seen)
     assert [line["end"] is None for line in lines] == [change.begins for change in seen]
@@ -75,7 +75,7 @@ def test_the_record_has_a_line_for_each_begin_and_each_end(tmp_path: Path):
 def test_the_end_of_the_demo_ends_its_faults(tmp_path: Path):
     record = FaultRecord(tmp_path / "faults.jsonl", 10**18)
     change = next(changes())
-    record.add(change, FaultTarget.of(NODE, change))
+    record.add(change, FaultTarget.from_change(NODE, change))
     record.close(change.seconds + 5)
     record.close(change.seconds + 9)
     begun, ended = map(json.loads, (tmp_path / "faults.jsonl").read_text().splitlines())
@@ -85,7 +85,7 @@ def test_the_end_of_the_demo_ends_its_faults(tmp_path: Path):
 @EACH_FAULT
 def test_a_fault_names_what_it_strikes(fault: DemoFault):
     change = next(change for change in changes() if change.fault is fault)
-    struck = FaultTarget.of(NODE, change)
+    struck = FaultTarget.from_change(NODE, change)
     parts = build_node_hardware(NODE.spec)
     known = {None, *(gpu.uuid for gpu in parts.gpus), *(port.interface for port in parts.ports)}
     assert struck.device in known
@@ -95,12 +95,12 @@ def test_a_fault_names_what_it_strikes(fault: DemoFault):
 
 def test_each_round_has_fresh_faults():
     devices = {
-        FaultTarget.of(NODE, change).device
+        FaultTarget.from_change(NODE, change).device
         for change in islice(changes(), 20 * 2 * len(FAULTS))
         if change.fault.name == "gpu_memory_error"
     }
     assert len(devices) > 3
-    assert planned("gpu-node-2")[0].scenario == "unclaimed"
+    assert plan_faults("gpu-node-2")[0].scenario == "unclaimed"
 
 
 # The comparison ---------------------------------------------------------------------------------

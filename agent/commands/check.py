@@ -321,7 +321,7 @@ async def _collector(agent: Agent) -> ProbeFinding:
     now = agent.host.clock.now()
     greeting = envelope(agent.origin, (), (), agent_version=__version__)
     async with client:
-        answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
+        answer = await client.post(pack(greeting), SentAt.from_timestamp(now, agent.origin.boot_id))
     if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
         detail = f"{client.url} accepts frames of this node"
         return ProbeFinding.supported("collector", detail)

@@ -197,7 +197,7 @@ class KnownInventory:
 
     columns: tuple[Column, ...]
     positions: tuple[int, ...]
-    bystanders: tuple[Entity, ...]
+    columnless_entities: tuple[Entity, ...]
     hidden: bytes = b""
     failed: tuple[FailedCall, ...] = ()
 
@@ -231,7 +231,7 @@ class KnownDevices:
 
     def __init__(self) -> None:
         self._columns: Mapping[_ColumnKey, Column] = {}
-        self._bystanders: Mapping[_EntityKey, Entity] = {}
+        self._columnless_entities: Mapping[_EntityKey, Entity] = {}
         self._history = _CallHistory()
         self._sizes = AnswerSizes()
 
@@ -248,9 +248,9 @@ class KnownDevices:
         keeps = concerned & was_known
         found = [self._described(column, keeps) for column in inventory.columns]
         positions = list(range(len(found)))
-        bystanders = [
-            _with_facts(entity, self._bystanders.get(_entity_key(entity)), keeps)
-            for entity in inventory.bystanders
+        columnless_entities = [
+            _with_facts(entity, self._columnless_entities.get(_entity_key(entity)), keeps)
+            for entity in inventory.columnless_entities
         ]
         hides = _HiddenEntities(new, devices, probe.mentioned)
         hidden = bytearray()
@@ -262,20 +262,20 @@ class KnownDevices:
                 positions.append(len(inventory.columns) + len(hidden))
                 found.append(column)
                 hidden.append(reason.value)
-        described = {_entity_key(entity) for entity in bystanders}
-        bystanders += [
+        described = {_entity_key(entity) for entity in columnless_entities}
+        columnless_entities += [
             entity
-            for key, entity in self._bystanders.items()
+            for key, entity in self._columnless_entities.items()
             if key not in described and hides.reason(entity) not in {None, Absent.GONE}
         ]
         self._history.take(probe, is_complete=not hidden)
         if not hidden:
             self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
         self._columns = {_column_key(column): column for column in found}
-        self._bystanders = {_entity_key(entity): entity for entity in bystanders}
+        self._columnless_entities = {_entity_key(entity): entity for entity in columnless_entities}
         failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()
         return KnownInventory(
-            tuple(found), tuple(positions), tuple(bystanders), bytes(hidden), failed
+            tuple(found), tuple(positions), tuple(columnless_entities), bytes(hidden), failed
         )
 
     def _described(self, column: Column, keeps: set[tuple[str, ...]]) -> Column:
@@ -284,7 +284,7 @@ class KnownDevices:
 
     def _entities(self) -> Iterable[Entity]:
         yield from (entity for _, entity in self._columns.values())
-        yield from self._bystanders.values()
+        yield from self._columnless_entities.values()
 
 
 class _DeviceNames:
@@ -366,7 +366,7 @@ def _whole_device(entity: Entity) -> tuple[str, ...]:
 
 def _entities(inventory: ProbeResult) -> Iterable[Entity]:
     yield from (entity for _, entity in inventory.columns)
-    yield from inventory.bystanders
+    yield from inventory.columnless_entities
 
 
 def _names(entity: Entity) -> set[str]:

@@ -70,7 +70,7 @@ class ProbeResult:
     """Result of a probe: the columns, in the order in which `read` fills them, and findings."""
 
     columns: tuple[Column, ...] = ()
-    bystanders: tuple[Entity, ...] = ()
+    columnless_entities: tuple[Entity, ...] = ()
     findings: tuple[ProbeFinding, ...] = ()
 
 
@@ -229,9 +229,11 @@ class ColumnBuilder:
         self.columns += ((metric, entity) for metric in metrics)
         return first
 
-    def result(self, *findings: ProbeFinding, bystanders: Iterable[Entity] = ()) -> ProbeResult:
+    def result(
+        self, *findings: ProbeFinding, columnless_entities: Iterable[Entity] = ()
+    ) -> ProbeResult:
         """Return these columns as the result of a probe."""
-        return ProbeResult(tuple(self.columns), tuple(bystanders), findings)
+        return ProbeResult(tuple(self.columns), tuple(columnless_entities), findings)
 
 
 # NVML return codes: nvml.h, nvmlReturn_t.

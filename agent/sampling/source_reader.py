@@ -160,8 +160,11 @@ class SourceReader:
         self._ordered = counter_unwrap.column_picker(
             [known.positions[position] for position in order]
         )
-        if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
-            self._schema = Schema(self.source.name, columns, known.bystanders)
+        if (
+            columns != self._schema.columns
+            or known.columnless_entities != self._schema.columnless_entities
+        ):
+            self._schema = Schema(self.source.name, columns, known.columnless_entities)
 
     def _frame(self, table: source.RowBuilder, instant: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()

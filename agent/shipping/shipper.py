@@ -294,7 +294,9 @@ class Shipper:
         )
 
     async def _post(self, client: CollectorClient, body: bytes) -> DeliveryResult:
-        return await client.post(body, wire.SentAt.at(self.clock.now(), self.origin.boot_id))
+        return await client.post(
+            body, wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
+        )
 
     # An envelope is removed and counted as one step on the spool's thread: it counts even if the waiting
     # task is cancelled meanwhile.

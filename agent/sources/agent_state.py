@@ -66,11 +66,11 @@ class SelfMetricsSource(base.SourceWithoutResources):
             source = Entity(entities.SOURCE, (name,))
             columns.add_each(_SOURCE_METRICS, source)
             for reason in Absent:
-                columns.add(c.SOURCE_ABSENT, source.part(entities.ABSENCE, reason.label))
+                columns.add(c.SOURCE_ABSENT, source.child(entities.ABSENCE, reason.label))
         node = Entity(entities.NODE)
         columns.add_each(_AGENT_METRICS, node)
         for why in self._shipping.dropped_frames:
-            columns.add(c.FRAMES_DROPPED, node.part(entities.DROP, why))
+            columns.add(c.FRAMES_DROPPED, node.child(entities.DROP, why))
         for metric, about, _ in _budget_readings(self._keeper()):
             columns.add(metric, about)
         columns.add_each(_witness_readings(self._shipping), node)
@@ -165,12 +165,12 @@ def _budget_readings(
         state = keeper.governor.state
         found += [
             (c.AGENT_CPU_BUDGET, node, round(budget.cpu_ratio * _MILLIONTHS)),
-            (c.GOVERNOR_STATE, node.part(entities.BUDGET, "cpu"), state),
+            (c.GOVERNOR_STATE, node.child(entities.BUDGET, "cpu"), state),
         ]
     if budget.memory_bytes:
         found += [
             (c.AGENT_MEMORY_BUDGET, node, budget.memory_bytes),
-            (c.GOVERNOR_STATE, node.part(entities.BUDGET, "memory"), keeper.memory.state),
+            (c.GOVERNOR_STATE, node.child(entities.BUDGET, "memory"), keeper.memory.state),
         ]
     return found
 
@@ -226,7 +226,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
         for gpu in self._judged:
             columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)
             for rule in RULES:
-                columns.add(h.GPU_HEALTH_REASON, gpu.part(entities.GPU_REASON, rule.reason))
+                columns.add(h.GPU_HEALTH_REASON, gpu.child(entities.GPU_REASON, rule.reason))
         return columns.result(*self._findings())
 
     def read(self, host: Host, into: base.RowBuilder) -> None:

@@ -163,10 +163,10 @@ def _column(
     if metric := _VALUES.get((kind, item)):
         return metric, sensor
     if metric := _LIMITS.get((kind, item)):
-        return metric, sensor.part(entities.SENSOR_LIMIT, item)
+        return metric, sensor.child(entities.SENSOR_LIMIT, item)
     if alarm := _ALARM.fullmatch(item):
         what = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")
-        return catalog.SENSOR_ALARMS, sensor.part(entities.SENSOR_ALARM, what)
+        return catalog.SENSOR_ALARMS, sensor.child(entities.SENSOR_ALARM, what)
     return None
 
 

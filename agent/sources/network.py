@@ -85,7 +85,7 @@ class LinkSource(source.SourceWithFiles):
         verdict = source.ProbeVerdict.SUPPORTED if columns.columns else source.ProbeVerdict.ABSENT
         detail = source.format_count(len(interfaces), "interface")
         finding = source.ProbeFinding("network links", verdict, detail)
-        return columns.result(finding, bystanders=self._wiring.find_nics(host))
+        return columns.result(finding, columnless_entities=self._wiring.find_nics(host))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""
@@ -172,7 +172,7 @@ def _add_member(
     *,
     lacp: bool,
 ) -> None:
-    about = bond.part(entities.BOND_MEMBER, member)
+    about = bond.child(entities.BOND_MEMBER, member)
     directory = f"{NET}/{member}/bonding_slave"
     failures = f"{directory}/link_failure_count"
     add(network_catalog.BOND_MEMBER_UP, about, _state_reader(f"{directory}/mii_status", b"up"))

@@ -313,13 +313,13 @@ def _columns_of(mount: NfsMount) -> dict[ValueKey, Column]:
     every: dict[ValueKey, Column] = {("age",): (c.NFS_AGE, about)}
     every |= {("bytes", str(i)): (metric, about) for i, metric in enumerate(c.NFS_BYTES)}
     every |= {
-        ("event", event): (c.NFS_EVENTS, about.part(entities.NFS_EVENT, event))
+        ("event", event): (c.NFS_EVENTS, about.child(entities.NFS_EVENT, event))
         for event in REPORTED_EVENTS
     }
     transport = c.NFS_TRANSPORT | (c.NFS_RDMA if mount.protocol == "rdma" else {})
     every |= {("transport", part): (metric, about) for part, metric in transport.items()}
     for operation in sorted(OPERATIONS):
-        entity = about.part(entities.NFS_OPERATION, operation)
+        entity = about.child(entities.NFS_OPERATION, operation)
         every |= {(operation, part): (m, entity) for part, m in c.NFS_OPERATIONS.items()}
     return {key: column for key, column in every.items() if key in mount.values}
 

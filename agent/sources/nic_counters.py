@@ -57,7 +57,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         """Read the driver and the list of statistics of every interface."""
         columns = source.ColumnBuilder()
         findings: list[source.ProbeFinding] = []
-        bystanders: list[Entity] = []
+        columnless_entities: list[Entity] = []
         unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._before |= self._carried
         nics: list[_NicStatistics] = []
@@ -74,7 +74,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             names = statistics["names"]
             findings.append(_statistics_finding(interface, driver["driver"], names, found))
             if not found or nic.facts.get("role") == rails.BRIDGE:
-                bystanders.append(nic)
+                columnless_entities.append(nic)
                 continue
             start = len(columns.columns)
             for metric, part, _ in found:
@@ -87,7 +87,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             nics.append(_NicStatistics(interface, names, positions, start))
         self._nics = nics
         self._replace_unwraps(host, unwraps)
-        return columns.result(*findings, bystanders=bystanders)
+        return columns.result(*findings, columnless_entities=columnless_entities)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each NIC once and select the statistics that have a column."""
@@ -210,7 +210,7 @@ class LinkErrorSource(source.SourceWithoutResources):
         self._requests = []
         for interface in nic_interfaces.physical_interfaces(host):
             findings += self._plan(host, interface, columns)
-        return columns.result(*findings, bystanders=self._wiring.find_nics(host))
+        return columns.result(*findings, columnless_entities=self._wiring.find_nics(host))
 
     def _plan(
         self, host: Host, interface: str, columns: source.ColumnBuilder

@@ -81,7 +81,7 @@ class HostSource(source.SourceWithoutResources):
             if _answer(host, function) is not None:
                 self._answers.append((columns.add(metric, node), function, _number(key)))
         for mode in _answer(host, "cpu_times") or {}:
-            column = columns.add(c.CPU_TIME, node.part(entities.CPU_MODE, mode))
+            column = columns.add(c.CPU_TIME, node.child(entities.CPU_MODE, mode))
             self._answers.append((column, "cpu_times", _scaled(mode, _HUNDREDTHS)))
         self._probe_tables(columns, host)
         self._probe_files(columns, host)
@@ -90,7 +90,7 @@ class HostSource(source.SourceWithoutResources):
         finding = source.ProbeFinding.absent("host", "/proc does not exist")
         if count:
             finding = source.ProbeFinding.supported("host", source.format_count(count, "reading"))
-        return columns.result(finding, bystanders=(node,))
+        return columns.result(finding, columnless_entities=(node,))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Call each function once, read each file once."""

@@ -65,9 +65,9 @@ class NvmeSource(source.SourceWithoutResources):
             drive = _entity(host, controller)
             columns.add_each((c.NVME_STATE, c.NVME_TEMPERATURE, *_NUMBERS.values()), drive)
             for direction in _DIRECTIONS.values():
-                columns.add(c.NVME_DATA, drive.part(entities.NVME_DIRECTION, direction))
+                columns.add(c.NVME_DATA, drive.child(entities.NVME_DIRECTION, direction))
             for warning in _WARNINGS:
-                columns.add(c.NVME_CRITICAL_WARNING, drive.part(entities.NVME_WARNING, warning))
+                columns.add(c.NVME_CRITICAL_WARNING, drive.child(entities.NVME_WARNING, warning))
             findings.append(_finding(host, controller, drive))
         if not findings:
             findings.append(source.ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive"))

@@ -156,7 +156,7 @@ def _client_column(client: Entity, key: Hashable) -> Column | None:
     name, part = key if isinstance(key, tuple) else ("", "")
     metrics = {"samples": c.LUSTRE_OPERATIONS, "usec": c.LUSTRE_OPERATION_TIME}
     if name in _LUSTRE_OPERATIONS and part in metrics:
-        return metrics[part], client.part(entities.LUSTRE_OPERATION, name)
+        return metrics[part], client.child(entities.LUSTRE_OPERATION, name)
     return None
 
 
@@ -166,7 +166,7 @@ def _target_column(target: Entity, key: Hashable) -> Column | None:
     name, part = key if isinstance(key, tuple) else ("", "")
     metrics = {"samples": c.LUSTRE_REQUESTS, "usec": c.LUSTRE_REQUEST_TIME}
     if name in _LUSTRE_REQUESTS and part in metrics:
-        return metrics[part], target.part(entities.LUSTRE_REQUEST, name)
+        return metrics[part], target.child(entities.LUSTRE_REQUEST, name)
     return None
 
 
@@ -289,7 +289,7 @@ def _ceph_column(about: Entity, key: Hashable) -> Column | None:
         return metric, about
     row, column = key if isinstance(key, tuple) else ("", "")
     if row in _CEPH_OPERATIONS and column in _OF_OPERATION:
-        return _OF_OPERATION[column], about.part(entities.CEPH_OPERATION, _CEPH_OPERATIONS[row])
+        return _OF_OPERATION[column], about.child(entities.CEPH_OPERATION, _CEPH_OPERATIONS[row])
     return None
 
 

@@ -226,9 +226,9 @@ def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
     for severity in _SEVERITIES:
         path = f"{directory}/aer_dev_{severity}"
         positions = {
-            error: plan.columns.add(catalog.PCIE_ERRORS, entity.part(PCIE_ERROR, severity))
+            error: plan.columns.add(catalog.PCIE_ERRORS, entity.child(PCIE_ERROR, severity))
             if error == ALL_ERRORS
-            else plan.columns.add(catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error))
+            else plan.columns.add(catalog.PCIE_AER_ERRORS, entity.child(PCIE_AER, severity, error))
             for error in parse_aer(source.read_text(host, path).encode())
         }
         if positions:
@@ -237,7 +237,7 @@ def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
     for severity, name in _ROOT_FILES.items():
         path = f"{directory}/aer_rootport_total_err_{name}"
         if source.read_text(host, path):
-            about = entity.part(PCIE_ROOT_ERROR, severity)
+            about = entity.child(PCIE_ROOT_ERROR, severity)
             column = plan.columns.add(catalog.PCIE_ROOT_ERRORS, about)
             plan.root_errors.append((len(plan.files), column))
             plan.files.append(path)

@@ -108,7 +108,7 @@ def _files_of(
                 yield CounterFile(directory, name, metric, about, step, narrow, highest)
             elif name not in generic:
                 generic.add(name)
-                part = about.part(RDMA_COUNTER, name)
+                part = about.child(RDMA_COUNTER, name)
                 yield CounterFile(directory, name, catalog.other(name), part, 1, narrow, highest)
 
 
@@ -165,7 +165,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
         self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
         findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
-        return columns.result(*findings, bystanders=bridges)
+        return columns.result(*findings, columnless_entities=bridges)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all counter files, then the netlink counters, then the states."""
@@ -297,7 +297,7 @@ def _optional(
     for name in sorted(statistics.keys() & catalog.OPTIONAL):
         metric, about = catalog.meaning(driver, name), port
         if metric is None or metric in taken:
-            metric, about = catalog.other(name), port.part(RDMA_COUNTER, name)
+            metric, about = catalog.other(name), port.child(RDMA_COUNTER, name)
         found[name] = columns.add(metric, about)
     return _OptionalCounters(port, found) if found else None
 

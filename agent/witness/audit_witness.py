@@ -349,7 +349,9 @@ class AuditWitness:
 
     def _cosigned(self, note: str) -> str:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
-        return signed_note.cosigned(note, self._witness, self.clock.now().wall_ns // SECOND_NS)
+        return signed_note.add_cosignature(
+            note, self._witness, self.clock.now().wall_ns // SECOND_NS
+        )
 
     async def _present(self) -> None:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""

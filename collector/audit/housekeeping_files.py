@@ -69,7 +69,7 @@ def read_statement(
     """Read the statement of this kind from the content of a file. Raises HousekeepingError."""
     try:
         note = content.decode()
-        lines = signed_note.verified(note, key).removesuffix("\n").split("\n")
+        lines = signed_note.verify_note(note, key).removesuffix("\n").split("\n")
     except (UnicodeDecodeError, signed_note.NoteError) as error:
         message = f"{path}: {_problem(content, error)}"
         raise HousekeepingError(message) from error
@@ -232,7 +232,7 @@ class CosignedCheckpoint(msgspec.Struct, frozen=True):
 
     def seconds(self) -> int:
         """Return the time of the cosignature in seconds. Raises NoteError."""
-        return signed_note.witnessed(self.note, signed_note.parse_witness_key(self.key))
+        return signed_note.cosignature_seconds(self.note, signed_note.parse_witness_key(self.key))
 
     def is_of(self, node: str) -> bool:
         """True if the key is in the node's own name. Raises NoteError if the key is invalid."""

@@ -95,7 +95,7 @@ class CheckpointPublisher:
             raise AuditError(message)
         if self.before_signing:
             self.before_signing(new)
-        note = signed_note.Checkpoint(self.signer.name, new).signed(self.signer)
+        note = signed_note.Checkpoint(self.signer.name, new).sign(self.signer)
         self._last_attempt = new, note
         write_durably(self.directory / "checkpoint", note.encode())
         return new, note

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from collector.fleet import sheets
 from collector.fleet.schemas import SchemaLayout
 from collector.framelog.segment_files import FrameRecord
-from railscope.device_names import Names, bare_gpu, device_key, fullest
+from railscope.device_names import Names, bare_gpu, choose_most_complete, device_key
 from railscope.wire import Batch, Envelope, WireEvent
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def names_of(
         return None
     wanted = device_key(kind, key)
     known = (schemas.get(row.schema) for row in list(node.rows.values()))
-    return fullest(one.names[wanted] for one in known if one and wanted in one.names)
+    return choose_most_complete(one.names[wanted] for one in known if one and wanted in one.names)
 
 
 def gpu_names(schemas: StoredSchemas, node: FleetNode | None, uuid: str) -> Names:

@@ -74,9 +74,9 @@ def draw_curves(
     curves = [curve for curve in curves if np.isfinite(curve.high).any()]
     names = [curve.name for curve in curves] if panel["options"]["legend"]["showLegend"] else []
     legend = plot.legend_height(names, box.width)
-    field = box.within(top=4, right=4, bottom=plot.TIMES_HEIGHT + legend)
+    field = box.shrink(top=4, right=4, bottom=plot.TIMES_HEIGHT + legend)
     axis = _ValueAxis(*span(curves, form.minimum), form.unit, field.top, field.bottom)
-    field = field.within(left=style.axis_width or axis.label_width)
+    field = field.shrink(left=style.axis_width or axis.label_width)
     axis.draw(scene.canvas, field)
     across = plot.TimeAxis(scene.window, field)
     across.draw(scene.canvas)
@@ -99,7 +99,7 @@ def draw_curves(
             scene.canvas.line(ends, step.colour, 1.2, dashed=True)
     across.draw_marks(scene.canvas, scene.marks)
     if names:
-        plot.draw_legend(scene.canvas, names, inks, box.within(top=box.height - legend))
+        plot.draw_legend(scene.canvas, names, inks, box.shrink(top=box.height - legend))
     return True
 
 
@@ -108,9 +108,9 @@ def _draw_curve(canvas: Canvas, field: Box, path: _CurvePath, ink: str, style: _
         canvas.shapes(path.bars(), ink, solid=0.9, inside=field)
         return
     canvas.shapes(path.areas(), ink, solid=style.fill, inside=field)
-    canvas.line(path.upper(), ink, 1.4, inside=field.within(top=-1, bottom=-1))
+    canvas.line(path.upper(), ink, 1.4, inside=field.shrink(top=-1, bottom=-1))
     if alone := path.alone():
-        canvas.dots(alone, ink, 4, inside=field.within(-3, -3, -3, -3))
+        canvas.dots(alone, ink, 4, inside=field.shrink(-3, -3, -3, -3))
 
 
 def span(curves: Sequence[Curve], minimum: float | None) -> tuple[float, float]:
@@ -273,7 +273,7 @@ def draw_bands(
         return False
     widest = max(width_of(name, SMALL) for name, _, _ in found)
     left = min(widest, box.width * _MAX_NAME_SHARE) + 10
-    field = box.within(left=left, bottom=plot.TIMES_HEIGHT, top=4, right=4)
+    field = box.shrink(left=left, bottom=plot.TIMES_HEIGHT, top=4, right=4)
     across = plot.TimeAxis(scene.window, field)
     across.draw(scene.canvas)
     pitch = field.height / len(found)

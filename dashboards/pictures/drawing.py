@@ -107,7 +107,7 @@ def png(drawn: Colours, kept: Sequence[str]) -> bytes:
     present = np.flatnonzero(np.bincount(numbers.ravel(), minlength=1 << 24))
     places = np.zeros(1 << 24, np.uint8)
     for shades in _SHADES:
-        palette = np.concatenate([fixed, _cut(drawn, max(shades - len(fixed), 1))])[:256]
+        palette = np.concatenate([fixed, _reduce_colours(drawn, max(shades - len(fixed), 1))])[:256]
         places[present] = _nearest(_split(present), palette)
         reduced = Image.fromarray(places[numbers])
         reduced.putpalette(palette.tobytes())
@@ -118,7 +118,7 @@ def png(drawn: Colours, kept: Sequence[str]) -> bytes:
     return file.getvalue()
 
 
-def _cut(drawn: Colours, shades: int) -> Colours:
+def _reduce_colours(drawn: Colours, shades: int) -> Colours:
     """Return colours that represent all colours of a picture."""
     found = Image.fromarray(drawn).quantize(
         shades, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
@@ -176,7 +176,7 @@ class Box:
         """Centre."""
         return self.left + self.width / 2, self.top + self.height / 2
 
-    def within(
+    def shrink(
         self, left: float = 0.0, top: float = 0.0, right: float = 0.0, bottom: float = 0.0
     ) -> Box:
         """Return the box reduced by a margin on each side."""

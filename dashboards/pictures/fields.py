@@ -93,7 +93,7 @@ def text(value: float, unit: str, decimals: int | None = None) -> str:
     scale = UNITS[unit](value)
     scaled = value / scale.divisor
     places = _places(scaled) if decimals is None else decimals
-    return f"{_rounded(scaled, places)}{scale.suffix}"
+    return f"{_round(scaled, places)}{scale.suffix}"
 
 
 def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
@@ -131,7 +131,7 @@ def _places(scaled: float) -> int:
     return max(2 - math.floor(math.log10(abs(scaled))), 0)
 
 
-def _rounded(number: float, places: int) -> str:
+def _round(number: float, places: int) -> str:
     """Round to fixed decimals, unless the number is so small that there would be many."""
     rounded = round(number, places) + 0.0  # no -0
     return f"{rounded:.{places}f}" if places <= _MAX_DECIMALS else f"{number:.2g}"
@@ -224,7 +224,7 @@ def _matches(matcher: Json, name: str, *, numeric: bool) -> bool:
 
 
 def _steps(thresholds: Json) -> tuple[ThresholdStep, ...]:
-    _known(thresholds["mode"], ("absolute",), "mode of thresholds")
+    _check_known(thresholds["mode"], ("absolute",), "mode of thresholds")
     steps = (
         ThresholdStep(
             float("-inf") if step["value"] is None else step["value"], _colour(step["color"])
@@ -237,7 +237,7 @@ def _steps(thresholds: Json) -> tuple[ThresholdStep, ...]:
 def _mapped_values(mappings: Sequence[Json]) -> dict[str, ValueMapping]:
     texts = {}
     for mapping in mappings:
-        _known(mapping["type"], ("value",), "mapping of values")
+        _check_known(mapping["type"], ("value",), "mapping of values")
         for value, found in mapping["options"].items():
             colour = _colour(found["color"]) if "color" in found else ""
             texts[value] = ValueMapping(found.get("text", ""), colour)
@@ -252,12 +252,12 @@ def _colour(name: str) -> str:
         raise UnsupportedFeatureError(message) from None
 
 
-def _fixed(colour: Json) -> str:
-    _known(colour["mode"], ("fixed",), "mode of colours")
+def _fixed_colour(colour: Json) -> str:
+    _check_known(colour["mode"], ("fixed",), "mode of colours")
     return _colour(colour["fixedColor"])
 
 
-def _known(value: Any, known: Any, what: str) -> Any:
+def _check_known(value: Any, known: Any, what: str) -> Any:
     if value not in known:
         message = f"unsupported {what}: {value}: expected one of {', '.join(map(str, known))}"
         raise UnsupportedFeatureError(message)
@@ -266,15 +266,15 @@ def _known(value: Any, known: Any, what: str) -> Any:
 
 _CELLS = ("auto", "color-text", "color-background")
 _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "unit": ("unit", lambda unit: _known(unit, UNITS, "unit")),
+    "unit": ("unit", lambda unit: _check_known(unit, UNITS, "unit")),
     "decimals": ("decimals", int),
     "min": ("minimum", float),
     "noValue": ("nothing", str),
     "thresholds": ("steps", _steps),
     "mappings": ("mapped", _mapped_values),
-    "color": ("fixed", _fixed),
+    "color": ("fixed", _fixed_colour),
     "links": ("linked", bool),
     "custom": ("drawn", dict),
-    "custom.cellOptions": ("cell", lambda cell: _known(cell["type"], _CELLS, "kind of cell")),
+    "custom.cellOptions": ("cell", lambda cell: _check_known(cell["type"], _CELLS, "kind of cell")),
 }
 """Options of a field's format: the part of `FieldFormat` that each sets, and the conversion."""

@@ -95,7 +95,7 @@ def _head(canvas: Canvas, dashboard: Json, answers: DashboardResults) -> None:
     for variable in reversed(dashboard["templating"]["list"]):
         if variable["type"] == "datasource" or variable.get("hide"):
             continue
-        value = answers.chosen[variable["name"]]
+        value = answers.choices[variable["name"]]
         text = "All" if value == variable.get("allValue") else value
         canvas.text((left, 24), text, side="right", weight="bold")
         left -= width_of(text, NORMAL, "bold") + 8
@@ -120,7 +120,7 @@ def _panel(scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[Qu
     scene.canvas.box(box, drawing.PANEL, drawing.BORDER)
     title = (box.left + 10, box.top + _PANEL_TITLE / 2 + 1)
     scene.canvas.text(title, panel["title"], max_width=box.width - 16)
-    inner = box.within(left=10, top=_PANEL_TITLE, right=10, bottom=8)
+    inner = box.shrink(left=10, top=_PANEL_TITLE, right=10, bottom=8)
     return draw_kind(scene, inner, panel, answers)
 
 

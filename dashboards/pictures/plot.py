@@ -89,7 +89,7 @@ class TimeAxis:
                 [[(start, self.box.bottom), *foot]],
                 mark.colour,
                 solid=1.0,
-                inside=self.box.within(left=-5, right=-5, bottom=-6),
+                inside=self.box.shrink(left=-5, right=-5, bottom=-6),
             )
 
 
@@ -116,7 +116,7 @@ def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
         wide = min(_item_width(name), width)
         if lines[-1] and used + wide > width:
             if len(lines) == _LEGEND_MAX_LINES:
-                return [*lines[:-1], _shortened(lines[-1], names, width)]
+                return [*lines[:-1], _shorten(lines[-1], names, width)]
             lines.append([])
             used = 0.0
         lines[-1].append(position)
@@ -124,7 +124,7 @@ def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
     return lines
 
 
-def _shortened(line: list[int], names: Sequence[str], width: float) -> list[int]:
+def _shorten(line: list[int], names: Sequence[str], width: float) -> list[int]:
     """Return a line without its last names, so that the count of omitted names fits."""
     left = width - width_of(_more(len(names)), SMALL) - 8
     while len(line) > 1 and sum(_item_width(names[position]) for position in line) > left:

@@ -124,7 +124,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             for node, agent in agents.items()
         }
         (directory / "prometheus.yml").write_text(_scrapes(addresses, listen))
-        (directory / "recorded.yml").write_text(_recorded())
+        (directory / "recorded.yml").write_text(_recorded_rules())
         url = await stack.enter_async_context(_prometheus(directory))
         waited = time.monotonic() - started
         if waited > START_SECONDS:
@@ -183,7 +183,7 @@ def _scrapes(addresses: Mapping[str, str], collector: str) -> str:
     return yaml.safe_dump(config)
 
 
-def _recorded() -> str:
+def _recorded_rules() -> str:
     """Return the rules of recorded series in dashboards, evaluated as often as everything is scraped."""
     rules = list(promql.recording_rules())
     return yaml.safe_dump({"groups": [{"name": "recorded", "rules": rules}]})
@@ -215,7 +215,7 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
             asyncio.timeout(START_SECONDS),
             prometheus_api.Prometheus(f"http://{address}") as prometheus,
         ):
-            while not await _scraped(prometheus):  # noqa: ASYNC110 - no event from another process
+            while not await _has_scraped(prometheus):  # noqa: ASYNC110 - no event from another process
                 await asyncio.sleep(0.2)
         yield f"http://{address}"
     finally:
@@ -224,9 +224,9 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def _scraped(prometheus: prometheus_api.Prometheus) -> bool:
+async def _has_scraped(prometheus: prometheus_api.Prometheus) -> bool:
     try:
-        found = await prometheus.now("up == 1", time.time())
+        found = await prometheus.query_instant("up == 1", time.time())
     except prometheus_api.PrometheusError:
         return False
     return len(found.series) > len(SITE_NODES)
@@ -244,7 +244,9 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
             await asyncio.sleep(min(_POLL_SECONDS, left))
             for program in programs:
                 program.check_alive()
-        missed = await prometheus.now(f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end)
+        missed = await prometheus.query_instant(
+            f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end
+        )
         click.echo(f"{missed.series[0].values[0]:.2f} % of scrapes failed")
         await _draw_all(
             prometheus, prometheus_api.QueryWindow(end - seconds, end, INTERVAL_SECONDS), to

@@ -51,7 +51,7 @@ def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
     return found
 
 
-def transformed(frames: list[TableFrame], transformations: Iterable[Json]) -> list[TableFrame]:
+def transform(frames: list[TableFrame], transformations: Iterable[Json]) -> list[TableFrame]:
     """Apply a panel's transformations in their order. Raises UnsupportedFeatureError for an unknown one."""
     for transformation in transformations:
         known = _TRANSFORMATIONS.get(transformation["id"])
@@ -204,7 +204,7 @@ def frame_of(panel: Json, answers: Sequence[QueryResult]) -> TableFrame:
     """Return the content of a panel of rows and columns; an empty table if it has no data."""
     letters = [target["refId"] for target in panel["targets"]]
     frames = frames_of(list(zip(letters, answers, strict=True)))
-    found = transformed(frames, panel.get("transformations", ()))
+    found = transform(frames, panel.get("transformations", ()))
     frame = found[0] if found else TableFrame((), ())
     return table_order(frame, panel.get("options", {}).get("sortBy", ()))
 
@@ -243,7 +243,7 @@ def draw_table(
     return True
 
 
-def written(cell: TableCell, form: FieldFormat) -> str:
+def cell_text(cell: TableCell, form: FieldFormat) -> str:
     """Return the text of a cell."""
     if cell is None:
         return form.nothing
@@ -256,11 +256,11 @@ def _draw_cell(canvas: Canvas, box: Box, cell: TableCell, form: FieldFormat, siz
     if isinstance(cell, float) and form.cell != "auto":
         ink = form.colour(cell)
         if form.cell == "color-background":
-            canvas.box(box.within(1, 1, 1, 1), drawing.mix_colour(ink, drawing.PANEL, 0.85))
+            canvas.box(box.shrink(1, 1, 1, 1), drawing.mix_colour(ink, drawing.PANEL, 0.85))
             ink = drawing.ink_on(ink)
     side, across = _side(box, numeric=numeric)
     place, max_width = (across, box.middle[1]), box.width - 2 * _EDGE
-    canvas.text(place, written(cell, form), size=size, colour=ink, side=side, max_width=max_width)
+    canvas.text(place, cell_text(cell, form), size=size, colour=ink, side=side, max_width=max_width)
 
 
 def _side(place: Box, *, numeric: bool) -> tuple[Side, float]:
@@ -284,7 +284,7 @@ def _places(
     if spare >= 0:
         widths = [need + spare / len(needs) for need in needs]
     else:
-        widths = _squeezed(needs, box.width)
+        widths = _reduce_widths(needs, box.width)
     places, left = [], box.left
     for width in widths:
         places.append(Box(left, box.top, width, box.height))
@@ -293,11 +293,11 @@ def _places(
 
 
 def _need(frame: TableFrame, name: str, form: FieldFormat, size: float) -> float:
-    widest = max(width_of(written(row.get(name), form), size) for row in frame.rows)
+    widest = max(width_of(cell_text(row.get(name), form), size) for row in frame.rows)
     return max(widest, width_of(name, SMALL)) + 2 * _EDGE + 1
 
 
-def _squeezed(needs: Sequence[float], width: float) -> list[float]:
+def _reduce_widths(needs: Sequence[float], width: float) -> list[float]:
     """Reduce the widest first, until all fit."""
     low, high = 0.0, max(needs)
     for _ in range(40):

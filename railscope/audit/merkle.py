@@ -63,7 +63,7 @@ class CompactRange:
     @property
     def root(self) -> Hash:
         """Root of the complete tree."""
-        return _joined(self.roots)
+        return _root_of_subtrees(self.roots)
 
 
 def subtrees(size: int) -> Iterator[tuple[int, int]]:
@@ -73,7 +73,7 @@ def subtrees(size: int) -> Iterator[tuple[int, int]]:
 
 def root_of(nodes: Nodes, size: int) -> Hash:
     """Root of the first `size` leaves."""
-    return _joined([nodes(level, index) for level, index in subtrees(size)])
+    return _root_of_subtrees([nodes(level, index) for level, index in subtrees(size)])
 
 
 def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
@@ -199,10 +199,10 @@ def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _range_hash(nodes: Nodes, start: int, end: int) -> Hash:
-    return _joined([nodes(level, index) for level, index in _pieces(start, end)])
+    return _root_of_subtrees([nodes(level, index) for level, index in _pieces(start, end)])
 
 
-def _joined(roots: Sequence[Hash]) -> Hash:
+def _root_of_subtrees(roots: Sequence[Hash]) -> Hash:
     """Root over complete subtrees, the largest first."""
     if not roots:
         return EMPTY_ROOT

@@ -144,7 +144,7 @@ def sign(text: str, signer: SecretKey) -> str:
     return f"{text}\n{signature_line(signer.public, signer.key.sign(text.encode()))}"
 
 
-def verified(note: str, key: PublicKey) -> str:
+def verify_note(note: str, key: PublicKey) -> str:
     """Return the text of a note after verifying the key's signature over it.
 
     Signatures by other keys are ignored. Raises UnsignedError, ForgedError, NoteError.
@@ -203,7 +203,7 @@ def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:
 
 def _signature(line: str) -> tuple[str, bytes]:
     name, _, encoded = line.removeprefix(_DASH).partition(" ")
-    signature = _decoded(encoded)
+    signature = _decode_base64(encoded)
     if not line.startswith(_DASH) or not _NAME.fullmatch(name) or len(signature) <= KEY_ID_BYTES:
         message = f"invalid signature line: {line[:100]!r}: expected a dash, a name and base64"
         raise NoteError(message)
@@ -221,7 +221,7 @@ def _check_text(text: str) -> None:
 def _key_parts(text: str, what: str, kind: bytes = ED25519) -> tuple[str, bytes, bytes]:
     name, _, rest = text.partition("+")
     key_id, _, encoded = rest.partition("+")
-    body = _decoded(encoded)
+    body = _decode_base64(encoded)
     if not _NAME.fullmatch(name) or not re.fullmatch("[0-9a-f]{8}", key_id):
         message = f"invalid {what}: expected name+1a2b3c4d+base64"
         raise NoteError(message)
@@ -235,7 +235,7 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     """Decode canonical base64; empty for any other text."""
     try:
         content = base64.b64decode(text, validate=True)
@@ -266,7 +266,7 @@ class Checkpoint:
         """The signed text."""
         return f"{self.origin}\n{self.tree.size}\n{_base64(self.tree.root)}\n"
 
-    def signed(self, signer: SecretKey) -> str:
+    def sign(self, signer: SecretKey) -> str:
         """Return the checkpoint as a signed note. Raises NoteError."""
         return sign(self.text, signer)
 
@@ -277,7 +277,7 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
     The key's name is the log's origin: one key signs for one log. Raises UnsignedError, ForgedError,
     CheckpointError, NoteError.
     """
-    text = verified(note, key)
+    text = verify_note(note, key)
     lines = text.removesuffix("\n").split("\n")
     if len(lines) != len(("origin", "size", "root")) or not SIZE.fullmatch(lines[1]):
         message = f"invalid checkpoint: {text[:100]!r}: expected origin, size and root"
@@ -288,7 +288,7 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
             f"wrong origin of a checkpoint: {origin!r}: expected {key.name!r}, the name of the key"
         )
         raise CheckpointError(message)
-    digest = _decoded(root)
+    digest = _decode_base64(root)
     if len(digest) != HASH_BYTES:
         message = f"invalid root {root[:100]!r}: expected {HASH_BYTES} bytes in canonical base64"
         raise CheckpointError(message)
@@ -316,7 +316,7 @@ def parse_witness_key(text: str) -> PublicKey:
     return PublicKey.parse(text, COSIGNATURE)
 
 
-def cosigned(note: str, signer: SecretKey, seconds: int) -> str:
+def add_cosignature(note: str, signer: SecretKey, seconds: int) -> str:
     """Return the note with the witness's cosignature at this time added. Raises NoteError."""
     key = witness_key(signer)
     text, _ = signatures_of(note, key)
@@ -324,7 +324,7 @@ def cosigned(note: str, signer: SecretKey, seconds: int) -> str:
     return note + signature_line(key, _TIME.pack(seconds) + signature)
 
 
-def witnessed(note: str, key: PublicKey) -> int:
+def cosignature_seconds(note: str, key: PublicKey) -> int:
     """Return the time of the witness's latest cosignature, in seconds since the epoch.
 
     Raises UnsignedError without a cosignature of this key, ForgedError if it is not over this text,
@@ -334,10 +334,10 @@ def witnessed(note: str, key: PublicKey) -> int:
     if not ours:
         message = f"no cosignature of {key}"
         raise UnsignedError(message)
-    return max(_checked(text, signature, key) for signature in ours)
+    return max(_check_cosignature(text, signature, key) for signature in ours)
 
 
-def _checked(text: str, signature: bytes, key: PublicKey) -> int:
+def _check_cosignature(text: str, signature: bytes, key: PublicKey) -> int:
     if len(signature) != _TIME.size + _SIGNATURE_BYTES:
         message = f"invalid cosignature of {key.name}: wrong length"
         raise ForgedError(message)

@@ -239,7 +239,7 @@ def seconds(text: str, zone: tzinfo) -> int | None:
 
     A local time that occurs twice at the end of summer time means the first. Raises FormatError.
     """
-    printed = _printed(text)
+    printed = _parse_time(text)
     return None if printed is None else int(_in_zone(printed, zone).timestamp())
 
 
@@ -248,7 +248,7 @@ def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
 
     Local time without a zone is rejected, too. Raises FormatError.
     """
-    printed = _printed(text)
+    printed = _parse_time(text)
     if printed is None:
         return None
     if printed.tzinfo is None:
@@ -266,7 +266,7 @@ def _in_zone(printed: datetime, zone: tzinfo) -> datetime:
     return printed if printed.tzinfo else printed.replace(tzinfo=zone)
 
 
-def _printed(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     """Parse a time; the result has no zone if the text names none."""
     if text in _PLACEHOLDERS:
         return None

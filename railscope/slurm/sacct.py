@@ -43,7 +43,7 @@ class AccountedJob(NamedTuple):
     node_list: str
 
 
-def _raised(error: AccountingError) -> None:
+def _raise(error: AccountingError) -> None:
     raise error
 
 
@@ -51,7 +51,7 @@ def parse_sacct(
     text: str,
     zone: tzinfo | None,
     separator: str = "|",
-    rejected: Callable[[AccountingError], None] = _raised,
+    rejected: Callable[[AccountingError], None] = _raise,
 ) -> tuple[AccountedJob, ...]:
     """Return the jobs of a text, without their steps; `zone` is the time zone in which sacct ran.
 
@@ -60,7 +60,7 @@ def parse_sacct(
     """
     found: list[AccountedJob] = []
     header, *lines = text.split("\n")
-    names = _named(header.rstrip("\r").split(separator))
+    names = _check_header(header.rstrip("\r").split(separator))
     for place, line in enumerate(lines, start=2):
         try:
             row = _row(place, line.rstrip("\r"), names, separator)
@@ -101,7 +101,7 @@ def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow |
     return None if "." in row.id else row
 
 
-def _named(names: list[str]) -> list[str]:
+def _check_header(names: list[str]) -> list[str]:
     for column in COLUMNS:
         found = names.count(column)
         if column == "JobIDRaw" and not found:
@@ -193,7 +193,7 @@ class _SacctJob(msgspec.Struct):
 
 
 def parse_sacct_json(
-    text: str | bytes, rejected: Callable[[AccountingError], None] = _raised
+    text: str | bytes, rejected: Callable[[AccountingError], None] = _raise
 ) -> tuple[AccountedJob, ...]:
     """Return the jobs of `sacct --json`; `rejected` as above. Raises AccountingError for other text."""
     try:

@@ -59,7 +59,7 @@ def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
     if end_with_parent:
         child.end_with_parent(os.getppid())
     try:
-        with _locked(directory):
+        with _lock(directory):
             cluster = DemoCluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
             demo = DemoRun(cluster, Watchers(directory), seconds)
             good = asyncio.run(demo.run())
@@ -69,7 +69,7 @@ def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     """Lock the directory, so that no second demo uses it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class DemoRun:
         for change in changes():
             while (left := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
                 await asyncio.sleep(left)
-            struck = FaultTarget.of(self._cluster.nodes[change.fault.node], change)
+            struck = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
             await asyncio.to_thread(record.add, change, struck)
             self._screen.announce(_fault_message(change, struck))
             if not change.fault.scenario:

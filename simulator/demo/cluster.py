@@ -21,11 +21,11 @@ import aiohttp
 from railscope.http_responses import read_body
 from railscope.settings import CONFIGURATION_VARIABLE
 from railscope.untrusted_text import parse_toml
-from simulator.demo.faults import ROUND_SECONDS, planned
+from simulator.demo.faults import ROUND_SECONDS, plan_faults
 from simulator.demo.process import Program, run_to_end
 from simulator.live import LiveNode
 
-OWN_NODE = "this-machine"
+OWN_NODE = "own-node"
 HOST = "127.0.0.1"
 COLLECTOR_PORT, OWN_PORT = 19470, 19460
 """Ports used if they are free. Simulated nodes use the ports after that of this host."""
@@ -81,7 +81,7 @@ class DemoCluster:
         times = (booted_wall_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         for seed, (node, scheduler) in enumerate(self.schedulers.items()):
             self.nodes[node] = LiveNode(
-                node, seed, scheduler, *times, round_seconds=ROUND_SECONDS, faults=planned(node)
+                node, seed, scheduler, *times, round_seconds=ROUND_SECONDS, faults=plan_faults(node)
             )
             self.nodes[node].write(self._file_of(node))
         self._tokens = {name: secrets.token_urlsafe(24) for name in self.node_names}

@@ -44,7 +44,7 @@ class DemoFault:
     text: str
 
     @property
-    def planned(self) -> live.PlannedFault:
+    def plan(self) -> live.PlannedFault:
         """The fault as planned in the simulation."""
         return live.PlannedFault(self.scenario, self.begin_seconds, self.length_seconds)
 
@@ -78,9 +78,9 @@ def changes() -> Iterator[FaultChange]:
         number += 1
 
 
-def planned(node: str) -> tuple[live.PlannedFault, ...]:
+def plan_faults(node: str) -> tuple[live.PlannedFault, ...]:
     """Return the faults that the simulation of a node applies."""
-    return tuple(fault.planned for fault in FAULTS if fault.node == node and fault.scenario)
+    return tuple(fault.plan for fault in FAULTS if fault.node == node and fault.scenario)
 
 
 class FaultTarget(NamedTuple):
@@ -91,12 +91,12 @@ class FaultTarget(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, node: live.LiveNode, change: FaultChange) -> FaultTarget:
+    def from_change(cls, node: live.LiveNode, change: FaultChange) -> FaultTarget:
         """Return the target of a change."""
         fault = change.fault
         if not fault.scenario:
             return cls(None, {}, fault.text)
-        spec = live.FaultOccurrence.of(node, fault.planned, change.round).spec
+        spec = live.FaultOccurrence.from_plan(node, fault.plan, change.round).spec
         parts = node_hardware.build_node_hardware(node.spec)
         if "{nic}" in fault.text:
             port = next(port for port in parts.ports if port.rail == spec.struck)

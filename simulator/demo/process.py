@@ -30,11 +30,11 @@ class ProgramError(SimulatorError, RuntimeError):
 
 async def run_to_end(arguments: list[str], directory: Path) -> int:
     """Run `python -m railscope <arguments>` with its output unredirected; return its exit status."""
-    process = await _started(arguments, directory)
+    process = await _start_process(arguments, directory)
     return await process.wait()
 
 
-async def _started(
+async def _start_process(
     arguments: Sequence[str], directory: Path, **options: Any
 ) -> asyncio.subprocess.Process:
     command = (sys.executable, *_RAILSCOPE, str(os.getpid()), *arguments)
@@ -57,7 +57,7 @@ class Program:
 
     async def start(self, directory: Path) -> None:
         """Start the process."""
-        self._process = await _started(
+        self._process = await _start_process(
             self._arguments, directory, env=self._environment, stderr=asyncio.subprocess.PIPE
         )
         self._reading = asyncio.create_task(self._read(self._process))
@@ -113,7 +113,7 @@ class Program:
         """Exit status of the process; None while it runs."""
         return self._process.returncode if self._process else None
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait for the end of the process and of its log."""
         if self._process is not None:
             await self._process.wait()
@@ -131,4 +131,4 @@ class Program:
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
-        await self.ended()
+        await self.wait_for_end()

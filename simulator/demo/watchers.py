@@ -66,18 +66,18 @@ class Watchers:
         """
         try:
             for name, source, replacements in self._copies():
-                self._put(name, _replaced(source, replacements))
+                self._write(name, _replace_addresses(source, replacements))
             for source in sorted((CHECKOUT / "alerts" / "rules").glob("*.yml")):
-                self._put(f"prometheus/rules/{source.name}", self._linked(source))
+                self._write(f"prometheus/rules/{source.name}", self._link_rules(source))
             alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
-            self._put("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
+            self._write("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
             grafana = data.read_text("grafana.ini").format(
                 directory=self.directory / "grafana",
                 host=HOST,
                 port=self.ports.grafana,
                 dashboards=DASHBOARDS,
             )
-            self._put("grafana/grafana.ini", grafana)
+            self._write("grafana/grafana.ini", grafana)
             self._targets("alertmanagers", {"": f"{HOST}:{self.ports.alertmanager}"})
         except OSError as error:
             message = (
@@ -98,7 +98,7 @@ class Watchers:
             source = provisioning / kind / "railscope.yml"
             yield f"grafana/provisioning/{kind}/railscope.yml", source, replacements
 
-    def _linked(self, rules: Path) -> str:
+    def _link_rules(self, rules: Path) -> str:
         """Return the rules, with alerts that link to the local dashboards and runbooks."""
         text = rules.read_text(encoding="utf-8")
         grafana, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
@@ -149,16 +149,16 @@ class Watchers:
         ]
         # Prometheus must never read a partial file, and JSON is YAML.
         path = f"prometheus/targets/{of}.yml"
-        self._put(f"{path}.new", json.dumps(found, indent=2) + "\n")
+        self._write(f"{path}.new", json.dumps(found, indent=2) + "\n")
         (self.directory / f"{path}.new").replace(self.directory / path)
 
-    def _put(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str) -> None:
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _replaced(path: Path, replacements: Mapping[str, str]) -> str:
+def _replace_addresses(path: Path, replacements: Mapping[str, str]) -> str:
     text = path.read_text(encoding="utf-8")
     for old, new in replacements.items():
         if old not in text:

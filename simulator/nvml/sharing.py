@@ -102,7 +102,7 @@ def _add_vgpus(vgpu: workload.SimulatedVgpu, into: NvmlResults) -> None:
 def instance_results(gpu: GpuState, device: workload.SimulatedMigDevice) -> NvmlResults:
     """Return the results of a MIG device: its resources, and its users."""
     into = NvmlResults(device.uuid)
-    profile, tenants = device.profile, gpu.sharing.on(device)
+    profile, tenants = device.profile, gpu.sharing.tenants_on(device)
     used = device.overhead_bytes + sum(tenant.held_bytes for tenant in tenants)
     into.calls(
         Name=f"{gpu.model.name} MIG {profile.name}",

@@ -29,7 +29,7 @@ PROMPTLY = 5
 async def greet(link: CollectorLink, boot_id: str = "boot-1") -> DeliveryResult:
     """Post an envelope without frames, as `agent check` does."""
     async with asyncio.timeout(PROMPTLY), CollectorClient(link) as client:
-        return await client.post(GREETING, SentAt.at(START, boot_id))
+        return await client.post(GREETING, SentAt.from_timestamp(START, boot_id))
 
 
 def https(collector: ScriptedCollector, **changes: object) -> CollectorLink:

@@ -70,7 +70,7 @@ def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
     plug(host, "0000:06:00.0", "vfio-pci")
     host.files["/proc/driver/nvidia/gpus/0000:05:00.0/information"] = information
     inventory = GpuDeviceSource(gpus=gpus).probe(host)
-    assert inventory.bystanders == (Entity(GPU, (name,), {"pci_address": "0000:05:00.0"}),)
+    assert inventory.columnless_entities == (Entity(GPU, (name,), {"pci_address": "0000:05:00.0"}),)
     broken = [f for f in inventory.findings if f.verdict is ProbeVerdict.BROKEN]
     assert [(f.what, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
 

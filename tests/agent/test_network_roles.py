@@ -144,7 +144,7 @@ def test_bridges_to_nvswitches_are_described_and_not_measured() -> None:
     frame = read_once(RdmaSource(), hgx_b200()).frame
     assert frame is not None
     measured = {entity.key[0] for _, entity in frame.schema.columns}
-    described = {e.key[0]: e.facts.get("role") for e in frame.schema.bystanders}
+    described = {e.key[0]: e.facts.get("role") for e in frame.schema.columnless_entities}
     assert described == {"mlx5_12": "bridge", "mlx5_13": "bridge"}
     assert measured == {f"mlx5_{n}" for n in range(12)}
 
@@ -160,7 +160,7 @@ def test_the_interface_of_a_bridge_is_not_measured() -> None:
     host.calls["ethtool.statistics(ibp113s0)"] = {"names": ["rx_bytes_phy"], "values": [1]}
     inventory = NicSource().probe(host)
     assert inventory.columns == ()
-    assert [entity.facts["role"] for entity in inventory.bystanders] == ["bridge"]
+    assert [entity.facts["role"] for entity in inventory.columnless_entities] == ["bridge"]
 
 
 def test_a_bridge_at_the_switch_of_a_gpu_takes_no_rail() -> None:

@@ -32,9 +32,9 @@ from railscope.audit.signed_note import (
     Checkpoint,
     NoteError,
     SecretKey,
+    cosignature_seconds,
     parse_witness_key,
     read_checkpoint,
-    witnessed,
 )
 
 KEY = SecretKey.generate("log.example")
@@ -59,7 +59,7 @@ class FakeLog:
     async def newest(self) -> CheckpointOffer:
         if not self.records:
             return CheckpointOffer("", show=True)
-        return CheckpointOffer(Checkpoint(KEY.name, tree_of(self.records)).signed(KEY), show=False)
+        return CheckpointOffer(Checkpoint(KEY.name, tree_of(self.records)).sign(KEY), show=False)
 
     async def key(self) -> str:
         return str(KEY.public)
@@ -78,7 +78,7 @@ class FakeLog:
         self.shown.append(note)
         if not note:
             return
-        assert witnessed(note, parse_witness_key(key)) > 0
+        assert cosignature_seconds(note, parse_witness_key(key)) > 0
         held = read_checkpoint(note, KEY.public).tree
         if held.size > len(self.records) or tree_of(self.records[: held.size]) != held:
             message = "never had that"

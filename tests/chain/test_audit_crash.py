@@ -45,7 +45,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
         if number % 2:
             await facts
         collector.kill()
-        await collector.ended()
+        await collector.wait_for_end()
         await facts
     told, wanted = ROUNDS * BODIES * FRAMES, [f"outbox/fact/{n}" for n in range(ROUNDS * FACTS)]
     collector = await site.collector(**SMALL)

@@ -25,7 +25,7 @@ from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.audit.log_writer import AuditError
 from collector.audit.verification import verify_log
 from collector.config import AuditSettings, CollectorSettings
-from railscope.audit.signed_note import PublicKey, SecretKey, cosigned, witness_key
+from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, witness_key
 
 
 def witness_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:
@@ -270,7 +270,7 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
         keys = [SecretKey.generate("n1") for _ in clients]
         shown = await asyncio.gather(
             *(
-                client.show(cosigned(note, key, 1), str(witness_key(key)))
+                client.show(add_cosignature(note, key, 1), str(witness_key(key)))
                 for client, key in zip(clients, keys, strict=True)
             ),
             return_exceptions=True,

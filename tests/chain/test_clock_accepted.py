@@ -144,7 +144,7 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
 
     await until(is_decided, "the collector has accepted it")
     collector.kill()
-    await collector.ended()
+    await collector.wait_for_end()
     await site.collector(**QUICK)
     database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
     store = EvidenceStore(database)

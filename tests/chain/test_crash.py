@@ -52,10 +52,10 @@ async def test_kill_both_sides_again_and_again(site: Site):
         await until(more, "frames of the agents are in the frame log")
         if number % 2:
             agents["n1"].kill()
-            await agents["n1"].ended()
+            await agents["n1"].wait_for_end()
             agents["n1"] = await site.agent("n1")
         collector.kill()
-        await collector.ended()
+        await collector.wait_for_end()
         collector = await site.collector()
     for agent in agents.values():
         await agent.stop()
@@ -81,7 +81,7 @@ async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: Site):
     shipped = agent.find(r"shipped_frames=(\d+)")
     assert shipped
     collector.kill()
-    await collector.ended()
+    await collector.wait_for_end()
     await site.collector()
     assert len(identities(site)) == int(shipped[1])
     await until(lambda: _reports(site, "n1"), "the views are computed")

@@ -24,7 +24,7 @@ from tests.support.demo_alerts import Firing, alerts_since, faults_in, problems
 PATIENCE_SECONDS = 120.0
 
 DEMO = [sys.executable, "-m", "simulator.demo", "--any-ports"]
-STARTED = "this-machine is reporting"
+STARTED = "own-node is reporting"
 
 
 def processes_in(directory: Path) -> set[int]:

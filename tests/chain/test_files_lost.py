@@ -53,7 +53,7 @@ async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     await acknowledged(site, agent.body(FRAMES), agent.at)
     assert await lost_files(site) == 0
     collector.kill()
-    await collector.ended()
+    await collector.wait_for_end()
     remove(state, what)
     collector = await site.collector(**SMALL)
     count = await lost_files(site)

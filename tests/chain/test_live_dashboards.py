@@ -121,7 +121,7 @@ class Running:
         """True if a query had a value at any time of the run."""
         instants = np.arange(self.started, time.time(), 1.0)
         query = fill_variables(expression, {"__rate_interval": "5s"})
-        return bool((await self.prometheus.over(query, instants)).series)
+        return bool((await self.prometheus.query_range(query, instants)).series)
 
     async def answers(self, question: DashboardQuery) -> bool:
         """True if any selection of the variables has data."""

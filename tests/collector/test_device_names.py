@@ -32,12 +32,15 @@ PORT = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "port": "1", 
 ENTITY = Entity(GPU, ("GPU-a",), {"index": "3", "pci_address": "0000:1b:00.0", "rail": "2"})
 OF_GPU = Schema(
     "gpu",
-    ((gpu.GPU_POWER, ENTITY), (METRICS["railscope_gpu_clock_hertz"], ENTITY.part(GPU_CLOCK, "sm"))),
+    (
+        (gpu.GPU_POWER, ENTITY),
+        (METRICS["railscope_gpu_clock_hertz"], ENTITY.child(GPU_CLOCK, "sm")),
+    ),
 )
 NIC_ENTITY = Entity(
     NIC, ("ens1np0",), {"rdma_device": "mlx5_0", "rail": "2", "pci_address": "0000:18:00.0"}
 )
-OF_NIC = Schema("nic", ((nic.PFC_RECEIVED, NIC_ENTITY.part(NIC_PRIORITY, "3")),), (NIC_ENTITY,))
+OF_NIC = Schema("nic", ((nic.PFC_RECEIVED, NIC_ENTITY.child(NIC_PRIORITY, "3")),), (NIC_ENTITY,))
 PORT_ENTITY = Entity(RDMA_PORT, ("mlx5_0", "1"), {"interface": "ens1np0", "rail": "2"})
 OF_PORT = Schema("rdma", ((rdma.RDMA_UP, PORT_ENTITY),))
 

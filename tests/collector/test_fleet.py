@@ -31,9 +31,9 @@ GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in r
 CARDS = [Entity(NIC, (f"ens{i}",), {"rail": str(i)}) for i in range(2)]
 COLUMNS: list[tuple[Metric, Entity]] = [
     *((gpu.GPU_POWER, g) for g in GPUS),
-    *((gpu.GPU_CLOCK_SPEED, g.part(GPU_CLOCK, clock)) for g in GPUS for clock in ("sm", "memory")),
+    *((gpu.GPU_CLOCK_SPEED, g.child(GPU_CLOCK, clock)) for g in GPUS for clock in ("sm", "memory")),
     *((gpu.GPU_ENERGY, g) for g in GPUS),
-    *((nic.PFC_RECEIVED_TIME, c.part(NIC_PRIORITY, str(p))) for c in CARDS for p in (0, 3)),
+    *((nic.PFC_RECEIVED_TIME, c.child(NIC_PRIORITY, str(p))) for c in CARDS for p in (0, 3)),
     *((host.CPU_TIME, Entity(CPU_MODE, (mode,))) for mode in ("user", "idle")),
 ]
 ORDER = Schema.ordered(COLUMNS)
@@ -387,7 +387,7 @@ def test_a_node_that_changes_its_build_leaves_its_row_to_others():
 def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
     def wire(card: str, priority: str, rail: str) -> WireSchema:
         whole = Entity(NIC, (card,), {"rail": rail})
-        column = (nic.PFC_RECEIVED_TIME, whole.part(NIC_PRIORITY, priority))
+        column = (nic.PFC_RECEIVED_TIME, whole.child(NIC_PRIORITY, priority))
         return to_wire_schema(Schema("nic", (column,), (whole,)))
 
     one = layout_hash(wire("ens1", "3", "0"))

@@ -90,7 +90,7 @@ async def test_values_are_placed_at_their_instants(server: Server):
     result = {"resultType": "matrix", "result": [{"metric": {"node": "n"}, "values": values}]}
     server.answers["query_range"] = good(result)
     async with Prometheus(server.url) as prometheus:
-        answer = await prometheus.over("up", np.array([1000.0, 1015.0, 1030.0, 1045.0]))
+        answer = await prometheus.query_range("up", np.array([1000.0, 1015.0, 1030.0, 1045.0]))
     (one,) = answer.series
     assert one.labels == {"node": "n"}
     np.testing.assert_array_equal(one.values, [1, np.nan, np.nan, np.inf])
@@ -100,7 +100,7 @@ async def test_values_are_placed_at_their_instants(server: Server):
 async def test_a_scalar_has_no_labels(server: Server):
     server.answers["query"] = good({"resultType": "scalar", "result": [1000, "7"]})
     async with Prometheus(server.url) as prometheus:
-        (one,) = (await prometheus.now("7", 1000.0)).series
+        (one,) = (await prometheus.query_instant("7", 1000.0)).series
     assert (one.labels, one.values.tolist()) == ({}, [7.0])
 
 
@@ -110,13 +110,13 @@ async def test_the_first_value_in_natural_order_is_chosen_and_later_ones_follow_
     server.answers["label/node/values"] = good(["gpu-10", "gpu-2"])
     server.answers["label/rail/values"] = good(["0", "3"])
     async with Prometheus(server.url) as prometheus:
-        assert await prometheus.chosen([SOURCE, NODES, RAILS], {}) == {
+        assert await prometheus.choose_values([SOURCE, NODES, RAILS], {}) == {
             "datasource": "",
             "node": "gpu-2",
             "rail": "0",
         }
         assert server.asked[-1][1]["match[]"] == 'railscope_nic_info{node="gpu-2"}'
-        wanted = await prometheus.chosen([SOURCE, NODES, RAILS], {"rail": "3"})
+        wanted = await prometheus.choose_values([SOURCE, NODES, RAILS], {"rail": "3"})
         assert wanted["rail"] == "3"
         every = [choice async for choice in prometheus.choices([NODES, RAILS])]
     assert len(every) == 4
@@ -125,28 +125,28 @@ async def test_the_first_value_in_natural_order_is_chosen_and_later_ones_follow_
 
 async def test_a_variable_of_several_values_takes_all(server: Server):
     async with Prometheus(server.url) as prometheus:
-        assert await prometheus.chosen([SEVERAL], {"node": "gpu-2"}) == {"node": ".*"}
+        assert await prometheus.choose_values([SEVERAL], {"node": "gpu-2"}) == {"node": ".*"}
 
 
 async def test_a_value_that_is_not_offered_is_an_error_that_names_those_that_are(server: Server):
     server.answers["label/node/values"] = good(["gpu-1", "gpu-2"])
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="unknown node gpu-7: expected gpu-1, gpu-2"):
-            await prometheus.chosen([NODES], {"node": "gpu-7"})
+            await prometheus.choose_values([NODES], {"node": "gpu-7"})
 
 
 async def test_a_query_that_is_refused_is_an_error_with_its_reason(server: Server):
     server.answers["query"] = {"status": "error", "error": "parse error"}
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="parse error"):
-            await prometheus.now("up{", 0.0)
+            await prometheus.query_instant("up{", 0.0)
 
 
 async def test_a_server_that_is_no_prometheus_is_an_error(server: Server):
     server.answers["query"] = "<html>hello</html>"
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="expected the JSON of the API of Prometheus"):
-            await prometheus.now("up", 0.0)
+            await prometheus.query_instant("up", 0.0)
     async with Prometheus("http://127.0.0.1:1") as prometheus:
         with pytest.raises(PrometheusError, match="no response from"):
-            await prometheus.now("up", 0.0)
+            await prometheus.query_instant("up", 0.0)

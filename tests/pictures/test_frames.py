@@ -15,7 +15,7 @@ from dashboards.pictures.tables import (
     sort_by,
     table_order,
     to_matrix,
-    transformed,
+    transform,
 )
 from dashboards.prometheus_api import QueryResult, ResultSeries
 
@@ -131,7 +131,7 @@ def test_a_matrix_of_sorted_rows_has_sorted_columns(pairs: dict[tuple[str, str],
     steps = [
         {"id": "sortBy", "options": {"sort": [{"field": name}]}} for name in ("node", "rail")
     ] + [{"id": "groupingToMatrix", "options": MATRIX}]
-    (matrix,) = transformed([of_pairs(pairs)], steps)
+    (matrix,) = transform([of_pairs(pairs)], steps)
     assert list(matrix.columns[1:]) == sorted(matrix.columns[1:])
 
 
@@ -146,7 +146,7 @@ def test_rows_of_a_grid_come_in_order_of_their_worst_value(
             "alias": "Worst", "replaceFields": False,
         }},
     ]  # fmt: skip
-    (matrix,) = transformed([of_pairs(pairs)], steps)
+    (matrix,) = transform([of_pairs(pairs)], steps)
     pick, highest = (max, True) if reducer == "max" else (min, False)
     for row in matrix.rows:
         assert row["Worst"] == pick(
@@ -178,4 +178,4 @@ def test_a_table_sorts_by_its_first_column_then_by_the_next_and_keeps_rows_alike
 )
 def test_an_unknown_transformation_is_an_error(step: dict[str, object]):
     with pytest.raises(UnsupportedFeatureError):
-        transformed([of_pairs({("n", "r"): 1.0})], [step])
+        transform([of_pairs({("n", "r"): 1.0})], [step])

@@ -40,7 +40,7 @@ NODE = LiveNode(
 
 
 def struck(fault: PlannedFault, number: int = 0) -> int:
-    return FaultOccurrence.of(NODE, fault, number).spec.struck
+    return FaultOccurrence.from_plan(NODE, fault, number).spec.struck
 
 
 def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:

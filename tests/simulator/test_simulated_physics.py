@@ -200,9 +200,9 @@ def test_recurring_spans_are_counted_as_one_would_by_hand(
 
 
 def test_whole_numbers_keep_the_mean_and_make_nothing_of_nothing() -> None:
-    dice = NodeSpec("gpu-001").stream("test")
-    assert [round_randomly(0.0, dice) for _ in range(100)] == [0] * 100
-    assert sum(round_randomly(0.3, dice) for _ in range(10_000)) == pytest.approx(3000, rel=0.1)
+    rng = NodeSpec("gpu-001").stream("test")
+    assert [round_randomly(0.0, rng) for _ in range(100)] == [0] * 100
+    assert sum(round_randomly(0.3, rng) for _ in range(10_000)) == pytest.approx(3000, rel=0.1)
 
 
 def test_heat_stays_while_the_load_does_and_goes_with_it() -> None:

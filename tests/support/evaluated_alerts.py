@@ -17,7 +17,7 @@ import pytest
 import yaml
 from support.agent_hours import SCRAPE_SECONDS, UP_SECONDS, Samples
 
-from dashboards.promql import expanded, metrics_in
+from dashboards.promql import expand, metrics_in
 from tests.support.alert_rules import ROOT, RULES, rules_of
 
 Labels = Mapping[str, str]
@@ -34,7 +34,7 @@ _MATCHER = re.compile(r'(?P<label>\w+)(?P<how>=~?)"(?P<value>.*)"')
 def metrics_of_rules() -> frozenset[str]:
     """Return every metric that some rule reads."""
     rules = [rule for path in RULES for rule in rules_of(path)]
-    return frozenset().union(*(metrics_in(expanded(rule["expr"])) for rule in rules))
+    return frozenset().union(*(metrics_in(expand(rule["expr"])) for rule in rules))
 
 
 def alerts(series: Mapping[str, Samples], minutes: int, directory: Path) -> list[list[Labels]]:

@@ -42,8 +42,10 @@ def schemas(draw: st.DrawFn) -> Schema:
     found = draw(st.lists(columns(), max_size=9, unique_by=lambda c: (c[0].name, c[1].key)))
     ordered = tuple(found[position] for position in Schema.ordered(found))
     held = {entity for _, entity in ordered}
-    bystanders = draw(st.lists(entities(KINDS["disk"]), max_size=2, unique_by=lambda e: e.key))
-    return Schema(draw(NAMES), ordered, tuple(e for e in bystanders if e not in held))
+    columnless_entities = draw(
+        st.lists(entities(KINDS["disk"]), max_size=2, unique_by=lambda e: e.key)
+    )
+    return Schema(draw(NAMES), ordered, tuple(e for e in columnless_entities if e not in held))
 
 
 @st.composite

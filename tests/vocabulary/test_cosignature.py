@@ -15,30 +15,30 @@ from railscope.audit.signed_note import (
     PublicKey,
     SecretKey,
     UnsignedError,
-    cosigned,
+    add_cosignature,
+    cosignature_seconds,
     parse_witness_key,
     read_checkpoint,
     witness_key,
-    witnessed,
 )
 
 LOG, NODE, OTHER = (SecretKey.generate(name) for name in ("log.example", "node-1", "node-2"))
 CHECKPOINT = Checkpoint("log.example", TreeHead(17, EMPTY_ROOT))
-NOTE = CHECKPOINT.signed(LOG)
+NOTE = CHECKPOINT.sign(LOG)
 SEEN = 1_790_000_000
 
 
 def test_who_cosigned_and_when_is_told() -> None:
-    both = cosigned(cosigned(NOTE, NODE, SEEN), OTHER, SEEN + 5)
-    assert witnessed(both, witness_key(NODE)) == SEEN
-    assert witnessed(both, witness_key(OTHER)) == SEEN + 5
+    both = add_cosignature(add_cosignature(NOTE, NODE, SEEN), OTHER, SEEN + 5)
+    assert cosignature_seconds(both, witness_key(NODE)) == SEEN
+    assert cosignature_seconds(both, witness_key(OTHER)) == SEEN + 5
     assert read_checkpoint(both, LOG.public) == CHECKPOINT
-    again = cosigned(both, NODE, SEEN + 9)
-    assert witnessed(again, witness_key(NODE)) == SEEN + 9
+    again = add_cosignature(both, NODE, SEEN + 9)
+    assert cosignature_seconds(again, witness_key(NODE)) == SEEN + 9
 
 
 def test_a_cosignature_is_laid_out_as_the_specification_says() -> None:
-    line = cosigned(NOTE, NODE, SEEN).splitlines()[-1]
+    line = add_cosignature(NOTE, NODE, SEEN).splitlines()[-1]
     name, encoded = line.removeprefix("\N{EM DASH} ").split(" ")
     raw = base64.b64decode(encoded)
     assert (name, len(raw)) == ("node-1", 4 + 8 + 64)
@@ -59,30 +59,30 @@ def test_a_key_of_a_witness_survives_its_text_and_is_none_of_a_log() -> None:
 
 def test_the_logs_own_signature_is_no_cosignature() -> None:
     with pytest.raises(UnsignedError):
-        witnessed(NOTE, witness_key(LOG))
+        cosignature_seconds(NOTE, witness_key(LOG))
     with pytest.raises(UnsignedError):
-        witnessed(cosigned(NOTE, NODE, SEEN), witness_key(OTHER))
+        cosignature_seconds(add_cosignature(NOTE, NODE, SEEN), witness_key(OTHER))
 
 
 @given(at=st.integers(0, 75), bit=st.integers(0, 7))
 def test_no_bit_of_a_cosignature_can_change(at: int, bit: int) -> None:
-    head, _, encoded = cosigned(NOTE, NODE, SEEN).rstrip("\n").rpartition(" ")
+    head, _, encoded = add_cosignature(NOTE, NODE, SEEN).rstrip("\n").rpartition(" ")
     raw = bytearray(base64.b64decode(encoded))
     raw[at] ^= 1 << bit
     changed = f"{head} {base64.b64encode(raw).decode()}\n"
     with pytest.raises((ForgedError, UnsignedError)):
-        witnessed(changed, witness_key(NODE))
+        cosignature_seconds(changed, witness_key(NODE))
 
 
 @given(st.integers(0, 10**6).filter(lambda size: size != 17))
 def test_a_cosignature_is_over_one_checkpoint(size: int) -> None:
-    line = cosigned(NOTE, NODE, SEEN).splitlines(keepends=True)[-1]
-    other = Checkpoint("log.example", TreeHead(size, EMPTY_ROOT)).signed(LOG)
+    line = add_cosignature(NOTE, NODE, SEEN).splitlines(keepends=True)[-1]
+    other = Checkpoint("log.example", TreeHead(size, EMPTY_ROOT)).sign(LOG)
     with pytest.raises(ForgedError):
-        witnessed(other + line, witness_key(NODE))
+        cosignature_seconds(other + line, witness_key(NODE))
 
 
 @pytest.mark.parametrize("seconds", [-1, 1 << 63])
 def test_there_is_no_such_time(seconds: int) -> None:
     with pytest.raises(NoteError, match="time"):
-        cosigned(NOTE, NODE, seconds)
+        add_cosignature(NOTE, NODE, seconds)

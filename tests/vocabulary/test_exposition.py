@@ -44,13 +44,13 @@ FORMATS = pytest.mark.parametrize(
 Cell = tuple[Metric, Entity, Reading]
 
 
-def frame_of(*cells: Cell, bystanders: tuple[Entity, ...] = ()) -> Frame:
+def frame_of(*cells: Cell, columnless_entities: tuple[Entity, ...] = ()) -> Frame:
     columns = [(metric, entity) for metric, entity, _ in cells]
     order = Schema.ordered(columns)
     found = [cells[position][2] for position in order]
     reasons = bytes(r.value if isinstance(r, Absent) else 0 for r in found)
     values = array("q", [0 if isinstance(r, Absent) else to_stored(r) for r in found])
-    schema = Schema("test", tuple(columns[position] for position in order), bystanders)
+    schema = Schema("test", tuple(columns[position] for position in order), columnless_entities)
     return Frame(ORIGIN, schema, 1, NodeTimestamp(1, 1), values, reasons if any(reasons) else b"")
 
 
@@ -77,7 +77,7 @@ def every_kind() -> list[Frame]:
             (gpu.GPU_MEMORY_FREE, card, Absent.DENIED),
             (gpu.GPU_POWER, card, 631_950),
             (gpu.GPU_ENERGY, card, 2**64 - 1),
-            (gpu.GPU_CLOCK_SPEED, card.part(GPU_CLOCK, "sm"), 1_980),
+            (gpu.GPU_CLOCK_SPEED, card.child(GPU_CLOCK, "sm"), 1_980),
         ),
         frame_of((SENT, port, 2**64 - 1), (rdma.RDMA_STATE, port, 4), (rdma.RDMA_UP, port, 1)),
         frame_of(
@@ -87,7 +87,7 @@ def every_kind() -> list[Frame]:
             (agent.SOURCE_STATE, Entity(SOURCE, ("gpu",)), 4),
             *paused_windows("receive", [3, 3, 4, 4, 4, 4, 4, 4, 7], 3_250_000),
             *paused_windows("transmit", [9] * 9, 0),
-            bystanders=(node, Entity(NIC, ("ens1",), {"driver": "mlx5_core"})),
+            columnless_entities=(node, Entity(NIC, ("ens1",), {"driver": "mlx5_core"})),
         ),
     ]
 

@@ -18,7 +18,7 @@ from railscope.audit.signed_note import (
     UnsignedError,
     read_checkpoint,
     sign,
-    verified,
+    verify_note,
 )
 
 PUBLISHED_KEY = "example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k"
@@ -32,13 +32,13 @@ KEY = SecretKey.generate("log.example")
 def test_the_published_example_is_verified() -> None:
     key = PublicKey.parse(PUBLISHED_KEY)
     assert str(key) == PUBLISHED_KEY
-    assert verified(PUBLISHED, key) == "This is an example message.\n"
+    assert verify_note(PUBLISHED, key) == "This is an example message.\n"
 
 
 def test_a_key_survives_its_text() -> None:
     again = SecretKey.parse(KEY.secret_text())
     note = sign("hello\n", again)
-    assert verified(note, PublicKey.parse(str(KEY.public))) == "hello\n"
+    assert verify_note(note, PublicKey.parse(str(KEY.public))) == "hello\n"
     assert KEY.secret_text() not in repr(KEY)
 
 
@@ -51,20 +51,20 @@ def test_no_note_with_one_byte_changed_is_accepted(at: int, change: int) -> None
     except UnicodeDecodeError:
         return
     with pytest.raises(NoteError):
-        verified(text, PublicKey.parse(PUBLISHED_KEY))
+        verify_note(text, PublicKey.parse(PUBLISHED_KEY))
 
 
 def test_other_signatures_do_not_matter_but_ours_must_be_there() -> None:
     other = SecretKey.generate("other.example")
     both = sign("hello\n", KEY) + sign("hello\n", other).rpartition("\n\n")[2]
-    assert verified(both, KEY.public) == verified(both, other.public) == "hello\n"
+    assert verify_note(both, KEY.public) == verify_note(both, other.public) == "hello\n"
     with pytest.raises(UnsignedError, match=r"signed by log\.example"):
-        verified(sign("hello\n", KEY), other.public)
+        verify_note(sign("hello\n", KEY), other.public)
 
 
 def test_a_signature_over_another_text_is_a_forgery() -> None:
     with pytest.raises(ForgedError):
-        verified(sign("hello\n", KEY).replace("hello", "hallo"), KEY.public)
+        verify_note(sign("hello\n", KEY).replace("hello", "hallo"), KEY.public)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_name_with_a_space_or_plus_names_no_key() -> None:
 @given(st.integers(0, 2**63 - 1), st.binary(min_size=32, max_size=32))
 def test_a_checkpoint_survives_its_note(size: int, root: bytes) -> None:
     checkpoint = Checkpoint(KEY.name, TreeHead(size, root))
-    assert read_checkpoint(checkpoint.signed(KEY), KEY.public) == checkpoint
+    assert read_checkpoint(checkpoint.sign(KEY), KEY.public) == checkpoint
 
 
 def test_an_empty_log_has_the_documented_text() -> None:

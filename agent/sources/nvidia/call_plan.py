@@ -45,7 +45,7 @@ class CallTarget:
         """Entity of the column, for one device."""
         if self.entity:
             return self.entity
-        return device.part(self.kind, *self.part) if self.kind else device
+        return device.child(self.kind, *self.part) if self.kind else device
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
         missing = {address: _missing_gpu(host, address) for address in self._missing}
         findings = [_finding(host, address, state) for address, state in states.items()]
         findings += map(_unreported_gpu, missing.values())
-        return columns.result(*filter(None, findings), bystanders=missing.values())
+        return columns.result(*filter(None, findings), columnless_entities=missing.values())
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the driver of each GPU; an added or removed GPU requests another probe."""

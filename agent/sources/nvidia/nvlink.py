@@ -203,7 +203,7 @@ class NvLinkSource(source.SourceWithoutResources):
         self._plans.place(host, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
-        return columns.result(bystanders=[gpu.entity for gpu in linked])
+        return columns.result(columnless_entities=[gpu.entity for gpu in linked])
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""

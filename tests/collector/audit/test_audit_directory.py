@@ -24,7 +24,7 @@ from collector.audit.tiles import tile_name
 from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
-from railscope.audit.signed_note import SecretKey, cosigned, key_name, witness_key
+from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
 from railscope.cli import root
 
 RUNS = (300, 290)
@@ -53,7 +53,7 @@ async def written(directory: Path, copies: Path) -> None:
                 data,
             )
             await trail.log.append(join)
-            note = cosigned(trail.log.publisher.note, agent, NOON_NS // 10**9)
+            note = add_cosignature(trail.log.publisher.note, agent, NOON_NS // 10**9)
             trail.log.witnesses.put("n1", CosignedCheckpoint(note, key))
             await asyncio.to_thread(trail.log.witnesses.save)
         await asyncio.to_thread(shutil.copytree, directory, copies / str(number))

@@ -128,7 +128,7 @@ def rewritten(good: Path, directory: Path) -> Path:
         tree.append(leaf_hash(raw))
     directory.mkdir()
     Tiles(directory).grow(records)
-    note = Checkpoint(KEY.name, TreeHead(SIZE, tree.root)).signed(KEY)
+    note = Checkpoint(KEY.name, TreeHead(SIZE, tree.root)).sign(KEY)
     (directory / "checkpoint").write_text(note)
     return directory
 

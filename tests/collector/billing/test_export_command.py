@@ -164,7 +164,7 @@ def test_the_checkpoint_of_the_audit_log_is_in_every_row(url: str, tmp_path: Pat
     log = tmp_path / "audit"
     log.mkdir()
     signer = SecretKey.generate("example.com/log")
-    note = Checkpoint("example.com/log", TreeHead(17, bytes(32))).signed(signer)
+    note = Checkpoint("example.com/log", TreeHead(17, bytes(32))).sign(signer)
     (log / "checkpoint").write_text(note)
     out = tmp_path / "out"
     assert run(url, out, "--audit", str(log), "--format", "csv").exit_code == 0
@@ -237,7 +237,7 @@ def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(
 ):
     state = tmp_path / "state"
     (state / "audit").mkdir(parents=True)
-    note = Checkpoint("own", TreeHead(3, bytes(32))).signed(SecretKey.generate("own"))
+    note = Checkpoint("own", TreeHead(3, bytes(32))).sign(SecretKey.generate("own"))
     (state / "audit" / "checkpoint").write_text(note)
     ledger = Ledger.open(copy_demo_months(demo_months, state / "ledger.sqlite"), metadata)
     issued = BillingBooks.of(ledger).store.invoices(MONTH)

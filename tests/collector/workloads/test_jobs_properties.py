@@ -138,7 +138,7 @@ def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
     ports = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(2)]
     of_gpus = [
         *((m, g) for m in (gpu.GPU_POWER, gpu.GPU_UTILIZATION) for g in gpus),
-        *((gpu.GPU_CLOCK_SPEED, g.part(GPU_CLOCK, c)) for g in gpus for c in ("sm", "memory")),
+        *((gpu.GPU_CLOCK_SPEED, g.child(GPU_CLOCK, c)) for g in gpus for c in ("sm", "memory")),
     ]
     activity = [(gpu.GPU_SM_ACTIVITY, g) for g in gpus]
     sent = [(RDMA_SENT, port) for port in ports]
