@@ -144,8 +144,8 @@ class ClaimsEndpoint:
                 self._path.unlink()
 
     async def _respond_to_token(self, request: AgentRequest) -> AgentResponse:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        authorization = request.headers.get("authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
             return _json_response(
                 {"error": "missing or wrong token: expected the bearer token of tenancy.token"},
                 HTTPStatus.UNAUTHORIZED,
@@ -174,12 +174,12 @@ class ClaimsEndpoint:
             stored = await asyncio.to_thread(self._tenancy.commands.start, claim, again=start.again)
             return _json_response({"claim": _claim_json(stored)})
         if end and request.method == "POST":
-            when = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
-            edge = self._timestamp(when, "end")
+            end_time = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
+            edge = self._timestamp(end_time, "end")
             stored = await asyncio.to_thread(self._tenancy.commands.end, unquote(end[1]), *edge)
             return _json_response({"claim": _claim_json(stored)})
-        known = request.path == CLAIMS_PATH or end
-        status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+        is_known = request.path == CLAIMS_PATH or end
+        status = HTTPStatus.METHOD_NOT_ALLOWED if is_known else HTTPStatus.NOT_FOUND
         message = (
             f"unknown request {request.method} {request.path}: expected GET or "
             f"POST {CLAIMS_PATH}, or POST {CLAIMS_PATH}/ID/end"
@@ -210,9 +210,9 @@ class ClaimsEndpoint:
 
     def _device(self, text: str) -> ClaimableDevice:
         devices = self._tenancy.devices
-        found = naming.find_device(text, devices)
-        if found:
-            return found
+        device = naming.find_device(text, devices)
+        if device:
+            return device
         if not devices.all:
             message = "no GPU has been detected yet: retry in a few seconds"
             raise _RequestRejectedError(HTTPStatus.SERVICE_UNAVAILABLE, message)
@@ -222,19 +222,19 @@ class ClaimsEndpoint:
         )
         raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
-    def _timestamp(self, when: datetime | None, what: str) -> tuple[int, claims.BootTime | None]:
+    def _timestamp(self, time: datetime | None, field: str) -> tuple[int, claims.BootTime | None]:
         """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
         now, history = self._clock.now(), self._tenancy.clock
-        if when is None:
+        if time is None:
             return now.wall_ns, history.now(now)
         try:
-            timestamp_ns = from_datetime(when)
+            timestamp_ns = from_datetime(time)
         except TimestampError as error:
-            message = f"invalid {what}: {error}"
+            message = f"invalid {field}: {error}"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
         if timestamp_ns > now.wall_ns + _MAX_FUTURE_NS:
             message = (
-                f"invalid {what} {when.isoformat()}: expected a time that is not in the future"
+                f"invalid {field} {time.isoformat()}: expected a time that is not in the future"
             )
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
         return timestamp_ns, history.at(timestamp_ns)
@@ -242,26 +242,29 @@ class ClaimsEndpoint:
     def _in_force(self) -> list[dict[str, str]]:
         """Return the claims of the last poll, and those made since."""
         gpus = self._tenancy.devices.all
-        found = [_claim_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
-        known = {(row["id"], row["device"]) for row in found}
-        held = (one for one in self._tenancy.commands.held if one.end_ns is None)
-        since = [_claim_row(claims.COMMAND_SOURCE, "", one, gpus) for one in held]
-        return found + [row for row in since if (row["id"], row["device"]) not in known]
+        rows = [
+            _claim_row(active.adapter, active.id, active.claim, gpus)
+            for active in self._tenancy.active_claims
+        ]
+        reported = {(row["id"], row["device"]) for row in rows}
+        started = (claim for claim in self._tenancy.commands.node_claims if claim.end_ns is None)
+        since = [_claim_row(claims.COMMAND_SOURCE, "", claim, gpus) for claim in started]
+        return rows + [row for row in since if (row["id"], row["device"]) not in reported]
 
 
 def _claim_row(
-    reported_by: str, name: str, held: claims.NodeClaim, gpus: Mapping[str, GpuNames]
+    reported_by: str, name: str, claim: claims.NodeClaim, gpus: Mapping[str, GpuNames]
 ) -> dict[str, str]:
     """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
-    gpu = gpus.get(held.gpu)
+    gpu = gpus.get(claim.gpu)
     return {
-        "id": held.reference if reported_by == claims.COMMAND_SOURCE else name, "reported_by": reported_by,
-        "source": held.source, "level": held.level.label, "workload": held.workload,
-        "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
+        "id": claim.reference if reported_by == claims.COMMAND_SOURCE else name, "reported_by": reported_by,
+        "source": claim.source, "level": claim.authority.label, "workload": claim.workload,
+        "owner": claim.owner, "tenant": claim.tenant, "gpu": claim.gpu, "device": claim.part,
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
         "pci_address": gpu.pci_address if gpu else "",
-        "share": held.share, "count": str(held.count or ""),
-        "start": format_timestamp(held.start_ns or 0, "seconds"),
+        "share": claim.share, "count": str(claim.count or ""),
+        "start": format_timestamp(claim.start_ns or 0, "seconds"),
     }  # fmt: skip
 
 
@@ -287,11 +290,11 @@ def _read_token(settings: TenancySettings) -> str:
         )
         raise SettingsError(message)
     try:
-        kept = Path(settings.token_file).read_text("utf-8").strip() if settings.token_file else ""
+        token = Path(settings.token_file).read_text("utf-8").strip() if settings.token_file else ""
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read tenancy.token_file {settings.token_file}: {error}"
         raise SettingsError(message) from error
-    token = kept or settings.token
+    token = token or settings.token
     if not token:
         message = "tenancy.listen without a token: expected tenancy.token_file or tenancy.token"
         raise SettingsError(message)
@@ -306,8 +309,8 @@ def _bind_socket(path: Path) -> socket.socket:
     if len(str(path)) >= _SOCKET_PATH_LIMIT:
         raise OSError(errno.ENAMETOOLONG, "path of the socket too long: expected at most 107 bytes")
     if path.is_socket():
-        with socket.socket(socket.AF_UNIX) as there:
-            if there.connect_ex(str(path)) != errno.ECONNREFUSED:
+        with socket.socket(socket.AF_UNIX) as other:
+            if other.connect_ex(str(path)) != errno.ECONNREFUSED:
                 raise OSError(errno.EADDRINUSE, "in use by another agent")
         path.unlink()
     listening = socket.socket(socket.AF_UNIX)

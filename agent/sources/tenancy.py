@@ -50,10 +50,8 @@ def _owners(trusted: str) -> frozenset[str]:
     """Trusted owners. Raises SettingsError for an unknown one."""
     names = frozenset(trusted.split())
     if unknown := sorted(names - OWNERS):
-        known = ", ".join(sorted(OWNERS))
-        message = (
-            f"invalid tenancy.trusted_owners: {', '.join(unknown)}: expected owners among {known}"
-        )
+        valid_owners = ", ".join(sorted(OWNERS))
+        message = f"invalid tenancy.trusted_owners: {', '.join(unknown)}: expected owners among {valid_owners}"
         raise SettingsError(message)
     return names
 
@@ -99,8 +97,8 @@ class ClaimSource(source.SourceWithoutResources):
         )
         self._adapters = adapters
         self._unclaimed = gpu_processes.UnclaimedUseDetector()
-        self._memory: tenancy_state_file.TenancyStateFile | None = None
-        self._book: claim_tracker.ClaimTracker | None = None
+        self._state_file: tenancy_state_file.TenancyStateFile | None = None
+        self._tracker: claim_tracker.ClaimTracker | None = None
         self._before: dict[str, devices.GpuNames] = {}
         self._uses = gpu_processes.DeviceUses()
         self._free: tuple[gpu_processes.DeviceUse, ...] = ()
@@ -114,20 +112,22 @@ class ClaimSource(source.SourceWithoutResources):
     def remember(self, directory: Path, node: str) -> None:
         """Store state that must survive a restart in a directory, and load the existing state."""
         self._node = node
-        self._memory = tenancy_state_file.TenancyStateFile(directory)
-        self.commands.keep_in(directory)
+        self._state_file = tenancy_state_file.TenancyStateFile(directory)
+        self.commands.open_directory(directory)
 
     @property
-    def open(self) -> tuple[claim_tracker.ActiveClaim, ...]:
+    def active_claims(self) -> tuple[claim_tracker.ActiveClaim, ...]:
         """All claims and observed uses in force, as of the last poll."""
-        return self._book.open if self._book else ()
+        return self._tracker.active_claims if self._tracker else ()
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_polled = self._poll(host)
         columns = source.ColumnBuilder()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.gpus.values()}
-        entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
+        entities |= {
+            uuid: self._entity(uuid) for uuid in sorted(self._claimed_gpus - entities.keys())
+        }
         self._columns = tuple(entities)
         for metric in _METRICS:
             for entity in entities.values():
@@ -142,30 +142,30 @@ class ClaimSource(source.SourceWithoutResources):
             return
         into.events = self._events[:MAX_EVENTS_A_FRAME]
         del self._events[:MAX_EVENTS_A_FRAME]
-        there = {gpu.entity.key[0] for gpu in self._gpus.gpus.values()} | self._held_gpus
-        into.grown = there != set(self._columns)
+        present_gpus = {gpu.entity.key[0] for gpu in self._gpus.gpus.values()} | self._claimed_gpus
+        into.grown = present_gpus != set(self._columns)
         count = len(self._columns)
         for place, gpu in enumerate(self._columns):
-            claims = list(claim_tracker.claims_on_gpu(self.open, gpu))
+            claims = list(claim_tracker.claims_on_gpu(self.active_claims, gpu))
             into.put(place, self._problem or len(claims))
             into.put(count + place, self._problem or claim_placement.count_claimed_slots(claims))
             unread = self._uses.unread.get(gpu) or (
-                Absent.GONE if gpu not in self._present else None
+                Absent.GONE if gpu not in self._present_gpus else None
             )
             processes = sum(len(use.pids) for use in gpu_processes.uses_of_gpu(self._free, gpu))
             into.put(2 * count + place, unread or self._problem or processes)
 
     @property
-    def _present(self) -> set[str]:
+    def _present_gpus(self) -> set[str]:
         return {gpu.uuid for gpu in self.devices.present}
 
     @property
-    def _held_gpus(self) -> set[str]:
-        return {one.held.gpu for one in self.open if one.held.gpu}
+    def _claimed_gpus(self) -> set[str]:
+        return {active.claim.gpu for active in self.active_claims if active.claim.gpu}
 
     def _entity(self, uuid: str) -> Entity:
-        known = self._before.get(uuid)
-        address = known.pci_address if known else uuid.partition("pci:")[2]
+        gpu = self._before.get(uuid)
+        address = gpu.pci_address if gpu else uuid.partition("pci:")[2]
         return Entity(GPU, (uuid,), {"pci_address": address} if address else {})
 
     def _poll(self, host: Host) -> bool:
@@ -174,102 +174,106 @@ class ClaimSource(source.SourceWithoutResources):
         self._first_ns = now.boot_ns if self._first_ns is None else self._first_ns
         if not self._gpus.is_polled and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
             return False
-        book = self._book or self._open_book(host)
+        tracker = self._tracker or self._open_tracker(host)
         self.clock.observe(now)
-        self.devices = devices.NodeDevices.of(self._gpus.gpus.values(), self._before.values())
+        self.devices = devices.NodeDevices.from_inventory(
+            self._gpus.gpus.values(), self._before.values()
+        )
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
         reports, unplaced = claim_placement.place_claims(
-            list(self._reports(host, book)), book.in_force, self.devices
+            list(self._reports(host, tracker)), tracker.in_force, self.devices
         )
-        book.settle(reports, host.clock.now())
+        tracker.process_reports(reports, host.clock.now())
         unread_providers = {
             report.adapter for report in reports if report.report.unread is not None
         }
-        claims = [one.held for one in book.open if one.is_claim]
-        known = gpu_processes.ClaimContext(
+        claims = [active.claim for active in tracker.active_claims if active.is_claim]
+        context = gpu_processes.ClaimContext(
             claims,
             unread_providers,
             self._slurm.jobs,
             self._system,
-            book.in_force(UNCLAIMED),
+            tracker.in_force(UNCLAIMED),
             host.boot_id,
         )
-        self._free, used = self._unclaimed.update(self._uses, known)
-        if (report := self._of_processes(UNCLAIMED, used)) is not None:
-            book.settle([report], host.clock.now())
+        self._free, unclaimed = self._unclaimed.update(self._uses, context)
+        if (report := self._process_report(UNCLAIMED, unclaimed)) is not None:
+            tracker.process_reports([report], host.clock.now())
         self._problem = next(
             (report.report.unread for report in reports if report.report.unread), None
         )
         self._findings = tuple(f for report in reports for f in report.report.findings)
         self._findings += (*claim_placement.unplaced_findings(unplaced), *self._report_processes())
-        if self._memory:
+        if self._state_file:
             now = host.clock.now()
-            self._memory.save(book, self._before, self.clock, now, names_changed=names_changed)
-            self._findings += self._memory.findings
-        self._events += book.take_events()
+            self._state_file.save(
+                tracker, self._before, self.clock, now, names_changed=names_changed
+            )
+            self._findings += self._state_file.findings
+        self._events += tracker.take_events()
         return True
 
-    def _open_book(self, host: Host) -> claim_tracker.ClaimTracker:
+    def _open_tracker(self, host: Host) -> claim_tracker.ClaimTracker:
         self._node = self._node or source.read_text(host, "/proc/sys/kernel/hostname")
-        kept = self._memory.load() if self._memory else None
-        if kept:
-            self._before = {gpu.uuid: gpu for gpu in kept.gpus}
-        self.clock = ClockHistory(host.boot_id, kept.clock if kept else None)
-        book = self._book = claim_tracker.ClaimTracker(
-            self._node, host.boot_id, kept.book if kept else None
+        saved = self._state_file.load() if self._state_file else None
+        if saved:
+            self._before = {gpu.uuid: gpu for gpu in saved.gpus}
+        self.clock = ClockHistory(host.boot_id, saved.clock if saved else None)
+        tracker = self._tracker = claim_tracker.ClaimTracker(
+            self._node, host.boot_id, saved.book if saved else None
         )
-        return book
+        return tracker
 
     def _reports(
-        self, host: Host, book: claim_tracker.ClaimTracker
+        self, host: Host, tracker: claim_tracker.ClaimTracker
     ) -> Iterator[claim_tracker.ProviderReport]:
         """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
-        yield self._ask_provider(host, book, self._kubernetes.name, self._kubernetes.poll)
+        yield self._poll_provider(host, tracker, self._kubernetes.name, self._kubernetes.poll)
         self._uses = self._processes.poll(host, self.devices, self._kubernetes.pods)
         for adapter in self._adapters:
-            yield self._ask_provider(host, book, adapter.name, adapter.poll)
+            yield self._poll_provider(host, tracker, adapter.name, adapter.poll)
         trusted = tuple(
             gpu_processes.claim_of_use(use, ClaimAuthority.NODE_PLUGIN, self._system)
             for use in self._uses.uses
             if self._is_trusted(use)
         )
-        if (report := self._of_processes(PROCESS, trusted)) is not None:
+        if (report := self._process_report(PROCESS, trusted)) is not None:
             yield report
 
-    def _ask_provider(
+    def _poll_provider(
         self,
         host: Host,
-        book: claim_tracker.ClaimTracker,
+        tracker: claim_tracker.ClaimTracker,
         name: str,
-        ask: Callable[..., ClaimReport],
+        poll: Callable[..., ClaimReport],
     ) -> claim_tracker.ProviderReport:
         began = host.clock.now()
-        claims_reported = ask(host, self.devices, book.in_force(name))
+        claims_reported = poll(host, self.devices, tracker.in_force(name))
         return claim_tracker.ProviderReport(name, claims_reported, began, host.clock.now())
 
     def _is_trusted(self, use: gpu_processes.DeviceUse) -> bool:
         return use.owner.source in self._trusted and not use.owner.is_shared_or_hidden
 
-    def _of_processes(
-        self, name: str, held: tuple[NodeClaim, ...]
+    def _process_report(
+        self, name: str, claims: tuple[NodeClaim, ...]
     ) -> claim_tracker.ProviderReport | None:
         """Report of the processes, as of their lists; GPUs without a list are excluded."""
         oldest, newest = self._uses.oldest, self._uses.newest
         if oldest is None or newest is None:
             return None
-        without = frozenset(self._before.keys() - self._present) | self._uses.unread.keys()
+        without = frozenset(self._before.keys() - self._present_gpus) | self._uses.unread.keys()
         return claim_tracker.ProviderReport(
-            name, ClaimReport(held, (), None, without), oldest, newest
+            name, ClaimReport(claims, (), None, without), oldest, newest
         )
 
     def _report_processes(self) -> Iterator[source.ProbeFinding]:
-        if not self._present:
+        if not self._present_gpus:
             return
-        what = "claims and processes"
+        subject = "claims and processes"
         if self._uses.oldest is None:
             reason = next(iter(self._uses.unread.values()), Absent.ERROR)
-            yield source.ProbeFinding.absent(what, f"processes cannot be read: {reason.label}")
+            yield source.ProbeFinding.absent(subject, f"processes cannot be read: {reason.label}")
             return
         hidden = sum(
             use.owner.source == "process" and use.owner.is_shared_or_hidden
@@ -278,4 +282,4 @@ class ClaimSource(source.SourceWithoutResources):
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
         detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent in the PID and cgroup namespaces of the host" if hidden else ""
-        yield source.ProbeFinding.supported(what, detail, remedy)
+        yield source.ProbeFinding.supported(subject, detail, remedy)

@@ -31,110 +31,131 @@ def place_claims(
     devices: NodeDevices,
 ) -> tuple[list[claim_tracker.ProviderReport], list[NodeClaim]]:
     """Return the reports with devices from other providers, and the claims without a device."""
-    claimed = [(report.adapter, held) for report in reports for held in report.report.held]
-    counts = [(adapter, held) for adapter, held in claimed if not held.gpu]
-    if not counts:
+    claimed = [(report.adapter, claim) for report in reports for claim in report.report.claims]
+    unnamed_claims = [(adapter, claim) for adapter, claim in claimed if not claim.gpu]
+    if not unnamed_claims:
         return list(reports), []
     claimed += [
-        (report.adapter, h)
+        (report.adapter, other)
         for report in reports
         if report.report.unread
-        for h in in_force(report.adapter)
+        for other in in_force(report.adapter)
     ]
-    counts.sort(key=lambda one: (-one[1].level, one[1].key))
+    unnamed_claims.sort(key=lambda counted: (-counted[1].authority, counted[1].key))
     taken: dict[tuple[tuple[str, str], str], NodeClaim] = {}
-    rests: dict[tuple[str, tuple[str, ...]], list[NodeClaim]] = {}
-    for adapter, count in counts:
+    remaining_claims: dict[tuple[str, tuple[str, ...]], list[NodeClaim]] = {}
+    for adapter, unnamed in unnamed_claims:
         same = [
-            (a, held) for a, held in claimed if held.gpu and held.workload_of == count.workload_of
+            (provider, claim)
+            for provider, claim in claimed
+            if claim.gpu and claim.owning_workload == unnamed.owning_workload
         ]
-        own = {h.part for a, h in same if a == adapter and h.level == count.level}
-        pool = {held.part for _, held in same} - own
-        free = sorted(part for part in pool if (count.workload_of, part) not in taken)
-        for part in free[: count.count]:
-            taken[count.workload_of, part] = count
-        left = count.count - len(free[: count.count])
-        rivals = {
-            h.gpu
-            for _, h in claimed
-            if h.workload_of != count.workload_of and h.level >= count.level
+        own = {
+            other.part
+            for provider, other in same
+            if provider == adapter and other.authority == unnamed.authority
         }
-        named = {held.gpu for _, held in same}
-        rests[adapter, count.key] = _remaining_claims(count, left, named, devices, rivals)
+        pool = {claim.part for _, claim in same} - own
+        free = sorted(part for part in pool if (unnamed.owning_workload, part) not in taken)
+        for part in free[: unnamed.count]:
+            taken[unnamed.owning_workload, part] = unnamed
+        left = unnamed.count - len(free[: unnamed.count])
+        rivals = {
+            other.gpu
+            for _, other in claimed
+            if other.owning_workload != unnamed.owning_workload
+            and other.authority >= unnamed.authority
+        }
+        named = {claim.gpu for _, claim in same}
+        remaining_claims[adapter, unnamed.key] = _remaining_claims(
+            unnamed, left, named, devices, rivals
+        )
 
-    def of(adapter: str, held: NodeClaim) -> list[NodeClaim]:
-        if not held.gpu:
-            return rests[adapter, held.key]
-        count = taken.get((held.workload_of, held.part))
-        return [_transfer_authority(count, held) if count and count.level > held.level else held]
+    def placed_claims(adapter: str, claim: NodeClaim) -> list[NodeClaim]:
+        if not claim.gpu:
+            return remaining_claims[adapter, claim.key]
+        unnamed = taken.get((claim.owning_workload, claim.part))
+        return [
+            _transfer_authority(unnamed, claim)
+            if unnamed and unnamed.authority > claim.authority
+            else claim
+        ]
 
-    found = [
+    placed = [
         replace(
             report,
             report=replace(
                 report.report,
-                held=tuple(one for held in report.report.held for one in of(report.adapter, held)),
+                claims=tuple(
+                    placed_claim
+                    for claim in report.report.claims
+                    for placed_claim in placed_claims(report.adapter, claim)
+                ),
             ),
         )
         for report in reports
     ]
-    return found, [held for rest in rests.values() for held in rest if not held.gpu]
+    return placed, [
+        claim for remaining in remaining_claims.values() for claim in remaining if not claim.gpu
+    ]
 
 
 def _remaining_claims(
-    count: NodeClaim, left: int, named: set[str], devices: NodeDevices, rivals: set[str]
+    unnamed: NodeClaim, left: int, named: set[str], devices: NodeDevices, rivals: set[str]
 ) -> list[NodeClaim]:
     """Return the remaining claim: its devices if no other GPUs are left, else their number."""
     if left <= 0:
         return []
-    others = [gpu for gpu in devices.present if gpu.uuid not in named]
-    is_whole = not count.share and not any(gpu.parts for gpu in devices.present)
-    if is_whole and left == len(others) and not rivals & {gpu.uuid for gpu in others}:
+    free_gpus = [gpu for gpu in devices.present if gpu.uuid not in named]
+    is_whole = not unnamed.share and not any(gpu.parts for gpu in devices.present)
+    if is_whole and left == len(free_gpus) and not rivals & {gpu.uuid for gpu in free_gpus}:
         return [
-            msgspec.structs.replace(count, gpu=gpu.uuid, device=gpu.uuid, count=0) for gpu in others
+            msgspec.structs.replace(unnamed, gpu=gpu.uuid, device=gpu.uuid, count=0)
+            for gpu in free_gpus
         ]
-    return [msgspec.structs.replace(count, count=left)]
+    return [msgspec.structs.replace(unnamed, count=left)]
 
 
-def _transfer_authority(count: NodeClaim, named: NodeClaim) -> NodeClaim:
+def _transfer_authority(unnamed: NodeClaim, named: NodeClaim) -> NodeClaim:
     """Return a device of one provider with the authority, share and times of another."""
     return msgspec.structs.replace(
         named,
-        level=count.level,
-        share=count.share,
-        exclusive=named.exclusive and not count.share,
-        start_ns=count.start_ns,
-        start_boot=count.start_boot,
-        uncertainty_ns=count.uncertainty_ns,
+        authority=unnamed.authority,
+        share=unnamed.share,
+        exclusive=named.exclusive and not unnamed.share,
+        start_ns=unnamed.start_ns,
+        start_boot=unnamed.start_boot,
+        uncertainty_ns=unnamed.uncertainty_ns,
     )
 
 
 def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     """Yield a line of `agent check` if claims do not name their devices."""
-    held = list(unplaced)
-    if not held:
+    claims = list(unplaced)
+    if not claims:
         return
-    some = ", ".join(
-        f"{one.source} {one.workload} ({_format_gpu_count(one)})" for one in held[:_MAX_QUOTED]
+    examples = ", ".join(
+        f"{claim.source} {claim.workload} ({_format_gpu_count(claim)})"
+        for claim in claims[:_MAX_QUOTED]
     )
-    total = sum(one.count for one in held)
-    detail = f"{format_count(total, 'GPU')} of {format_count(len(held), 'claim')} without a device: {some}"
+    total = sum(claim.count for claim in claims)
+    detail = f"{format_count(total, 'GPU')} of {format_count(len(claims), 'claim')} without a device: {examples}"
     remedy = (
         "run `railscope claim start --from-slurm` in a prolog, or set tenancy.slurm_job_directory"
     )
     yield ProbeFinding.absent(SUBJECT, f"{detail}; bills assume the devices", remedy)
 
 
-def _format_gpu_count(held: NodeClaim) -> str:
-    return f"{held.count} x {held.share}" if held.share else str(held.count)
+def _format_gpu_count(claim: NodeClaim) -> str:
+    return f"{claim.count} x {claim.share}" if claim.share else str(claim.count)
 
 
 def count_claimed_slots(claims: Iterable[NodeClaim]) -> int:
     """Return the claimed compute slots of a GPU, of 840. Shares are added to whole devices."""
-    whole, shares = [], Fraction(0)
-    for held in claims:
-        if held.share:
-            shares += parse_share(held.share) * (held.compute.high - held.compute.low)
+    slot_ranges, shares = [], Fraction(0)
+    for claim in claims:
+        if claim.share:
+            shares += parse_share(claim.share) * (claim.compute.high - claim.compute.low)
         else:
-            whole.append(held.compute)
-    return min(GPU_CAPACITY, count_covered_slots(whole) + int(shares))
+            slot_ranges.append(claim.compute)
+    return min(GPU_CAPACITY, count_covered_slots(slot_ranges) + int(shares))

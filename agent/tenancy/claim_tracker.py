@@ -36,25 +36,25 @@ GONE, ENDED, CHANGED, COVERED = (
 
 
 class ActiveClaim(msgspec.Struct, frozen=True):
-    """A claim, or use without one, that is in force. Its `held` has a start."""
+    """A claim, or use without one, that is in force. Its `claim` has a start."""
 
     id: str
     adapter: str
-    held: NodeClaim
+    claim: NodeClaim = msgspec.field(name="held")
 
     @property
     def is_claim(self) -> bool:
         """True for a claim, False for unclaimed use."""
-        return self.held.level is not ClaimAuthority.PROCESS
+        return self.claim.authority is not ClaimAuthority.PROCESS
 
 
 class EndedClaim(msgspec.Struct, frozen=True):
     """A claim or unclaimed use that has ended, kept until its end was emitted again."""
 
-    open: ActiveClaim
+    active: ActiveClaim = msgspec.field(name="open")
     end_ns: int
     uncertainty_ns: int
-    why: str
+    reason: str = msgspec.field(name="why")
     end_boot: BootTime | None = None
 
 
@@ -105,50 +105,53 @@ ClaimsByWorkload: TypeAlias = dict[tuple[str, tuple[str, str]], list[tuple[str, 
 class ClaimTracker:
     """The claims in force."""
 
-    def __init__(self, node: str, boot_id: str, kept: ClaimTrackerState | None = None) -> None:
-        kept = kept or ClaimTrackerState()
+    def __init__(self, node: str, boot_id: str, saved: ClaimTrackerState | None = None) -> None:
+        saved = saved or ClaimTrackerState()
         self.changed = False
         """True if there is new state to save."""
         self._node, self._boot_id = node, boot_id
-        self._open = {(one.adapter, *one.held.key): one for one in kept.open}
-        self._closed = list(kept.closed)
-        self._done = {tuple(key) for key in kept.done}
-        self._hidden = {
-            one.key: one.until.boot_ns
-            for one in kept.hidden
-            if one.until is not None and one.until.boot_id == boot_id
+        self._active = {(active.adapter, *active.claim.key): active for active in saved.open}
+        self._ended = list(saved.closed)
+        self._completed = {tuple(key) for key in saved.done}
+        self._superseded = {
+            active.key: active.until.boot_ns
+            for active in saved.hidden
+            if active.until is not None and active.until.boot_id == boot_id
         }
         """Times on the boot clock; no entry survives a reboot."""
-        self._seen = dict(kept.seen)
+        self._polls = dict(saved.seen)
         self._events: list[Event] = []
         self._repeat_at_ns: int | None = None
 
     @property
-    def kept(self) -> ClaimTrackerState:
+    def state(self) -> ClaimTrackerState:
         """State to save."""
         return ClaimTrackerState(
-            list(self._open.values()),
-            self._closed,
-            sorted(self._done),
-            [SupersededClaim(key, self._at(ns)) for key, ns in sorted(self._hidden.items())],
-            dict(self._seen),
+            list(self._active.values()),
+            self._ended,
+            sorted(self._completed),
+            [
+                SupersededClaim(key, self._boot_time(ns))
+                for key, ns in sorted(self._superseded.items())
+            ],
+            dict(self._polls),
         )
 
     @property
-    def open(self) -> tuple[ActiveClaim, ...]:
+    def active_claims(self) -> tuple[ActiveClaim, ...]:
         """All claims and unclaimed uses that are in force."""
-        return tuple(self._open.values())
+        return tuple(self._active.values())
 
     def in_force(self, adapter: str) -> tuple[NodeClaim, ...]:
         """Return the claims of one provider that are in force."""
-        return tuple(one.held for key, one in self._open.items() if key[0] == adapter)
+        return tuple(active.claim for key, active in self._active.items() if key[0] == adapter)
 
     def take_events(self) -> list[Event]:
         """Return and clear the events since the last call."""
         events, self._events = self._events, []
         return events
 
-    def settle(self, reports: Sequence[ProviderReport], now: NodeTimestamp) -> None:
+    def process_reports(self, reports: Sequence[ProviderReport], now: NodeTimestamp) -> None:
         """Process the reports of all providers.
 
         Emits everything in force again at the first call and every hour.
@@ -156,230 +159,245 @@ class ClaimTracker:
         if self._repeat_at_ns is None or now.boot_ns >= self._repeat_at_ns:
             self._emit_all_again(now, forget=self._repeat_at_ns is not None)
             self._repeat_at_ns = now.boot_ns + REPEAT_EVERY_NS
-        claimed = [(report.adapter, held) for report in reports for held in report.report.held]
-        known = {(adapter, *held.key) for adapter, held in claimed}
+        claimed = [(report.adapter, claim) for report in reports for claim in report.report.claims]
+        reported = {(adapter, *claim.key) for adapter, claim in claimed}
         unread = {report.adapter: report.report for report in reports}
         claimed += [
-            (one.adapter, one.held)
-            for key, one in self._open.items()
-            if key not in known
-            and one.adapter in unread
-            and _remains_in_force(one, unread[one.adapter])
+            (active.adapter, active.claim)
+            for key, active in self._active.items()
+            if key not in reported
+            and active.adapter in unread
+            and _remains_in_force(active, unread[active.adapter])
         ]
-        alike: ClaimsByWorkload = {}
-        for adapter, held in claimed:
-            alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
-        self._hidden = {k: until for k, until in self._hidden.items() if now.boot_ns < until}
+        by_workload: ClaimsByWorkload = {}
+        for adapter, claim in claimed:
+            by_workload.setdefault((claim.gpu, claim.owning_workload), []).append((adapter, claim))
+        self._superseded = {
+            k: until for k, until in self._superseded.items() if now.boot_ns < until
+        }
         for report in reports:
-            self._take(report, alike)
-        present = {(adapter, *held.key) for adapter, held in claimed}
+            self._process_report(report, by_workload)
+        present = {(adapter, *claim.key) for adapter, claim in claimed}
         polled_providers = {report.adapter for report in reports}
-        self._hidden = {
+        self._superseded = {
             key: until
-            for key, until in self._hidden.items()
+            for key, until in self._superseded.items()
             if key in present or key[0] not in polled_providers
         }
-        self._done = {key for key in self._done if key in present or key[0] not in polled_providers}
+        self._completed = {
+            key for key in self._completed if key in present or key[0] not in polled_providers
+        }
 
-    def _take(self, report: ProviderReport, alike: ClaimsByWorkload) -> None:
+    def _process_report(self, report: ProviderReport, by_workload: ClaimsByWorkload) -> None:
         """Compare the report of one provider with its previous one."""
         if report.report.unread is not None:
             return
         now, gap_ns = report.ended, self._gap_ns(report)
-        present = dict(self._present(report, alike, now))
-        for key, one in [(k, o) for k, o in self._open.items() if k[0] == report.adapter]:
+        present = dict(self._effective_claims(report, by_workload, now))
+        for key, active in [
+            (k, item) for k, item in self._active.items() if k[0] == report.adapter
+        ]:
             if key not in present:
-                if not _remains_in_force(one, report.report):
-                    self._end(key, now, self._edge(now), gap_ns, GONE)
-            elif not present[key].agrees(one.held):
-                self._end(key, now, self._edge(now), gap_ns, CHANGED)
-                self._start(key, _without_start(present[key]), now, gap_ns)
-        for key, held in present.items():
-            self._follow(key, held, now, gap_ns)
-        self._seen[report.adapter] = ProviderPoll(
+                if not _remains_in_force(active, report.report):
+                    self._end_claim(key, now, self._edge_at(now), gap_ns, GONE)
+            elif not present[key].has_same_content(active.claim):
+                self._end_claim(key, now, self._edge_at(now), gap_ns, CHANGED)
+                self._start_claim(key, _without_start(present[key]), now, gap_ns)
+        for key, claim in present.items():
+            self._update_claim(key, claim, now, gap_ns)
+        self._polls[report.adapter] = ProviderPoll(
             self._boot_id, report.began.boot_ns, report.began.wall_ns
         )
 
-    def _present(
-        self, report: ProviderReport, alike: ClaimsByWorkload, now: NodeTimestamp
+    def _effective_claims(
+        self, report: ProviderReport, by_workload: ClaimsByWorkload, now: NodeTimestamp
     ) -> Iterator[tuple[tuple[str, ...], NodeClaim]]:
         """Yield the claims of a provider that have begun, except those left to a higher authority."""
-        for held in report.report.held:
-            key = (report.adapter, *held.key)
-            higher = self._higher(report.adapter, held, alike, now)
+        for claim in report.report.claims:
+            key = (report.adapter, *claim.key)
+            higher = self._find_higher_claim(report.adapter, claim, by_workload, now)
             if higher is not None:
                 self._supersede(key, higher, now)
-            elif key not in self._hidden and self._has_begun(key, held, now):
-                yield key, held
+            elif key not in self._superseded and self._has_begun(key, claim, now):
+                yield key, claim
 
-    def _has_begun(self, key: tuple[str, ...], held: NodeClaim, now: NodeTimestamp) -> bool:
+    def _has_begun(self, key: tuple[str, ...], claim: NodeClaim, now: NodeTimestamp) -> bool:
         """True if a claim has begun. A claim in force has, even if the clock was set back since."""
-        return key in self._open or held.has_begun(self._boot_id, now)
+        return key in self._active or claim.has_begun(self._boot_id, now)
 
-    def _higher(
-        self, adapter: str, held: NodeClaim, alike: ClaimsByWorkload, now: NodeTimestamp
+    def _find_higher_claim(
+        self, adapter: str, claim: NodeClaim, by_workload: ClaimsByWorkload, now: NodeTimestamp
     ) -> NodeClaim | None:
         """Return the same claim of another provider with higher authority, the highest of several."""
 
-        def rank(place: str, one: NodeClaim) -> tuple[int, int]:
-            return one.level, SOURCE_PRECEDENCE.get(place, 0)
+        def precedence(provider: str, candidate: NodeClaim) -> tuple[int, int]:
+            return candidate.authority, SOURCE_PRECEDENCE.get(provider, 0)
 
-        found = [
-            (rank(place, other), other)
-            for place, other in alike[held.gpu, held.workload_of]
-            if place != adapter
-            and rank(place, other) > rank(adapter, held)
-            and other.compute.overlaps(held.compute)
-            and self._has_begun((place, *other.key), other, now)
+        higher = [
+            (precedence(provider, other), other)
+            for provider, other in by_workload[claim.gpu, claim.owning_workload]
+            if provider != adapter
+            and precedence(provider, other) > precedence(adapter, claim)
+            and other.compute.overlaps(claim.compute)
+            and self._has_begun((provider, *other.key), other, now)
             and not other.has_ended(self._boot_id, now)
         ]
-        return max(found, key=lambda ranked: ranked[0])[1] if found else None
+        return max(higher, key=lambda item: item[0])[1] if higher else None
 
-    def _follow(
-        self, key: tuple[str, ...], held: NodeClaim, now: NodeTimestamp, gap_ns: int
+    def _update_claim(
+        self, key: tuple[str, ...], claim: NodeClaim, now: NodeTimestamp, gap_ns: int
     ) -> None:
         """Start a claim that is new, and end one that specifies an end in the past."""
-        is_over = held.has_ended(self._boot_id, now)
-        if key not in self._open and not (is_over and key in self._done):
-            is_ended = key in self._done  # an ended claim does not start again at the same time
-            self._done.discard(key)
-            self._start(key, _without_start(held) if is_ended else held, now, gap_ns)
-        if is_over and key in self._open:
-            self._end(key, now, (held.end_ns or 0, held.end_boot), 0, ENDED)
-            self._done.add(key)
+        is_over = claim.has_ended(self._boot_id, now)
+        if key not in self._active and not (is_over and key in self._completed):
+            is_ended = (
+                key in self._completed
+            )  # an ended claim does not start again at the same time
+            self._completed.discard(key)
+            self._start_claim(key, _without_start(claim) if is_ended else claim, now, gap_ns)
+        if is_over and key in self._active:
+            self._end_claim(key, now, (claim.end_ns or 0, claim.end_boot), 0, ENDED)
+            self._completed.add(key)
 
     def _gap_ns(self, report: ProviderReport) -> int:
         """Return the time since the previous poll: a claim found now may have begun at any time in it."""
-        seen = self._seen.get(report.adapter)
-        if seen is None:
+        previous = self._polls.get(report.adapter)
+        if previous is None:
             return report.ended.boot_ns
-        if seen.boot_id == self._boot_id and seen.boot_ns <= report.ended.boot_ns:
-            return report.ended.boot_ns - seen.boot_ns
-        return max(report.ended.wall_ns - seen.wall_ns, 0)
+        if previous.boot_id == self._boot_id and previous.boot_ns <= report.ended.boot_ns:
+            return report.ended.boot_ns - previous.boot_ns
+        return max(report.ended.wall_ns - previous.wall_ns, 0)
 
     def _supersede(self, key: tuple[str, ...], higher: NodeClaim, now: NodeTimestamp) -> None:
         """Leave a claim to a provider of higher authority, from the start of that provider's claim."""
-        self.changed |= key not in self._hidden
-        self._hidden[key] = now.boot_ns + RESUME_NS
-        if key in self._open:
-            known = higher.start_ns is not None
-            end = (higher.start_ns or 0, higher.start_boot) if known else self._edge(now)
-            self._end(key, now, end, 0, COVERED)
+        self.changed |= key not in self._superseded
+        self._superseded[key] = now.boot_ns + RESUME_NS
+        if key in self._active:
+            has_start = higher.start_ns is not None
+            end = (higher.start_ns or 0, higher.start_boot) if has_start else self._edge_at(now)
+            self._end_claim(key, now, end, 0, COVERED)
 
-    def _at(self, boot_ns: int) -> BootTime:
+    def _boot_time(self, boot_ns: int) -> BootTime:
         return BootTime(self._boot_id, boot_ns)
 
-    def _edge(self, now: NodeTimestamp) -> ClaimEdge:
-        return now.wall_ns, self._at(now.boot_ns)
+    def _edge_at(self, now: NodeTimestamp) -> ClaimEdge:
+        return now.wall_ns, self._boot_time(now.boot_ns)
 
-    def _start(
-        self, key: tuple[str, ...], held: NodeClaim, now: NodeTimestamp, gap_ns: int
+    def _start_claim(
+        self, key: tuple[str, ...], claim: NodeClaim, now: NodeTimestamp, gap_ns: int
     ) -> None:
-        start_ns, start_boot = self._edge(now)
-        if held.start_ns is not None:
-            start_ns, start_boot = held.start_ns, held.start_boot
-        uncertainty_ns = held.uncertainty_ns
-        if uncertainty_ns is None or held.start_ns is None:
+        start_ns, start_boot = self._edge_at(now)
+        if claim.start_ns is not None:
+            start_ns, start_boot = claim.start_ns, claim.start_boot
+        uncertainty_ns = claim.uncertainty_ns
+        if uncertainty_ns is None or claim.start_ns is None:
             uncertainty_ns = gap_ns
         begun = msgspec.structs.replace(
-            held, start_ns=start_ns, start_boot=start_boot, uncertainty_ns=uncertainty_ns
+            claim, start_ns=start_ns, start_boot=start_boot, uncertainty_ns=uncertainty_ns
         )
         parts = (
-            held.source,
+            claim.source,
             self._node,
-            held.workload,
-            held.reference,
-            held.part,
+            claim.workload,
+            claim.reference,
+            claim.part,
             str(start_ns),
         )
         name = "/".join(part for part in parts if part)
         if any(
-            name == other.id for other in (*self._open.values(), *(c.open for c in self._closed))
+            name == other.id
+            for other in (*self._active.values(), *(ended.active for ended in self._ended))
         ):
             name += f"+{now.boot_ns}"  # the wall clock was set back and shows the same time again
-        one = ActiveClaim(name, key[0], begun)
-        self._open[key] = one
-        self._emit_start(one, now)
+        active = ActiveClaim(name, key[0], begun)
+        self._active[key] = active
+        self._emit_start(active, now)
         self.changed = True
 
-    def _end(
+    def _end_claim(
         self,
         key: tuple[str, ...],
         now: NodeTimestamp,
         end: ClaimEdge,
         uncertainty_ns: int,
-        why: str,
+        reason: str,
     ) -> None:
-        one = self._open.pop(key)
+        active = self._active.pop(key)
         # A clock that was set back must not make a claim end before it began.
-        end_ns, end_boot = max(end[0], one.held.start_ns or 0), end[1]
-        start_boot = one.held.start_boot
+        end_ns, end_boot = max(end[0], active.claim.start_ns or 0), end[1]
+        start_boot = active.claim.start_boot
         if end_boot and start_boot and end_boot.boot_id == start_boot.boot_id:
             end_boot = BootTime(end_boot.boot_id, max(end_boot.boot_ns, start_boot.boot_ns))
-        closed = EndedClaim(one, end_ns, uncertainty_ns, why, end_boot)
-        self._closed = [*self._closed, closed][-MAX_ENDED_CLAIMS:]
-        self._record_end(closed, now)
+        ended = EndedClaim(active, end_ns, uncertainty_ns, reason, end_boot)
+        self._ended = [*self._ended, ended][-MAX_ENDED_CLAIMS:]
+        self._record_end(ended, now)
         self.changed = True
 
     def _emit_all_again(self, now: NodeTimestamp, *, forget: bool) -> None:
         """Emit again everything in force, and what ended within the hour: an event may be lost."""
-        for one in self._open.values():
-            self._emit_start(one, now)
-        for closed in self._closed:
-            self._emit_ended(closed, now)
+        for active in self._active.values():
+            self._emit_start(active, now)
+        for ended in self._ended:
+            self._emit_ended(ended, now)
         if forget:
-            self.changed |= bool(self._closed)
-            self._closed = []
+            self.changed |= bool(self._ended)
+            self._ended = []
 
-    def _emit_ended(self, closed: EndedClaim, now: NodeTimestamp) -> None:
+    def _emit_ended(self, ended: EndedClaim, now: NodeTimestamp) -> None:
         """Emit an ended claim again.
 
         An end in an earlier boot is given in wall clock time only; if its own event was received, that one
         counts.
         """
-        if closed.end_boot is None or closed.end_boot.boot_id == self._boot_id:
-            self._emit_start(closed.open, now)
-            self._record_end(closed, now)
+        if ended.end_boot is None or ended.end_boot.boot_id == self._boot_id:
+            self._emit_start(ended.active, now)
+            self._record_end(ended, now)
         else:
-            self._emit_start(closed.open, now, {"end_ns": str(closed.end_ns)})
+            self._emit_start(ended.active, now, {"end_ns": str(ended.end_ns)})
 
     def _emit_start(
-        self, one: ActiveClaim, now: NodeTimestamp, more: dict[str, str] | None = None
+        self, active: ActiveClaim, now: NodeTimestamp, further_facts: dict[str, str] | None = None
     ) -> None:
-        kind = c.CLAIM_START_EVENT if one.is_claim else c.UNCLAIMED_START_EVENT
-        self._record_start(kind, one, now, one.held.facts(self._boot_id) | (more or {}))
+        kind = c.CLAIM_START_EVENT if active.is_claim else c.UNCLAIMED_START_EVENT
+        self._record_event(
+            kind, active, now, active.claim.facts(self._boot_id) | (further_facts or {})
+        )
 
-    def _record_end(self, closed: EndedClaim, now: NodeTimestamp) -> None:
-        kind = c.CLAIM_END_EVENT if closed.open.is_claim else c.UNCLAIMED_END_EVENT
+    def _record_end(self, ended: EndedClaim, now: NodeTimestamp) -> None:
+        kind = c.CLAIM_END_EVENT if ended.active.is_claim else c.UNCLAIMED_END_EVENT
         facts = {
             name: text
-            for name, text in closed.open.held.facts(self._boot_id).items()
+            for name, text in ended.active.claim.facts(self._boot_id).items()
             if name in kind.facts
         }
-        facts["end_ns"] = str(closed.end_ns)
-        if closed.end_boot is not None:
-            facts["end_boot_ns"] = str(closed.end_boot.boot_ns)
-        facts["uncertainty_ns"] = str(closed.uncertainty_ns)
-        facts["why"] = closed.why
-        self._record_start(kind, closed.open, now, facts)
+        facts["end_ns"] = str(ended.end_ns)
+        if ended.end_boot is not None:
+            facts["end_boot_ns"] = str(ended.end_boot.boot_ns)
+        facts["uncertainty_ns"] = str(ended.uncertainty_ns)
+        facts["why"] = ended.reason
+        self._record_event(kind, ended.active, now, facts)
 
-    def _record_start(
-        self, kind: declare.EventClass, one: ActiveClaim, now: NodeTimestamp, facts: dict[str, str]
+    def _record_event(
+        self,
+        kind: declare.EventClass,
+        active: ActiveClaim,
+        now: NodeTimestamp,
+        facts: dict[str, str],
     ) -> None:
-        about = Entity(entities.CLAIM, (one.held.gpu, one.id))
+        about = Entity(entities.CLAIM, (active.claim.gpu, active.id))
         self._events.append(Event(kind, about, now.wall_ns, now.boot_ns, facts))
 
 
-def _remains_in_force(one: ActiveClaim, claim_report: ClaimReport) -> bool:
+def _remains_in_force(active: ActiveClaim, claim_report: ClaimReport) -> bool:
     """True if the report leaves a claim as it is because its GPU or provider could not be read."""
-    return claim_report.unread is not None or one.held.gpu in claim_report.unread_gpus
+    return claim_report.unread is not None or active.claim.gpu in claim_report.unread_gpus
 
 
-def _without_start(held: NodeClaim) -> NodeClaim:
+def _without_start(claim: NodeClaim) -> NodeClaim:
     """Return the claim with its start at the current poll."""
-    return msgspec.structs.replace(held, start_ns=None, start_boot=None)
+    return msgspec.structs.replace(claim, start_ns=None, start_boot=None)
 
 
-def claims_on_gpu(open_: Sequence[ActiveClaim], gpu: str) -> Iterator[NodeClaim]:
+def claims_on_gpu(active_claims: Sequence[ActiveClaim], gpu: str) -> Iterator[NodeClaim]:
     """Return the claims in force on a GPU."""
-    return (one.held for one in open_ if one.is_claim and one.held.gpu == gpu)
+    return (active.claim for active in active_claims if active.is_claim and active.claim.gpu == gpu)

@@ -46,11 +46,11 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Times are nanoseconds since the epoch, and on the boot clock if a clock of this node measured them. A
     start or an uncertainty of None is that of the poll that first found the claim. `reference`
     distinguishes claims that are equal otherwise: the id that a client chose, or the date in a file. `gpu`
-    is empty if `count` GPUs are held and none is named.
+    is empty if `count` GPUs are claimed and none is named.
     """
 
     source: str
-    level: ClaimAuthority
+    authority: ClaimAuthority = msgspec.field(name="level")
     workload: str
     gpu: str
     device: str = ""
@@ -75,8 +75,8 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Lower the authority to that of a scheduler: earlier agents stored a higher one for a claims file."""
-        if self.level > MAX_NODE_AUTHORITY:
-            msgspec.structs.force_setattr(self, "level", MAX_NODE_AUTHORITY)
+        if self.authority > MAX_NODE_AUTHORITY:
+            msgspec.structs.force_setattr(self, "authority", MAX_NODE_AUTHORITY)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.device or self.gpu
 
     @property
-    def workload_of(self) -> tuple[str, str]:
+    def owning_workload(self) -> tuple[str, str]:
         """Source and name of the workload, also as reported by another source: `slurm:123` is Slurm's."""
         source, colon, name = self.workload.partition(":")
         if colon and self.source in SOURCES_FOR_OTHERS:
@@ -125,7 +125,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return self.end_boot.boot_id != boot_id or self.end_boot.boot_ns <= now.boot_ns
         return self.end_ns is not None and self.end_ns <= now.wall_ns
 
-    def agrees(self, other: NodeClaim) -> bool:
+    def has_same_content(self, other: NodeClaim) -> bool:
         """True if both have the same content for the same claim; processes and times may differ."""
         return _compared_content(self) == _compared_content(other)
 
@@ -134,7 +134,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         boot = self.start_boot
         facts_present = {
             "source": self.source,
-            "level": self.level.label,
+            "level": self.authority.label,
             "workload": self.workload,
             "owner": self.owner,
             "tenant": self.tenant,
@@ -160,16 +160,16 @@ SOURCES_FOR_OTHERS = frozenset({COMMAND_SOURCE, FILE_SOURCE})
 """Sources whose workload may name another source: `slurm:123`, `kubernetes:research/train-0`."""
 
 
-def _compared_content(held: NodeClaim) -> NodeClaim:
+def _compared_content(claim: NodeClaim) -> NodeClaim:
     return msgspec.structs.replace(
-        held,
+        claim,
         pids=(),
         start_ns=None,
         start_boot=None,
         end_ns=None,
         end_boot=None,
         uncertainty_ns=None,
-        device=held.part,
+        device=claim.part,
     )
 
 
@@ -181,7 +181,7 @@ class ClaimReport:
     to the single GPUs in `unread_gpus`.
     """
 
-    held: tuple[NodeClaim, ...] = ()
+    claims: tuple[NodeClaim, ...] = ()
     findings: tuple[ProbeFinding, ...] = ()
     unread: Absent | None = None
     unread_gpus: frozenset[str] = frozenset()
@@ -205,29 +205,31 @@ class ClaimProvider(Protocol):
 RUN_AS_ROOT = "run the agent as root, or with the drop-in of deploy/systemd/tenancy.conf"
 
 
-def failure_finding(what: str, error: Exception, remedy: str) -> ProbeFinding:
+def failure_finding(subject: str, error: Exception, remedy: str) -> ProbeFinding:
     """Return the finding for a provider that could not be read."""
     reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
     if reason is Absent.DENIED:
-        return ProbeFinding(what, ProbeVerdict.DENIED, str(error), RUN_AS_ROOT)
-    return ProbeFinding(what, ProbeVerdict.BROKEN, str(error), remedy)
+        return ProbeFinding(subject, ProbeVerdict.DENIED, str(error), RUN_AS_ROOT)
+    return ProbeFinding(subject, ProbeVerdict.BROKEN, str(error), remedy)
 
 
-def failed_report(what: str, error: Exception, remedy: str) -> ClaimReport:
+def failed_report(subject: str, error: Exception, remedy: str) -> ClaimReport:
     """Return the result of a failed poll: claims in force stay."""
     reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
-    return ClaimReport((), (failure_finding(what, error, remedy),), reason)
+    return ClaimReport((), (failure_finding(subject, error, remedy),), reason)
 
 
-def absent_report(what: str, detail: str) -> ClaimReport:
+def absent_report(subject: str, detail: str) -> ClaimReport:
     """Return the result of a poll without claims, because the node does not have this provider."""
-    return ClaimReport(findings=(ProbeFinding.absent(what, detail),))
+    return ClaimReport(findings=(ProbeFinding.absent(subject, detail),))
 
 
-def select_claims(in_force: tuple[NodeClaim, ...], **of: object) -> tuple[NodeClaim, ...]:
+def select_claims(in_force: tuple[NodeClaim, ...], **properties: object) -> tuple[NodeClaim, ...]:
     """Return the claims in force with these properties, which stay as they are after a failed read."""
     return tuple(
-        held for held in in_force if all(getattr(held, name) == value for name, value in of.items())
+        claim
+        for claim in in_force
+        if all(getattr(claim, name) == value for name, value in properties.items())
     )
 
 
@@ -254,15 +256,15 @@ class ClockOffsets(msgspec.Struct, frozen=True):
 class ClockHistory:
     """Conversion of wall clock times to boot clock times."""
 
-    def __init__(self, boot_id: str = "", kept: ClockOffsets | None = None) -> None:
+    def __init__(self, boot_id: str = "", saved: ClockOffsets | None = None) -> None:
         self.boot_id = boot_id
         self.changed = False
         """True if there is a step that is not saved yet."""
         self._now_ns = 0
-        self._offsets = kept.offsets if kept and kept.boot_id == boot_id else ()
+        self._offsets = saved.offsets if saved and saved.boot_id == boot_id else ()
 
     @property
-    def kept(self) -> ClockOffsets:
+    def state(self) -> ClockOffsets:
         """Offsets to save."""
         return ClockOffsets(self.boot_id, self._offsets)
 
@@ -303,7 +305,7 @@ class ClockHistory:
     def _spans(self) -> Iterator[tuple[int, int, int]]:
         """Yield start and end of each offset on the boot clock, and the offset; the last ends now."""
         ends: Iterable[ClockOffset | None] = (*self._offsets, None)
-        for one, following in pairwise(ends):
-            if one is not None:
+        for offset, following in pairwise(ends):
+            if offset is not None:
                 until_ns = following.since_boot_ns if following else self._now_ns + 1
-                yield one.since_boot_ns, until_ns, one.offset_ns
+                yield offset.since_boot_ns, until_ns, offset.offset_ns

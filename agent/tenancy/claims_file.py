@@ -74,38 +74,41 @@ class ClaimsFile:
             return claims.failed_report(
                 SUBJECT, error, f"correct {self.path}; its previous claims stay in force until then"
             )
-        held = tuple(one for line in self._lines for one in self._held(line, devices, in_force))
+        claims_here = tuple(
+            claim for line in self._lines for claim in self._claims_of_line(line, devices, in_force)
+        )
         detail = (
-            f"{format_count(len(self._lines), 'claim')} in {self.path}, {len(held)} on "
+            f"{format_count(len(self._lines), 'claim')} in {self.path}, {len(claims_here)} on "
             "devices of this node"
         )
-        return claims.ClaimReport(held, (ProbeFinding.supported(SUBJECT, detail),))
+        return claims.ClaimReport(claims_here, (ProbeFinding.supported(SUBJECT, detail),))
 
-    def _held(
+    def _claims_of_line(
         self, line: ClaimsFileLine, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
     ) -> Iterator[claims.NodeClaim]:
         """Yield the claims of a line on this node; a line for all GPUs includes lost ones."""
         node = self.node()
         of_node = line.gpu == "*" or line.gpu in {node, node.partition(".")[0]}
         if of_node:
-            found = [devices.gpu(gpu.uuid) for gpu in devices.present]
+            named_devices = [devices.gpu(gpu.uuid) for gpu in devices.present]
         else:
             named = naming.find_device(line.gpu, devices)
-            found = [named] if named else []
+            named_devices = [named] if named else []
         by_device = {
-            device.id: self._claim(line, device, node if of_node else "") for device in found
+            device.id: self._claim(line, device, node if of_node else "")
+            for device in named_devices
         }
         yield from by_device.values()
-        for held in in_force if of_node else ():
-            if held.part not in by_device and self._claim(line, devices.gpu(held.gpu), node).agrees(
-                held
-            ):
-                yield held
+        for active in in_force if of_node else ():
+            if active.part not in by_device and self._claim(
+                line, devices.gpu(active.gpu), node
+            ).has_same_content(active):
+                yield active
 
     def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> claims.NodeClaim:
         return claims.NodeClaim(
             source=claims.FILE_SOURCE,
-            level=ClaimAuthority.SCHEDULER,
+            authority=ClaimAuthority.SCHEDULER,
             workload=line.workload,
             owner=line.owner,
             tenant=line.tenant,

@@ -43,7 +43,7 @@ class CommandClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     start_boot: BootTime | None = None
     end_boot: BootTime | None = None
 
-    def agrees(self, other: CommandClaim) -> bool:
+    def has_same_content(self, other: CommandClaim) -> bool:
         """True if another claim has the same content, whatever its times."""
         return _without_times(self) == _without_times(other)
 
@@ -83,7 +83,7 @@ class CommandClaims:
         self._turn = threading.Lock()
         self._problem = "no state directory: claims are accepted by a running agent only"
 
-    def keep_in(self, directory: Path) -> None:
+    def open_directory(self, directory: Path) -> None:
         """Store claims in a directory and read the ones there. Never raises; a failure is retried later."""
         with self._turn:
             self._directory = directory
@@ -96,9 +96,9 @@ class CommandClaims:
         path = self._directory / CLAIMS_FILE
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept = read_json(path, list[CommandClaim])
+            stored = read_json(path, list[CommandClaim])
         except DamagedFileError as error:
-            self._problem, kept = str(error), None
+            self._problem, stored = str(error), None
         except OSError as error:
             self._problem = (
                 f"cannot use state_directory {self._directory}: "
@@ -109,8 +109,8 @@ class CommandClaims:
         else:
             self._problem = ""
         self._path = path
-        latest = {claim.id: claim for claim in kept or ()}
-        self._past = tuple(claim for claim in kept or () if latest[claim.id] is not claim)
+        latest = {claim.id: claim for claim in stored or ()}
+        self._past = tuple(claim for claim in stored or () if latest[claim.id] is not claim)
         self._claims = latest
 
     def start(self, claim: CommandClaim, *, again: bool = False) -> CommandClaim:
@@ -121,12 +121,12 @@ class CommandClaims:
         """
         with self._turn:
             self._open()
-            known = self._claims.get(claim.id)
-            if known is not None:
-                if known.end_ns is None and known.agrees(claim):
-                    return known
-                if not (again and known.ended_before(claim)):
-                    state = "has ended" if known.end_ns is not None else "differs"
+            existing = self._claims.get(claim.id)
+            if existing is not None:
+                if existing.end_ns is None and existing.has_same_content(claim):
+                    return existing
+                if not (again and existing.ended_before(claim)):
+                    state = "has ended" if existing.end_ns is not None else "differs"
                     message = f"claim {claim.id!r} exists and {state}: expected an unused id"
                     raise ClaimConflictError(message)
             if len(self._claims) >= MAX_CLAIMS:
@@ -135,23 +135,23 @@ class CommandClaims:
                     "claims that are not in use"
                 )
                 raise ClaimConflictError(message)
-            self._put(claim, claim.start_ns, (known,) if known else ())
+            self._store(claim, claim.start_ns, (existing,) if existing else ())
             return claim
 
     def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> CommandClaim:
         """End a claim; one that has ended is unchanged. Raises UnknownClaimError, ClaimNotStoredError."""
         with self._turn:
             self._open()
-            known = self._claims.get(name)
-            if known is None and self._path is None:
+            existing = self._claims.get(name)
+            if existing is None and self._path is None:
                 raise ClaimNotStoredError(self._problem)
-            if known is None:
+            if existing is None:
                 message = f"unknown claim {name!r}"
                 raise UnknownClaimError(message)
-            if known.end_ns is None:
-                known = _end_claim(known, end_ns, end_boot)
-                self._put(known, end_ns)
-            return known
+            if existing.end_ns is None:
+                existing = _end_claim(existing, end_ns, end_boot)
+                self._store(existing, end_ns)
+            return existing
 
     @property
     def all(self) -> tuple[CommandClaim, ...]:
@@ -160,21 +160,27 @@ class CommandClaims:
             return (*self._past, *self._claims.values())
 
     @property
-    def held(self) -> tuple[NodeClaim, ...]:
+    def node_claims(self) -> tuple[NodeClaim, ...]:
         """The same claims in the common type, one per device."""
         return tuple(
             _claim_on_device(claim, device) for claim in self.all for device in claim.devices
         )
 
-    def _put(self, claim: CommandClaim, now_ns: int, over: tuple[CommandClaim, ...] = ()) -> None:
+    def _store(
+        self, claim: CommandClaim, now_ns: int, replaced: tuple[CommandClaim, ...] = ()
+    ) -> None:
         """Store a claim and drop those that ended long ago. Nothing changes if the write fails."""
         if self._path is None:
             raise ClaimNotStoredError(self._problem)
         keep_ns = now_ns - KEEP_ENDED_NS
         latest = self._claims | {claim.id: claim}
-        past = tuple(one for one in (*self._past, *over) if (one.end_ns or 0) > keep_ns)
+        past = tuple(
+            stored for stored in (*self._past, *replaced) if (stored.end_ns or 0) > keep_ns
+        )
         claims = {
-            name: one for name, one in latest.items() if one.end_ns is None or one.end_ns > keep_ns
+            name: stored
+            for name, stored in latest.items()
+            if stored.end_ns is None or stored.end_ns > keep_ns
         }
         try:
             write_json(self._path, [*past, *claims.values()])
@@ -196,13 +202,13 @@ class CommandClaims:
                 SUBJECT, ProbeVerdict.BROKEN, self._problem, "check the state directory"
             )
             return ClaimReport((), (finding,), Absent.GONE)
-        held = self.held
+        node_claims = self.node_claims
         if self._problem:
             verdict = ProbeVerdict.BROKEN if "damaged" in self._problem else ProbeVerdict.ABSENT
-            return ClaimReport(held, (ProbeFinding(SUBJECT, verdict, self._problem),))
+            return ClaimReport(node_claims, (ProbeFinding(SUBJECT, verdict, self._problem),))
         count = sum(claim.end_ns is None for claim in claims)
         detail = f"{format_count(count, 'claim')} in force, stored in {self._path}"
-        return ClaimReport(held, (ProbeFinding.supported(SUBJECT, detail),))
+        return ClaimReport(node_claims, (ProbeFinding.supported(SUBJECT, detail),))
 
 
 def _without_times(claim: CommandClaim) -> CommandClaim:
@@ -224,7 +230,7 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
         source, workload = COMMAND_SOURCE, claim.workload
     return NodeClaim(
         source=source,
-        level=ClaimAuthority.SCHEDULER,
+        authority=ClaimAuthority.SCHEDULER,
         workload=workload,
         owner=claim.owner,
         tenant=claim.tenant,

@@ -62,17 +62,21 @@ class NodeDevices:
 
     def __init__(self, present: Iterable[GpuNames] = (), before: Iterable[GpuNames] = ()) -> None:
         """Index present and remembered GPUs; if two have the same name, the present one counts."""
-        here = {gpu.uuid: gpu for gpu in present}
-        self.present = tuple(here.values())
-        self.all = {gpu.uuid: gpu for gpu in before} | here
-        order = [gpu for gpu in self.all.values() if gpu.uuid not in here] + list(here.values())
+        present_gpus = {gpu.uuid: gpu for gpu in present}
+        self.present = tuple(present_gpus.values())
+        self.all = {gpu.uuid: gpu for gpu in before} | present_gpus
+        order = [gpu for gpu in self.all.values() if gpu.uuid not in present_gpus] + list(
+            present_gpus.values()
+        )
         self._by_index = {gpu.index: gpu for gpu in order if gpu.index != UNKNOWN_NUMBER}
         self._by_minor = {gpu.minor: gpu for gpu in order if gpu.minor != UNKNOWN_NUMBER}
         self._by_address = {gpu.pci_address: gpu for gpu in order if gpu.pci_address}
         self._parts = {part.uuid: (gpu, part) for gpu in order for part in gpu.parts}
 
     @classmethod
-    def of(cls, gpus: Iterable[GpuDevice], before: Iterable[GpuNames] = ()) -> NodeDevices:
+    def from_inventory(
+        cls, gpus: Iterable[GpuDevice], before: Iterable[GpuNames] = ()
+    ) -> NodeDevices:
         """Build from the GPUs that NVML lists and the remembered ones."""
         return cls([names_of_gpu(gpu) for gpu in gpus], before)
 
@@ -80,28 +84,28 @@ class NodeDevices:
         """Return a GPU by its UUID, which need not be in the inventory."""
         return ClaimableDevice(uuid, uuid)
 
-    def with_index(self, index: int) -> ClaimableDevice | None:
+    def gpu_with_index(self, index: int) -> ClaimableDevice | None:
         """Return the GPU with an NVML index."""
         return _whole_gpu(self._by_index.get(index))
 
-    def with_minor(self, minor: int) -> ClaimableDevice | None:
+    def gpu_with_minor(self, minor: int) -> ClaimableDevice | None:
         """Return the GPU with the device file /dev/nvidiaN."""
         return _whole_gpu(self._by_minor.get(minor))
 
-    def at(self, pci_address: str) -> ClaimableDevice | None:
+    def gpu_at(self, pci_address: str) -> ClaimableDevice | None:
         """Return the GPU at a PCI address."""
         return _whole_gpu(self._by_address.get(pci_address))
 
     def mig(self, uuid: str) -> ClaimableDevice | None:
         """Return a MIG device by its UUID."""
-        found = self._parts.get(uuid)
-        return _mig_device(*found) if found else None
+        named = self._parts.get(uuid)
+        return _mig_device(*named) if named else None
 
-    def instance(
+    def mig_with_instance(
         self, gpu: str, gpu_instance: str, compute_instance: str = ""
     ) -> ClaimableDevice | None:
         """Return a MIG device by its instance ids; without a compute instance, the GPU instance's first."""
-        return self._part(
+        return self._find_mig(
             gpu,
             lambda part: (
                 part.gpu_instance == gpu_instance
@@ -111,24 +115,24 @@ class NodeDevices:
 
     def mig_with_index(self, gpu: str, index: int) -> ClaimableDevice | None:
         """Return a MIG device by its index on its GPU."""
-        return self._part(gpu, lambda part: part.index == str(index))
+        return self._find_mig(gpu, lambda part: part.index == str(index))
 
-    def mig_placed(self, gpu: str, start: int) -> ClaimableDevice | None:
+    def mig_with_start(self, gpu: str, start: int) -> ClaimableDevice | None:
         """Return a MIG device by its first memory slice."""
-        return self._part(gpu, lambda part: part.start == start)
+        return self._find_mig(gpu, lambda part: part.start == start)
 
-    def _part(self, gpu: str, test: Callable[[MigNames], bool]) -> ClaimableDevice | None:
+    def _find_mig(self, gpu: str, test: Callable[[MigNames], bool]) -> ClaimableDevice | None:
         """Return the first MIG device of a GPU that passes a test."""
         owner = self.all.get(gpu)
-        found = (_mig_device(owner, part) for part in owner.parts if test(part)) if owner else ()
-        return next(iter(found), None)
+        matches = (_mig_device(owner, part) for part in owner.parts if test(part)) if owner else ()
+        return next(iter(matches), None)
 
     def memory_mib(self, place: str | int | None) -> int | None:
         """Return the memory of a GPU by UUID or index; without a name, that of all GPUs if it is equal."""
         if place is None:
             sizes = {gpu.memory_mib for gpu in self.present}
             return sizes.pop() or None if len(sizes) == 1 else None
-        device = self.with_index(place) if isinstance(place, int) else None
+        device = self.gpu_with_index(place) if isinstance(place, int) else None
         gpu = self.all.get(device.gpu if device else str(place))
         return gpu.memory_mib or None if gpu else None
 
@@ -184,30 +188,30 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device of this node with a name; None if no device has it."""
     file = _DEVICE_FILE.fullmatch(text)
     if file:
-        return devices.with_minor(int(file[1]))
+        return devices.gpu_with_minor(int(file[1]))
     if _BUS_ADDRESS.fullmatch(text):
-        return devices.at(pci_address(text))
+        return devices.gpu_at(pci_address(text))
     name = kubelet_answers.parse_device_id(text)
-    found = device_with_id(name, devices) if name else None
-    return found if found and found.gpu in devices.all else None
+    device = device_with_id(name, devices) if name else None
+    return device if device and device.gpu in devices.all else None
 
 
 def device_with_id(name: kubelet_answers.DeviceId, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device with an id, whatever its replica; a GPU's UUID need not be in the inventory."""
-    found: ClaimableDevice | None
+    device: ClaimableDevice | None
     match name:
         case kubelet_answers.GpuId(uuid=uuid):
-            found = devices.gpu(uuid)
+            device = devices.gpu(uuid)
         case kubelet_answers.MigDeviceId(uuid=uuid):
-            found = devices.mig(uuid)
+            device = devices.mig(uuid)
         case kubelet_answers.MigInstanceId(gpu_uuid=uuid, gpu_instance=gi, compute_instance=ci):
-            found = devices.instance(uuid, str(gi), str(ci))
+            device = devices.mig_with_instance(uuid, str(gi), str(ci))
         case kubelet_answers.GpuIndexId(index=index, mig_index=place):
-            found = devices.with_index(index)
-            if found and place is not None:
-                found = devices.mig_with_index(found.gpu, place)
+            device = devices.gpu_with_index(index)
+            if device and place is not None:
+                device = devices.mig_with_index(device.gpu, place)
         case kubelet_answers.DeviceFileId(minor=minor, gpu_instance=gi):
-            found = devices.with_minor(minor)
-            if found and gi is not None:
-                found = devices.instance(found.gpu, str(gi))
-    return found
+            device = devices.gpu_with_minor(minor)
+            if device and gi is not None:
+                device = devices.mig_with_instance(device.gpu, str(gi))
+    return device

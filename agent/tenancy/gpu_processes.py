@@ -71,12 +71,12 @@ class DeviceUses:
     @property
     def oldest(self) -> NodeTimestamp | None:
         """Time of the oldest list."""
-        return min(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+        return min(self.listed.values(), key=lambda listed: listed.boot_ns, default=None)
 
     @property
     def newest(self) -> NodeTimestamp | None:
         """Time of the newest list."""
-        return max(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+        return max(self.listed.values(), key=lambda listed: listed.boot_ns, default=None)
 
 
 @dataclass(slots=True)
@@ -94,30 +94,30 @@ class GpuProcessOwners:
     def poll(self, host: Host, devices: NodeDevices, pods: NodePods) -> DeviceUses:
         """Group the processes of the latest lists by owner."""
         now = host.clock.now()
-        listed = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
+        lists = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
         unread = {
-            uuid: reason for uuid, one in listed.items() if (reason := _list_failure(one, now))
+            uuid: reason for uuid, listed in lists.items() if (reason := _list_failure(listed, now))
         }
-        good = {uuid: one for uuid, one in listed.items() if one and uuid not in unread}
-        pids = {pid for one in good.values() for pid in one.processes}
+        readable = {uuid: listed for uuid, listed in lists.items() if listed and uuid not in unread}
+        pids = {pid for listed in readable.values() for pid in listed.processes}
         self._known = {pid: known for pid, known in self._known.items() if pid in pids}
         self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
         ticks = {pid: self._ticks(host, pid) for pid in pids}
-        found: dict[tuple[str, str, str], DeviceUse] = {}
-        for uuid, one in good.items():
-            for process in one.processes.values():
-                owner = self._owner(host, process.pid, ticks[process.pid], one.listed)
+        uses: dict[tuple[str, str, str], DeviceUse] = {}
+        for uuid, listed in readable.items():
+            for process in listed.processes.values():
+                owner = self._owner(host, process.pid, ticks[process.pid], listed.listed)
                 if owner is None:
                     continue
                 device = _used_device(devices, uuid, process)
                 begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
                 use = DeviceUse(
-                    _with_pod_name(owner, pods), device, (process.pid,), one.listed, begun_ns
+                    _with_pod_name(owner, pods), device, (process.pid,), listed.listed, begun_ns
                 )
                 key = (use.owner.source, use.owner.workload, device.id)
-                found[key] = _join_uses(found[key], use) if key in found else use
+                uses[key] = _join_uses(uses[key], use) if key in uses else use
         return DeviceUses(
-            tuple(found.values()), unread, {uuid: one.listed for uuid, one in good.items()}
+            tuple(uses.values()), unread, {uuid: listed.listed for uuid, listed in readable.items()}
         )
 
     def _owner(
@@ -132,14 +132,14 @@ class GpuProcessOwners:
                 return None
             return ProcessOwner("process", str(pid), is_shared_or_hidden=True)
         self._missed.pop(pid, None)
-        known = self._known.get(pid)
-        if known is None or known[0] != ticks:
+        remembered = self._known.get(pid)
+        if remembered is None or remembered[0] != ticks:
             try:
                 group = host.read(f"/proc/{pid}/cgroup")
             except OSError:
                 return None
-            known = self._known[pid] = ticks, _find_owner(host, pid, group, self.label)
-        return known[1]
+            remembered = self._known[pid] = ticks, _find_owner(host, pid, group, self.label)
+        return remembered[1]
 
     def _ticks(self, host: Host, pid: int) -> int | None:
         """Return the start time of a process in ticks since boot; None if there is no such process."""
@@ -153,33 +153,33 @@ class GpuProcessOwners:
 def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
     """Return the owner of a process, from its control group."""
     try:
-        owner = cgroup.parse_owner(group)
+        reported = cgroup.parse_owner(group)
     except FormatError:
-        owner = cgroup.OwnerNotVisible()
+        reported = cgroup.OwnerNotVisible()
     program = read_text(host, f"/proc/{pid}/comm")
     serves = program.startswith(_MPS)
-    match owner:
+    match reported:
         case cgroup.SlurmTask(job=job, sluid=sluid):
-            found = ProcessOwner(
+            owner = ProcessOwner(
                 "slurm", sluid if job is None else str(job), is_named=job is not None
             )
         case cgroup.PodOwner(uid=uid):
-            found = ProcessOwner("kubernetes", uid, is_named=False)
+            owner = ProcessOwner("kubernetes", uid, is_named=False)
         case cgroup.VirtualMachineOwner(name=name):
-            found = ProcessOwner("libvirt", name)
+            owner = ProcessOwner("libvirt", name)
         case cgroup.ContainerOwner():
-            found = _container_owner(host, owner, label)
+            owner = _container_owner(host, reported, label)
         case cgroup.UserOwner(user_id=user, session=session):
             workload = f"session-{session}" if session else f"user@{user}"
-            found = ProcessOwner("systemd", workload, _user_name(host, user))
+            owner = ProcessOwner("systemd", workload, _user_name(host, user))
         case cgroup.UnitOwner(name=name):
-            found = ProcessOwner("systemd", name, is_shared_or_hidden=serves)
+            owner = ProcessOwner("systemd", name, is_shared_or_hidden=serves)
         case cgroup.OwnerNotVisible() | cgroup.NoOwner():
-            hidden = isinstance(owner, cgroup.OwnerNotVisible)
-            found = ProcessOwner(
+            hidden = isinstance(reported, cgroup.OwnerNotVisible)
+            owner = ProcessOwner(
                 "process", program or str(pid), is_shared_or_hidden=hidden or serves
             )
-    return found
+    return owner
 
 
 def _container_owner(host: Host, container: cgroup.ContainerOwner, label: str) -> ProcessOwner:
@@ -200,7 +200,7 @@ def _used_device(devices: NodeDevices, gpu: str, process: ListedProcess) -> Clai
     """Return the GPU or MIG device that a process uses."""
     if not process.gpu_instance:
         return devices.gpu(gpu)
-    part = devices.instance(gpu, process.gpu_instance, process.compute_instance)
+    part = devices.mig_with_instance(gpu, process.gpu_instance, process.compute_instance)
     return part or devices.gpu(gpu)
 
 
@@ -220,9 +220,9 @@ def _with_pod_name(owner: ProcessOwner, pods: NodePods) -> ProcessOwner:
     return owner
 
 
-def _join_uses(one: DeviceUse, other: DeviceUse) -> DeviceUse:
-    known = [use.begun_boot_ns for use in (one, other) if use.begun_boot_ns]
-    return replace(one, pids=(*one.pids, *other.pids), begun_boot_ns=min(known, default=0))
+def _join_uses(use: DeviceUse, other: DeviceUse) -> DeviceUse:
+    starts = [start_ns for start_ns in (use.begun_boot_ns, other.begun_boot_ns) if start_ns]
+    return replace(use, pids=(*use.pids, *other.pids), begun_boot_ns=min(starts, default=0))
 
 
 def _user_name(host: Host, number: int) -> str:
@@ -273,28 +273,28 @@ class UnclaimedUseDetector:
     """Time of the last process list of each GPU (boot clock)."""
 
     def update(
-        self, uses: DeviceUses, known: ClaimContext
+        self, uses: DeviceUses, context: ClaimContext
     ) -> tuple[tuple[DeviceUse, ...], tuple[NodeClaim, ...]]:
         """Return all unclaimed use, and the part of it that an earlier list also contained."""
         free = tuple(
             use
             for use in uses.uses
-            if use.owner.source not in known.unread
-            and not any(can_account_for(claim, use, known.jobs) for claim in known.claims)
+            if use.owner.source not in context.unread
+            and not any(can_account_for(claim, use, context.jobs) for claim in context.claims)
         )
         keys = {_use_key(use) for use in free}
         self._first = {
             key: first
             for key, first in self._first.items()
-            if key in keys or key[2] in uses.unread or key[0] in known.unread
+            if key in keys or key[2] in uses.unread or key[0] in context.unread
         }
         for use in free:
             if _use_key(use) not in self._first:
                 self._first[_use_key(use)] = self._begun(use)
-        self._listed |= {gpu: at.boot_ns for gpu, at in uses.listed.items()}
-        before = {held.key[:4] for held in known.in_force}
+        self._listed |= {gpu: timestamp.boot_ns for gpu, timestamp in uses.listed.items()}
+        before = {claim.key[:4] for claim in context.in_force}
         unclaimed = tuple(
-            _unclaimed_use(use, self._first[_use_key(use)], known)
+            _unclaimed_use(use, self._first[_use_key(use)], context)
             for use in free
             if self._first[_use_key(use)].seen.boot_ns != use.seen.boot_ns
             or _use_key(use) in before
@@ -312,7 +312,7 @@ def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -
     """True if processes may belong to the holder of a claim."""
     if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
         return False
-    source, workload = claim.workload_of
+    source, workload = claim.owning_workload
     owner = use.owner
     if owner.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
         return True
@@ -323,12 +323,12 @@ def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -
     return workload == owner.workload
 
 
-def claim_of_use(use: DeviceUse, level: ClaimAuthority, system: Collection[str]) -> NodeClaim:
+def claim_of_use(use: DeviceUse, authority: ClaimAuthority, system: Collection[str]) -> NodeClaim:
     """Return the use of a device as a claim without a start; `system` are the system owners."""
     owner = use.owner
     return NodeClaim(
         source=owner.source,
-        level=level,
+        authority=authority,
         workload=owner.workload,
         owner=owner.owner,
         gpu="",
@@ -338,11 +338,11 @@ def claim_of_use(use: DeviceUse, level: ClaimAuthority, system: Collection[str])
     ).on(use.device)
 
 
-def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -> NodeClaim:
+def _unclaimed_use(use: DeviceUse, first: FirstListedUse, context: ClaimContext) -> NodeClaim:
     return msgspec.structs.replace(
-        claim_of_use(use, ClaimAuthority.PROCESS, known.system),
+        claim_of_use(use, ClaimAuthority.PROCESS, context.system),
         start_ns=first.seen.wall_ns,
-        start_boot=BootTime(known.boot_id, first.seen.boot_ns),
+        start_boot=BootTime(context.boot_id, first.seen.boot_ns),
         uncertainty_ns=first.uncertainty_ns,
     )
 

@@ -103,34 +103,34 @@ class KubernetesProvider:
             return failed_report(
                 SUBJECT, error, "run the agent as root, or read the log of the kubelet"
             )
-        here = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
+        active_pods = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
         unknown: list[str] = []
         holdings = [
             holding
-            for pod in here
+            for pod in active_pods
             for holding in (
                 *_list_pod_devices(pod, devices, unknown),
-                *self._passed_through(host, pod, devices),
+                *self._passed_through_claims(host, pod, devices),
             )
         ]
         self._learn_replicas(host, holdings)
         claimed = Counter(holding.text + holding.share for holding in holdings if holding.claimed)
-        held = tuple(
-            self._held(holding, alone=claimed[holding.text + holding.share] < _SEVERAL)
+        node_claims = tuple(
+            self._claim_of_holding(holding, alone=claimed[holding.text + holding.share] < _SEVERAL)
             for holding in holdings
             if holding.replica is None
         )
-        held += tuple(self._replicated(holdings))
-        held = self._as_requested(held, requests, devices)
-        findings = (*self._findings(held, holdings, unknown), *self.requests.findings)
-        return ClaimReport(held, findings)
+        node_claims += tuple(self._replica_claims(holdings))
+        node_claims = self._apply_requests(node_claims, requests, devices)
+        findings = (*self._findings(node_claims, holdings, unknown), *self.requests.findings)
+        return ClaimReport(node_claims, findings)
 
     def _has_ended(self, namespace: str, name: str) -> bool:
         return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
 
-    def _as_requested(
+    def _apply_requests(
         self,
-        held: tuple[NodeClaim, ...],
+        node_claims: tuple[NodeClaim, ...],
         requests: Mapping[tuple[str, str], PodShareRequests],
         devices: NodeDevices,
     ) -> tuple[NodeClaim, ...]:
@@ -138,66 +138,72 @@ class KubernetesProvider:
 
         A pod with an exclusive device keeps it: an annotation, which a user may write, reduces nothing.
         """
-        whole = {_pod_of(one) for one in held if one.exclusive}
+        exclusive_pods = {_pod_of(claim) for claim in node_claims if claim.exclusive}
         requests = {
             pod: request
             for pod, request in requests.items()
-            if pod not in whole and not self._has_ended(*pod)
+            if pod not in exclusive_pods and not self._has_ended(*pod)
         }
-        found = [one for one in held if _pod_of(one) not in requests]
+        limited = [claim for claim in node_claims if _pod_of(claim) not in requests]
         for pod, request in requests.items():
-            of_pod = self._of(*pod)
-            listed = [one for one in held if _pod_of(one) == pod]
+            of_pod = self._pod_claim(*pod)
+            listed = [claim for claim in node_claims if _pod_of(claim) == pod]
             for part in request.parts:
                 device = _device_of_part(part, devices)
                 if device is not None:
-                    found.append(_limit_to_share(of_pod.on(device), part))
+                    limited.append(_limit_to_share(of_pod.on(device), part))
                     continue
                 count = part.count if part.place is None else 1
                 taken, listed = listed[:count], listed[count:]
-                found += [_limit_to_share(one, part) for one in taken]
+                limited += [_limit_to_share(claim, part) for claim in taken]
                 if left := count - len(taken):
                     share = share_text(part.share) if part.share else ""
-                    found.append(
+                    limited.append(
                         msgspec.structs.replace(
                             of_pod, count=left, share=share, exclusive=not share, reference=share
                         )
                     )
-        return tuple(found)
+        return tuple(limited)
 
-    def _held(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
+    def _claim_of_holding(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
         pod, device = holding.pod, holding.device
         if holding.share:
             device = msgspec.structs.replace(device, id=f"{device.id}::{holding.share}")
         exclusive = alone and not holding.share and not holding.is_slot
-        of_pod = self._of(pod.namespace, pod.name)
+        of_pod = self._pod_claim(pod.namespace, pod.name)
         return msgspec.structs.replace(of_pod, exclusive=exclusive).on(device)
 
-    def _of(self, namespace: str, name: str) -> NodeClaim:
+    def _pod_claim(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""
         return NodeClaim(
             source=self.name,
-            level=ClaimAuthority.NODE_PLUGIN,
+            authority=ClaimAuthority.NODE_PLUGIN,
             workload=f"{namespace}/{name}",
             owner=namespace,
             gpu="",
             system=namespace in self.system,
         )
 
-    def _replicated(self, holdings: list[_PodDevice]) -> Iterator[NodeClaim]:
+    def _replica_claims(self, holdings: list[_PodDevice]) -> Iterator[NodeClaim]:
         """Yield claims on replicas (time slicing or MPS): a pod's share of all replicas of a device."""
         groups: dict[tuple[str, str, str], list[_PodDevice]] = {}
-        for one in holdings:
-            if one.replica is not None:
-                groups.setdefault((one.pod.namespace, one.pod.name, one.device.id), []).append(one)
+        for holding in holdings:
+            if holding.replica is not None:
+                groups.setdefault(
+                    (holding.pod.namespace, holding.pod.name, holding.device.id), []
+                ).append(holding)
         for group in groups.values():
-            known = all(_has_known_replicas(one, self._replicas) for one in group)
+            are_known = all(_has_known_replicas(holding, self._replicas) for holding in group)
             of = len(self._replicas.get(_without_replica(group[0].text), ()))
-            share = share_text(Fraction(len({one.replica for one in group}), of)) if known else ""
-            held = self._held(group[0], alone=False)
-            yield msgspec.structs.replace(held, share=share)
+            share = (
+                share_text(Fraction(len({holding.replica for holding in group}), of))
+                if are_known
+                else ""
+            )
+            claim = self._claim_of_holding(group[0], alone=False)
+            yield msgspec.structs.replace(claim, share=share)
 
-    def _passed_through(
+    def _passed_through_claims(
         self, host: Host, pod: kubelet_answers.KubeletPod, devices: NodeDevices
     ) -> Iterator[_PodDevice]:
         """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
@@ -215,7 +221,9 @@ class KubernetesProvider:
 
     def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
         """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
-        shared = {_without_replica(each.text) for each in holdings if each.replica is not None}
+        shared = {
+            _without_replica(holding.text) for holding in holdings if holding.replica is not None
+        }
         now_ns = host.clock.now().boot_ns
         if not shared or (
             shared <= self._replicas.keys() and now_ns < self._replicas_valid_until_ns
@@ -223,36 +231,40 @@ class KubernetesProvider:
             return
         try:
             answer = host.call(KUBELET, ALLOCATABLE, self.settings.kubelet_socket)
-            given = msgspec.convert(answer, tuple[kubelet_answers.PodDevices, ...])
+            allocatable = msgspec.convert(answer, tuple[kubelet_answers.PodDevices, ...])
         except (OSError, msgspec.ValidationError):
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
-        found: dict[str, set[int]] = {}
-        for text in (name for entry in given if _is_gpu(entry.resource) for name in entry.ids):
+        numbers: dict[str, set[int]] = {}
+        for text in (
+            name for entry in allocatable if _is_gpu(entry.resource) for name in entry.ids
+        ):
             name = kubelet_answers.parse_device_id(text)
             if name is not None and name.replica is not None:
-                found.setdefault(_without_replica(text), set()).add(name.replica)
-        self._replicas = {base: tuple(sorted(replicas)) for base, replicas in found.items()}
+                numbers.setdefault(_without_replica(text), set()).add(name.replica)
+        self._replicas = {base: tuple(sorted(replicas)) for base, replicas in numbers.items()}
         self._replicas_valid_until_ns = now_ns + REPLICAS_VALID_NS
 
     def _findings(
-        self, held: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
+        self, node_claims: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
     ) -> Iterator[ProbeFinding]:
-        pods = len({each.workload for each in held})
+        pods = len({claim.workload for claim in node_claims})
         detail = (
-            f"{format_count(len(held), 'device')} held by "
+            f"{format_count(len(node_claims), 'device')} held by "
             f"{format_count(pods, 'pod')}, reported by {self.settings.kubelet_socket}"
         )
         yield ProbeFinding.supported(SUBJECT, detail)
         if unknown:
-            some = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
+            examples = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
             detail = (
                 f"{format_count(len(set(unknown)), 'device')} of pods not found "
-                f"on this node: {some}"
+                f"on this node: {examples}"
             )
             yield ProbeFinding(
                 SUBJECT, ProbeVerdict.BROKEN, detail, "check that NVML lists all GPUs of the node"
             )
-        lost = {each.text for each in holdings if not _has_known_replicas(each, self._replicas)}
+        lost = {
+            holding.text for holding in holdings if not _has_known_replicas(holding, self._replicas)
+        }
         if lost:
             detail = f"number of shares not reported: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
             yield ProbeFinding.absent(
@@ -260,8 +272,8 @@ class KubernetesProvider:
             )
 
 
-def _pod_of(held: NodeClaim) -> tuple[str, str]:
-    namespace, _, name = held.workload.partition("/")
+def _pod_of(claim: NodeClaim) -> tuple[str, str]:
+    namespace, _, name = claim.workload.partition("/")
     return namespace, name
 
 
@@ -270,11 +282,11 @@ def _device_of_part(part: RequestedShare, devices: NodeDevices) -> ClaimableDevi
     return None if part.place is None else naming.find_device(str(part.place), devices)
 
 
-def _limit_to_share(held: NodeClaim, part: RequestedShare) -> NodeClaim:
+def _limit_to_share(claim: NodeClaim, part: RequestedShare) -> NodeClaim:
     """Return a device of a pod, limited to the share requested."""
     if part.share is None:
-        return msgspec.structs.replace(held, share="", exclusive=True)
-    return msgspec.structs.replace(held, share=share_text(part.share), exclusive=False)
+        return msgspec.structs.replace(claim, share="", exclusive=True)
+    return msgspec.structs.replace(claim, share=share_text(part.share), exclusive=False)
 
 
 def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]]) -> bool:
@@ -325,12 +337,12 @@ def _find_claimed_device(
         parsed = kubelet_answers.parse_device_id(uuid[0]) if uuid else None
         if parsed is not None:
             return naming.device_with_id(parsed, devices)
-    found = _CLAIMED.fullmatch(claimed.device)
-    gpu = devices.with_minor(int(found["minor"])) if found else None
-    if found is None or gpu is None or not found["mig"]:
+    match = _CLAIMED.fullmatch(claimed.device)
+    gpu = devices.gpu_with_minor(int(match["minor"])) if match else None
+    if match is None or gpu is None or not match["mig"]:
         return gpu
-    placed = _PLACED.fullmatch(found["mig"]) or _PROFILED.fullmatch(found["mig"])
-    return devices.mig_placed(gpu.gpu, int(placed["start"])) if placed else None
+    placement = _PLACED.fullmatch(match["mig"]) or _PROFILED.fullmatch(match["mig"])
+    return devices.mig_with_start(gpu.gpu, int(placement["start"])) if placement else None
 
 
 def _is_gpu(resource: str) -> bool:

@@ -62,14 +62,14 @@ class PodDirectories:
         uids: dict[tuple[str, str], set[str]] = {}
         named: dict[str, tuple[str, str]] = {}
         for directory in list_names(host, POD_LOGS):
-            found = _LOG.fullmatch(directory)
-            if found:
-                pod = found["namespace"], found["name"]
-                uids.setdefault(pod, set()).add(found["uid"])
-                named[found["uid"]] = pod
-        return NodePods(uids, named, self._alive(host) if named else None)
+            match = _LOG.fullmatch(directory)
+            if match:
+                pod = match["namespace"], match["name"]
+                uids.setdefault(pod, set()).add(match["uid"])
+                named[match["uid"]] = pod
+        return NodePods(uids, named, self._running_pods(host) if named else None)
 
-    def _alive(self, host: Host) -> frozenset[str] | None:
+    def _running_pods(self, host: Host) -> frozenset[str] | None:
         """Return the uids of all pods with a control group; None if no such groups are found."""
         places = [self._root] if self._root else []
         places += [f"{h}/{root}" for h in _HIERARCHIES for root in _ROOTS]
@@ -83,7 +83,7 @@ class PodDirectories:
                 if quality in entries:
                     entries = [*entries, *list_names(host, f"{place}/{quality}")]
             matches = map(_GROUP.search, entries)
-            return frozenset(found[1].replace("_", "-") for found in matches if found)
+            return frozenset(match[1].replace("_", "-") for match in matches if match)
         self._root = ""
         return None
 
@@ -116,23 +116,23 @@ class PodRequests:
             remedy = f"check tenancy.kubelet_url {url}, kubelet_token_file and kubelet_ca_file"
             self.findings = (claims.failure_finding(SUBJECT, error, remedy),)
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
-        found = {
+        requests = {
             (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)
             for entry in self._entries
             if not entry.has_ended
         }
-        found = {pod: requests for pod, requests in found.items() if requests}
+        requests = {pod: request for pod, request in requests.items() if request}
         if not self.findings:
-            self.findings = (_shares_finding(found),)
-        return found
+            self.findings = (_shares_finding(requests),)
+        return requests
 
 
-def _shares_finding(found: Mapping[tuple[str, str], PodShareRequests]) -> ProbeFinding:
-    problems = [text for requests in found.values() for text in requests.problems]
+def _shares_finding(requests: Mapping[tuple[str, str], PodShareRequests]) -> ProbeFinding:
+    problems = [text for request in requests.values() for text in request.problems]
     if problems:
         detail = (
             f"no claim for a share that cannot be computed: {'; '.join(problems[:_MAX_QUOTED])}"
         )
         remedy = "run `railscope claim start --share` for these pods, or correct the annotation"
         return ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
-    return ProbeFinding.supported(SUBJECT, f"{format_count(len(found), 'pod')} with shares")
+    return ProbeFinding.supported(SUBJECT, f"{format_count(len(requests), 'pod')} with shares")

@@ -65,48 +65,56 @@ class JobControlGroups:
         Raises OSError if their directories cannot be read.
         """
         paths = list(_find_job_groups(host))
-        self._known = {path: known for path, known in self._known.items() if path in paths}
+        self._known = {
+            path: remembered for path, remembered in self._known.items() if path in paths
+        }
         return [(path.rpartition("/")[2], self._environment(host, path)) for path in paths]
 
     def _environment(self, host: Host, path: str) -> JobEnvironment:
         """Return the environment of a job, not read again once it has GPUs: a job may change it."""
         unread = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
-        polled, known = self._known.get(path, unread)
-        if known.gpus or known.is_denied:
-            return known
+        polled, remembered = self._known.get(path, unread)
+        if remembered.gpus or remembered.is_denied:
+            return remembered
         steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))
-        if steps == polled and known.gpus is not None:
-            return known
-        job = known.job
+        if steps == polled and remembered.gpus is not None:
+            return remembered
+        job = remembered.job
         for name in steps:
             if job is None:
                 job = _job_of_step(host, f"{path}/{name}")
-        found = _read_environments(host, path, steps, job)
-        self._known[path] = steps, found
-        return found
+        environments = _read_environments(host, path, steps, job)
+        self._known[path] = steps, environments
+        return environments
 
 
 def _job_number(name: str) -> int | None:
-    found = _JOB.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _JOB.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _read_environments(
     host: Host, path: str, steps: tuple[str, ...], job: int | None
 ) -> JobEnvironment:
     """Return the environment from the batch and interactive steps, or else from all other steps."""
-    whole = [name for name in _JOB_STEPS if name in steps]
-    environments = [_read_environment(host, f"{path}/{name}", job) for name in whole]
-    if not any(one.gpus for one in environments):
+    job_steps = [name for name in _JOB_STEPS if name in steps]
+    environments = [_read_environment(host, f"{path}/{name}", job) for name in job_steps]
+    if not any(environment.gpus for environment in environments):
         environments += [
-            _read_environment(host, f"{path}/{name}", job) for name in steps if name not in whole
+            _read_environment(host, f"{path}/{name}", job)
+            for name in steps
+            if name not in job_steps
         ]
-    with_gpus = [one for one in environments if one.gpus is not None]
+    with_gpus = [environment for environment in environments if environment.gpus is not None]
     if not with_gpus:
-        return JobEnvironment(job, is_denied=any(one.is_denied for one in environments))
-    gpus = tuple(dict.fromkeys(gpu for one in with_gpus for gpu in one.gpus or ()))
-    first = next((one for one in with_gpus if one.gpus), with_gpus[0])
-    return replace(first, gpus=gpus, is_shared=any(one.is_shared for one in with_gpus))
+        return JobEnvironment(
+            job, is_denied=any(environment.is_denied for environment in environments)
+        )
+    gpus = tuple(dict.fromkeys(gpu for environment in with_gpus for gpu in environment.gpus or ()))
+    first = next((environment for environment in with_gpus if environment.gpus), with_gpus[0])
+    return replace(
+        first, gpus=gpus, is_shared=any(environment.is_shared for environment in with_gpus)
+    )
 
 
 def _find_job_groups(host: Host) -> Iterator[str]:
@@ -231,35 +239,39 @@ class SlurmProvider:
             for name, environment in groups
             if environment.job is not None and not name.startswith("job_")
         }
-        written = self._written(host, devices, in_force)
-        unnamed = {held.workload for held in written.held if not held.gpu}
-        wanted = {held.workload for held in written.held} - unnamed
-        held, without_gpus = list(written.held), []
+        written = self._file_claims(host, devices, in_force)
+        unnamed = {claim.workload for claim in written.claims if not claim.gpu}
+        named_jobs = {claim.workload for claim in written.claims} - unnamed
+        node_claims, without_gpus = list(written.claims), []
         for name, environment in groups:
             job = str(environment.job) if environment.job is not None else name
-            if job in wanted:
+            if job in named_jobs:
                 continue
-            found = self._of_group({job, name}, job, environment, devices)
-            if not found and environment.gpus is None:
-                found = list(
-                    claims.select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
+            group_claims = self._claims_of_group({job, name}, job, environment, devices)
+            if not group_claims and environment.gpus is None:
+                group_claims = list(
+                    claims.select_claims(
+                        in_force, workload=job, authority=ClaimAuthority.NODE_PLUGIN
+                    )
                 )
-            if not found and environment.gpus is None and job not in unnamed:
+            if not group_claims and environment.gpus is None and job not in unnamed:
                 without_gpus.append(job)
-            held += found
-        there = {name for name, _ in groups} | {f"job_{found.job}" for _, found in groups}
+            node_claims += group_claims
+        present_jobs = {name for name, _ in groups} | {
+            f"job_{group_claims.job}" for _, group_claims in groups
+        }
         for use in self.uses():  # processes are the only evidence without visible groups
             job = use.owner.workload
             if (
                 use.owner.source == self.name
-                and not {job, f"job_{job}"} & there
-                and job not in wanted
+                and not {job, f"job_{job}"} & present_jobs
+                and job not in named_jobs
             ):
-                held.append(_claim_of_job(job, use.device, JobEnvironment(None)))
-        findings = [*written.findings, *_findings(groups, held, without_gpus, self.settings)]
-        return claims.ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
+                node_claims.append(_claim_of_job(job, use.device, JobEnvironment(None)))
+        findings = [*written.findings, *_findings(groups, node_claims, without_gpus, self.settings)]
+        return claims.ClaimReport(tuple(_without_duplicates(node_claims)), tuple(findings))
 
-    def _of_group(
+    def _claims_of_group(
         self, names: set[str], job: str, environment: JobEnvironment, devices: NodeDevices
     ) -> list[claims.NodeClaim]:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
@@ -274,36 +286,40 @@ class SlurmProvider:
             ]
         return [_claim_of_job(job, device, environment) for device in dict.fromkeys(holds)]
 
-    def _written(
+    def _file_claims(
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
     ) -> slurm_files.SlurmFileClaims:
         """Return the claims in files; if they cannot be read, those in force from them."""
-        gpu_files, whole = self.settings.slurm_gpu_directory, slurm_files.SlurmFileClaims()
+        gpu_files, merged = self.settings.slurm_gpu_directory, slurm_files.SlurmFileClaims()
         try:
             if self.settings.slurm_job_directory:
-                whole = self._files.read(host, self.node(), devices, self.clock())
+                merged = self._files.read(host, self.node(), devices, self.clock())
         except OSError as error:
-            _carry_over(whole, slurm_files.JOB_FILES_SUBJECT, error, in_force)
+            _carry_over(merged, slurm_files.JOB_FILES_SUBJECT, error, in_force)
         try:
             if gpu_files:
-                more = slurm_files.read_gpu_files(host, gpu_files, devices)
-                written_parts = {(held.workload, held.part) for held in whole.held}
-                whole.held += [h for h in more.held if (h.workload, h.part) not in written_parts]
-                whole.findings += more.findings
+                further = slurm_files.read_gpu_files(host, gpu_files, devices)
+                written_parts = {(claim.workload, claim.part) for claim in merged.claims}
+                merged.claims += [
+                    claim
+                    for claim in further.claims
+                    if (claim.workload, claim.part) not in written_parts
+                ]
+                merged.findings += further.findings
         except OSError as error:
-            _carry_over(whole, slurm_files.GPU_FILES_SUBJECT, error, in_force)
-        return whole
+            _carry_over(merged, slurm_files.GPU_FILES_SUBJECT, error, in_force)
+        return merged
 
 
 def _carry_over(
     written: slurm_files.SlurmFileClaims,
-    what: str,
+    subject: str,
     error: OSError,
     in_force: tuple[claims.NodeClaim, ...],
 ) -> None:
     remedy = "create the directory in the prolog, or clear the setting"
-    written.findings.append(claims.failure_finding(what, error, remedy))
-    written.held += claims.select_claims(in_force, level=ClaimAuthority.SCHEDULER)
+    written.findings.append(claims.failure_finding(subject, error, remedy))
+    written.claims += claims.select_claims(in_force, authority=ClaimAuthority.SCHEDULER)
 
 
 def _claim_of_job(
@@ -311,7 +327,7 @@ def _claim_of_job(
 ) -> claims.NodeClaim:
     return claims.NodeClaim(
         source="slurm",
-        level=ClaimAuthority.NODE_PLUGIN,
+        authority=ClaimAuthority.NODE_PLUGIN,
         workload=job,
         owner=environment.account or environment.user,
         gpu="",
@@ -319,36 +335,39 @@ def _claim_of_job(
     ).on(device)
 
 
-def _without_duplicates(held: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
+def _without_duplicates(node_claims: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
     """Remove duplicate claims; the first of several has precedence."""
-    found: dict[tuple[str, ...], claims.NodeClaim] = {}
-    for one in held:
-        found.setdefault(one.key, one)
-    return list(found.values())
+    distinct: dict[tuple[str, ...], claims.NodeClaim] = {}
+    for claim in node_claims:
+        distinct.setdefault(claim.key, claim)
+    return list(distinct.values())
 
 
 def _findings(
     groups: list[tuple[str, JobEnvironment]],
-    held: list[claims.NodeClaim],
+    node_claims: list[claims.NodeClaim],
     without_gpus: list[str],
     settings: TenancySettings,
 ) -> list[ProbeFinding]:
     has_files = settings.slurm_gpu_directory or settings.slurm_job_directory
-    if not groups and not held and not has_files:
+    if not groups and not node_claims and not has_files:
         return [ProbeFinding.absent(SUBJECT, "no control groups of Slurm jobs")]
-    named, unnamed = len([one for one in held if one.gpu]), sum(one.count for one in held)
+    named, unnamed = (
+        len([claim for claim in node_claims if claim.gpu]),
+        sum(claim.count for claim in node_claims),
+    )
     amounts = [format_count(named, "device")] if named or not unnamed else []
     amounts += [f"{format_count(unnamed, 'GPU')} without a device"] if unnamed else []
-    jobs = format_count(len({h.workload for h in held}), "job")
+    jobs = format_count(len({h.workload for h in node_claims}), "job")
     detail = f"{' and '.join(amounts)} held by {jobs}"
-    found = [ProbeFinding.supported(SUBJECT, detail)]
+    findings = [ProbeFinding.supported(SUBJECT, detail)]
     denied = [environment.job for _, environment in groups if environment.is_denied]
     if denied and without_gpus:
         detail = f"permission denied for the environment of {format_count(len(denied), 'job')}"
-        found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, claims.RUN_AS_ROOT))
+        findings.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, claims.RUN_AS_ROOT))
     elif without_gpus:
         detail = f"unknown GPUs of {format_count(len(without_gpus), 'job')}: {', '.join(without_gpus[:5])}"
-        found.append(
+        findings.append(
             ProbeFinding.absent(SUBJECT, detail, "run `railscope claim start` in a prolog")
         )
-    return found
+    return findings

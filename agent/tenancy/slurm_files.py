@@ -42,27 +42,27 @@ _SHARED = {"shard", "mps"}
 class SlurmFileClaims:
     """Claims and findings from such files."""
 
-    held: list[NodeClaim] = field(default_factory=list)
+    claims: list[NodeClaim] = field(default_factory=list)
     findings: list[ProbeFinding] = field(default_factory=list)
 
-    def add_broken(self, what: str, detail: str, remedy: str) -> None:
+    def add_broken(self, subject: str, detail: str, remedy: str) -> None:
         """Add the finding about a file that cannot be used."""
-        self.findings.append(ProbeFinding(what, ProbeVerdict.BROKEN, detail, remedy))
+        self.findings.append(ProbeFinding(subject, ProbeVerdict.BROKEN, detail, remedy))
 
 
 def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFileClaims:
     """Return the claims of a directory with one file per GPU. Raises OSError for the directory."""
     written, invalid = SlurmFileClaims(), []
     for name in host.names(directory):
-        found = _GPU_FILE.fullmatch(name)
-        device = devices.with_index(int(found["gpu"])) if found else None
-        if found and found["instance"] and device:
-            device = devices.instance(device.gpu, found["instance"])
+        match = _GPU_FILE.fullmatch(name)
+        device = devices.gpu_with_index(int(match["gpu"])) if match else None
+        if match and match["instance"] and device:
+            device = devices.mig_with_instance(device.gpu, match["instance"])
         jobs = read_text(host, f"{directory}/{name}").split()
         if device is None or not all(job.isdecimal() for job in jobs):
             invalid.append(name)
             continue
-        written.held += [
+        written.claims += [
             _claim_of_job(job, alone=len(jobs) == 1).on(device) for job in dict.fromkeys(jobs)
         ]
     if invalid:
@@ -74,7 +74,7 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
 
 def _claim_of_job(job: str, *, alone: bool) -> NodeClaim:
     return NodeClaim(
-        source="slurm", level=ClaimAuthority.SCHEDULER, workload=job, gpu="", exclusive=alone
+        source="slurm", authority=ClaimAuthority.SCHEDULER, workload=job, gpu="", exclusive=alone
     )
 
 
@@ -90,20 +90,20 @@ class SlurmJobFiles:
         self, host: Host, node: str, devices: NodeDevices, clock: ClockHistory
     ) -> SlurmFileClaims:
         """Return the claims of jobs that run on this node. Raises OSError for the directory."""
-        written, bad, here = SlurmFileClaims(), [], host.names(self.directory)
+        written, bad, names = SlurmFileClaims(), [], host.names(self.directory)
         unclear: list[str] = []
-        self._parsed = {name: kept for name, kept in self._parsed.items() if name in here}
+        self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
         conf = _read_gres_conf(host, self.gres_conf, node, written)
-        for name in here:
+        for name in names:
             try:
                 jobs = self._jobs(host, name)
             except (OSError, FormatError) as error:
                 bad.append(f"{name} ({error})")
                 continue
             for job in jobs:
-                found = _AllocatedGpus(job, clock.at((job.start_seconds or 0) * SECOND_NS))
-                written.held += found.claims(node, conf.devices, devices)
-                unclear += found.unclear
+                allocated = _AllocatedGpus(job, clock.at((job.start_seconds or 0) * SECOND_NS))
+                written.claims += allocated.claims(node, conf.devices, devices)
+                unclear += allocated.unclear
         if bad:
             detail = (
                 f"invalid output of scontrol in {self.directory}: {', '.join(bad[:_MAX_QUOTED])}"
@@ -121,10 +121,10 @@ class SlurmJobFiles:
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
         content = host.read(f"{self.directory}/{name}")
-        kept = self._parsed.get(name)
-        if kept is None or kept[0] != content:
-            kept = self._parsed[name] = content, _parse_job_file(content, host)
-        return kept[1]
+        parsed = self._parsed.get(name)
+        if parsed is None or parsed[0] != content:
+            parsed = self._parsed[name] = content, _parse_job_file(content, host)
+        return parsed[1]
 
 
 def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
@@ -183,59 +183,65 @@ class _AllocatedGpus:
             counted += _count_allocated_gpus(allocation)
             if allocation.node in names:
                 for gres in allocation.gres:
-                    yield from self._of_gres(gres, listed, devices)
+                    yield from self._claims_of_gres(gres, listed, devices)
         missing = _count_gpus_of_job(job) - counted
         if missing <= 0 or not names & set(job.nodes):
             return
         if len(job.nodes) == 1:
-            yield self._unplaced(missing)
+            yield self._unplaced_claims(missing)
         else:
             self.unclear.append(
                 f"job {job.id} has {missing} GPUs without a node, on {len(job.nodes)} nodes"
             )
 
-    def _of_gres(
+    def _claims_of_gres(
         self, gres: Gres, listed: tuple[GresDevice, ...], devices: NodeDevices
     ) -> Iterator[NodeClaim]:
         if gres.shares is not None:
             for index, share in enumerate(gres.shares):
                 if share.allocated:
-                    yield from self._of_share(
+                    yield from self._claims_of_share(
                         gres, share, _device_with_index(index, listed, devices)
                     )
         elif gres.name == "gpu":
-            found = [_device_with_index(index, listed, devices) for index in gres.indices or ()]
-            named = [device for device in found if device is not None]
-            yield from map(self._of_job().on, named)
+            named_devices = [
+                _device_with_index(index, listed, devices) for index in gres.indices or ()
+            ]
+            named = [device for device in named_devices if device is not None]
+            yield from map(self._claim_of_count().on, named)
             if gres.count > len(named):
-                yield self._unplaced(gres.count - len(named))
+                yield self._unplaced_claims(gres.count - len(named))
         elif gres.name in _SHARED and gres.count:
             self.unclear.append(
                 f"job {self.job.id} has {gres.name}:{gres.count}; the number per GPU is unknown"
             )
 
-    def _of_share(
+    def _claims_of_share(
         self, gres: Gres, share: ShardShare, device: ClaimableDevice | None
     ) -> Iterator[NodeClaim]:
         """Yield a share of one GPU: the job's amount of the amount configured for the GPU."""
         try:
             part = share_text(checked_share(Fraction(share.allocated, max(share.total, 1))))
         except ShareError:
-            what = f"{gres.name} {share.allocated}/{share.total}"
-            self.unclear.append(f"job {self.job.id} has {what}; expected a share of a GPU")
+            shards = f"{gres.name} {share.allocated}/{share.total}"
+            self.unclear.append(f"job {self.job.id} has {shards}: expected a share of a GPU")
             return
-        yield self._of_job().on(device, part) if device is not None else self._unplaced(1, part)
-
-    def _unplaced(self, count: int, share: str = "") -> NodeClaim:
-        return msgspec.structs.replace(
-            self._of_job(), count=count, share=share, exclusive=not share, reference=share
+        yield (
+            self._claim_of_count().on(device, part)
+            if device is not None
+            else self._unplaced_claims(1, part)
         )
 
-    def _of_job(self) -> NodeClaim:
+    def _unplaced_claims(self, count: int, share: str = "") -> NodeClaim:
+        return msgspec.structs.replace(
+            self._claim_of_count(), count=count, share=share, exclusive=not share, reference=share
+        )
+
+    def _claim_of_count(self) -> NodeClaim:
         job = self.job
         return NodeClaim(
             source="slurm",
-            level=ClaimAuthority.SCHEDULER,
+            authority=ClaimAuthority.SCHEDULER,
             workload=str(job.id),
             gpu="",
             owner=job.account or job.user,
@@ -247,9 +253,9 @@ class _AllocatedGpus:
 
 def _count_allocated_gpus(allocation: NodeAllocation) -> int:
     """Return the number of GPUs in the resources of one node; each share counts as one GPU."""
-    whole = sum(gres.count for gres in allocation.gres if gres.name == "gpu")
+    gpu_count = sum(gres.count for gres in allocation.gres if gres.name == "gpu")
     shares = sum(bool(s.allocated) for gres in allocation.gres for s in gres.shares or ())
-    return whole + shares
+    return gpu_count + shares
 
 
 def _count_gpus_of_job(job: SlurmJob) -> int:
@@ -264,7 +270,6 @@ def _device_with_index(
 ) -> ClaimableDevice | None:
     """Return the device with an index; without a list, the one whose device file has that number."""
     if not listed:
-        return devices.with_minor(index)
-    found = next((device for device in listed if device.index == index), None)
-    minor = found.minor if found else None
-    return devices.with_minor(minor) if minor is not None else None
+        return devices.gpu_with_minor(index)
+    minor = next((device.minor for device in listed if device.index == index), None)
+    return devices.gpu_with_minor(minor) if minor is not None else None

@@ -57,12 +57,12 @@ class TenancyStateFile:
     def load(self) -> TenancyState | None:
         """Return the saved state; None without a file. A damaged file is renamed and reported."""
         try:
-            kept = read_json(self._path, TenancyState)
+            state = read_json(self._path, TenancyState)
         except (OSError, DamagedFileError) as error:
             self._damage = str(error)
             log.error("claims_read_failed", file=str(self._path), problem=self._damage)
             return None
-        return kept
+        return state
 
     def save(
         self,
@@ -80,7 +80,7 @@ class TenancyStateFile:
         if not self._path.parent.is_dir():
             return  # a run by hand need not have one
         try:
-            write_json(self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept))
+            write_json(self._path, TenancyState(1, book.state, list(gpus.values()), clock.state))
         except OSError as error:
             problem = f"cannot write {self._path}: {error.strerror or error}"
             if problem != self._problem:

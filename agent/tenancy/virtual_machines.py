@@ -44,9 +44,9 @@ class PassedThroughGpus:
 
     def scan(self, host: Host) -> set[str]:
         """Return their PCI addresses."""
-        there = source.list_names(host, DEVICES)
-        if there != self._bus[0]:
-            self._bus = there, gpu_addresses(host)
+        addresses = source.list_names(host, DEVICES)
+        if addresses != self._bus[0]:
+            self._bus = addresses, gpu_addresses(host)
         return {
             address
             for address in self._bus[1]
@@ -57,7 +57,7 @@ class PassedThroughGpus:
 def passed_through_device(address: str, devices: NodeDevices) -> ClaimableDevice:
     """Return the GPU at an address by its former UUID; by its address if it never had one here."""
     name = f"pci:{address}"
-    return devices.at(address) or ClaimableDevice(name, name)
+    return devices.gpu_at(address) or ClaimableDevice(name, name)
 
 
 def find_passed_through(
@@ -98,34 +98,46 @@ class VirtualMachineProvider:
             return claims.absent_report(SUBJECT, "no GPU is passed through")
         try:
             domains = list(_read_running_domains(host))
-            known = {domain.name for domain in domains}
-            domains += [machine for machine in self._by_process(host) if machine.name not in known]
-            held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
+            domain_names = {domain.name for domain in domains}
+            domains += [
+                machine
+                for machine in self._scan_processes(host)
+                if machine.name not in domain_names
+            ]
+            node_claims = [
+                claim
+                for domain in domains
+                for claim in self._claims_of_domain(host, domain, passed, devices)
+            ]
         except (OSError, msgspec.ValidationError) as error:
             return claims.failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
-            f"{source.format_count(len(passed), 'GPU')} passed through, {len(held)} held by "
+            f"{source.format_count(len(passed), 'GPU')} passed through, {len(node_claims)} held by "
             "running virtual machines"
         )
-        return claims.ClaimReport(tuple(held), (source.ProbeFinding.supported(SUBJECT, detail),))
+        return claims.ClaimReport(
+            tuple(node_claims), (source.ProbeFinding.supported(SUBJECT, detail),)
+        )
 
-    def _held(
+    def _claims_of_domain(
         self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
     ) -> Iterator[claims.NodeClaim]:
         for address in domain.pci_addresses:
-            whole = source.read_link_name(host, f"{DEVICES}/{address}/physfn")
-            if address in passed and not whole:
+            physical_function = source.read_link_name(host, f"{DEVICES}/{address}/physfn")
+            if address in passed and not physical_function:
                 yield self._claim(domain, passed_through_device(address, devices), exclusive=True)
-            elif whole and devices.at(whole):
+            elif physical_function and devices.gpu_at(physical_function):
                 yield self._claim(
-                    domain, _shared_device(devices.at(whole), address), exclusive=False
+                    domain,
+                    _shared_device(devices.gpu_at(physical_function), address),
+                    exclusive=False,
                 )
         for identity in domain.mediated:
             try:
                 path = host.resolve(f"{_MEDIATED}/{identity}")
             except FileNotFoundError:
                 continue  # the mediated device was removed meanwhile
-            owner = next((d for p in reversed(path.split("/")) if (d := devices.at(p))), None)
+            owner = next((d for p in reversed(path.split("/")) if (d := devices.gpu_at(p))), None)
             if owner:
                 yield self._claim(domain, _shared_device(owner, identity), exclusive=False)
 
@@ -134,21 +146,21 @@ class VirtualMachineProvider:
     ) -> claims.NodeClaim:
         return claims.NodeClaim(
             source=self.name,
-            level=ClaimAuthority.NODE_PLUGIN,
+            authority=ClaimAuthority.NODE_PLUGIN,
             workload=domain.name or domain.uuid,
             owner=domain.project_id or domain.project,
             gpu="",
             exclusive=exclusive,
         ).on(device)
 
-    def _by_process(self, host: Host) -> list[LibvirtDomain]:
+    def _scan_processes(self, host: Host) -> list[LibvirtDomain]:
         """Return machines from the command lines of QEMU processes; only new processes are read.
 
         Raises OSError if one cannot be read: then all new ones are read again.
         """
-        there = frozenset(name for name in source.list_names(host, "/proc") if name.isdecimal())
-        self._machines = {pid: one for pid, one in self._machines.items() if pid in there}
-        for pid in there - self._scanned_pids:
+        pids = frozenset(name for name in source.list_names(host, "/proc") if name.isdecimal())
+        self._machines = {pid: machine for pid, machine in self._machines.items() if pid in pids}
+        for pid in pids - self._scanned_pids:
             self._machines.pop(pid, None)
             if not source.read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
                 continue
@@ -158,7 +170,7 @@ class VirtualMachineProvider:
                 continue  # the process has ended meanwhile
             if answer is not None and not _is_of_pod(host, pid):
                 self._machines[pid] = msgspec.convert(answer, LibvirtDomain)
-        self._scanned_pids = there
+        self._scanned_pids = pids
         return list(self._machines.values())
 
 
@@ -190,10 +202,10 @@ def _read_running_domains(host: Host) -> Iterator[LibvirtDomain]:
 
 def _read_definition(host: Host, file: str) -> LibvirtDomain | None:
     try:
-        found = msgspec.convert(host.call(OWNER, "domain", f"{DEFINED}/{file}"), LibvirtDomain)
+        domain = msgspec.convert(host.call(OWNER, "domain", f"{DEFINED}/{file}"), LibvirtDomain)
     except FileNotFoundError:
         return None  # a transient machine: libvirt has only its running form
-    return found if found.project_id and found.pci_addresses else None
+    return domain if domain.project_id and domain.pci_addresses else None
 
 
 def _shared_device(owner: ClaimableDevice | None, name: str) -> ClaimableDevice:

@@ -55,28 +55,28 @@ def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) 
         spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, unclaimed=unclaimed)
         tenancy, events, values = claims_of(spec)
         assert sum(values[c.GPU_UNCLAIMED_PROCESSES.name]) == unclaimed
-        unclaimed_use = [one.held for one in tenancy.open if not one.is_claim]
+        unclaimed_use = [one.claim for one in tenancy.active_claims if not one.is_claim]
         assert [(held.source, held.workload) for held in unclaimed_use] == [
             ("systemd", "session-7")
         ] * unclaimed
-        assert len(events) == len(tenancy.open), "all began, and nothing ended"
-        assert {one.held.source for one in tenancy.open if one.is_claim} == {scheduler}
+        assert len(events) == len(tenancy.active_claims), "all began, and nothing ended"
+        assert {one.claim.source for one in tenancy.active_claims if one.is_claim} == {scheduler}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_two_claims_have_the_same_slots(mode: str) -> None:
     tenancy, _, values = claims_of(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
     shares: dict[str, Fraction] = {}
-    for one in tenancy.open:
-        if one.held.share:
-            before = shares.get(one.held.device, Fraction(0))
-            shares[one.held.device] = before + parse_share(one.held.share)
+    for one in tenancy.active_claims:
+        if one.claim.share:
+            before = shares.get(one.claim.device, Fraction(0))
+            shares[one.claim.device] = before + parse_share(one.claim.share)
     assert all(total <= 1 for total in shares.values())
-    for one, other in combinations(tenancy.open, 2):
-        beside = one.held.share and other.held.share
-        if one.held.gpu == other.held.gpu and not beside:
-            assert not one.held.compute.overlaps(other.held.compute)
-            assert not one.held.memory.overlaps(other.held.memory)
+    for one, other in combinations(tenancy.active_claims, 2):
+        beside = one.claim.share and other.claim.share
+        if one.claim.gpu == other.claim.gpu and not beside:
+            assert not one.claim.compute.overlaps(other.claim.compute)
+            assert not one.claim.memory.overlaps(other.claim.memory)
     assert set(values[c.GPU_CLAIMED.name]) == {840}
 
 
@@ -84,7 +84,7 @@ def test_without_a_job_nobody_holds_anything() -> None:
     for scheduler in ("kubernetes", "slurm"):
         spec = NodeSpec("n", gpus=2, scenario="idle", scheduler=scheduler)
         tenancy, events, _ = claims_of(spec)
-        assert (tenancy.open, events) == ((), [])
+        assert (tenancy.active_claims, events) == ((), [])
 
 
 def test_a_scheduler_that_there_is_not() -> None:

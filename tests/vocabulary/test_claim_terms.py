@@ -38,4 +38,4 @@ def test_no_other_text_is_a_range(text: str) -> None:
 @pytest.mark.parametrize("level", ClaimAuthority)
 def test_no_claim_of_a_node_ranks_above_a_scheduler(level: ClaimAuthority) -> None:
     stored = {"source": "file", "level": int(level), "workload": "", "gpu": "GPU-1"}
-    assert msgspec.convert(stored, NodeClaim).level == min(level, MAX_NODE_AUTHORITY)
+    assert msgspec.convert(stored, NodeClaim).authority == min(level, MAX_NODE_AUTHORITY)

@@ -209,8 +209,8 @@ def test_a_time_is_converted_by_the_offset_of_that_time():
 
 def test_offsets_are_kept_over_a_restart_but_not_over_a_boot():
     history = clock((100, 1100), (200, 900))
-    assert boot_second(ClockHistory(BOOT, history.kept), 1150) == 150
-    assert ClockHistory("boot-2", history.kept).at(1150 * NS) is None
+    assert boot_second(ClockHistory(BOOT, history.state), 1150) == 150
+    assert ClockHistory("boot-2", history.state).at(1150 * NS) is None
 
 
 @given(st.lists(st.integers(-10_000, 10_000), max_size=300))
@@ -219,4 +219,4 @@ def test_the_offsets_that_are_kept_have_a_bound(steps_):
     for number, step in enumerate(steps_):
         wall += 5 + step
         history.observe(NodeTimestamp(wall * NS, number * 5 * NS))
-    assert len(history.kept.offsets) <= MAX_OFFSETS
+    assert len(history.state.offsets) <= MAX_OFFSETS

@@ -89,7 +89,7 @@ class NodeStateMachine(RuleBasedStateMachine):
 
     @rule()
     def the_agent_polls(self) -> None:
-        before = {one.id: one for one in self.looked.tenancy.open}
+        before = {one.id: one for one in self.looked.tenancy.active_claims}
         for event in self.looked.look():
             kind, key, facts = event.event_class.name, event.entity.key, event.facts
             if kind.endswith("_start"):
@@ -98,12 +98,12 @@ class NodeStateMachine(RuleBasedStateMachine):
                 assert key in self.begun
                 assert self.ended.setdefault(key, facts) == facts
                 assert int(facts["end_ns"]) >= int(self.begun[key]["start_ns"])
-        after = {one.id: one for one in self.looked.tenancy.open}
+        after = {one.id: one for one in self.looked.tenancy.active_claims}
         closed = [before[name] for name in before.keys() - after.keys()]
         if self.kubelet_error:
             assert not [one for one in closed if one.adapter == "kubernetes"]
         lost = {uuid(gpu) for gpu in range(self.host.calls["nvml.nvmlDeviceGetCount()"], GPUS)}
-        assert not [one for one in closed if one.adapter == "unclaimed" and one.held.gpu in lost]
+        assert not [one for one in closed if one.adapter == "unclaimed" and one.claim.gpu in lost]
 
     @rule()
     def everything_is_readable(self) -> None:
@@ -112,16 +112,16 @@ class NodeStateMachine(RuleBasedStateMachine):
         self.the_driver_has_so_many_gpus(GPUS)
         for _ in range(3):
             self.the_agent_polls()
-        in_force = self.looked.tenancy.open
-        claims = {one.held.workload: one.held.gpu for one in in_force if one.is_claim}
+        in_force = self.looked.tenancy.active_claims
+        claims = {one.claim.workload: one.claim.gpu for one in in_force if one.is_claim}
         assert claims == {f"research/{name}": uuid(gpu) for name, gpu in self.pods.items()}
-        unclaimed = sorted((one.held.gpu, one.held.pids) for one in in_force if not one.is_claim)
+        unclaimed = sorted((one.claim.gpu, one.claim.pids) for one in in_force if not one.is_claim)
         assert unclaimed == sorted((uuid(gpu), (pid,)) for pid, gpu in self.unclaimed_gpus.items())
 
     @invariant()
     def active_claims_have_begun_and_not_ended(self) -> None:
         active_ids = {key[1] for key in self.begun.keys() - self.ended.keys()}
-        assert {one.id for one in self.looked.tenancy.open} <= active_ids
+        assert {one.id for one in self.looked.tenancy.active_claims} <= active_ids
 
 
 TestNodeStateMachine = NodeStateMachine.TestCase

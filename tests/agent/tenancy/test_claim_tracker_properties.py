@@ -41,7 +41,7 @@ def make_claim(source: str, workload: int, gpu: int, place: int, tenant: int) ->
     slots = GpuSlotRange(420 * place, 420 * (place + 1))
     return NodeClaim(
         source=source,
-        level=SOURCES[source],
+        authority=SOURCES[source],
         workload=name,
         gpu=f"GPU-{gpu}",
         tenant=str(tenant),
@@ -88,11 +88,11 @@ class TrackerRun:
     now: NodeTimestamp = BEGIN
 
     def poll(self, step: PollStep) -> tuple[ActiveClaim, ...]:
-        before, boot_ns = self.tracker.open, self.now.boot_ns + step.seconds * NS
+        before, boot_ns = self.tracker.active_claims, self.now.boot_ns + step.seconds * NS
         wall_ns = self.now.wall_ns + (step.seconds + step.wall_step) * NS
         self.now = NodeTimestamp(wall_ns, boot_ns)
         if self.restarts and step.restart:
-            written = msgspec.json.encode(self.tracker.kept)
+            written = msgspec.json.encode(self.tracker.state)
             self.tracker = ClaimTracker(
                 "n", "boot", msgspec.json.decode(written, type=ClaimTrackerState)
             )
@@ -107,7 +107,7 @@ class TrackerRun:
             )
             for source, claims in step.claims_by_source.items()
         ]
-        self.tracker.settle(reports, self.now)
+        self.tracker.process_reports(reports, self.now)
         self.events += self.tracker.take_events()
         return before
 
@@ -127,8 +127,12 @@ def test_starts_and_ends_pair_up(sequence):
             assert ended.setdefault(key, facts) == facts
             assert int(facts["end_ns"]) >= int(began[key]["start_ns"])
             assert int(facts["uncertainty_ns"]) >= 0
-    assert {one.id for one in run.tracker.open} == {key[1] for key in began.keys() - ended.keys()}
-    assert all(count == 1 for count in Counter(one.id for one in run.tracker.open).values())
+    assert {one.id for one in run.tracker.active_claims} == {
+        key[1] for key in began.keys() - ended.keys()
+    }
+    assert all(
+        count == 1 for count in Counter(one.id for one in run.tracker.active_claims).values()
+    )
 
 
 @given(steps)
@@ -137,7 +141,7 @@ def test_a_restart_at_any_point_changes_nothing(sequence):
     for step in sequence:
         plain.poll(step)
         restarted.poll(step)
-        assert plain.tracker.open == restarted.tracker.open
+        assert plain.tracker.active_claims == restarted.tracker.active_claims
     stories = [
         {(e.event_class.name, e.entity.key) for e in run.events} for run in (plain, restarted)
     ]
@@ -149,21 +153,23 @@ def test_an_unreadable_source_ends_no_claim(sequence):
     run = TrackerRun(restarts=False)
     for step in sequence:
         before = run.poll(step)
-        after = {one.id for one in run.tracker.open}
+        after = {one.id for one in run.tracker.active_claims}
         higher = {
-            (h.gpu, h.workload_of)
+            (h.gpu, h.owning_workload)
             for source in ("command", "file")
             for h in step.claims_by_source[source] or ()
-        } | {(o.held.gpu, o.held.workload_of) for o in before if o.adapter != "kubernetes"}
+        } | {(o.claim.gpu, o.claim.owning_workload) for o in before if o.adapter != "kubernetes"}
         for one in before:
             unread = step.claims_by_source[one.adapter] is None
-            left = (one.held.gpu, one.held.workload_of) in higher and one.adapter != "file"
+            left = (one.claim.gpu, one.claim.owning_workload) in higher and one.adapter != "file"
             if unread:
                 assert one.id in after
-            elif one.held.gpu in step.lost and not left:
+            elif one.claim.gpu in step.lost and not left:
                 present = {h.key: h for h in step.claims_by_source[one.adapter] or ()}
-                reported = present.get(one.held.key)
-                assert one.id in after or (reported is not None and not reported.agrees(one.held))
+                reported = present.get(one.claim.key)
+                assert one.id in after or (
+                    reported is not None and not reported.has_same_content(one.claim)
+                )
 
 
 @given(steps)
@@ -174,14 +180,14 @@ def test_a_workload_has_one_claim_on_what_it_holds(sequence):
         run.poll(step)
         readable = [
             one
-            for one in run.tracker.open
-            if step.claims_by_source[one.adapter] is not None and one.held.gpu not in step.lost
+            for one in run.tracker.active_claims
+            if step.claims_by_source[one.adapter] is not None and one.claim.gpu not in step.lost
         ]
         for one in readable:
             for other in readable:
-                if one.held.level < other.held.level and one.held.gpu == other.held.gpu:
-                    same = one.held.workload_of == other.held.workload_of
-                    assert not (same and one.held.compute.overlaps(other.held.compute))
+                if one.claim.authority < other.claim.authority and one.claim.gpu == other.claim.gpu:
+                    same = one.claim.owning_workload == other.claim.owning_workload
+                    assert not (same and one.claim.compute.overlaps(other.claim.compute))
 
 
 @given(steps)
@@ -190,6 +196,6 @@ def test_present_claims_are_reported_or_left_to_a_higher_authority(sequence):
     for step in sequence:
         run.poll(step)
         for claim in step.claims_by_source["file"] or ():
-            assert any(one.held.agrees(claim) for one in run.tracker.open), (
+            assert any(one.claim.has_same_content(claim) for one in run.tracker.active_claims), (
                 "the highest authority is always reported"
             )

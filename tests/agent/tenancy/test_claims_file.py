@@ -108,7 +108,7 @@ def test_a_claim_that_is_already_over_begins_and_ends():
 def test_a_node_and_all_its_gpus():
     host, looked = host_with_claims_file("holds,tenant\ngpu-1,red\ngpu-2,blue\n", "/etc/claims.csv")
     assert {event.facts["tenant"] for event in looked.look()} == {"red"}
-    assert len(looked.tenancy.open) == 2
+    assert len(looked.tenancy.active_claims) == 2
     host.files["/etc/claims.csv"] = "holds,tenant\ngpu-2,blue\n"
     assert [event.event_class.name for event in looked.look()] == ["claim_end"] * 2
 

@@ -48,7 +48,7 @@ def test_calls_per_poll():
     looked = Looked(fully_used_node())
     for _ in range(2):
         looked.look()
-    assert len(looked.tenancy.open) == GPUS
+    assert len(looked.tenancy.active_claims) == GPUS
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
     host = looked.host
     asked = count_calls(host)

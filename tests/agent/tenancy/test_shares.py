@@ -35,7 +35,7 @@ def load_case(case: Path) -> tuple[Looked, dict[str, object]]:
 @pytest.mark.parametrize("case", sorted(CASES.iterdir()), ids=lambda case: case.name)
 def test_each_claim_holds_its_share(case: Path):
     looked, expected = load_case(case)
-    claims = [one.held for one in looked.tenancy.open if one.is_claim]
+    claims = [one.claim for one in looked.tenancy.active_claims if one.is_claim]
     numbers = {uuid(n): n for n in range(expected["gpus"])}
     found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
     assert sorted(found, key=str) == sorted(expected["expected"], key=str)
@@ -65,8 +65,8 @@ def test_a_claim_without_a_device_names_no_gpu_and_its_count():
     (ended,) = looked.look()
     assert ended.entity.key[0] == ""
     looked, _ = load_case(CASES / "slurm-count-only")
-    (one,) = looked.tenancy.open
-    facts = one.held.facts(looked.host.boot_id)
+    (one,) = looked.tenancy.active_claims
+    facts = one.claim.facts(looked.host.boot_id)
     assert (facts["count"], "share" in facts, facts["exclusive"]) == ("2", False, "true")
     assert looked.value("gpu_claims", uuid(0)) == 0
 
@@ -92,4 +92,4 @@ def test_a_count_is_placed_when_a_prolog_names_devices_later():
     expected = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
     tenancy.commands._claims = {expected.id: expected}  # noqa: SLF001 - no state directory here
     looked.look()
-    assert sorted(one.held.gpu for one in tenancy.open) == [uuid(2), uuid(3)]
+    assert sorted(one.claim.gpu for one in tenancy.active_claims) == [uuid(2), uuid(3)]

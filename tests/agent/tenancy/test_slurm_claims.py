@@ -66,7 +66,7 @@ def test_a_job_named_by_its_sluid():
     looked.look()
     assert looked.value("gpu_claims", uuid(1)) == 1
     assert looked.value("gpu_unclaimed_processes", uuid(1)) == 0
-    assert [one.held.workload for one in looked.tenancy.open] == ["3385"]
+    assert [one.claim.workload for one in looked.tenancy.active_claims] == ["3385"]
 
 
 def test_the_first_hierarchy_of_version_1_that_has_jobs():
@@ -251,5 +251,5 @@ def test_jobs_of_a_real_cluster(name):
             low, _, high = piece.partition("-")
             indices |= set(range(int(low), int(high or low) + 1))
     assert "JobState=RUNNING" in text
-    named = {one.held.gpu for one in looked.tenancy.open if one.held.gpu}
+    named = {one.claim.gpu for one in looked.tenancy.active_claims if one.claim.gpu}
     assert named == {uuid(index) for index in indices}
