@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, wall_seconds
 from collector.audit import log_writer, tiles, verification
-from collector.ledger.audit_outbox import RecordDraft, record_of
+from collector.ledger.audit_outbox import RecordDraft, build_record
 from railscope.audit import record, signed_note
 
 GROUP = 100
@@ -83,7 +83,7 @@ def append_sqlite(path: Path, records: int) -> None:
     for first in range(0, records, GROUP):
         rows = []
         for number in range(first, first + GROUP):
-            raw = record.encode_audit_record(record_of(draft(number), SOURCE, number))
+            raw = record.encode_audit_record(build_record(draft(number), SOURCE, number))
             chain = hashlib.sha256(chain + raw).digest()
             rows.append((number, raw, chain))
         with connection:

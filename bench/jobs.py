@@ -56,15 +56,17 @@ class JobCluster:
                 columns = known.layout.columns
                 first = chance.integers(1, 10**6, columns)
                 rows = np.array([first, first + chance.integers(1, 10**5, columns)])
-                instants_ns = (NS, 2 * NS)
-                stream_name, digest, times = known.layout.stream, known.digest, instants_ns
+                timestamps_ns = (NS, 2 * NS)
+                stream_name, digest, times = known.layout.stream, known.digest, timestamps_ns
                 batch = Batch(stream_name, digest, 1, times, times, *load.pack_rows(rows))
                 update = NodeUpdate(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
                 core.fleet.apply(update)
                 for place, gpu in enumerate(known.gpus):
                     job = (number * len(known.gpus) + place) // GPUS_A_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
-                    roster.put(gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)])
+                    roster.set_holdings(
+                        gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)]
+                    )
         return cls(core, roster, FleetPositions(core, roster))
 
     def assign_positions(self) -> None:
@@ -79,10 +81,10 @@ class JobCluster:
         """Run the job computation of a refresh."""
         gathered, fleet = GatheredReadings(), self.core.fleet
         for block in fleet.blocks():
-            table = self.positions.of(block)
+            table = self.positions.find(block)
             if table:
                 rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
-                gathered.add(table, self.positions.unchanged(block, rows))
+                gathered.add(table, self.positions.select_unchanged(block, rows))
         job_of_position = self.roster.job_of_position.copy()
         averages = self.averages.follow(gathered, job_of_position, NOW_NS)
         return RunningJobs(

@@ -69,7 +69,7 @@ class GpuMonth:
 
     evidence: usage_evidence.Evidence
     counted: measures.CounterIncrements
-    instants_ns: NDArray[np.int64]
+    timestamps_ns: NDArray[np.int64]
 
 
 def month(index: int, times: int = 1) -> GpuMonth:
@@ -109,7 +109,9 @@ def month(index: int, times: int = 1) -> GpuMonth:
     read = instants[firsts]
     counters = (read - MONTH.start_ns) // 1_000_000 * 500
     return GpuMonth(
-        evidence, measures.increments([measures.CounterReadings("boot", read, counters)]), instants
+        evidence,
+        measures.compute_increments([measures.CounterReadings("boot", read, counters)]),
+        instants,
     )
 
 
@@ -126,7 +128,7 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
     _on_cores(report, size.gpus_on_cores)
     _by_events(report, size.gpus_with_events)
     _by_shares(report, size.claims_on_a_gpu)
-    sampled = [(one.evidence.claims, one.instants_ns.tolist()) for one in months[:4]]
+    sampled = [(one.evidence.claims, one.timestamps_ns.tolist()) for one in months[:4]]
     with ProcessStopwatch() as spent:
         held = sum(_by_sample(*one) for one in sampled)
     naive = spent.cpu_seconds * gpus / 4
@@ -154,7 +156,7 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
 
 def _meter_usage(one: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
-    gpu = MeteredGpu.of(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
+    gpu = MeteredGpu.compute(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
     return usage.usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
@@ -244,12 +246,12 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
     report.figure("CPU per part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
 
-def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], instants_ns: Sequence[int]) -> int:
+def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], timestamps_ns: Sequence[int]) -> int:
     """Meter by samples, the usual alternative: the holder at a sample held the GPU since the last one."""
     claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
     held = at = 0
-    before = instants_ns[0]
-    for instant in instants_ns[1:]:
+    before = timestamps_ns[0]
+    for instant in timestamps_ns[1:]:
         while at < len(claims) and claims[at][1] <= instant:
             at += 1
         if (

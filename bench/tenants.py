@@ -230,7 +230,7 @@ def _tile_usage(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter
     count = 0
     with ProcessStopwatch() as spent:
         for one in known:
-            timeline = GpuTimeline.of(one)
+            timeline = GpuTimeline.compute(one)
             for day in range(FIRST_DAY, FIRST_DAY + DAYS):
                 entries = timeline.entries(day * DAY_NS, (day + 1) * DAY_NS)
                 count += len(entries)
@@ -264,7 +264,7 @@ def _real(report: BenchReport) -> None:
         ledger = []
         for known in job_evidence(jobs).values():
             (stay,) = known.stays
-            gpu = MeteredGpu.of(known, {})
+            gpu = MeteredGpu.compute(known, {})
             for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
                 gpu_days += 1
                 tiling = gpu.day(day, MeteringComputation("", 0))

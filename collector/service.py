@@ -34,7 +34,7 @@ from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.restart import CheckpointSchedule, Restart
 from collector.workloads.job_readings import MeasureAverages
-from collector.workloads.job_roster import pattern_of
+from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service, timestamps
 from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
@@ -106,7 +106,7 @@ class Collector:
             self.core.evidence,
             lambda: self.files.evidence,
             ready=False,
-            pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
+            pod_job_pattern=compile_pattern(self.settings.pod_job_pattern),
         )
         self.finalizer = DayFinalizer(
             self.core.evidence,

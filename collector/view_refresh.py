@@ -96,9 +96,9 @@ class ViewRefresher:
             reduced = reduce_rows(block, rows)
             if reduced:
                 rollups.add(reduced)
-            table = self.positions.of(block) if account else None
+            table = self.positions.find(block) if account else None
             if table:
-                gathered.add(table, self.positions.unchanged(block, rows))
+                gathered.add(table, self.positions.select_unchanged(block, rows))
             await turns.offer()
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
         fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)

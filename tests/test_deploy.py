@@ -321,7 +321,7 @@ def test_the_sample_price_book_can_be_published(tmp_path: Path):
     text = (DEPLOY / "prices.toml").read_text()
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     by = TimedActor(RecordActor("operator", "op", "test"), time.time_ns())
-    book, added = administration.publish(BillingBooks.of(ledger), text, "prices.toml", by)
+    book, added = administration.publish(BillingBooks.for_ledger(ledger), text, "prices.toml", by)
     ledger.close()
     assert added
     assert {price.sku for price in book.prices} == {"h100-sxm"}

@@ -14,7 +14,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from collector.account.account_sums import AmountTotals, GpuTimeAccount, gpu_nanoseconds, month_of
+from collector.account.account_sums import (
+    AmountTotals,
+    GpuTimeAccount,
+    gpu_nanoseconds,
+    month_start,
+)
 from collector.files.watched_file import FileError, WatchedFile, parse_span, read_rows
 from collector.fleet.view_cells import ViewCell
 from collector.metering import measures, tiling
@@ -65,13 +70,13 @@ def quota_days(period: str, instant_ns: int) -> tuple[int, int]:
     day = instant_ns // (24 * HOUR_NS)
     if period == "day":
         return day, day + 1
-    first = month_of(day)
-    return first, month_of(first + 31)
+    first = month_start(day)
+    return first, month_start(first + 31)
 
 
 def parse_quotas(text: str) -> Quotas:
     """Parse the text of a file. Raises FileError that names the line."""
-    found = []
+    parsed = []
     for number, (tenant, gpu_hours, period, gpus, start, end) in read_rows(text, QUOTAS_HEADER):
         where = f"line {number}"
         if not tenant or period not in QUOTA_PERIODS:
@@ -81,8 +86,8 @@ def parse_quotas(text: str) -> Quotas:
             _amount(gpu_hours, f"{where}, gpu_hours"),
             _amount(gpus, f"{where}, gpus"),
         )
-        found.append(Quota(*parse_span(start, end or None, where), tenant, period, *bounds))
-    return Quotas(tuple(sorted(found, key=lambda quota: (quota.start_ns, quota.tenant))))
+        parsed.append(Quota(*parse_span(start, end or None, where), tenant, period, *bounds))
+    return Quotas(tuple(sorted(parsed, key=lambda quota: (quota.start_ns, quota.tenant))))
 
 
 def _amount(text: str, where: str) -> Fraction | None:
@@ -118,7 +123,7 @@ def cluster_cells(account: GpuTimeAccount) -> Iterator[ViewCell]:
 
 
 def tenant_cells(
-    account: GpuTimeAccount, amounts: AmountTotals, held: Mapping[str, Units], quotas: Quotas
+    account: GpuTimeAccount, amounts: AmountTotals, held_units: Mapping[str, Units], quotas: Quotas
 ) -> Iterator[ViewCell]:
     """Yield GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
     tenants = account.tenants()
@@ -127,7 +132,9 @@ def tenant_cells(
             yield ViewCell(
                 catalog.TENANT_GPU_TIME, (tenant, state.value), float(units / _UNIT_SECONDS)
             )
-        yield ViewCell(catalog.TENANT_GPUS, (tenant,), float(held.get(tenant, 0) / GPU_CAPACITY))
+        yield ViewCell(
+            catalog.TENANT_GPUS, (tenant,), float(held_units.get(tenant, 0) / GPU_CAPACITY)
+        )
     for key, amount in sorted(amounts.items()):
         if key.use is measures.AmountAttribution.ATTRIBUTED and key.tenant:
             metric = _AMOUNTS[key.measure]
@@ -165,8 +172,8 @@ def account_json(account: GpuTimeAccount) -> dict[str, Any]:
             for one, days in sorted(account.clock_suspect.items())
         ],
         "tenants": {
-            tenant: _tenant_json(gpu_nanoseconds(found))
-            for tenant, found in account.tenants().items()
+            tenant: _tenant_json(gpu_nanoseconds(tenant_account))
+            for tenant, tenant_account in account.tenants().items()
         },
     }
 

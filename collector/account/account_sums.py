@@ -74,7 +74,7 @@ def add_sums(sums: TimeSums, more: Mapping[TimeKey, Units], sign: int = 1) -> No
 
 
 @cache
-def month_of(day: int) -> int:
+def month_start(day: int) -> int:
     """Return the first day of the month of a day, all counted from the epoch."""
     return (_EPOCH + timedelta(days=day)).replace(day=1).toordinal() - _FIRST
 
@@ -147,7 +147,7 @@ class DaySums(NamedTuple):
     clock_suspect: tuple[evidence.ClockDoubt, ...]
 
     @classmethod
-    def of(cls, day: DayTiling | None) -> DaySums:
+    def from_tiling(cls, day: DayTiling | None) -> DaySums:
         """Add up a day."""
         if day is None:
             return cls({}, {}, ())
@@ -214,8 +214,8 @@ def totals_of_shares(found: Iterable[MeasuredShare]) -> AmountTotals:
 
 def count_amounts(known: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
     """Return the amounts of readings after the start and up to the end, by day."""
-    owned = measures.owners(known.evidence)
-    found: OpenDayTotals = {}
+    owned = measures.find_owners(known.evidence)
+    totals: OpenDayTotals = {}
     for measure, increments in known.counted.items():
         if not len(increments.ends_ns):
             continue
@@ -227,8 +227,8 @@ def count_amounts(known: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTot
             until = min(last, (day + 1) * DAY_NS)
             measured = (
                 MeasuredShare(measure, share)
-                for share in measures.shares(owned, increments, first, until)
+                for share in measures.attribute_shares(owned, increments, first, until)
             )
-            add_totals(found.setdefault(day, {}), totals_of_shares(measured))
+            add_totals(totals.setdefault(day, {}), totals_of_shares(measured))
             first = until
-    return found
+    return totals

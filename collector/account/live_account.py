@@ -22,17 +22,17 @@ from collector.evidence import (
     evidence_book,
     evidence_records,
     gpu_evidence,
-    gpu_places,
-    node_chunks,
+    gpu_node_history,
+    node_intervals,
 )
 from collector.metering import evidence as usage_evidence, holders, placement, tiling
-from collector.metering.overlaps import OverlapKind, overlaps
+from collector.metering.overlaps import OverlapKind, find_overlaps
 from collector.metering.units import Tiling, Units, exact
 from collector.workloads.job_roster import (
     NO_PODS,
     JobHolding,
     JobRoster,
-    holdings,
+    find_holdings,
     join_pod_holdings,
 )
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
@@ -51,15 +51,15 @@ class GpuAccount:
     since_ns: int
     """Start of the counted time: its first evidence, or its first open day."""
     at_ns: int
-    tail: node_chunks.SampleSpan | None
-    tail_ns: int
+    newest_span: node_intervals.SampleSpan | None
+    last_sample_ns: int
     """The last sample at the time of the computation, within the counted time."""
     fixed: account_sums.TimeSums
     """Up to the last sample."""
     unobserved_sums: account_sums.TimeSums
     """From there to `at_ns`."""
     unobserved: tuple[account_sums.StateUnits, ...]
-    seen: tuple[account_sums.StateUnits, ...]
+    observed: tuple[account_sums.StateUnits, ...]
     is_unchanged: bool
     """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
     next_ns: int
@@ -71,10 +71,10 @@ class GpuAccount:
     """Holdings of jobs at `at_ns`."""
 
     @classmethod
-    def of(
+    def compute(
         cls,
         evidence: usage_evidence.Evidence,
-        tail: node_chunks.SampleSpan | None,
+        newest_span: node_intervals.SampleSpan | None,
         open_ns: int,
         now_ns: int,
     ) -> GpuAccount | None:
@@ -83,47 +83,51 @@ class GpuAccount:
         since_ns = max(first_ns, open_ns)
         if since_ns >= now_ns:
             return None
-        last_ns = tail.last_ns if tail else since_ns
-        tail_ns = min(max(last_ns, since_ns), now_ns)
+        last_ns = newest_span.last_ns if newest_span else since_ns
+        last_sample_ns = min(max(last_ns, since_ns), now_ns)
         uncertainty_ns = max((s.uncertainty_ns for s in evidence.stretches), default=0)
         edges = sorted(
-            edge for edge in _fact_boundaries(evidence) if edge > tail_ns - uncertainty_ns - 1
+            edge
+            for edge in _fact_boundaries(evidence)
+            if edge > last_sample_ns - uncertainty_ns - 1
         )
-        timeline = tiling.GpuTimeline.of(evidence)
+        timeline = tiling.GpuTimeline.compute(evidence)
         ahead = [edge for edge in edges if edge > now_ns]
         present = timeline.entries(now_ns, now_ns + 1)
         # A sample may be newer than `now_ns`, which was read before it was received.
         newest_ns = max(last_ns, now_ns)
-        in_tail = tail is not None and tail.first_ns <= tail_ns <= last_ns
-        is_unchanged = in_tail and all(edge > newest_ns for edge in edges)
+        in_newest_span = (
+            newest_span is not None and newest_span.first_ns <= last_sample_ns <= last_ns
+        )
+        is_unchanged = in_newest_span and all(edge > newest_ns for edge in edges)
         return cls(
             since_ns=since_ns,
             at_ns=now_ns,
-            tail=tail,
-            tail_ns=tail_ns,
-            fixed=account_sums.sum_entries(timeline.entries(since_ns, tail_ns)),
-            unobserved_sums=account_sums.sum_entries(timeline.entries(tail_ns, now_ns)),
+            newest_span=newest_span,
+            last_sample_ns=last_sample_ns,
+            fixed=account_sums.sum_entries(timeline.entries(since_ns, last_sample_ns)),
+            unobserved_sums=account_sums.sum_entries(timeline.entries(last_sample_ns, now_ns)),
             unobserved=_rates(
                 timeline.entries(newest_ns, newest_ns + 1) if is_unchanged else present
             ),
-            seen=tuple(
+            observed=tuple(
                 rate._replace(state=_state_if_observed(rate.state))
-                for rate in _rates(timeline.entries(tail_ns, tail_ns + 1))
+                for rate in _rates(timeline.entries(last_sample_ns, last_sample_ns + 1))
             ),
             is_unchanged=is_unchanged,
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
             stays=evidence.stays,
-            holdings=holdings(evidence, present, now_ns),
+            holdings=find_holdings(evidence, present, now_ns),
         )
 
-    def holds(self, now_ns: int) -> bool:
+    def is_extensible(self, now_ns: int) -> bool:
         """True if the account can be extended to a timestamp."""
         if not self.at_ns <= now_ns < self.next_ns:
             return False
-        if self._observed_ns(now_ns) <= self.tail_ns:
+        if self._observed_ns(now_ns) <= self.last_sample_ns:
             return True
-        last_ns = self.tail.last_ns if self.tail else 0
+        last_ns = self.newest_span.last_ns if self.newest_span else 0
         return self.is_unchanged and last_ns + self.uncertainty_ns < self.next_ns
 
     def served_ns(self, now_ns: int) -> int:
@@ -134,10 +138,10 @@ class GpuAccount:
     def extend(self, sums: account_sums.TimeSums, now_ns: int) -> None:
         """Add the time after the last sample known at the time of the computation."""
         start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
-        if observed_ns > self.tail_ns:
+        if observed_ns > self.last_sample_ns:
             start_ns = observed_ns
-            for rate in self.seen:
-                account_sums.add_span(sums, rate, self.tail_ns, start_ns)
+            for rate in self.observed:
+                account_sums.add_span(sums, rate, self.last_sample_ns, start_ns)
         else:
             for key, quantity in self.unobserved_sums.items():
                 sums[key] = exact(sums.get(key, 0) + quantity)
@@ -146,7 +150,7 @@ class GpuAccount:
 
     def _observed_ns(self, now_ns: int) -> int:
         """Return the end of the observed time: newer samples may have arrived, some after `now_ns`."""
-        last_ns = self.tail.last_ns if self.tail else self.tail_ns
+        last_ns = self.newest_span.last_ns if self.newest_span else self.last_sample_ns
         return min(last_ns, now_ns)
 
     @property
@@ -217,9 +221,9 @@ class FinalizedSums:
         self, gpu: str, day: int, new: account_sums.DaySums, old: account_sums.DaySums
     ) -> None:
         """Record a GPU-day that was written to the ledger, new or revised."""
-        for found, sign in ((new.times, 1), (old.times, -1)):
-            for key, quantity in found.items():
-                month_key = key._replace(day=account_sums.month_of(key.day))
+        for day_sums, sign in ((new.times, 1), (old.times, -1)):
+            for key, quantity in day_sums.items():
+                month_key = key._replace(day=account_sums.month_start(key.day))
                 account_sums.add_sums(self.sums, {month_key: quantity}, sign)
         self.capacity = exact(self.capacity + sum(new.times.values()) - sum(old.times.values()))
         self.days[gpu] = max(day, self.days.get(gpu, day))
@@ -276,7 +280,7 @@ class LiveAccount:
             gpus = 0
             self._placer = claim_placement.ClaimPlacer(self.book, files)
             for gpu in filter(claim_events.is_gpu, list(self.book.gpus)):
-                account = await self._of(gpu, files, now_ns)
+                account = await self._account(gpu, files, now_ns)
                 if account is not None:
                     account.extend(sums, now_ns)
                     capacity += GPU_CAPACITY * account.served_ns(now_ns)
@@ -308,17 +312,17 @@ class LiveAccount:
         }
         return {node: amount for node, amount in sorted(found.items()) if amount}
 
-    def _hold(self, account: GpuAccount, sign: int) -> None:
+    def _count_held(self, account: GpuAccount, sign: int) -> None:
         for rate in account.unobserved:
             if rate.state in tiling.HELD:
                 before = self._held.get(rate.tenant, 0)
                 self._held[rate.tenant] = exact(before + sign * rate.units)
 
-    async def _of(
+    async def _account(
         self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
     ) -> GpuAccount | None:
         account = self._gpus.get(gpu)
-        if account and gpu not in self.book.changed and account.holds(now_ns):
+        if account and gpu not in self.book.changed and account.is_extensible(now_ns):
             return account
         if account is None and gpu not in self.book.changed:
             return None
@@ -328,30 +332,34 @@ class LiveAccount:
         self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
     ) -> GpuAccount | None:
         self.book.changed.discard(gpu)
-        self.book.tails.pop(gpu, None)
+        self.book.newest_spans.pop(gpu, None)
         placer = self._placer or claim_placement.ClaimPlacer(self.book, files)
         evidence, where = placer.evidence(gpu)
-        tail = self._tail(gpu, where)
-        if tail:
-            self.book.tails[gpu] = tail
-        of = partial(GpuAccount.of, evidence, tail, self.finalized.open_ns(gpu), now_ns)
+        newest_span = self._find_newest_span(gpu, where)
+        if newest_span:
+            self.book.newest_spans[gpu] = newest_span
+        of = partial(GpuAccount.compute, evidence, newest_span, self.finalized.open_ns(gpu), now_ns)
         new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
         if old := self._gpus.pop(gpu, None):
             account_sums.add_sums(self._fixed, old.fixed, -1)
-            self._hold(old, -1)
+            self._count_held(old, -1)
         self._report_conflicts(gpu, evidence, where)
         self._report_excess(placer, where)
-        self.roster.put(gpu, join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ())
+        self.roster.set_holdings(
+            gpu, join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
+        )
         if new is None:
             if evidence.stays:
                 self.book.changed.add(gpu)  # a later start is processed by the next refresh
             return None
         self._gpus[gpu] = new
         account_sums.add_sums(self._fixed, new.fixed)
-        self._hold(new, 1)
+        self._count_held(new, 1)
         return new
 
-    def _tail(self, gpu: str, where: gpu_places.GpuPlaces) -> node_chunks.SampleSpan | None:
+    def _find_newest_span(
+        self, gpu: str, where: gpu_node_history.GpuNodeHistory
+    ) -> node_intervals.SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
         believed = (s for s in where.stretches if s.skew_ns <= usage_evidence.QUARANTINE_NS)
         newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
@@ -365,7 +373,7 @@ class LiveAccount:
         return None
 
     def _report_excess(
-        self, placer: claim_placement.ClaimPlacer, where: gpu_places.GpuPlaces
+        self, placer: claim_placement.ClaimPlacer, where: gpu_node_history.GpuNodeHistory
     ) -> None:
         """Report claims without a device that do not fit into their node."""
         for node in {stay.node for stay in where.stays}:
@@ -382,20 +390,20 @@ class LiveAccount:
                 )
 
     def _report_conflicts(
-        self, gpu: str, evidence: usage_evidence.Evidence, where: gpu_places.GpuPlaces
+        self, gpu: str, evidence: usage_evidence.Evidence, where: gpu_node_history.GpuNodeHistory
     ) -> None:
         """Report two claims on one slot, and two nodes with one GPU."""
-        for stands, refused in where.refused:
+        for stands, refused in where.rejected:
             facts = {"stands": stands, "refused": refused}
             self.book.problems.report(
                 evidence_records.EvidenceProblem(
                     "seen_twice", gpu, refused, where.stays[0].start_ns, facts
                 )
             )
-        levels = {claim.id: claim.level for claim in evidence.claims}
+        levels = {claim.id: claim.authority for claim in evidence.claims}
         # The ledger has the overlaps of any number of claims.
         if 1 < len(levels) <= MAX_CLAIMS_ON_LOOP:
-            for one in overlaps(evidence):
+            for one in find_overlaps(evidence):
                 if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
                     continue
                 if levels[one.claim] is ClaimAuthority.ADMINISTRATOR:

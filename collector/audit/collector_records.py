@@ -107,8 +107,8 @@ class OutboxDrain:
             raise log_writer.AuditError(message)
         name = merkle.leaf_hash(genesis).hex()
         with database.transaction() as connection:
-            last = audit_outbox.last_recorded(connection, name)
-            expected = audit_outbox.reference_of(connection, last.id) if last else ""
+            last = audit_outbox.find_last_recorded(connection, name)
+            expected = audit_outbox.find_reference(connection, last.id) if last else ""
         self._found = {}
         behind = self.audit.records(last.leaf if last else 0)
         if last and row_reference(next(behind, None)) != expected:
@@ -123,7 +123,7 @@ class OutboxDrain:
                 self._found[reference] = record.decode_audit_record(raw).seq
         self._log = name
 
-    def _take(self, database: Database) -> list[audit_outbox.TakenRow]:
+    def _take(self, database: Database) -> list[audit_outbox.OutboxRow]:
         now = time.monotonic()
         with database.transaction() as connection:
             newest = audit_outbox.newest_number(connection)
@@ -138,11 +138,13 @@ class OutboxDrain:
         with database.transaction(writes=True) as connection:
             return audit_outbox.take_rows(connection, self._log, MAX_IN_A_BATCH)
 
-    async def _recorded(self, batch: list[audit_outbox.TakenRow]) -> list[audit_outbox.LogPosition]:
+    async def _recorded(
+        self, batch: list[audit_outbox.OutboxRow]
+    ) -> list[audit_outbox.LogPosition]:
         """Append the rows that the log does not have yet, in order; return the position of each."""
         fresh = [one for one in batch if one.reference not in self._found]
         for one in fresh:
-            filled = audit_outbox.record_of(one.draft, self.audit.source, self.audit.size)
+            filled = audit_outbox.build_record(one.draft, self.audit.source, self.audit.size)
             record.encode_audit_record(filled)
         appended = [self.audit.append(one.draft) for one in fresh]
         leaves = await asyncio.gather(*appended)

@@ -24,7 +24,7 @@ import structlog
 from collector.audit import event_records, log_secrets, log_writer, recorder_state
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.segment_files import FrameRecord
-from collector.ledger.audit_outbox import RecordDraft, record_of
+from collector.ledger.audit_outbox import RecordDraft, build_record
 from railscope.audit.record import RecordActor, RecordData, RecordError, encode_audit_record
 from railscope.durable_files import write_durably
 from railscope.wire import Envelope
@@ -188,7 +188,7 @@ class EventRecorder:
                     seen, holdings, self.salts.commitment, self.tenant_of
                 )
                 drafts = list(converted)
-                records = [record_of(one, one.source or source, _ANY_NUMBER) for one in drafts]
+                records = [build_record(one, one.source or source, _ANY_NUMBER) for one in drafts]
                 for record in records:
                     encode_audit_record(record)
             except RecordError as error:
@@ -210,7 +210,7 @@ class EventRecorder:
             for draft, answer in zip(drafts, answers, strict=True):
                 if isinstance(answer, int):
                     source = draft.source or self.audit.source
-                    self.recorded.add(record_of(draft, source, answer))
+                    self.recorded.add(build_record(draft, source, answer))
                     if draft.source is None and draft in self._facts:
                         self._facts.remove(draft)  # no number identifies it in the log
                 elif isinstance(answer, log_writer.AuditError):

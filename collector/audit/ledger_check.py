@@ -59,7 +59,7 @@ def outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
         except msgspec.MsgspecError:
             found.repeated.append(f"cannot read outbox row {row.number}")
             continue
-        found.take(row.type, data, row.number, audit_outbox.reference(row, known))
+        found.add_data(row.type, data, row.number, audit_outbox.reference(row, known))
     return found
 
 
@@ -136,7 +136,7 @@ class _LedgerCheck:
 
     def _lack(self, source: str, what: str, problem: str) -> None:
         """Report a row that does not exist, unless it was lost with a replaced database."""
-        if self.records.lost(source):
+        if self.records.is_lost(source):
             self.found.waiting.append(f"{what} was lost with its database")
         else:
             self.found.differ(f"{what} {problem}")

@@ -175,7 +175,7 @@ class LedgerWatch:
                 if begun:
                     problem = find_head_difference(connection, self.known)
                 if not problem:
-                    newest = head_chain.newest(connection) or head_chain.ChainHead(
+                    newest = head_chain.newest_head(connection) or head_chain.ChainHead(
                         head_chain.database_id(connection), 0, ""
                     )
             self.checked, self.problem = True, problem

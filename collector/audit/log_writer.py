@@ -17,7 +17,7 @@ import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, journal
 from collector.audit.tiles import TileError, Tiles
-from collector.ledger.audit_outbox import RecordDraft, record_of, with_number
+from collector.ledger.audit_outbox import RecordDraft, build_record, with_number
 from collector.work_limits import run_to_end
 from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import write_durably
@@ -221,7 +221,7 @@ class AuditLog:
         Raises RecordError, OSError.
         """
         sequence = self.size
-        raw = record.encode_audit_record(record_of(draft, draft.source or self.source, sequence))
+        raw = record.encode_audit_record(build_record(draft, draft.source or self.source, sequence))
         self._journal.append([raw])
         self._unsigned.append(raw)
         if draft.source is None:
@@ -311,7 +311,7 @@ class AuditLog:
         own = self.source.n
         for entry in group:
             source = entry.draft.source or with_number(self.source, own)
-            filled = record_of(entry.draft, source, self.size + len(encoded))
+            filled = build_record(entry.draft, source, self.size + len(encoded))
             try:
                 raw = record.encode_audit_record(filled)
             except record.RecordError as error:

@@ -19,7 +19,7 @@ import structlog
 from collector.audit import event_records, log_writer
 from collector.fleet.fleet import EventPosition, SeenEvent
 from collector.framelog import received_frames, segment_files
-from collector.ledger.audit_outbox import HEAD, RecordDraft, record_of
+from collector.ledger.audit_outbox import HEAD, RecordDraft, build_record
 from railscope.audit import merkle, record as audit_record
 from railscope.wire import Envelope, WireEvent
 
@@ -136,7 +136,7 @@ class RecordedSnapshot(msgspec.Struct):
         """Apply the next record of the log; a draft that it contains is no longer pending."""
         self.recorded.add(record)
         self.drafts = [
-            draft for draft in self.drafts if record_of(draft, record.src, record.seq) != record
+            draft for draft in self.drafts if build_record(draft, record.src, record.seq) != record
         ]
 
 
@@ -231,7 +231,7 @@ class NodeRecorder:
         return found
 
     def _take(self, draft: RecordDraft) -> None:
-        record = record_of(draft, audit_record.RecordSource("collector", "", "", 0), 0)
+        record = build_record(draft, audit_record.RecordSource("collector", "", "", 0), 0)
         self._nodes.setdefault(draft.subject.node, RecordedNode()).take(record)
 
     def _step(

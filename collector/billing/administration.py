@@ -34,8 +34,8 @@ def publish(
             price_book.check_appended(newest.book, book)
             _check_open(books, connection, book)
         content_hash = sha256(text.encode()).hexdigest()
-        row = schema.row_of(
-            tables.price_books, book, content_hash=content_hash, text=text, **_recorded(by)
+        row = schema.to_row(
+            tables.price_books, book, content_hash=content_hash, text=text, **_is_recorded(by)
         )
         draft = by.draft(
             "billing.price",
@@ -72,7 +72,7 @@ def _check_open(
         raise price_book.PriceBookError(message)
 
 
-def _recorded(by: audit_outbox.TimedActor) -> row_conversion.RowValues:
+def _is_recorded(by: audit_outbox.TimedActor) -> row_conversion.RowValues:
     return {"recorded_ns": by.now_ns, "recorded_by": by.actor.id}
 
 
@@ -88,7 +88,7 @@ def _add_row(
     connection.execute(table.insert(), [row])
     (key,) = (row[column.name] for column in table.primary_key.columns)
     stored = head_chain.record_row(connection, kind, key, draft, id_)
-    head_chain.append(connection, [stored], draft.time_ns)
+    head_chain.append_head(connection, [stored], draft.time_ns)
 
 
 def record(
@@ -119,14 +119,14 @@ def record(
         if any(other.charge == charge for other in books.store.adjustments(connection)):
             return False, currency
         if charge.amount < 0 and not force:
-            _check_credit(charge, books.store.invoiced(connection, charge), by.now_ns)
-        row = schema.row_of(
+            _check_credit(charge, books.store.invoiced_amount(connection, charge), by.now_ns)
+        row = schema.to_row(
             tables.adjustments,
             charge,
             amount=str(charge.amount),
             currency=currency,
             reason=charge.note,
-            **_recorded(by),
+            **_is_recorded(by),
         )
         draft = by.draft(
             "billing.adjust",
@@ -185,7 +185,7 @@ def set_opening(
             )
             raise invoices.ClosingError(message)
         count = connection.execute(select(func.count()).select_from(tables.openings)).scalar_one()
-        row = {"opening": count + 1, "opening_ns": opening_ns, "reason": reason, **_recorded(by)}
+        row = {"opening": count + 1, "opening_ns": opening_ns, "reason": reason, **_is_recorded(by)}
         draft = by.draft("billing.opening", {"opening": opening, "reason": reason})
         _add_row(connection, "opening", row, draft)
 
@@ -208,7 +208,7 @@ def _void(
     reason: str,
     by: audit_outbox.TimedActor,
 ) -> invoices.Invoice:
-    invoice, _ = _issued(invoice_id, books.store.invoice(invoice_id, connection))
+    invoice, _ = _check_issued(invoice_id, books.store.invoice(invoice_id, connection))
     if invoice.status is not invoices.InvoiceStatus.ISSUED:
         message = f"cannot void {invoice_id}: status {invoice.status}: expected an issued invoice"
         raise invoices.ClosingError(message)
@@ -239,7 +239,7 @@ def replace(
     Both or neither. Raises ClosingError also if a later period is closed, as that closing has
     corrected the difference.
     """
-    before, number = _issued(invoice_id, books.store.invoice(invoice_id))
+    before, number = _check_issued(invoice_id, books.store.invoice(invoice_id))
     closings = books.store.closings()
     later = [one for one in closings if one.period.start_ns >= before.period.end_ns]
     if later:
@@ -256,7 +256,7 @@ def replace(
         message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
         raise invoices.ClosingError(message)
     with books.store.writing() as connection:
-        if books.store.row_counts(connection) != bill.row_counts or not bill.rests_on(closings):
+        if books.store.row_counts(connection) != bill.row_counts or not bill.is_current(closings):
             message = f"cannot replace {invoice_id}: another process billed at the same time; fix: try again"
             raise invoices.ClosingError(message)
         _void(books, connection, invoice_id, reason, by)
@@ -274,12 +274,12 @@ def _replacement(bill: period_closing.Bill, before: invoices.Invoice) -> invoice
     )
 
 
-def _issued(
-    invoice_id: str, found: tuple[invoices.Invoice, int] | None
+def _check_issued(
+    invoice_id: str, invoice: tuple[invoices.Invoice, int] | None
 ) -> tuple[invoices.Invoice, int]:
-    if found is None:
+    if invoice is None:
         message = (
             f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"
         )
         raise invoices.ClosingError(message)
-    return found
+    return invoice

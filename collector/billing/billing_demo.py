@@ -90,7 +90,7 @@ def simulate_evidence() -> SimulatedEvidence:
     gpus = [_evidence(index) for index in range(GPUS)]
     energy = measures.CountedQuantity.ENERGY
     return SimulatedEvidence(
-        {gpu.gpu: AssembledGpu(gpu, {energy: _counted(gpu)}, SKU) for gpu in gpus}
+        {gpu.gpu: AssembledGpu(gpu, {energy: _simulate_counter(gpu)}, SKU) for gpu in gpus}
     )
 
 
@@ -106,7 +106,7 @@ def with_late_release(known: SimulatedEvidence) -> SimulatedEvidence:
 
 def _evidence(index: int) -> usage_evidence.Evidence:
     """Evidence of one GPU."""
-    boots = _sampled(index)
+    boots = _simulate_boots(index)
     return usage_evidence.Evidence(
         gpu=f"GPU-{index}",
         stays=(usage_evidence.NodeStay(MONTH.start_ns, NODE),),
@@ -160,7 +160,7 @@ def _claims(index: int) -> tuple[usage_evidence.MeteredClaim, ...]:
     return ()
 
 
-def _sampled(index: int) -> list[tuple[str, Any]]:
+def _simulate_boots(index: int) -> list[tuple[str, Any]]:
     """Boots of the GPU's node with the timestamps of its samples."""
     instants = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
     seen = np.ones(len(instants), np.bool_)
@@ -174,21 +174,21 @@ def _sampled(index: int) -> list[tuple[str, Any]]:
     return [("boot-1", instants[before]), ("boot-2", instants[~before])]
 
 
-def _counted(evidence: usage_evidence.Evidence) -> measures.CounterIncrements:
+def _simulate_counter(evidence: usage_evidence.Evidence) -> measures.CounterIncrements:
     """Increments of the energy counter, which restarts at zero with every boot."""
     index = int(evidence.gpu.removeprefix("GPU-"))
-    held = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
+    claim_spans = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
     runs = []
-    for boot, instants in _sampled(index):
+    for boot, instants in _simulate_boots(index):
         busy = np.zeros(len(instants), np.bool_)
-        for start_ns, end_ns in held:
+        for start_ns, end_ns in claim_spans:
             busy |= (instants >= start_ns) & (instants < end_ns)
         watts = np.where(busy, HELD_WATTS, IDLE_WATTS)
         elapsed_ns = np.diff(instants, prepend=instants[0])
         # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
         counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
         runs.append(measures.CounterReadings(boot, instants, counters))
-    return measures.increments(runs)
+    return measures.compute_increments(runs)
 
 
 ENGINE = "demo"
@@ -226,12 +226,12 @@ def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
     )
     first_day = MONTH.start_ns // DAY_NS
     known = simulate_evidence()
-    books = period_closing.BillingBooks.of(ledger, known)
+    books = period_closing.BillingBooks.for_ledger(ledger, known)
     meter_days(ledger, known, range(first_day, CLOSED_NS // DAY_NS), CLOSED_NS)
     administration.publish(books, PRICES, "the demo's prices", first)
     closed = books.close(MONTH, first)
     known = with_late_release(known)
-    books = period_closing.BillingBooks.of(ledger, known)
+    books = period_closing.BillingBooks.for_ledger(ledger, known)
     meter_days(ledger, known, range(first_day, CLOSED_AGAIN_NS // DAY_NS), CLOSED_AGAIN_NS)
     administration.record(books, CREDIT, second)
     later = books.close(NEXT_MONTH, second)
@@ -248,5 +248,5 @@ def meter_days(
 ) -> None:
     """Meter the given days and write them to the ledger."""
     computed = day_metering.MeteringComputation(ENGINE, now_ns)
-    gpus = [one.metered() for one in known.known.values()]
+    gpus = [one.meter() for one in known.known.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

@@ -53,11 +53,11 @@ def read_listing(books: period_closing.BillingBooks) -> BillingListing:
         books.store.adjustments(),
         billed_on,
         books.pending(),
-        tuple(_current_undecided(books, closings)),
+        tuple(_find_undecided(books, closings)),
     )
 
 
-def _current_undecided(
+def _find_undecided(
     books: period_closing.BillingBooks, closings: Sequence[PeriodClosing]
 ) -> Iterator[tuple[Period, period_rating.UndecidedUse]]:
     """Undecided use of every closed period, from the last closing that computed it."""
@@ -79,9 +79,9 @@ def _current_undecided(
 # Formats -----------------------------------------------------------------------------------------
 
 
-def listing_document(found: BillingListing) -> dict[str, Any]:
+def listing_document(listing: BillingListing) -> dict[str, Any]:
     """The listing for JSON: amounts and quantities are decimal strings, times RFC 3339."""
-    opened = found.opening
+    opened = listing.opening
     return {
         "opening": opened
         and {
@@ -105,7 +105,7 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
                 "missing_gpu_days": len(one.missing),
                 "corrected": [period_name(period) for period in one.corrected],
             }
-            for one in found.closings
+            for one in listing.closings
         ],
         "invoices": [
             {
@@ -118,7 +118,7 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
                 "currency": one.currency,
                 "replaces": one.replaces or None,
             }
-            for one in found.invoices
+            for one in listing.invoices
         ],
         "credits": [
             {
@@ -130,30 +130,30 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
                 "reason": one.charge.note,
                 "recorded": format_timestamp(one.recorded_ns),
                 "recorded_by": one.recorded_by,
-                "invoice": found.billed_on.get(one.charge.charge_id),
+                "invoice": listing.billed_on.get(one.charge.charge_id),
             }
-            for one in found.adjusted
+            for one in listing.adjusted
         ],
         "pending_corrections": [
             {
                 "period": period_name(period),
                 "tenant": tenant,
                 "amount": plain_decimal(amount, _EXACT_PLACES),
-                "currency": found.pending.currency,
+                "currency": listing.pending.currency,
             }
-            for period, tenant, amount in _corrections(found.pending)
+            for period, tenant, amount in _corrections(listing.pending)
         ],
-        "pending_undecided": [_undecided(*each) for each in found.pending.undecided],
-        "undecided": [_undecided(*each) for each in found.undecided],
+        "pending_undecided": [_undecided_row(*each) for each in listing.pending.undecided],
+        "undecided": [_undecided_row(*each) for each in listing.undecided],
     }
 
 
-def listing_text(found: BillingListing) -> Iterator[str]:
+def listing_text(listing: BillingListing) -> Iterator[str]:
     """The listing as tables."""
-    if found.opening:
-        opened = found.opening
+    if listing.opening:
+        opened = listing.opening
         yield f"opening date: {format_timestamp(opened.opening_ns)[:10]} ({opened.reason})"
-    document = listing_document(found)
+    document = listing_document(listing)
     for title, name, columns, right in _TABLES:
         rows = [tuple(_cell(row[column]) for column in columns) for row in document[name]]
         yield f"{title}: {len(rows):,}"
@@ -196,7 +196,7 @@ def _corrections(pending: period_closing.PendingItems) -> Iterator[tuple[Period,
         yield from ((period, tenant, amounts[tenant]) for tenant in sorted(amounts))
 
 
-def _undecided(period: Period, one: period_rating.UndecidedUse) -> dict[str, str]:
+def _undecided_row(period: Period, one: period_rating.UndecidedUse) -> dict[str, str]:
     return {
         "period": period_name(period),
         "tenant": one.tenant,

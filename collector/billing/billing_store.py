@@ -146,8 +146,8 @@ class BillingStore:
         queries = [query]
         if gpus is not None:
             queries = [
-                query.where(table.c.gpu_uuid.in_(some))
-                for some in ledger_queries.chunks(sorted(gpus))
+                query.where(table.c.gpu_uuid.in_(gpu_group))
+                for gpu_group in ledger_queries.split_items(sorted(gpus))
             ]
         with self.database.transaction() as connection:
             rows = [row for each in queries for row in connection.execute(each)]
@@ -169,11 +169,11 @@ class BillingStore:
         query = query.where(table.c.tenant_id != "")
         if tenant is not None:
             query = query.where(table.c.tenant_id == tenant)
-        found: dict[int, set[str]] = defaultdict(set)
+        closings: dict[int, set[str]] = defaultdict(set)
         with self._reading(connection) as reading:
             for row in reading.execute(query):
-                found[row.closing].add(row.tenant_id)
-        return dict(found)
+                closings[row.closing].add(row.tenant_id)
+        return dict(closings)
 
     # Invoices ------------------------------------------------------------------------------------
 
@@ -238,8 +238,12 @@ class BillingStore:
         lines: dict[str, list[Row[Any]]] = defaultdict(list)
         with self._reading(connection) as reading:
             rows = reading.execute(query).all()
-            for some in ledger_queries.chunks([row.invoice_id for row in rows]):
-                own = select(table).where(table.c.invoice_id.in_(some)).order_by(table.c.charge_id)
+            for id_group in ledger_queries.split_items([row.invoice_id for row in rows]):
+                own = (
+                    select(table)
+                    .where(table.c.invoice_id.in_(id_group))
+                    .order_by(table.c.charge_id)
+                )
                 for row in reading.execute(own):
                     lines[row.invoice_id].append(row)
         return [self._invoice(row, lines.pop(row.invoice_id, ())) for row in rows]
@@ -275,13 +279,13 @@ class BillingStore:
             for row in rows
         ]
 
-    def invoiced(self, connection: Connection, charge: charges.Charge) -> Fraction:
+    def invoiced_amount(self, connection: Connection, charge: charges.Charge) -> Fraction:
         """Amount on valid invoices for the dates of a credit, less earlier credits for them."""
         query = _restrict_invoices(_select_invoices(), None, charge.tenant).where(
             tables.voids.c.invoice_id.is_(None)
         )
         amounts = {
-            line.charge: Fraction(line.minor, 10 ** charges.exponent_of(one.currency))
+            line.charge: Fraction(line.minor, 10 ** charges.currency_exponent(one.currency))
             for one in self._read(query, connection)
             for line in one.lines
         }
@@ -296,7 +300,7 @@ class BillingStore:
         )
         return sum(own, Fraction(0))
 
-    def decided(self) -> set[str]:
+    def billed_adjustments(self) -> set[str]:
         """The ids of the credits and adjustments on valid invoices."""
         table, void = tables.charges, tables.voids
         query = select(table.c.charge_id).where(table.c.unit.is_(None), void.c.invoice_id.is_(None))

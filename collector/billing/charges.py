@@ -162,7 +162,7 @@ class UnknownCurrencyError(BillingError, ValueError):
     """A currency whose minor unit is not in the table."""
 
 
-def exponent_of(currency: str) -> int:
+def currency_exponent(currency: str) -> int:
     """Number of decimals of the currency's minor unit. Raises UnknownCurrencyError."""
     if currency not in EXPONENTS:
         message = f"unknown currency {currency!r}: expected one of {', '.join(sorted(EXPONENTS))}"
@@ -191,7 +191,7 @@ def plain_decimal(value: Fraction, places: int) -> str:
 
 def format_amount(value: Fraction, currency: str) -> str:
     """An amount with the decimals of its currency, for programs: -12.50."""
-    return plain_decimal(value, exponent_of(currency))
+    return plain_decimal(value, currency_exponent(currency))
 
 
 def spread_rounding(amounts: Mapping[str, Fraction], exponent: int) -> dict[str, int]:

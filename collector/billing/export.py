@@ -269,10 +269,10 @@ def _write_rows(invoice: Invoice, order: ExportOrder, writers: Sequence[FocusRow
     """Write the rows of an invoice and return their number."""
     count = 0
     remaining = invoice_rows(invoice, order.seller, order.background(invoice))
-    while some := list(islice(remaining, _ROWS_AT_ONCE)):
+    while batch := list(islice(remaining, _ROWS_AT_ONCE)):
         for writer in writers:
-            writer.add(some)
-        count += len(some)
+            writer.add(batch)
+        count += len(batch)
     return count
 
 
@@ -282,21 +282,21 @@ def _check_file(
     """Description of the file after it was read back and summed. Raises ExportError."""
     file.flush()
     file.seek(0)
-    found: dict[str, tuple[int, Fraction]] = {}
+    totals_by_invoice: dict[str, tuple[int, Fraction]] = {}
     for row in read(file, ("InvoiceId", "BilledCost")):
         invoice, cost = row["InvoiceId"], row["BilledCost"]
         if not isinstance(invoice, str) or not isinstance(cost, Fraction):
             message = f"cannot verify {name}: invalid row: {invoice}, {cost}: expected an invoice and a cost"
             raise ExportError(message)
-        count, sum_ = found.get(invoice, (0, Fraction(0)))
-        found[invoice] = (count + 1, sum_ + cost)
+        count, sum_ = totals_by_invoice.get(invoice, (0, Fraction(0)))
+        totals_by_invoice[invoice] = (count + 1, sum_ + cost)
     expected = {
         total.invoice: (total.rows, Fraction(total.billed)) for total in totals if total.rows
     }
-    for invoice in found.keys() | expected.keys():
-        if found.get(invoice) != expected.get(invoice):
+    for invoice in totals_by_invoice.keys() | expected.keys():
+        if totals_by_invoice.get(invoice) != expected.get(invoice):
             message = (
-                f"cannot verify {name}: {invoice} has {found.get(invoice)} rows and amount: expected "
+                f"cannot verify {name}: {invoice} has {totals_by_invoice.get(invoice)} rows and amount: expected "
                 f"{expected.get(invoice)} as on the invoice: this is a defect of Railscope"
             )
             raise ExportError(message)

@@ -49,15 +49,16 @@ def _provenance(
     The evidence hash is the evidence root of its day; of several days, the SHA-256 of their roots
     in order, as a JSON list.
     """
-    found = [days[key] for key in gpu_days(charge) if key in days]
-    if not found:
+    source_days = [days[key] for key in gpu_days(charge) if key in days]
+    if not source_days:
         return focus_rows.ChargeProvenance()
-    quantity = sum((Fraction(day.quantity) for day in found), Fraction(0))
-    roots = [day.evidence_root for day in found]
+    quantity = sum((Fraction(day.quantity) for day in source_days), Fraction(0))
+    roots = [day.evidence_root for day in source_days]
     return focus_rows.ChargeProvenance(
-        coverage_ratio=1 - sum((Fraction(day.unseen) for day in found), Fraction(0)) / quantity,
+        coverage_ratio=1
+        - sum((Fraction(day.unseen) for day in source_days), Fraction(0)) / quantity,
         evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
-        ledger_revisions=tuple(sorted({day.revision for day in found})),
+        ledger_revisions=tuple(sorted({day.revision for day in source_days})),
     )
 
 
@@ -73,17 +74,17 @@ def provenance_of_lines(
     store: billing_store.BillingStore, invoice: invoices.Invoice
 ) -> dict[str, focus_rows.ChargeProvenance]:
     """The provenance of each charge of an invoice, by charge id. Raises LedgerError."""
-    found = store.invoice(invoice.invoice_id)
-    numbers = store.revisions(found[1]) if found else {}
-    wanted = {key for line in invoice.lines for key in gpu_days(line.charge)}
-    days = _read_source_days(store, {key: numbers[key] for key in wanted if key in numbers})
+    stored = store.invoice(invoice.invoice_id)
+    numbers = store.revisions(stored[1]) if stored else {}
+    required_days = {key for line in invoice.lines for key in gpu_days(line.charge)}
+    days = _read_source_days(store, {key: numbers[key] for key in required_days if key in numbers})
     return {line.charge.charge_id: _provenance(days, line.charge) for line in invoice.lines}
 
 
 def _read_source_days(
     store: billing_store.BillingStore, numbers: Mapping[row_conversion.GpuDay, int]
 ) -> dict[row_conversion.GpuDay, _SourceDay]:
-    found: dict[row_conversion.GpuDay, _SourceDay] = {}
+    source_days: dict[row_conversion.GpuDay, _SourceDay] = {}
     with store.database.transaction() as connection:
         for day, gpus in ledger_queries.by_day(numbers):
             heads = connection.execute(
@@ -104,14 +105,16 @@ def _read_source_days(
                 schema.entries.c.tiling == units.Tiling.COMPUTE.value,
             ]
             length = schema.entries.c.t1_ns - schema.entries.c.t0_ns
-            times = ledger_queries.quantities(connection, keys, length, None, which)
+            times = ledger_queries.read_quantities(connection, keys, length, None, which)
             for gpu, revision, root in heads:
-                at = row_conversion.GpuDay(gpu, day)
-                if numbers[at] == revision:
+                gpu_day = row_conversion.GpuDay(gpu, day)
+                if numbers[gpu_day] == revision:
                     unseen = times.get((gpu, revision, True), 0)
                     seen = times.get((gpu, revision, False), 0)
-                    found[at] = _SourceDay(revision, root, units.exact(seen + unseen), unseen)
-    return found
+                    source_days[gpu_day] = _SourceDay(
+                        revision, root, units.exact(seen + unseen), unseen
+                    )
+    return source_days
 
 
 _CHECKPOINT_LINES = 3

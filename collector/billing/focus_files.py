@@ -101,13 +101,13 @@ def read_csv(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Foc
     reader = csv.reader(text, strict=True)
     try:
         names = next(reader, [])
-        wanted = [(at, name) for at, name in enumerate(names) if name in columns]
+        selected = [(index, name) for index, name in enumerate(names) if name in columns]
         for cells in reader:
             where = f"invalid FOCUS file: line {reader.line_num}"
             if len(cells) != len(names):
                 message = f"{where}: {len(cells)} cells: expected {len(names)}"
                 raise FocusCsvError(message)
-            yield {name: _parse_cell(cells[at], name, where) for at, name in wanted}
+            yield {name: _parse_cell(cells[index], name, where) for index, name in selected}
     except UnicodeDecodeError as error:
         message = f"invalid FOCUS file: invalid UTF-8: {error}"
         raise FocusCsvError(message) from error

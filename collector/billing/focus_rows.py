@@ -364,7 +364,7 @@ class SellerFileError(BillingError, ValueError):
     """A file without valid seller or payers; the message contains file and key."""
 
 
-def seller_of(file: str, tenants: Iterable[str]) -> Seller:
+def find_seller(file: str, tenants: Iterable[str]) -> Seller:
     """The seller in a file; without a file, each of the tenants pays for itself.
 
     Raises SellerFileError.

@@ -82,10 +82,10 @@ class Invoice:
             "duplicate charge": len(minor) != len(charges),
             "charge of another tenant": any(c.tenant != self.tenant for c in charges),
             "usage of another period that is not a correction": any(
-                c.unit and not c.corrects and not _within(c, self.period) for c in charges
+                c.unit and not c.corrects and not _is_within(c, self.period) for c in charges
             ),
             "its lines differ from its rounded charges": minor
-            != charge_types.spread_rounding(amounts, charge_types.exponent_of(self.currency)),
+            != charge_types.spread_rounding(amounts, charge_types.currency_exponent(self.currency)),
             "its content does not match its hash": self.content_hash
             != charge_types.content_digest(self._content),
             "expected an issue time, unless it is a draft": undated,
@@ -109,7 +109,7 @@ class Invoice:
     @property
     def payable(self) -> Fraction:
         """Payable amount in units of the currency."""
-        return Fraction(self.total_minor, 10 ** charge_types.exponent_of(self.currency))
+        return Fraction(self.total_minor, 10 ** charge_types.currency_exponent(self.currency))
 
     @property
     def exact(self) -> Fraction:
@@ -142,7 +142,7 @@ def draft_invoice(
     """The invoice of a tenant's charges, in any order. Raises InvoiceError, UnknownCurrencyError."""
     ordered = sorted(charges, key=lambda charge: charge.charge_id)
     exact = {charge.charge_id: charge.amount for charge in ordered}
-    minor = charge_types.spread_rounding(exact, charge_types.exponent_of(currency))
+    minor = charge_types.spread_rounding(exact, charge_types.currency_exponent(currency))
     lines = tuple(InvoiceLine(charge, minor[charge.charge_id]) for charge in ordered)
     content_hash = charge_types.content_digest(_content(tenant, period, currency, replaces, lines))
     return Invoice(tenant, period, currency, lines, content_hash, replaces)
@@ -200,7 +200,7 @@ def invoiced_charges(
         for invoice in invoices
         if invoice.status is InvoiceStatus.ISSUED
         for line in invoice.lines
-        if line.charge.unit and _within(line.charge, period)
+        if line.charge.unit and _is_within(line.charge, period)
     )
 
 
@@ -222,19 +222,19 @@ def correction_charges(
     states: dict[charge_types.Charge, str] = {}
     for sign, charges in ((-1, invoiced_charges(issued, period)), (1, tuple(recomputed))):
         for charge in charges:
-            missing[_matter(charge)] += sign * charge.quantity
-            states[_matter(charge)] = charge.state
+            missing[_charge_subject(charge)] += sign * charge.quantity
+            states[_charge_subject(charge)] = charge.state
     changed = _changed_matters(missing)
-    found = (
+    corrections = (
         _correction(
             replace(matter, state=states[matter], corrected_in_ns=open_start_ns),
             quantity,
             closed.get(matter.tenant, f"period:{period.start_ns}"),
         )
         for matter, quantity in missing.items()
-        if quantity and _undated(matter) in changed
+        if quantity and _without_dates(matter) in changed
     )
-    return tuple(sorted(found, key=lambda charge: (charge.tenant, charge.charge_id)))
+    return tuple(sorted(corrections, key=lambda charge: (charge.tenant, charge.charge_id)))
 
 
 def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> charge_types.Charge:
@@ -266,11 +266,11 @@ def adjustment_charge(
     )
 
 
-def _within(charge: charge_types.Charge, period: Period) -> bool:
+def _is_within(charge: charge_types.Charge, period: Period) -> bool:
     return period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
 
 
-def _matter(charge: charge_types.Charge) -> charge_types.Charge:
+def _charge_subject(charge: charge_types.Charge) -> charge_types.Charge:
     """The charge without quantity, amount, state and correction references."""
     nothing = Fraction(0)
     return replace(
@@ -278,7 +278,7 @@ def _matter(charge: charge_types.Charge) -> charge_types.Charge:
     )
 
 
-def _undated(matter: charge_types.Charge) -> charge_types.Charge:
+def _without_dates(matter: charge_types.Charge) -> charge_types.Charge:
     return replace(matter, service_t0_ns=0, service_t1_ns=0)
 
 
@@ -289,7 +289,7 @@ def _changed_matters(missing: Mapping[charge_types.Charge, Fraction]) -> set[cha
     )
     for matter, quantity in missing.items():
         density = quantity / (matter.service_t1_ns - matter.service_t0_ns)
-        step = steps[_undated(matter)]
+        step = steps[_without_dates(matter)]
         step[matter.service_t0_ns] += density
         step[matter.service_t1_ns] -= density
     return {matter for matter, step in steps.items() if any(step.values())}

@@ -58,7 +58,7 @@ class Bill:
         """Use that is not billed, of the period and of the periods corrected with it."""
         return period_rating.merge_reviews(self.reviews)
 
-    def rests_on(self, closings: Sequence[invoicing.PeriodClosing]) -> bool:
+    def is_current(self, closings: Sequence[invoicing.PeriodClosing]) -> bool:
         """True if no closing was added since it was computed; closings are never removed."""
         return self.row_counts[tables.closings.name] == len(closings)
 
@@ -95,7 +95,7 @@ class BillingBooks:
     evidence: period_completeness.UsageEvidence | None = None
 
     @classmethod
-    def of(
+    def for_ledger(
         cls, ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence | None = None
     ) -> BillingBooks:
         """The billing tables in the database of a ledger."""
@@ -170,13 +170,13 @@ class BillingBooks:
         self, open_ns: int, book: price_book.PriceBook, numbers: period_rating.RevisionNumbers
     ) -> list[_CorrectedPeriod]:
         """Closed periods before the open one that need correction, computed again."""
-        found = []
+        corrected = []
         for earlier in self._to_correct(open_ns):
             recomputed = period_rating.rate_period(self.ledger, book, earlier, numbers)
             valid = self.store.valid_invoices(earlier.start_ns)
             charges = invoicing.correction_charges(valid, recomputed.charges, earlier, open_ns)
-            found.append(_CorrectedPeriod(recomputed, charges))
-        return found
+            corrected.append(_CorrectedPeriod(recomputed, charges))
+        return corrected
 
     def _adjustments(self, currency: str) -> list[Charge]:
         """Credits and adjustments that are on no valid invoice."""
@@ -190,7 +190,7 @@ class BillingBooks:
                 f"{wrong.currency}: expected {currency}"
             )
             raise invoicing.ClosingError(message)
-        billed = self.store.decided()
+        billed = self.store.billed_adjustments()
         return [one.charge for one in recorded if one.charge.charge_id not in billed]
 
     def _to_correct(self, open_ns: int) -> list[Period]:
@@ -229,10 +229,10 @@ class BillingBooks:
         """
         for _ in range(_TRIES):
             known = self.store.closings()
-            there = self._closed(period, known)
-            if there is not None:
-                return there
-            _check(period, known, by.now_ns)
+            existing = self._find_closed(period, known)
+            if existing is not None:
+                return existing
+            _check_closable(period, known, by.now_ns)
             period_completeness.check_earlier(self.store, period, known)
             bill = self.bill(period)
             price_book.check_published(bill.book, by.now_ns)
@@ -246,7 +246,7 @@ class BillingBooks:
             closing = closing_of_bill(bill, invoices, by)
             closed = ClosedPeriod(closing, invoices, added=True)
             with self.store.writing() as connection:
-                if self.store.row_counts(connection) == bill.row_counts and bill.rests_on(known):
+                if self.store.row_counts(connection) == bill.row_counts and bill.is_current(known):
                     write_closing(connection, closed, bill, by)
                     return closed
             # A concurrent transaction changed the billing tables: the bill may be outdated.
@@ -256,7 +256,7 @@ class BillingBooks:
         )
         raise invoicing.ClosingError(message)
 
-    def _closed(
+    def _find_closed(
         self, period: Period, known: Iterable[invoicing.PeriodClosing]
     ) -> ClosedPeriod | None:
         for closing in known:
@@ -338,17 +338,17 @@ def write_closing(
             },
         )
         rows.append(head_chain.record_row(connection, "invoice", one.invoice_id, draft))
-    head_chain.append(connection, rows, closing.closed_ns)
+    head_chain.append_head(connection, rows, closing.closed_ns)
 
 
 def _write_invoice(connection: Connection, invoice: invoicing.Invoice, closing: int) -> None:
-    row = schema.row_of(tables.invoices, invoice, closing=closing)
+    row = schema.to_row(tables.invoices, invoice, closing=closing)
     billing_store.insert_rows(connection, tables.invoices, [row])
     lines = (tables.charge_row(line, invoice.invoice_id) for line in invoice.lines)
     billing_store.insert_rows(connection, tables.charges, lines)
 
 
-def _check(period: Period, known: Iterable[invoicing.PeriodClosing], now_ns: int) -> None:
+def _check_closable(period: Period, known: Iterable[invoicing.PeriodClosing], now_ns: int) -> None:
     """Check that a period may be closed at `now_ns`. Raises ClosingError."""
     name = period_name(period)
     if now_ns < period.end_ns + invoicing.CLOSE_AFTER_NS:
@@ -404,7 +404,7 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
     query = select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, seen, same).where(fresh)
     keys = [row_conversion.GpuDay(*row) for row in connection.execute(query)]
     days = {key.day for key in keys}
-    found = {one for one in closed if not days.isdisjoint(period_rating.rating_days(one))}
+    changed = {one for one in closed if not days.isdisjoint(period_rating.rating_days(one))}
     for day, gpus in ledger_queries.by_day(keys):
         # A claim that continues into a period was rated with the days before it, so a change of
         # those days affects that period too.
@@ -413,5 +413,5 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
         rested = tables.closings.c.closing.in_(which)
         for row in connection.execute(select(tables.closings).where(rested)):
             closing = tables.closing_from_row(row)
-            found |= {closing.period, *closing.corrected}
-    return found & set(closed)
+            changed |= {closing.period, *closing.corrected}
+    return changed & set(closed)

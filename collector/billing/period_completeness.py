@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from collector.billing import billing_store, invoices, period_rating
 from collector.evidence import evidence_store, gpu_evidence
-from collector.jobs.imported_lists import ImportedList, is_listed, uncovered_days
+from collector.jobs.imported_lists import ImportedList, is_listed_gpu, uncovered_days
 from collector.ledger import ledger_queries, row_conversion, schema
 from collector.metering import holders, tiling, units
 from railscope.timestamps import DAY_NS, format_timestamp
@@ -71,7 +71,7 @@ def find_missing_days(
     days = period_rating.period_days(period)
     first: dict[str, int] = {}
     for key in sources:
-        if key.day < days.stop and not is_listed(key.gpu):
+        if key.day < days.stop and not is_listed_gpu(key.gpu):
             first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
     if evidence is not None:
         # In the order in which evidence is read most efficiently.
@@ -84,7 +84,7 @@ def find_missing_days(
         if row_conversion.GpuDay(gpu, day) not in sources
     ]
     if evidence is not None and missing:
-        missing = _present(missing, period, evidence)
+        missing = _select_present(missing, period, evidence)
     missing += [
         row_conversion.GpuDay(f"job list {source}", day)
         for source, day in uncovered_days(imported, days)
@@ -97,29 +97,29 @@ def find_missing_days(
     return MissingDays(tuple(sorted(missing)), tuple(sorted(early)))
 
 
-def _present(
+def _select_present(
     missing: Iterable[row_conversion.GpuDay], period: units.Period, evidence: UsageEvidence
 ) -> list[row_conversion.GpuDay]:
     """Those GPU-days on which the GPU was in a node for some time."""
-    found = []
+    present = []
     places: dict[str, list[tuple[int, int]]] = {}
     for key in missing:
         if key.gpu not in places:
             known = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
             places[key.gpu] = [
-                (stay.start_ns, stay.end_ns) for stay in holders.stays(known.evidence)
+                (stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(known.evidence)
             ]
         start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
         if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
-            found.append(key)
-    return found
+            present.append(key)
+    return present
 
 
 def format_days(days: Iterable[row_conversion.GpuDay]) -> str:
     """Format some GPU-days, consecutive days as one range, with the number of those left out."""
-    found = sorted(set(days))
+    ordered = sorted(set(days))
     rows: list[tuple[str, int, int]] = []
-    for key in found:
+    for key in ordered:
         if rows and rows[-1][0] == key.gpu and rows[-1][2] == key.day - 1:
             rows[-1] = (key.gpu, rows[-1][1], key.day)
         else:
@@ -129,7 +129,7 @@ def format_days(days: Iterable[row_conversion.GpuDay]) -> str:
     )
     rest = sum(last - first + 1 for _, first, last in rows[_MAX_DAY_RANGES:])
     more = f" and {rest:,} more" if rest else ""
-    return f"{len(found):,} GPU-{'day' if len(found) == 1 else 'days'} ({shown}{more})"
+    return f"{len(ordered):,} GPU-{'day' if len(ordered) == 1 else 'days'} ({shown}{more})"
 
 
 def _format_day_range(first: int, last: int) -> str:
@@ -158,7 +158,7 @@ def find_unclosed_days(
     if since_ns >= first_ns:
         return []
     days = select(schema.entries.c.gpu_uuid, schema.entries.c.day).distinct()
-    days = ledger_queries.within(days, schema.entries, since_ns, first_ns).where(
+    days = ledger_queries.restrict_to_window(days, schema.entries, since_ns, first_ns).where(
         schema.entries.c.tiling == units.Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
     )
     with store.database.transaction() as connection:

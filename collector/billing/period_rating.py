@@ -119,35 +119,37 @@ def rate_period(
     charges: list[Charge] = []
     reviews: list[UsageReview] = []
     sources: dict[row_conversion.GpuDay, SourceRevision] = {}
-    held: dict[LedgerTimeKey, Units] = defaultdict(int)
+    held_time: dict[LedgerTimeKey, Units] = defaultdict(int)
     taken: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
     billed = period_days(period)
     has_minimums = _has_minimums(book)
     rater = Rater(book, period)
     ended: dict[tuple[str, str], day_tiling.HeldClaim] = {}
     for gpus in _by_gpus(numbers(rating_days(period))):
-        found = list(ledger.revisions(gpus))
+        revisions = list(ledger.revisions(gpus))
         if has_minimums:
-            found = [*ledger.revisions(_earlier_days(numbers, found, period)), *found]
-        sources |= dict(map(_source, found))
-        tilings = [revision.tiling for revision in found]
+            revisions = [*ledger.revisions(_earlier_days(numbers, revisions, period)), *revisions]
+        sources |= dict(map(_source, revisions))
+        tilings = [revision.tiling for revision in revisions]
         used = usages(tilings)
         rating = rater.rate(used)
-        _add_rated(taken, rating, used)
+        _add_rated_time(taken, rating, used)
         charges += rating.charges
         reviews += rating.reviews
         for tiling in tilings:
             if tiling.day in billed:
-                _add_held(held, tiling)
-                ended |= _ended_without_use(tiling)
+                _add_held_time(held_time, tiling)
+                ended |= _find_unused_claims(tiling)
     if has_minimums:
         claims = _CountedClaims(rater.counted, ended)
-        for found, used in _counted_usage(ledger, claims, numbers, sources.keys(), period):
-            sources |= dict(map(_source, found))
+        for revisions, used in _read_counted_usage(ledger, claims, numbers, sources.keys(), period):
+            sources |= dict(map(_source, revisions))
             rater.rate(used)
     charges += rater.counted.topups()
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
-    return RatedPeriod(period, tuple(charges), tuple(reviews), sources, dict(held), dict(taken))
+    return RatedPeriod(
+        period, tuple(charges), tuple(reviews), sources, dict(held_time), dict(taken)
+    )
 
 
 def _has_minimums(book: price_book.PriceBook) -> bool:
@@ -164,17 +166,19 @@ def _by_gpus(
     for key, number in numbers.items():
         by_gpu[key.gpu][key] = number
     gpus = sorted(by_gpu)
-    for at in range(0, len(gpus), _GPUS_AT_ONCE):
-        yield {k: n for gpu in gpus[at : at + _GPUS_AT_ONCE] for k, n in by_gpu[gpu].items()}
+    for offset in range(0, len(gpus), _GPUS_AT_ONCE):
+        yield {
+            k: n for gpu in gpus[offset : offset + _GPUS_AT_ONCE] for k, n in by_gpu[gpu].items()
+        }
 
 
 def _earlier_days(
-    numbers: RevisionNumbers, found: Iterable[ledger_store.Revision], period: Period
+    numbers: RevisionNumbers, revisions: Iterable[ledger_store.Revision], period: Period
 ) -> dict[row_conversion.GpuDay, int]:
     """Days before the window in which claims at the period's start were already in force."""
     start_day = period.start_ns // DAY_NS
     since: dict[str, int] = {}
-    for revision in found:
+    for revision in revisions:
         tiling = revision.tiling
         if tiling.day == start_day:
             days = [claim.start_ns // DAY_NS for claim in tiling.claims]
@@ -191,7 +195,9 @@ class _CountedClaims(NamedTuple):
     """By id and node, those that hold no GPU when they end: their last usage may be long before."""
 
 
-def _ended_without_use(tiling: day_tiling.DayTiling) -> dict[tuple[str, str], day_tiling.HeldClaim]:
+def _find_unused_claims(
+    tiling: day_tiling.DayTiling,
+) -> dict[tuple[str, str], day_tiling.HeldClaim]:
     """Claims that end on a GPU-day on which they request and hold nothing, by id and node.
 
     Only a claim for a number of GPUs has such rows in the ledger: other claims request slots of
@@ -207,7 +213,7 @@ def _ended_without_use(tiling: day_tiling.DayTiling) -> dict[tuple[str, str], da
     }
 
 
-def _counted_usage(
+def _read_counted_usage(
     ledger: ledger_store.Ledger,
     counted: _CountedClaims,
     numbers: RevisionNumbers,
@@ -216,7 +222,7 @@ def _counted_usage(
 ) -> Iterator[tuple[list[ledger_store.Revision], list[Usage]]]:
     """Revisions of earlier days, with usage of counted claims that end in the period, on any GPU."""
     first_ns = rating_days(period).start * DAY_NS
-    begun = counted.used.begun_before(first_ns)
+    begun = counted.used.find_begun(first_ns)
     used_since = {(claim.id, claim.node) for claim in begun}
     ended = {
         key: claim
@@ -227,18 +233,18 @@ def _counted_usage(
     if not starts:
         return
     earlier = numbers(range(min(starts) // DAY_NS, rating_days(period).start))
-    wanted = {key: number for key, number in earlier.items() if key not in known}
+    missing = {key: number for key, number in earlier.items() if key not in known}
     ids = {claim for claim, _ in (*used_since, *ended)}
-    for gpus in _by_gpus(ledger.with_counted(wanted, ids)):
-        found = list(ledger.revisions(gpus))
-        used = usages(revision.tiling for revision in found)
+    for gpus in _by_gpus(ledger.select_counted(missing, ids)):
+        revisions = list(ledger.revisions(gpus))
+        used = usages(revision.tiling for revision in revisions)
         own = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
         own += [
             replace(u, claim_end_ns=ended[u.claim, u.counted_on].end_ns)
             for u in used
             if (u.claim, u.counted_on) in ended
         ]
-        yield found, own
+        yield revisions, own
 
 
 def _source(revision: ledger_store.Revision) -> tuple[row_conversion.GpuDay, SourceRevision]:
@@ -253,14 +259,14 @@ def _source(revision: ledger_store.Revision) -> tuple[row_conversion.GpuDay, Sou
     return row_conversion.GpuDay(tiling.gpu, tiling.day), source
 
 
-def _add_held(held: dict[LedgerTimeKey, Units], tiling: day_tiling.DayTiling) -> None:
+def _add_held_time(held: dict[LedgerTimeKey, Units], tiling: day_tiling.DayTiling) -> None:
     for entry in tiling.entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in WITH_TENANT:
             key = LedgerTimeKey(entry.tenant, tiling.sku, entry.state)
             held[key] = exact(held[key] + entry.quantity)
 
 
-def _add_rated(
+def _add_rated_time(
     taken: dict[LedgerTimeKey, Fraction], rating: RatingResult, used: Iterable[Usage]
 ) -> None:
     """Add the capacity times time that the outcomes of rating cover."""
@@ -317,16 +323,16 @@ class UndecidedUse:
 
 def merge_reviews(reviews: Iterable[UsageReview]) -> tuple[UndecidedUse, ...]:
     """Undecided outcomes of rating in order of resource and time, with consecutive ones merged."""
-    found: list[UndecidedUse] = []
-    for review in sorted(map(_undecided_use, reviews), key=_matter):
-        if found and found[-1].end_ns == review.start_ns and _is_continued(found[-1], review):
-            found[-1] = replace(found[-1], end_ns=review.end_ns)
+    merged: list[UndecidedUse] = []
+    for review in sorted(map(_undecided_use, reviews), key=_review_subject):
+        if merged and merged[-1].end_ns == review.start_ns and _continues(merged[-1], review):
+            merged[-1] = replace(merged[-1], end_ns=review.end_ns)
         else:
-            found.append(review)
-    return tuple(sorted(found))
+            merged.append(review)
+    return tuple(sorted(merged))
 
 
-def undecided_of_tenant(found: Iterable[UndecidedUse], tenant: str) -> tuple[UndecidedUse, ...]:
+def select_undecided(found: Iterable[UndecidedUse], tenant: str) -> tuple[UndecidedUse, ...]:
     """Undecided use of one tenant."""
     return tuple(one for one in found if one.tenant == tenant)
 
@@ -346,12 +352,12 @@ def _undecided_use(review: UsageReview) -> UndecidedUse:
     )
 
 
-def _matter(one: UndecidedUse) -> tuple[str | Units, ...]:
+def _review_subject(one: UndecidedUse) -> tuple[str | Units, ...]:
     return (
         one.resource, one.claim, one.reason, one.tenant, one.state, one.units,
         one.start_ns,
     )  # fmt: skip
 
 
-def _is_continued(one: UndecidedUse, other: UndecidedUse) -> bool:
-    return _matter(one)[:-1] == _matter(other)[:-1]
+def _continues(one: UndecidedUse, other: UndecidedUse) -> bool:
+    return _review_subject(one)[:-1] == _review_subject(other)[:-1]

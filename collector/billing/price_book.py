@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from collector.billing import BillingError
-from collector.billing.charges import PriceUnit, UnknownCurrencyError, exponent_of
+from collector.billing.charges import PriceUnit, UnknownCurrencyError, currency_exponent
 from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp, parse_timestamp
 from railscope.untrusted_text import TomlError, parse_toml
 
@@ -137,17 +137,17 @@ class PriceTimeline:
     """The prices of one group for one tenant and SKU, consecutive and without gaps."""
 
     starts: Sequence[int]
-    found: Sequence[tuple[Price | None, int]]
+    prices: Sequence[tuple[Price | None, int]]
 
     @property
     def begins_ns(self) -> int:
         """Start of its first price; `FOREVER_NS` if it has none."""
-        known = (start for start, (price, _) in zip(self.starts, self.found, strict=True) if price)
+        known = (start for start, (price, _) in zip(self.starts, self.prices, strict=True) if price)
         return next(known, FOREVER_NS)
 
-    def at(self, instant_ns: int) -> tuple[Price | None, int]:
+    def price_at(self, timestamp_ns: int) -> tuple[Price | None, int]:
         """The price at an instant, and the list price in nano-currency."""
-        return self.found[bisect_right(self.starts, instant_ns) - 1]
+        return self.prices[bisect_right(self.starts, timestamp_ns) - 1]
 
     def stretches(self, start_ns: int, end_ns: int) -> Iterator[PriceStretch]:
         """[start, end), split wherever the price or the list price changes."""
@@ -155,7 +155,7 @@ class PriceTimeline:
         while start_ns < end_ns:
             last = at + 1 == len(self.starts)
             until = end_ns if last else min(end_ns, self.starts[at + 1])
-            yield PriceStretch(start_ns, until, *self.found[at])
+            yield PriceStretch(start_ns, until, *self.prices[at])
             start_ns, at = until, at + 1
 
 
@@ -172,7 +172,7 @@ class PriceBook:
     prices: tuple[Price, ...]
 
     def __post_init__(self) -> None:
-        exponent_of(self.currency)
+        currency_exponent(self.currency)
         for price in self.prices:
             if not 1 <= price.version <= self.version:
                 message = (
@@ -199,8 +199,8 @@ def _price_place(price: Price) -> tuple[str, str, str, str, int]:
     return (price.tenant, price.sku, price.mig_profile, price.tariff.group.value, price.from_ns)
 
 
-def _applying(matching: Sequence[Price], instant_ns: int) -> tuple[Price | None, int]:
-    valid = {p.tenant: p for p in matching if p.from_ns <= instant_ns < p.to_ns}
+def _applying(matching: Sequence[Price], timestamp_ns: int) -> tuple[Price | None, int]:
+    valid = {p.tenant: p for p in matching if p.from_ns <= timestamp_ns < p.to_ns}
     listed = valid.get("")
     price = next((p for tenant, p in valid.items() if tenant), listed)
     if price is None:
@@ -364,12 +364,12 @@ def _instant_ns(moment: datetime, key: str) -> int:
 
 def _price(document: dict[str, Any], where: str) -> Price:
     table = _convert(document, _PriceTable, where)
-    given = {
+    prices_by_unit = {
         PriceUnit.GPU_HOURS: table.nano_per_gpu_hour,
         PriceUnit.INSTANCE_HOURS: table.nano_per_instance_hour,
         PriceUnit.KILOWATT_HOURS: table.nano_per_kilowatt_hour,
     }
-    prices = [(unit, nano) for unit, nano in given.items() if nano is not None]
+    prices = [(unit, nano) for unit, nano in prices_by_unit.items() if nano is not None]
     if len(prices) != 1:
         message = (
             f"invalid {where}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"

@@ -76,12 +76,14 @@ class ClaimMinimums:
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
         self._claims[_claim_key(usage)].billed.append(_BilledStretch(charge, price, size))
 
-    def begun_before(self, instant_ns: int) -> dict[CountedClaim, int]:
+    def find_begun(self, timestamp_ns: int) -> dict[CountedClaim, int]:
         """Start times of counted claims that began before an instant and end in the period."""
         return {
             CountedClaim(last.tenant, last.claim, last.counted_on): last.claim_start_ns
             for last in (claim.last for claim in self._claims.values())
-            if last.counted_on and last.claim_start_ns < instant_ns and self._ends(last) is not None
+            if last.counted_on
+            and last.claim_start_ns < timestamp_ns
+            and self._ends(last) is not None
         }
 
     def topups(self) -> Iterator[Charge]:
@@ -159,19 +161,19 @@ def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_B
 
 def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
     """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
-    found: list[_BilledStretch] = []
+    stretches: list[_BilledStretch] = []
     capacity_left = Fraction(GPU_CAPACITY)
     for one in billed:
         left = one.size
         while left:
             size = min(left, capacity_left)
-            found.append(one._replace(size=size))
+            stretches.append(one._replace(size=size))
             left, capacity_left = left - size, capacity_left - size
             if not capacity_left:
-                yield found
-                found, capacity_left = [], Fraction(GPU_CAPACITY)
-    if found:
-        yield found
+                yield stretches
+                stretches, capacity_left = [], Fraction(GPU_CAPACITY)
+    if stretches:
+        yield stretches
 
 
 def target_ns(billed_ns: int, price: price_book.Price) -> int:
@@ -221,15 +223,15 @@ def rate(usages: Iterable[Usage], book: price_book.PriceBook, period: units.Peri
     """
     rater = Rater(book, period)
     rating = rater.rate(usages)
-    charges = sorted([*rating.charges, *rater.counted.topups()], key=_order)
+    charges = sorted([*rating.charges, *rater.counted.topups()], key=_charge_order)
     return replace(rating, charges=tuple(charges))
 
 
-def _order(charge: Charge) -> tuple[str, int, str]:
+def _charge_order(charge: Charge) -> tuple[str, int, str]:
     return charge.tenant, charge.service_t0_ns, charge.charge_id
 
 
-def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
+def _usage_order(usage: Usage) -> tuple[str, int, int, str, str, str]:
     u = usage
     return (u.resource, u.start_ns, u.end_ns, u.tenant, u.claim, u.state)
 
@@ -249,31 +251,31 @@ class Rater:
 
     def rate(self, usages: Iterable[Usage]) -> RatingResult:
         """Rate the whole usage of some GPUs, except for the minimums of counted claims."""
-        ordered = sorted(usages, key=_place)
+        ordered = sorted(usages, key=_usage_order)
         reject_double_usage(ordered)
         self._placed = ClaimMinimums(self.period)
-        found = [
+        all_charges = [
             outcome
             for usage, gap_ns in zip(ordered, gap_lengths(ordered), strict=True)
             for outcome in self._rate(usage, gap_ns)
             if self._is_inside(outcome)
         ]
-        charges = [one for one in found if isinstance(one, Charge)]
+        charges = [one for one in all_charges if isinstance(one, Charge)]
         charges.extend(self._placed.topups())
-        reviews = [one for one in found if isinstance(one, UsageReview)]
+        reviews = [one for one in all_charges if isinstance(one, UsageReview)]
         return RatingResult(
-            tuple(sorted(charges, key=_order)),
+            tuple(sorted(charges, key=_charge_order)),
             tuple(one for one in reviews if one.reason != _NOT_IN_USE),
             tuple(one for one in reviews if one.reason == _NOT_IN_USE),
         )
 
-    def _claims_of(self, usage: Usage) -> ClaimMinimums:
+    def _find_claims(self, usage: Usage) -> ClaimMinimums:
         return self.counted if usage.counted_on else self._placed
 
     def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
         if usage.claim:
-            self._claims_of(usage).add_usage(usage)
+            self._find_claims(usage).add_usage(usage)
         reason = _unbillable_reason(usage)
         if reason:
             for start_ns, end_ns in self._spans(usage)[-1:]:
@@ -296,7 +298,7 @@ class Rater:
                 yield UsageReview(usage, stretch.start_ns, stretch.end_ns, why)
                 continue
             charge = _charge(usage, stretch, price)
-            self._claims_of(usage).add_charge(usage, charge, price)
+            self._find_claims(usage).add_charge(usage, charge, price)
             yield charge
 
     def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:
@@ -351,7 +353,7 @@ def _split(
 ) -> Iterator[price_book.PriceStretch]:
     """One stretch per price; a single one if the claim keeps the price of its start."""
     if usage.claim:
-        price, list_nano = timeline.at(usage.claim_start_ns)
+        price, list_nano = timeline.price_at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
             yield price_book.PriceStretch(start_ns, end_ns, price, list_nano)
             return
@@ -418,5 +420,5 @@ def _quantity(usage: Usage, duration_ns: int, unit: PriceUnit) -> Fraction:
             message = f"energy of {usage} is {energy.label}"
             raise ValueError(message)
         return Fraction(energy * duration_ns, usage.duration_ns)
-    held = usage.capacity_units if unit is PriceUnit.GPU_HOURS else usage.instances
-    return Fraction(duration_ns * held)
+    size = usage.capacity_units if unit is PriceUnit.GPU_HOURS else usage.instances
+    return Fraction(duration_ns * size)

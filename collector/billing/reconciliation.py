@@ -126,7 +126,7 @@ def evidence_checks(
     ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence, period: Period
 ) -> list[ReconciliationCheck]:
     """Compare the newest ledger revisions of a period with all evidence of it."""
-    found = _EvidenceComparison()
+    comparison = _EvidenceComparison()
     days = period_rating.period_days(period)
     newest = ledger.newest(days.start, days.stop)
     by_gpu: dict[str, dict[row_conversion.GpuDay, int]] = defaultdict(dict)
@@ -136,8 +136,8 @@ def evidence_checks(
     for gpu in [*seen, *sorted(by_gpu.keys() - set(seen))]:
         known = evidence.evidence(gpu, period.start_ns, period.end_ns)
         written = {one.tiling.day: one for one in ledger.revisions(by_gpu[gpu])}
-        found.compare(known, written, days)
-    return list(found.checks())
+        comparison.compare(known, written, days)
+    return list(comparison.checks())
 
 
 class _EvidenceComparison:
@@ -158,28 +158,28 @@ class _EvidenceComparison:
         days: range,
     ) -> None:
         """Compare all days of a GPU."""
-        metered = known.metered()
-        places = [(stay.start_ns, stay.end_ns) for stay in holders.stays(known.evidence)]
-        outside = _outside(known.evidence, places)
+        metered = known.meter()
+        places = [(stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(known.evidence)]
+        outside = _find_review_time(known.evidence, places)
         counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
         for day in days:
             revision = written.get(day)
             name = _gpu_day_name(row_conversion.GpuDay(known.evidence.gpu, day))
             start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
-            present = _within(places, start_ns, end_ns)
-            absent = _within(outside, start_ns, end_ns)
+            present = _overlap_ns(places, start_ns, end_ns)
+            absent = _overlap_ns(outside, start_ns, end_ns)
             for tiling in Tiling:
                 self._capacity.append(
                     (f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present)
                 )
-                held = _quantity(revision, tiling) - _quantity(revision, tiling, outside)
-                self._found += held
+                held_quantity = _quantity(revision, tiling) - _quantity(revision, tiling, outside)
+                self._found += held_quantity
                 self._expected += GPU_CAPACITY * (present - absent)
             self._claims(revision, name)
             self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
             again = metered.day(day, day_metering.MeteringComputation("", 0))
             if revision is not None or again.entries:
-                same = revision is not None and revision.content_root == day_tiling.root_in(
+                same = revision is not None and revision.content_root == day_tiling.revision_root(
                     again, revision.tiling.capacity_units
                 )
                 self._roots.append((name, int(same), 1))
@@ -188,16 +188,18 @@ class _EvidenceComparison:
         """Compare the requested quantity of each claim with the sum of held and moved, by tiling."""
         if revision is None:
             return
-        found: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
+        held_by_claim: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
         for entry in revision.tiling.entries:
-            found[entry.claim, entry.tiling] += Fraction(entry.quantity) / GPU_CAPACITY
+            held_by_claim[entry.claim, entry.tiling] += Fraction(entry.quantity) / GPU_CAPACITY
         for one in revision.tiling.overlaps:
-            found[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
+            held_by_claim[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
         for claim in revision.tiling.claims:
             for tiling, requested in zip(Tiling, claim.requested, strict=True):
                 if requested:
                     where = f"{name}, {claim.id}, {tiling}"
-                    self._requested.append((where, found[claim.id, tiling], Fraction(requested)))
+                    self._requested.append(
+                        (where, held_by_claim[claim.id, tiling], Fraction(requested))
+                    )
 
     def _shares(
         self,
@@ -234,16 +236,18 @@ def _quantity(
     """Quantity of one tiling of a revision, in total or within disjoint spans."""
     if revision is None:
         return 0
-    found = Fraction(0)
+    total = Fraction(0)
     for entry in revision.tiling.entries:
         if entry.tiling is tiling:
             spans = [(entry.t0_ns, entry.t1_ns)] if places is None else places
-            time_ns = _within(spans, entry.t0_ns, entry.t1_ns)
-            found += Fraction(entry.slot_hi - entry.slot_lo) * time_ns
-    return exact(found)
+            time_ns = _overlap_ns(spans, entry.t0_ns, entry.t1_ns)
+            total += Fraction(entry.slot_hi - entry.slot_lo) * time_ns
+    return exact(total)
 
 
-def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _find_review_time(
+    evidence: Evidence, places: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """Time within these spans in which the GPU is metered only for claims under review."""
     spans = (
         timeline.TimePiece(max(start, claim.begins_ns), min(end, claim.ceases_ns), 0)
@@ -251,10 +255,10 @@ def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tupl
         if claim.review in review_rules.NOT_IN_SERVICE
         for start, end in places
     )
-    return [(one.start_ns, one.end_ns) for one in timeline.prevailing(spans)]
+    return [(one.start_ns, one.end_ns) for one in timeline.resolve_overlaps(spans)]
 
 
-def _within(spans: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+def _overlap_ns(spans: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int:
     """Nanoseconds of disjoint spans in [start, end)."""
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in spans)
 
@@ -263,12 +267,12 @@ def _by_day(counted: measures.CounterIncrements, days: range) -> dict[int, int]:
     """Counter increments of each day."""
     ends = counted.ends_ns
     picked = (ends > days.start * DAY_NS) & (ends <= days.stop * DAY_NS)
-    found: dict[int, int] = defaultdict(int)
+    total_by_day: dict[int, int] = defaultdict(int)
     day_of = (ends[picked] - 1) // DAY_NS
     amounts = counted.amounts[picked]
     for day in np.unique(day_of).tolist():
-        found[day] = sum(amounts[day_of == day].tolist())
-    return found
+        total_by_day[day] = sum(amounts[day_of == day].tolist())
+    return total_by_day
 
 
 def _gpu_day_name(key: row_conversion.GpuDay) -> str:
@@ -301,7 +305,7 @@ def recompute_closing(
     decided = [line.charge for one in issued for line in one.lines if line.charge.unit is None]
     charges = [*rated.charges, *decided]
     if closing.tenant:
-        found = tuple(_replacement(books, closing, one, charges) for one in issued)
+        replacements = tuple(_replacement(books, closing, one, charges) for one in issued)
     else:
         for earlier in closing.corrected:
             recomputed = period_rating.rate_period(books.ledger, published.book, earlier, numbers)
@@ -310,11 +314,11 @@ def recompute_closing(
                 valid, recomputed.charges, earlier, closing.period.start_ns
             )
             sources |= recomputed.sources
-        found = draft_invoices(charges, closing.period, closing.currency)
+        replacements = draft_invoices(charges, closing.period, closing.currency)
     root = manifest_root(
-        closing.period, closing.price_version, period_rating.ledger_root(sources), found
+        closing.period, closing.price_version, period_rating.ledger_root(sources), replacements
     )
-    return RecomputedClosing(rated, found, root)
+    return RecomputedClosing(rated, replacements, root)
 
 
 def _replacement(
@@ -343,20 +347,20 @@ def reconcile_period(
 
     Raises LedgerError, ClosingError, MissingPriceError.
     """
-    found = list(check_records(books, period))
+    checks = list(check_records(books, period))
     if books.evidence is not None:
-        found += evidence_checks(books.ledger, books.evidence, period)
+        checks += evidence_checks(books.ledger, books.evidence, period)
     closings = [one for one in books.store.closings() if one.period.overlaps(period)]
     for closing in closings:
-        found += closing_checks(books, closing, seller)
+        checks += closing_checks(books, closing, seller)
     if not closings:
         bill = books.bill(period)
-        found += [
+        checks += [
             check_billable_time(bill.rated),
             check_charged_amount(bill.rated.charges, bill.drafts),
         ]
     return sorted(
-        [*found, *check_unobserved_time(books.ledger, period)], key=lambda check: check.rule
+        [*checks, *check_unobserved_time(books.ledger, period)], key=lambda check: check.rule
     )
 
 
@@ -430,9 +434,13 @@ def check_recomputed(
     name = period_name(closing.period)
     root = int(again.manifest_root == closing.manifest_root)
     yield ReconciliationCheck("R7", f"root of {name}, computed again", Fraction(root), Fraction(1))
-    found = {one.content_hash for one in again.drafts}
+    recomputed_hashes = {one.content_hash for one in again.drafts}
     expected = {one.content_hash for one in issued}
     what = f"invoices of {name}, computed again"
     yield ReconciliationCheck(
-        "R7", what, Fraction(len(found & expected)), Fraction(len(found | expected)), len(expected)
+        "R7",
+        what,
+        Fraction(len(recomputed_hashes & expected)),
+        Fraction(len(recomputed_hashes | expected)),
+        len(expected),
     )

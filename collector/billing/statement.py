@@ -92,7 +92,7 @@ class TenantStatement:
     def facts(self) -> list[tuple[str, str]]:
         """Named properties of the invoice and its evidence."""
         invoice, period = self.invoice, self.invoice.period
-        found = [
+        rows = [
             ("Billed by", self.seller),
             ("Tenant", invoice.tenant),
             (
@@ -101,7 +101,7 @@ class TenantStatement:
             ),
         ]
         if invoice.status is not invoices.InvoiceStatus.DRAFT:
-            found += [
+            rows += [
                 ("Invoice", invoice.invoice_id),
                 ("Issued", format_timestamp(invoice.issued_ns or 0)),
                 ("Replaces", invoice.replaces),
@@ -109,23 +109,23 @@ class TenantStatement:
                 ("Audit log", self._audit),
             ]
         if self.closed_ns is not None:
-            found += [
+            rows += [
                 ("Invoice", "none: nothing is billed"),
                 ("Closed", format_timestamp(self.closed_ns)),
             ]
-        found += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
-        found.append(("Clock suspect", self._clock_suspect))
-        return [(name, text) for name, text in found if text]
+        rows += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
+        rows.append(("Clock suspect", self._clock_suspect))
+        return [(name, text) for name, text in rows if text]
 
     @property
     def _clock_suspect(self) -> str:
         """The marked GPU-days of its lines, with the reasons."""
         days = {source_day(line.charge) for line in self.invoice.lines}
-        found = {key: self.clock_suspect.get(key, ()) for key in days if key}
-        doubts = sorted({one for some in found.values() for one in some})
+        doubts_by_day = {key: self.clock_suspect.get(key, ()) for key in days if key}
+        doubts = sorted({one for day_doubts in doubts_by_day.values() for one in day_doubts})
         if not doubts:
             return ""
-        marked = sum(map(bool, found.values()))
+        marked = sum(map(bool, doubts_by_day.values()))
         days_ = "GPU-day" if marked == 1 else "GPU-days"
         return f"{marked:,} {days_}: {'; '.join(map(format_clock_doubt, doubts))}"
 
@@ -171,14 +171,14 @@ class TenantStatement:
             named = line.charge.claim and not line.charge.corrects
             own.setdefault(line.charge.claim if named else "", []).append(line.charge)
         amounts = self._amounts(own)
-        ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact(own[claim]), claim))
+        ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact_sum(own[claim]), claim))
         return [_claim_summary(claim, own[claim], amounts[claim]) for claim in ordered]
 
     def _amounts(self, parts: Mapping[str, Sequence[charge_types.Charge]]) -> dict[str, str]:
         """The rounded total, spread over parts of the invoice."""
-        places = charge_types.exponent_of(self.invoice.currency)
+        places = charge_types.currency_exponent(self.invoice.currency)
         minor = charge_types.spread_rounding(
-            {name: _exact(own) for name, own in parts.items()}, places
+            {name: _exact_sum(own) for name, own in parts.items()}, places
         )
         return {
             name: charge_types.format_decimal(Fraction(own, 10**places), places)
@@ -190,7 +190,9 @@ class TenantStatement:
         """Amount to be paid or credited."""
         payable = self.invoice.payable
         shown = abs(payable) if self.invoice.status is invoices.InvoiceStatus.ISSUED else payable
-        return charge_types.format_decimal(shown, charge_types.exponent_of(self.invoice.currency))
+        return charge_types.format_decimal(
+            shown, charge_types.currency_exponent(self.invoice.currency)
+        )
 
     @property
     def due(self) -> str:
@@ -246,7 +248,7 @@ def _summary_key(charge: charge_types.Charge) -> str:
     return "\0".join((charge.corrects, charge.kind, charge.sku, unit, price, *reason))
 
 
-def _exact(charges: Iterable[charge_types.Charge]) -> Fraction:
+def _exact_sum(charges: Iterable[charge_types.Charge]) -> Fraction:
     return sum((charge.amount for charge in charges), Fraction(0))
 
 

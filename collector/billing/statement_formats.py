@@ -90,7 +90,7 @@ def as_json(statement: TenantStatement) -> bytes:
 def statement_document(statement: TenantStatement) -> StatementDocument:
     """The statement as a structure for JSON."""
     invoice, period = statement.invoice, statement.invoice.period
-    places = charges.exponent_of(invoice.currency)
+    places = charges.currency_exponent(invoice.currency)
     seen = coverage(invoice)
     return StatementDocument(
         invoice=statement.invoice_id,
@@ -237,11 +237,11 @@ def as_html(statement: TenantStatement) -> str:
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n{marks}<dl>\n{facts}</dl>\n<h2>Charges</h2>\n"
         f"{_table(caption, _HTML_SUMMARY, statement.summary, total)}\n"
-        f"{_claims(statement)}{_undecided(statement)}</main>\n</body>\n</html>\n"
+        f"{_claims_html(statement)}{_undecided_html(statement)}</main>\n</body>\n</html>\n"
     )
 
 
-def _claims(statement: TenantStatement) -> str:
+def _claims_html(statement: TenantStatement) -> str:
     claims = statement.claims
     if not claims:
         return ""
@@ -252,7 +252,7 @@ def _claims(statement: TenantStatement) -> str:
     return f"<h2>By claim</h2>\n{_table(caption, _HTML_CLAIMS, shown)}\n"
 
 
-def _undecided(statement: TenantStatement) -> str:
+def _undecided_html(statement: TenantStatement) -> str:
     if not statement.undecided:
         return ""
     items = "".join(f"<li>{escape(str(one))}</li>\n" for one in statement.undecided)

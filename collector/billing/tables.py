@@ -165,7 +165,7 @@ _UNITS = {unit.label: unit for unit in PriceUnit}
 def closing_row(closing: PeriodClosing) -> row_conversion.RowValues:
     """The row of a closing."""
     corrected = [[period.start_ns, period.end_ns] for period in closing.corrected]
-    return schema.row_of(
+    return schema.to_row(
         closings,
         closing,
         closing=closing.number,
@@ -177,7 +177,7 @@ def closing_row(closing: PeriodClosing) -> row_conversion.RowValues:
 def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
     """The closing of a row."""
     corrected = msgspec.json.decode(row.corrected, type=list[tuple[int, int]])
-    return schema.value_of(
+    return schema.from_row(
         PeriodClosing,
         row,
         number=row.closing,
@@ -190,7 +190,7 @@ def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
 def charge_row(line: InvoiceLine, invoice_id: str) -> row_conversion.RowValues:
     """The row of a line."""
     charge = line.charge
-    return schema.row_of(
+    return schema.to_row(
         charges,
         charge,
         invoice_id=invoice_id,
@@ -203,7 +203,7 @@ def charge_row(line: InvoiceLine, invoice_id: str) -> row_conversion.RowValues:
 
 def line_from_row(row: sa.Row[Any]) -> InvoiceLine:
     """The line of a row."""
-    charge = schema.value_of(
+    charge = schema.from_row(
         Charge,
         row,
         kind=ChargeKind(row.kind),
@@ -216,7 +216,7 @@ def line_from_row(row: sa.Row[Any]) -> InvoiceLine:
 
 def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     """The invoice of a row and its lines. Raises InvoiceError if they differ from what was issued."""
-    return schema.value_of(
+    return schema.from_row(
         Invoice,
         row,
         period=Period(row.period_start_ns, row.period_end_ns),
@@ -229,7 +229,7 @@ def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
 def review_row(closing: int, number: int, one: period_rating.UndecidedUse) -> dict[str, Any]:
     """Row of undecided use of a closing."""
     exact_units = str(one.units) if one.units % 1 else None
-    return schema.row_of(
+    return schema.to_row(
         reviews, one, closing=closing, review=number, units=int(one.units), exact_units=exact_units
     )
 
@@ -237,4 +237,4 @@ def review_row(closing: int, number: int, one: period_rating.UndecidedUse) -> di
 def review_from_row(row: sa.Row[Any]) -> period_rating.UndecidedUse:
     """Undecided use of a closing, from its row."""
     units = row.units if row.exact_units is None else Fraction(row.exact_units)
-    return schema.value_of(period_rating.UndecidedUse, row, units=units)
+    return schema.from_row(period_rating.UndecidedUse, row, units=units)

@@ -48,8 +48,8 @@ def statement_periods(
     if tenant is None:
         return sorted({closing.period for closing in closings})
     undecided = books.store.undecided_closings(tenant)
-    found = {head.period for head in books.store.heads(tenant=tenant)}
-    return sorted(found | {one.period for one in closings if one.number in undecided})
+    periods = {head.period for head in books.store.heads(tenant=tenant)}
+    return sorted(periods | {one.period for one in closings if one.number in undecided})
 
 
 def read_statement(
@@ -83,7 +83,7 @@ def _without_invoice(
 ) -> TenantStatement:
     """The statement of a tenant without an invoice in a closing. Raises UnknownTenantError."""
     closing = next(one for one in closings if not one.tenant)
-    reviews = period_rating.undecided_of_tenant(books.store.reviews(closing.number), tenant)
+    reviews = period_rating.select_undecided(books.store.reviews(closing.number), tenant)
     if not reviews:
         tenants = {one.tenant for one in books.store.heads(closing.period)}
         message = (
@@ -105,13 +105,13 @@ def read_invoice_statement(
     books: period_closing.BillingBooks, invoice_id: str, seller: str = ""
 ) -> TenantStatement:
     """The statement of one invoice, void or not. Raises ClosingError if there is none."""
-    found = books.store.invoice(invoice_id)
-    if found is None:
+    stored = books.store.invoice(invoice_id)
+    if stored is None:
         message = f"unknown invoice {invoice_id}"
         raise invoices.ClosingError(message)
-    invoice, number = found
+    invoice, number = stored
     closing = next(one for one in books.store.closings() if one.number == number)
-    reviews = period_rating.undecided_of_tenant(books.store.reviews(number), invoice.tenant)
+    reviews = period_rating.select_undecided(books.store.reviews(number), invoice.tenant)
     revisions = books.store.revisions(number, {line.charge.resource for line in invoice.lines})
     return TenantStatement(
         invoice=invoice,
@@ -120,7 +120,7 @@ def read_invoice_statement(
         revisions=revisions,
         roots=_roots(closing),
         audit=books.store.audit_position(invoice_id),
-        marks=_marks(books, invoice, closing),
+        marks=_find_marks(books, invoice, closing),
         clock_suspect=books.ledger.clock_suspect(revisions),
     )
 
@@ -128,32 +128,32 @@ def read_invoice_statement(
 def preview_statement(bill: period_closing.Bill, tenant: str, seller: str = "") -> TenantStatement:
     """Preview of a tenant's invoice for an open period, from the current ledger."""
     empty = invoices.draft_invoice((), tenant, bill.period, bill.book.currency)
-    found = next((one for one in bill.drafts if one.tenant == tenant), empty)
+    draft = next((one for one in bill.drafts if one.tenant == tenant), empty)
     marks = ["Not binding: computed from the current ledger"]
     if bill.missing_days.all:
         marks.append(f"Not complete: {bill.missing_days}")
     return TenantStatement(
-        invoice=found,
+        invoice=draft,
         seller=seller,
-        undecided=period_rating.undecided_of_tenant(bill.undecided, tenant),
+        undecided=period_rating.select_undecided(bill.undecided, tenant),
         revisions={key: source.revision for key, source in bill.sources.items()},
         marks=marks,
         clock_suspect={key: source.clock_suspect for key, source in bill.sources.items()},
     )
 
 
-def _marks(
+def _find_marks(
     books: period_closing.BillingBooks, invoice: invoices.Invoice, closing: invoices.PeriodClosing
 ) -> list[str]:
     """Reasons why an invoice is not final."""
-    found = []
+    marks = []
     if invoice.status is invoices.InvoiceStatus.VOID:
         heads = books.store.heads(invoice.period, invoice.tenant)
         own = next(one for one in heads if one.invoice_id == invoice.invoice_id)
         by = next((one for one in heads if one.replaces == invoice.invoice_id), None)
         instead = f"; replaced by {by.invoice_id}" if by else ""
-        found.append(f"VOID: {own.void_reason}{instead}")
-    return found + _provisional(closing)
+        marks.append(f"VOID: {own.void_reason}{instead}")
+    return marks + _provisional(closing)
 
 
 def _provisional(closing: invoices.PeriodClosing) -> list[str]:
@@ -218,7 +218,7 @@ class BillingReader:
             if form is not export.ExportFormat.PARQUET or find_spec("pyarrow")
         ]
 
-    def issued(self, tenant: str | None) -> list[IssuedInvoice]:
+    def issued_invoices(self, tenant: str | None) -> list[IssuedInvoice]:
         """Invoices of a tenant or of all, the oldest period first. Raises BillingUnavailableError.
 
         A tenant for which a closing has only undecided time has a statement with an empty invoice.
@@ -227,18 +227,18 @@ class BillingReader:
             heads = self.books.store.heads(tenant=tenant, connection=connection)
             closings = self.books.store.closings(connection)
             undecided = self.books.store.undecided_closings(tenant, connection)
-        found = [(one.period, one.tenant, one.invoice_id, one.void) for one in heads]
-        billed = {each[:2] for each in found}
+        rows = [(one.period, one.tenant, one.invoice_id, one.void) for one in heads]
+        billed = {each[:2] for each in rows}
         for closing in closings:
             names = undecided.get(closing.number, set()) if not closing.tenant else set()
-            found += [
+            rows += [
                 (closing.period, name, "", False)
                 for name in names
                 if (closing.period, name) not in billed
             ]
         return [
             IssuedInvoice(name, period_name(period), invoice_id, void)
-            for period, name, invoice_id, void in sorted(found, key=lambda each: each[:2])
+            for period, name, invoice_id, void in sorted(rows, key=lambda each: each[:2])
         ]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
@@ -256,11 +256,13 @@ class BillingReader:
         """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""
         with _readable():
             span = parse_period(period)
-            found = self.books.store.invoices(span, tenant)
-            seller = self.seller({invoice.tenant for invoice in found})
+            exported = self.books.store.invoices(span, tenant)
+            seller = self.seller({invoice.tenant for invoice in exported})
             order = export.ExportOrder(seller, self.wall_ns(), period=span, tenant=tenant)
             return export.export_document(
-                found, export_provenance.with_origins(order, self.books), export.ExportFormat(form)
+                exported,
+                export_provenance.with_origins(order, self.books),
+                export.ExportFormat(form),
             )
 
 

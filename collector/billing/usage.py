@@ -128,14 +128,14 @@ def gap_lengths(ordered: Sequence[Usage]) -> list[int]:
     lengths = [0] * len(ordered)
     run: list[int] = []
     until_ns = 0
-    for at, usage in enumerate(ordered):
+    for position, usage in enumerate(ordered):
         if usage.state not in UNSEEN:
             continue
         if run and (usage.resource != ordered[run[0]].resource or usage.start_ns > until_ns):
             _set_lengths(lengths, run, until_ns - ordered[run[0]].start_ns)
             run = []
         until_ns = max(until_ns, usage.end_ns) if run else usage.end_ns
-        run.append(at)
+        run.append(position)
     if run:
         _set_lengths(lengths, run, until_ns - ordered[run[0]].start_ns)
     return lengths
@@ -200,14 +200,14 @@ def usages(days: Iterable[DayTiling]) -> list[Usage]:
 
 def _claim_starts(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
     """Start of each claim on a GPU: from the ledger's claim rows, or else from its first entry."""
-    found: dict[tuple[str, str], int] = {}
+    first_starts: dict[tuple[str, str], int] = {}
     for day in days:
         starts = [(claim.id, claim.start_ns) for claim in day.claims]
         starts += [(entry.claim, entry.t0_ns) for entry in day.entries if entry.claim]
         for claim, start_ns in starts:
             key = (day.gpu, claim)
-            found[key] = min(start_ns, found.get(key, start_ns))
-    return found
+            first_starts[key] = min(start_ns, first_starts.get(key, start_ns))
+    return first_starts
 
 
 def _claim_ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
@@ -241,52 +241,52 @@ def _day_usages(
 ) -> Iterator[Usage]:
     stretches = [
         stretch
-        for held, entries in _by_holding(day.entries).items()
-        for stretch in _sum_capacity(held, entries)
+        for holding, entries in _by_holding(day.entries).items()
+        for stretch in _sum_capacity(holding, entries)
     ]
     energy = _energies(day, stretches)
     known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
     for stretch in stretches:
-        held = stretch.held
-        claim = known.get(held.claim)
+        holding = stretch.held
+        claim = known.get(holding.claim)
         yield Usage(
-            tenant=held.tenant,
+            tenant=holding.tenant,
             resource=day.gpu,
             sku=day.sku,
             start_ns=stretch.start_ns,
             end_ns=stretch.end_ns,
             capacity_units=stretch.units,
-            state=held.state,
-            witness=held.witness or evidence.NodeWitness.NONE,
-            claim=held.claim,
-            claim_start_ns=began.get((day.gpu, held.claim), stretch.start_ns),
+            state=holding.state,
+            witness=holding.witness or evidence.NodeWitness.NONE,
+            claim=holding.claim,
+            claim_start_ns=began.get((day.gpu, holding.claim), stretch.start_ns),
             energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
             mig_profile=claim.mig_profile if claim else "",
             instance_units=exact(Fraction(claim.instance or 0) * GPU_CAPACITY) if claim else 0,
-            silence_ns=held.silence_ns,
-            reason=held.reason,
-            claim_end_ns=ends.get((day.gpu, held.claim)),
-            counted_on=held.counted_on,
+            silence_ns=holding.silence_ns,
+            reason=holding.reason,
+            claim_end_ns=ends.get((day.gpu, holding.claim)),
+            counted_on=holding.counted_on,
         )
 
 
 def _by_holding(
     entries: Iterable[tiling.TilingEntry],
 ) -> Mapping[_UsageKey, list[tiling.TilingEntry]]:
-    found: dict[_UsageKey, list[tiling.TilingEntry]] = {}
+    entries_by_holding: dict[_UsageKey, list[tiling.TilingEntry]] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
             holding = (entry.tenant, entry.claim)
             node = entry.node if entry.counted else ""
-            held = _UsageKey(
+            usage_key = _UsageKey(
                 entry.state, entry.witness, *holding, entry.silence_ns, entry.reason, node
             )
-            found.setdefault(held, []).append(entry)
-    return found
+            entries_by_holding.setdefault(usage_key, []).append(entry)
+    return entries_by_holding
 
 
 def _sum_capacity(
-    held: _UsageKey, entries: Iterable[tiling.TilingEntry]
+    holding: _UsageKey, entries: Iterable[tiling.TilingEntry]
 ) -> Iterator[_CapacityStretch]:
     """Stretches with the total capacity of all entries; equal neighbours are merged."""
     steps: dict[int, Units] = {}
@@ -299,7 +299,7 @@ def _sum_capacity(
     for start_ns, end_ns in pairwise(changes):
         units = exact(units + steps[start_ns])
         if units:
-            yield _CapacityStretch(start_ns, end_ns, units, held)
+            yield _CapacityStretch(start_ns, end_ns, units, holding)
 
 
 # Energy ------------------------------------------------------------------------------------------
@@ -316,35 +316,35 @@ def _energies(
     counted = [one.share for one in day.shares if one.measure is measures.CountedQuantity.ENERGY]
     if not counted:
         return {}
-    held: dict[str, list[_CapacityStretch]] = defaultdict(list)
+    stretches_by_claim: dict[str, list[_CapacityStretch]] = defaultdict(list)
     for stretch in stretches:
         if stretch.held.state in HELD:
-            held[stretch.held.claim].append(stretch)
-    found = {stretch: 0 for own in held.values() for stretch in own}
+            stretches_by_claim[stretch.held.claim].append(stretch)
+    energies = {stretch: 0 for own in stretches_by_claim.values() for stretch in own}
     for share in counted:
-        if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in held:
-            for stretch, amount in _spread_amount(share, sorted(held[share.claim])):
-                found[stretch] += amount
-    return dict(found)
+        if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in stretches_by_claim:
+            for stretch, amount in _spread_amount(share, sorted(stretches_by_claim[share.claim])):
+                energies[stretch] += amount
+    return dict(energies)
 
 
 def _spread_amount(
-    share: measures.AmountShare, held: Sequence[_CapacityStretch]
+    share: measures.AmountShare, stretches: Sequence[_CapacityStretch]
 ) -> Iterator[tuple[_CapacityStretch, int]]:
     """Spread an amount over the stretches that overlap its time, or over the last one before it."""
     parts = [
         (stretch, length)
-        for stretch in held
+        for stretch in stretches
         if (length := min(stretch.end_ns, share.t1_ns) - max(stretch.start_ns, share.t0_ns)) > 0
     ]
     if not parts:
-        before = [stretch for stretch in held if stretch.start_ns <= share.t1_ns]
-        yield (before or held)[-1 if before else 0], share.amount
+        before = [stretch for stretch in stretches if stretch.start_ns <= share.t1_ns]
+        yield (before or stretches)[-1 if before else 0], share.amount
         return
     whole = sum(length for _, length in parts)
-    passed = given = 0
+    passed = assigned = 0
     for stretch, length in parts:
         passed += length
         until = share.amount * passed // whole
-        yield stretch, until - given
-        given = until
+        yield stretch, until - assigned
+        assigned = until

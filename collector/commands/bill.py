@@ -204,7 +204,7 @@ def _run(
     ledger: ledger_store.Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]
 ) -> bool:
     found = billing_demo.run_demo(ledger)
-    books = period_closing.BillingBooks.of(ledger)
+    books = period_closing.BillingBooks.for_ledger(ledger)
     for closed in (found.closed, found.later):
         click.echo(f"CLOSING {period_name(closed.closing.period)}")
         for line in bill_periods.closed_lines(closed):

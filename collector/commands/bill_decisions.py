@@ -102,7 +102,7 @@ def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., N
         charge = charge_of(period=period, **rest)
         with place.books() as books:
             added, currency = administration.record(books, charge, place.by, force=force)
-        shown = charges.format_decimal(charge.amount, charges.exponent_of(currency))
+        shown = charges.format_decimal(charge.amount, charges.currency_exponent(currency))
         done = "recorded, for the next closing" if added else "already recorded"
         what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
         click.echo(f"{what}: {done}")

@@ -249,7 +249,7 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     rows += [
         (
             one.tenant, one.invoice_id, one.status.value, f"{len(one.lines):,}",
-            charges.format_decimal(one.payable, charges.exponent_of(one.currency)), one.currency,
+            charges.format_decimal(one.payable, charges.currency_exponent(one.currency)), one.currency,
         )
         for one in invoices
     ]  # fmt: skip
@@ -293,13 +293,13 @@ class GpuOverlap(NamedTuple):
 def read_overlaps(database: Database, period: units.Period) -> Iterator[GpuOverlap]:
     """Overlaps of compute time in a period by GPU and start, from newest revisions."""
     columns = select(schema.overlaps, schema.revisions.c.capacity_units)
-    query = ledger_queries.within(columns, schema.overlaps, period.start_ns, period.end_ns).where(
-        schema.overlaps.c.tiling == units.Tiling.COMPUTE.value
-    )
+    query = ledger_queries.restrict_to_window(
+        columns, schema.overlaps, period.start_ns, period.end_ns
+    ).where(schema.overlaps.c.tiling == units.Tiling.COMPUTE.value)
     with database.transaction() as connection:
         rows = connection.execute(query).all()
     for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.t0_ns, row.claim_id)):
-        yield GpuOverlap(row.gpu_uuid, row_conversion.overlap_of(row, row.capacity_units))
+        yield GpuOverlap(row.gpu_uuid, row_conversion.parse_overlap(row, row.capacity_units))
 
 
 @click.command("overlaps")

@@ -28,7 +28,7 @@ from collector.ledger import database as probe
 from collector.ledger.database import Database, LedgerError, check_file, ledger_url
 from collector.sinks import influx
 from collector.tables import metadata
-from collector.workloads.job_roster import pattern_of
+from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service
 from railscope.settings import SettingsError
 
@@ -187,7 +187,7 @@ def _seller(path: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    pattern_of(text)
+    compile_pattern(text)
     return "is valid" if text else "off: each pod is a job"
 
 

@@ -82,7 +82,7 @@ class CommandContext:
             if not any_copy:
                 directory = None if self.ledger else self._state_directory()
                 ledger_watch.compare_writes(ledger.database, directory)
-            yield period_closing.BillingBooks.of(ledger, evidence_in(ledger.database))
+            yield period_closing.BillingBooks.for_ledger(ledger, evidence_in(ledger.database))
         finally:
             ledger.close()
 
@@ -91,7 +91,7 @@ class CommandContext:
 
         Raises SettingsError, SellerFileError.
         """
-        return focus_rows.seller_of(self._settings.billing.seller_file, tenants)
+        return focus_rows.find_seller(self._settings.billing.seller_file, tenants)
 
     @property
     def seller_name(self) -> str:

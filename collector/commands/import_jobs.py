@@ -151,13 +151,13 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     zone = command_options.zone_of(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
-        found = form or job_list_reader.format_of(text)
+        found = form or job_list_reader.detect_format(text)
         return found, job_list_reader.read_jobs(
             text, found, zone, strict=strict, shards_per_gpu=shards_per_gpu or 0, now_ns=by.now_ns
         )
 
     form, jobs = command_options.parse_file(file, read)
-    jobs = job_list.listed_with_tenants(
+    jobs = job_list.map_list_tenants(
         jobs, job_list.TENANT_SOURCES[form], command_options.tenants_in(tenants_path)
     )
     try:

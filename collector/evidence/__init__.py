@@ -1,6 +1,6 @@
 """Usage evidence: facts about each GPU from frames, claim events and administrators' files.
 
-  node_chunks      facts from a node's frames of 15 minutes, and its receipts
+  node_intervals      facts from a node's frames of 15 minutes, and its receipts
   claim_events     facts from claim events, and the ends of claims
   batch_facts      facts from one batch, and bounds on facts in memory
   evidence_memory, evidence_book   facts in memory, fed by the state of the collector

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from collector.evidence import claim_events, gpu_places, node_chunks
+from collector.evidence import claim_events, gpu_node_history, node_intervals
 from collector.fleet import schema_columns, schemas, sheets
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import GAP_NS
@@ -35,20 +35,24 @@ _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 class FactReceiver(Protocol):
     """Receiver of a batch's facts about GPUs."""
 
-    def see(self, uuid: str, presence: gpu_places.GpuPresence, pci: str) -> int | None:
+    def record_presence(
+        self, uuid: str, presence: gpu_node_history.GpuPresence, pci: str
+    ) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
         """
 
-    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
+    def list_valueless(
+        self, node: str, uuid: str, spans: Sequence[node_intervals.SampleSpan]
+    ) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected."""
 
-    def cut(
+    def record_layout(
         self,
         uuid: str,
         parts: tuple[schema_columns.ReportedMigInstance, ...],
-        span: node_chunks.SampleSpan,
+        span: node_intervals.SampleSpan,
     ) -> None:
         """Record the MIG layout of a GPU in a span."""
 
@@ -69,43 +73,43 @@ class BatchFacts:
     """Earlier facts are reported late."""
     added_bytes: int = 0
 
-    def take(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> int:
-        """Record the rows of one chunk; return the approximate number of bytes added."""
+    def record_rows(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> int:
+        """Record the rows of one interval; return the approximate number of bytes added."""
         self.added_bytes = 0
         if self.known.gpus:
-            self._sight(chunk, rows)
+            self._record_gpus(interval, rows)
         else:
-            before = len(chunk.reports)
-            node_chunks.add_spans(chunk.reports, self.spans(rows))
-            self.added_bytes += _SPAN_BYTES * (len(chunk.reports) - before)
+            before = len(interval.reports)
+            node_intervals.add_spans(interval.reports, self.join_spans(rows))
+            self.added_bytes += _SPAN_BYTES * (len(interval.reports) - before)
         if self.known.metered.layouts:
-            self._cut(chunk, rows)
+            self._record_layouts(interval, rows)
         if len(self.known.metered.columns):
-            self._count(chunk, rows)
+            self._record_counters(interval, rows)
         return self.added_bytes
 
-    def spans(self, rows: Sequence[int]) -> list[node_chunks.SampleSpan]:
+    def join_spans(self, rows: Sequence[int]) -> list[node_intervals.SampleSpan]:
         """Join rows that are at most a gap apart into spans."""
         boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
         first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
         if last_ns - first_ns <= GAP_NS:
-            return [node_chunks.SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
-        found: list[node_chunks.SampleSpan] = []
+            return [node_intervals.SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
+        spans: list[node_intervals.SampleSpan] = []
         for row in rows:
-            instant_ns = since_boot_ns + boot_ns[row]
-            if found and instant_ns - found[-1].last_ns <= GAP_NS:
-                found[-1].last_ns = instant_ns
+            timestamp_ns = since_boot_ns + boot_ns[row]
+            if spans and timestamp_ns - spans[-1].last_ns <= GAP_NS:
+                spans[-1].last_ns = timestamp_ns
             else:
-                found.append(
-                    node_chunks.SampleSpan(
-                        instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns
+                spans.append(
+                    node_intervals.SampleSpan(
+                        timestamp_ns, timestamp_ns, self.uncertainty_ns, self.skew_ns
                     )
                 )
-        return found
+        return spans
 
-    def _sight(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
+    def _record_gpus(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> None:
         """Record the GPUs that reported any value in these rows."""
-        everywhere = self._presence(chunk, rows)
+        everywhere = self._build_presence(interval, rows)
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
             if len(gpu.uuid) > claim_events.MAX_CHARACTERS or not claim_events.is_gpu(gpu.uuid):
@@ -115,32 +119,32 @@ class BatchFacts:
                 reporting = self._rows_with_values(gpu, rows)
                 spans = everywhere.spans
                 is_partial = len(reporting) < len(rows)
-                if is_partial and self.book.list_valueless(chunk.node, gpu.uuid, spans):
-                    chunk.list_valueless(gpu.uuid, spans)
+                if is_partial and self.book.list_valueless(interval.node, gpu.uuid, spans):
+                    interval.list_valueless(gpu.uuid, spans)
                     self.added_bytes += _SPAN_BYTES * len(spans)
                 if not reporting:
                     continue
                 if is_partial:
-                    presence = self._presence(chunk, reporting)
-            first_ns = self.book.see(gpu.uuid, presence, gpu.pci)
+                    presence = self._build_presence(interval, reporting)
+            first_ns = self.book.record_presence(gpu.uuid, presence, gpu.pci)
             if first_ns is None:
                 continue
-            found = chunk.gpus.get(gpu.uuid)
-            before = len(found.spans) if found else -_SPANS_OF_A_GPU
+            reported = interval.gpus.get(gpu.uuid)
+            before = len(reported.spans) if reported else -_SPANS_OF_A_GPU
             sku = skus.get(gpu.uuid, "")
-            seen = node_chunks.SightedGpu(
+            seen = node_intervals.ReportedGpu(
                 first_ns, gpu.rail, sku, presence.spans, presence.believed_ns
             )
-            chunk.sight(gpu.uuid, seen)
-            self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
+            interval.record_gpu(gpu.uuid, seen)
+            self.added_bytes += _SPAN_BYTES * (len(interval.gpus[gpu.uuid].spans) - before)
 
-    def _presence(
-        self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]
-    ) -> gpu_places.GpuPresence:
-        spans = self.spans(rows)
+    def _build_presence(
+        self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
+    ) -> gpu_node_history.GpuPresence:
+        spans = self.join_spans(rows)
         late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
-        return gpu_places.GpuPresence(
-            chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns
+        return gpu_node_history.GpuPresence(
+            interval.node, interval.boot, self.record.received_wall_ns, spans, late_ns
         )
 
     def _rows_with_values(self, gpu: schemas.SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
@@ -154,64 +158,71 @@ class BatchFacts:
         has_values = (codes == PRESENT).any(axis=1)[chosen]
         return rows if has_values.all() else chosen[has_values].tolist()
 
-    def _cut(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
+    def _record_layouts(
+        self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
+    ) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""
-        bare = node_chunks.bare_spans(self.spans(rows))
+        bare = node_intervals.copy_times(self.join_spans(rows))
         for gpu, parts in self.known.metered.layouts:
             for span in bare:
-                chunk.cut(gpu, parts, span)
-                self.book.cut(gpu, parts, span)
+                interval.record_layout(gpu, parts, span)
+                self.book.record_layout(gpu, parts, span)
 
-    def _count(self, chunk: node_chunks.EvidenceChunk, rows: Sequence[int]) -> None:
+    def _record_counters(
+        self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
+    ) -> None:
         """Store the first reading of each cell of the grid."""
         batch, metered = self.batch, self.known.metered
         name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
-        series = chunk.series.get(name)
+        series = interval.series.get(name)
         if series is None:
-            series = chunk.series[name] = node_chunks.CounterSeries(
+            series = interval.series[name] = node_intervals.CounterSeries(
                 self.envelope.run, metered.counters, {}
             )
-        wanted: list[tuple[int, int]] = []
+        readings: list[tuple[int, int]] = []
         last = -1
         for row in rows:
-            number = batch.boot_ns[row] // node_chunks.GRID_NS
+            number = batch.boot_ns[row] // node_intervals.GRID_NS
             if number != last:
                 kept = series.cells.get(number)
                 if kept is None or batch.boot_ns[row] <= kept.boot_ns:
-                    wanted.append((number, row))
+                    readings.append((number, row))
             last = number
-        if not wanted:
+        if not readings:
             return
         before = len(series.cells)
         width = self.known.layout.columns
-        table = sheets.rows_at(batch, [row for _, row in wanted], metered.columns, width)
-        for (number, row), read in zip(wanted, table, strict=True):
+        table = sheets.rows_at(batch, [row for _, row in readings], metered.columns, width)
+        for (number, row), read in zip(readings, table, strict=True):
             codes = sheets.reasons_of(batch, row, width).take(metered.columns)
             values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
-            instant_ns = self.since_boot_ns + batch.boot_ns[row]
+            timestamp_ns = self.since_boot_ns + batch.boot_ns[row]
             series.offer(
-                number, node_chunks.CounterReading(batch.boot_ns[row], instant_ns, values.tobytes())
+                number,
+                node_intervals.CounterReading(batch.boot_ns[row], timestamp_ns, values.tobytes()),
             )
         cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(metered.columns)
         self.added_bytes += cell_bytes * (len(series.cells) - before)
 
 
-def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Group rows by chunk, in the order of the boot clock."""
+def group_by_interval(
+    boot_ns: Sequence[int], rows: Sequence[int]
+) -> Iterator[tuple[int, Sequence[int]]]:
+    """Group rows by interval, in the order of the boot clock."""
     if not rows:
         return
     if sorted(boot_ns) != list(boot_ns):
         rows = sorted(rows, key=boot_ns.__getitem__)
     first, last = (
-        boot_ns[rows[0]] // node_chunks.CHUNK_NS,
-        boot_ns[rows[-1]] // node_chunks.CHUNK_NS,
+        boot_ns[rows[0]] // node_intervals.INTERVAL_NS,
+        boot_ns[rows[-1]] // node_intervals.INTERVAL_NS,
     )
     if first == last:
         yield first, rows
         return
     grouped: dict[int, list[int]] = {}
     for row in rows:
-        grouped.setdefault(boot_ns[row] // node_chunks.CHUNK_NS, []).append(row)
+        grouped.setdefault(boot_ns[row] // node_intervals.INTERVAL_NS, []).append(row)
     yield from grouped.items()
 
 
@@ -227,7 +238,7 @@ ClaimIdentity: TypeAlias = tuple[str, str, str]
 """GPU, node and id."""
 
 
-def claim_of(fact: claim_events.ClaimFact) -> ClaimIdentity:
+def claim_identity(fact: claim_events.ClaimFact) -> ClaimIdentity:
     """Return the key of the claim of a fact."""
     return fact.gpu, fact.node, fact.id
 
@@ -265,18 +276,21 @@ class ClaimIndex:
 
     def starts(self, fact: claim_events.ReportedClaim) -> list[claim_events.ReportedClaim]:
         """Return the earlier reports of the claim."""
-        found = self._claims.get(claim_of(fact))
+        found = self._claims.get(claim_identity(fact))
         return found.starts if found else []
 
     def ends(self, fact: claim_events.ReportedEnd) -> list[claim_events.ReportedEnd]:
         """Return the earlier reports of the claim's end."""
-        found = self._claims.get(claim_of(fact))
+        found = self._claims.get(claim_identity(fact))
         return found.ends if found else []
 
-    def beyond(self, fact: claim_events.ClaimFact) -> str:
+    def limit_exceeded(self, fact: claim_events.ClaimFact) -> str:
         """Return the reason for which a node's fact is rejected; empty if it is accepted."""
-        found, node = self._claims.get(claim_of(fact)), self._nodes.get(fact.node, _NodeClaims())
-        if found is None:
+        reports, node = (
+            self._claims.get(claim_identity(fact)),
+            self._nodes.get(fact.node, _NodeClaims()),
+        )
+        if reports is None:
             if node.in_force >= MAX_IN_FORCE:
                 return f"the node has {MAX_IN_FORCE} claims in force"
             on_gpu = node.in_force_on_gpu[fact.gpu] if claim_events.is_gpu(fact.gpu) else 0
@@ -286,34 +300,34 @@ class ClaimIndex:
                 return f"the node has {MAX_REMEMBERED} claims that are not yet in the ledger"
             return ""
         is_start = isinstance(fact, claim_events.ReportedClaim)
-        if len(found.starts if is_start else found.ends) >= MAX_REPORTS:
+        if len(reports.starts if is_start else reports.ends) >= MAX_REPORTS:
             return f"the claim has {MAX_REPORTS} different reports"
         return ""
 
     def add(self, fact: claim_events.ClaimFact) -> None:
         """Add a new fact."""
         node = self._nodes.setdefault(fact.node, _NodeClaims())
-        found = self._claims.get(claim_of(fact))
-        if found is None:
-            found = self._claims[claim_of(fact)] = _ClaimReports()
+        reports = self._claims.get(claim_identity(fact))
+        if reports is None:
+            reports = self._claims[claim_identity(fact)] = _ClaimReports()
             node.claims += 1
         else:
-            node.count(claim_of(fact), -found.in_force)
+            node.count(claim_identity(fact), -reports.in_force)
         if isinstance(fact, claim_events.ReportedClaim):
-            found.starts.append(fact)
+            reports.starts.append(fact)
         else:
-            found.ends.append(fact)
-        node.count(claim_of(fact), found.in_force)
+            reports.ends.append(fact)
+        node.count(claim_identity(fact), reports.in_force)
 
     def remove(self, claims: Iterable[ClaimIdentity]) -> None:
         """Remove claims."""
         for claim in claims:
-            found = self._claims.pop(claim, None)
-            if found is None:
+            reports = self._claims.pop(claim, None)
+            if reports is None:
                 continue
             node = self._nodes[claim[1]]
             node.claims -= 1
-            node.count(claim, -found.in_force)
+            node.count(claim, -reports.in_force)
             if not node.claims:
                 del self._nodes[claim[1]]
 
@@ -324,8 +338,8 @@ MAX_OF_A_NODE = 65_536
 """About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
 
 
-def new_spans(
-    known: Sequence[node_chunks.SampleSpan], more: Sequence[node_chunks.SampleSpan]
+def max_new_spans(
+    known: Sequence[node_intervals.SampleSpan], more: Sequence[node_intervals.SampleSpan]
 ) -> int:
     """Return the maximum number of spans that the samples of a boot add."""
     last = known[-1] if known else None
@@ -345,7 +359,7 @@ class SpanCounts:
     """By GPU and node: reports of one node about a GPU do not use up the bound of another."""
     by_node: Counter[str] = field(default_factory=Counter)
 
-    def beyond(self, node: str, gpu: str, new: int) -> str:
+    def limit_exceeded(self, node: str, gpu: str, new: int) -> str:
         """Return the reason for which `new` more spans are rejected; empty if they are accepted."""
         if not new:
             return ""
@@ -363,8 +377,8 @@ class SpanCounts:
     def count(
         self,
         gpu: str,
-        presences: Iterable[gpu_places.GpuPresence],
-        valueless: Mapping[str, Sequence[node_chunks.SampleSpan]],
+        presences: Iterable[gpu_node_history.GpuPresence],
+        valueless: Mapping[str, Sequence[node_intervals.SampleSpan]],
     ) -> None:
         """Count all spans of a GPU again; `valueless` has its spans without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))

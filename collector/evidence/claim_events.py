@@ -2,7 +2,7 @@
 
 A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. Starts
 and ends are placed by the boot clock of the node where the event has it, else by its wall clock. Of
-several reports of one claim `first_report` selects one, in whatever order they arrived.
+several reports of one claim `first_report_key` selects one, in whatever order they arrived.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from collector.evidence.gpu_places import GpuPresence
+from collector.evidence.gpu_node_history import GpuPresence
 from railscope import claim_terms, timestamps, wire
 from railscope.catalog import tenancy
 
 STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
-_LEVELS = {
+_AUTHORITIES = {
     one.label: one
     for one in claim_terms.ClaimAuthority
     if one not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
@@ -41,18 +41,18 @@ _READ = frozenset({
 })  # fmt: skip
 
 
-def unplaced_in(node: str) -> str:
+def unplaced_key(node: str) -> str:
     """Return the key for a node's claims without a device, in mappings by GPU."""
     return _UNPLACED + node
 
 
-def node_of(key: str) -> str:
-    """Return the node of a key from `unplaced_in`."""
+def node_of_key(key: str) -> str:
+    """Return the node of a key from `unplaced_key`."""
     return key.removeprefix(_UNPLACED)
 
 
 def is_gpu(key: str) -> bool:
-    """True for a GPU, false for a key from `unplaced_in`."""
+    """True for a GPU, false for a key from `unplaced_key`."""
     return not key.startswith(_UNPLACED)
 
 
@@ -61,13 +61,13 @@ class ClaimEventError(ValueError):
 
 
 class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """A claim that a node reported; without a device, `gpu` is `unplaced_in` its node."""
+    """A claim that a node reported; without a device, `gpu` is `unplaced_key` its node."""
 
     start_ns: int
     gpu: str
     node: str
     id: str
-    level: claim_terms.ClaimAuthority
+    authority: claim_terms.ClaimAuthority
     source: str = ""
     owner: str = ""
     tenant: str = ""
@@ -124,22 +124,22 @@ class ReportingBoot(NamedTuple):
 def parse_claim_event(reporter: ReportingBoot, event: wire.WireEvent) -> ClaimFact:
     """Parse a claim event. Raises ClaimEventError."""
     device, claim, facts = _claim_texts(event)
-    gpu = device or unplaced_in(reporter.node)
+    gpu = device or unplaced_key(reporter.node)
     if event.name in ENDS:
-        end_ns = _placed(reporter, facts, "end", event.wall_ns)
+        end_ns = _edge_timestamp(reporter, facts, "end", event.wall_ns)
         return ReportedEnd(end_ns, gpu, reporter.node, claim)
-    if facts.get("level") not in _LEVELS:
-        expected = ", ".join(_LEVELS)
+    if facts.get("level") not in _AUTHORITIES:
+        expected = ", ".join(_AUTHORITIES)
         message = f"claim {claim!r}: invalid level {facts.get('level')!r}: expected {expected}"
         raise ClaimEventError(message)
     unclaimed = event.name == tenancy.UNCLAIMED_START_EVENT.name
     compute, share = _slots(facts, "compute"), _share(facts)
     return ReportedClaim(
-        start_ns=_placed(reporter, facts, "start", event.wall_ns),
+        start_ns=_edge_timestamp(reporter, facts, "start", event.wall_ns),
         gpu=gpu,
         node=reporter.node,
         id=claim,
-        level=claim_terms.ClaimAuthority.PROCESS if unclaimed else _LEVELS[facts["level"]],
+        authority=claim_terms.ClaimAuthority.PROCESS if unclaimed else _AUTHORITIES[facts["level"]],
         source=facts.get("source", ""),
         owner=facts.get("owner", ""),
         tenant=facts.get("tenant", ""),
@@ -159,7 +159,7 @@ def parse_claim_event(reporter: ReportingBoot, event: wire.WireEvent) -> ClaimFa
     )
 
 
-def dated(fact: ClaimFact, horizon_ns: int, received_ns: int) -> ClaimFact:
+def with_receipt(fact: ClaimFact, horizon_ns: int, received_ns: int) -> ClaimFact:
     """Return the fact with the receipt and the horizon of its envelope, overriding stated values."""
     if isinstance(fact, ReportedEnd):
         return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
@@ -171,7 +171,7 @@ def dated(fact: ClaimFact, horizon_ns: int, received_ns: int) -> ClaimFact:
     )
 
 
-def first_report(one: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
+def first_report_key(one: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
     """Sort key of the reports of one claim: the first one received counts, and no other.
 
     Of those in one envelope it is the first by the node's clocks, and of equal times the one by a
@@ -181,13 +181,13 @@ def first_report(one: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
     return one.received_ns, one.reported_ns, one.start_boot_ns < 0, one
 
 
-def first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
+def select_first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
     """Return the report of each claim that counts, by node and id."""
-    ordered = sorted(reports, key=first_report, reverse=True)
+    ordered = sorted(reports, key=first_report_key, reverse=True)
     return {(one.node, one.id): one for one in ordered}
 
 
-def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
+def is_repetition(one: ReportedClaim, other: ReportedClaim) -> bool:
     """True if another report adds nothing: agents report claims in force repeatedly."""
     if one.reported_ns > other.reported_ns or one.received_ns > other.received_ns:
         return False
@@ -221,7 +221,9 @@ def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
     return gpu, claim, facts
 
 
-def _placed(reporter: ReportingBoot, facts: dict[str, str], edge: str, otherwise: int) -> int:
+def _edge_timestamp(
+    reporter: ReportingBoot, facts: dict[str, str], edge: str, otherwise: int
+) -> int:
     """Return the start or end of a claim on the collector's clock.
 
     It is placed by the boot clock, or else by the wall clock. Raises ClaimEventError.
@@ -287,7 +289,7 @@ Ends = Mapping[tuple[str, str], int]
 """By node and claim."""
 
 
-def ends_of(
+def find_ends(
     reported: Collection[ReportedClaim],
     ended: Iterable[ReportedEnd],
     presences: Iterable[GpuPresence],
@@ -302,7 +304,7 @@ def ends_of(
     ends: dict[tuple[str, str], int] = {}
     for key, _, believed_ns in _reported_ends(reported, ended):
         ends[key] = min(believed_ns, ends.get(key, believed_ns))
-    for key, boot in _boots_after(reported, presences):
+    for key, boot in _find_ending_boots(reported, presences):
         ends[key] = min(boot.believed_ns, ends.get(key, timestamps.FOREVER_NS))
     return ends
 
@@ -343,30 +345,30 @@ class ClaimGap(NamedTuple):
     """The lowest horizon of the reports that show that the claim outlasted the start of the boot."""
 
 
-def _boots_after(
+def _find_ending_boots(
     reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
 ) -> Iterator[tuple[tuple[str, str], _BootStart]]:
     """Yield the starts of later boots in which claims were not reported, by node and id."""
-    for key, begin, until_ns in _boots(reported, presences):
+    for key, begin, until_ns in _find_later_boots(reported, presences):
         if until_ns == timestamps.FOREVER_NS:
             yield key, begin
 
 
-def gaps_of(
+def find_gaps(
     reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
 ) -> dict[tuple[str, str], list[ClaimGap]]:
     """Return the gaps of claims by node and id.
 
     A report of a claim that a boot had already ended holds nothing before its own horizon.
     """
-    found: dict[tuple[str, str], list[ClaimGap]] = {}
-    for key, begin, until_ns in _boots(reported, presences):
+    gaps: dict[tuple[str, str], list[ClaimGap]] = {}
+    for key, begin, until_ns in _find_later_boots(reported, presences):
         if begin.first_ns < until_ns < timestamps.FOREVER_NS:
-            found.setdefault(key, []).append(ClaimGap(*begin, until_ns))
-    return found
+            gaps.setdefault(key, []).append(ClaimGap(*begin, until_ns))
+    return gaps
 
 
-def _boots(
+def _find_later_boots(
     reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
 ) -> Iterator[tuple[tuple[str, str], _BootStart, int]]:
     """Yield the starts of boots after the first report of claims, by node and id of the claim.
@@ -386,19 +388,19 @@ def _boots(
     for claim in reported:
         if claim.boot:
             reports.setdefault((claim.node, claim.id), []).append(claim)
-    for key, some in reports.items():
-        since_ns = min(one.reported_ns for one in some)
+    for key, claim_reports in reports.items():
+        since_ns = min(one.reported_ns for one in claim_reports)
         for boot, begin in began.get(key[0], {}).items():
             if begin.first_ns > since_ns:
                 outlasted = [
                     one.trusted_from_ns
-                    for one in some
+                    for one in claim_reports
                     if one.boot == boot or one.reported_ns >= begin.first_ns
                 ]
                 yield key, begin, min(outlasted, default=timestamps.FOREVER_NS)
 
 
-def freed_of(
+def find_untrusted_ends(
     reported: Collection[ReportedClaim],
     ended: Iterable[ReportedEnd],
     presences: Iterable[GpuPresence],
@@ -406,9 +408,9 @@ def freed_of(
 ) -> Ends:
     """Return the ends that claims would have had, had these ends not been reported late."""
     freed: dict[tuple[str, str], int] = {}
-    found = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(reported, ended)]
-    found += [(key, begin.first_ns) for key, begin in _boots_after(reported, presences)]
-    for key, instant_ns in found:
+    candidates = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(reported, ended)]
+    candidates += [(key, begin.first_ns) for key, begin in _find_ending_boots(reported, presences)]
+    for key, instant_ns in candidates:
         if instant_ns < ends.get(key, -timestamps.FOREVER_NS):
             freed[key] = min(instant_ns, freed.get(key, instant_ns))
     return freed

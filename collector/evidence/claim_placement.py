@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from collector.evidence import (
     claim_events,
     gpu_evidence,
-    gpu_places,
-    node_chunks,
+    gpu_node_history,
     node_claims,
+    node_intervals,
     review_rules,
 )
 from collector.metering import holders, placement, timeline
@@ -54,14 +54,16 @@ class ClaimPlacer:
     source: NodeFacts
     files: gpu_evidence.AdministratorInputs
     _version: int = -1
-    _placed: dict[str, placement.Placement] = field(default_factory=dict)
-    _evidence: dict[str, tuple[Evidence, gpu_places.GpuPlaces]] = field(default_factory=dict)
+    _placements: dict[str, placement.Placement] = field(default_factory=dict)
+    _evidence: dict[str, tuple[Evidence, gpu_node_history.GpuNodeHistory]] = field(
+        default_factory=dict
+    )
 
-    def evidence(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
+    def evidence(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
         """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
         if self._version != self.source.version:
             self._version = self.source.version
-            self._placed.clear()
+            self._placements.clear()
             self._evidence.clear()
         own, where = self._own(gpu)
         nodes = {stay.node for stay in own.stays}
@@ -73,8 +75,8 @@ class ClaimPlacer:
         ]
         if not extra:
             return own, where
-        extra = _with_unique_names(extra, own.claims)
-        held = replace(own, claims=tuple(sorted({*own.claims, *extra})))
+        extra = _assign_unique_names(extra, own.claims)
+        extended = replace(own, claims=tuple(sorted({*own.claims, *extra})))
         early = {
             NodeStay(max(start, claim.begins_ns), claim.node, min(end, claim.ceases_ns))
             for claim in extra
@@ -83,64 +85,68 @@ class ClaimPlacer:
         }
         if early:
             known = sorted({*own.stays, *early})
-            held = replace(held, stays=self.files.retired.in_service(gpu, known))
-        return held, where
+            extended = replace(extended, stays=self.files.retired.in_service(gpu, known))
+        return extended, where
 
     def _early(
-        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
+        self, own: Evidence, where: gpu_node_history.GpuNodeHistory, node: str
     ) -> list[tuple[int, int]]:
         """Return the time before first contact in which the node had this GPU if a person accepts that."""
         facts = self.source.facts(own.gpu)
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
         served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in own.stays)
-        if not served or gpu_evidence.first_node_of(facts, where) != node:
+        if not served or gpu_evidence.find_first_node(facts, where) != node:
             return []
-        until_ns = min(first_ns, node_chunks.node_floor_ns(facts.contacts, node))
-        held = [(stay.start_ns, stay.end_ns) for stay in own.stays]
+        until_ns = min(first_ns, node_intervals.node_floor_ns(facts.contacts, node))
+        stay_periods = [(stay.start_ns, stay.end_ns) for stay in own.stays]
         return [
             (a, b)
-            for a, b, _ in timeline.without(timeline.TimePiece(-FOREVER_NS, until_ns, node), held)
+            for a, b, _ in timeline.subtract_spans(
+                timeline.TimePiece(-FOREVER_NS, until_ns, node), stay_periods
+            )
         ]
 
     def excess(self, node: str) -> Sequence[placement.ClaimExcess]:
         """Return the node's claims that exceed its GPUs."""
         return self._placement(node).excess if self.source.has_unplaced(node) else ()
 
-    def _own(self, gpu: str) -> tuple[Evidence, gpu_places.GpuPlaces]:
+    def _own(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
         if gpu not in self._evidence:
-            self._evidence[gpu] = gpu_evidence.evidence_of(self.source.facts(gpu), self.files)
+            self._evidence[gpu] = gpu_evidence.build_evidence(self.source.facts(gpu), self.files)
         return self._evidence[gpu]
 
     def _placement(self, node: str) -> placement.Placement:
-        found = self._placed.get(node)
-        if found is None:
+        cached = self._placements.get(node)
+        if cached is None:
             gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
-            there = [self._own(gpu) for gpu in gpus]
+            node_gpus = [self._own(gpu) for gpu in gpus]
             presences = [
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]
-            facts = replace(self.source.facts(claim_events.unplaced_in(node)), presences=presences)
-            ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
-            counts = gpu_evidence.deviceless_claims_of(
+            facts = replace(self.source.facts(claim_events.unplaced_key(node)), presences=presences)
+            ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
+            counts = gpu_evidence.find_deviceless_claims(
                 facts, ends, self.files.tenants, self.files.decisions
             )
             placed = []
-            for one, where in there:
+            for one, where in node_gpus:
                 spans = [*self._early(one, where, node), *self._spans(one, where, node)]
-                placed.append(placement.PlacementGpu(one.gpu, spans, list(_placed(one))))
-            found = placement.place(placed, counts)
-            self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
-        return found
+                placed.append(placement.PlacementGpu(one.gpu, spans, list(_select_placed(one))))
+            cached = placement.place_counts(placed, counts)
+            self._placements[node] = cached = cached._replace(
+                excess=_clip_to_contact(cached.excess, node_gpus)
+            )
+        return cached
 
     def _spans(
-        self, own: Evidence, where: gpu_places.GpuPlaces, node: str
+        self, own: Evidence, where: gpu_node_history.GpuNodeHistory, node: str
     ) -> Iterator[tuple[int, int]]:
         """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
         A claim on a GPU under review is metered there, but leaves no room for another.
         """
         expected = self.files.expected
-        if expected.decisions.of(review_rules.ReviewKind.GPU, node, own.gpu) is False:
+        if expected.decisions.find(review_rules.ReviewKind.GPU, node, own.gpu) is False:
             return
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
         waits = [
@@ -148,12 +154,12 @@ class ClaimPlacer:
             for start, end, _ in expected.excess(own.gpu, node, self.source.facts(own.gpu).contacts)
             if end > first_ns
         ]
-        for stay in holders.stays(own):
+        for stay in holders.resolve_stays(own):
             if stay.value.node == node:
-                there = gpu_places.subtract_periods(
+                service_periods = gpu_node_history.subtract_periods(
                     [(stay.start_ns, stay.end_ns)], where.disputed.get(node, [])
                 )
-                yield from gpu_places.subtract_periods(there, waits)
+                yield from gpu_node_history.subtract_periods(service_periods, waits)
 
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
         """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
@@ -165,31 +171,35 @@ class ClaimPlacer:
 _ADDRESS_LENGTH = len("00000000:00:00.0")
 
 
-def _after_contact(
-    found: Sequence[placement.ClaimExcess], there: Sequence[tuple[Evidence, gpu_places.GpuPlaces]]
+def _clip_to_contact(
+    found: Sequence[placement.ClaimExcess],
+    there: Sequence[tuple[Evidence, gpu_node_history.GpuNodeHistory]],
 ) -> list[placement.ClaimExcess]:
     """Return the excess after the first GPU of the node, without claims under review."""
     first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
     return [
-        one for one in found if one.end_ns > first_ns and one.level is not ClaimAuthority.REVIEW
+        one for one in found if one.end_ns > first_ns and one.authority is not ClaimAuthority.REVIEW
     ]
 
 
-def _with_unique_names(
+def _assign_unique_names(
     extra: Iterable[MeteredClaim], own: Iterable[MeteredClaim]
 ) -> list[MeteredClaim]:
     """Rename placed claims so that no claim on the GPU itself has the same name."""
-    names, given = node_claims.ClaimNames(claim.id for claim in own), dict[tuple[str, str], str]()
-    found = []
+    names, new_names = (
+        node_claims.ClaimNames(claim.id for claim in own),
+        dict[tuple[str, str], str](),
+    )
+    renamed = []
     for claim in extra:
         key = claim.node, claim.id
-        if key not in given:
-            given[key] = names.free(claim.id, claim.node)
-        found.append(replace(claim, id=given[key]))
-    return found
+        if key not in new_names:
+            new_names[key] = names.free(claim.id, claim.node)
+        renamed.append(replace(claim, id=new_names[key]))
+    return renamed
 
 
-def _placed(evidence: Evidence) -> Iterator[MeteredClaim]:
+def _select_placed(evidence: Evidence) -> Iterator[MeteredClaim]:
     """Yield the claims of a GPU, each for the time that it is in force there."""
     for start_ns, end_ns, claim in holders.claims_in_force(evidence):
         yield replace(claim, start_ns=start_ns, end_ns=end_ns)

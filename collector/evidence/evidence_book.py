@@ -16,9 +16,9 @@ from collector.evidence import (
     claim_events,
     evidence_memory,
     evidence_records,
-    gpu_places,
-    node_chunks,
+    gpu_node_history,
     node_claims,
+    node_intervals,
 )
 from collector.fleet import schema_columns, schemas
 from collector.framelog.segment_files import FrameRecord
@@ -41,15 +41,17 @@ class EvidenceBook:
     """
 
     gpus: dict[str, evidence_memory.GpuMemory] = field(default_factory=dict)
-    chunks: evidence_memory.ChunkMemory = field(default_factory=evidence_memory.ChunkMemory)
+    intervals: evidence_memory.IntervalMemory = field(
+        default_factory=evidence_memory.IntervalMemory
+    )
     unwritten: dict[claim_events.ClaimFact, None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     """GPUs with new facts from before the end of their open amounts."""
-    tails: dict[str, node_chunks.SampleSpan] = field(default_factory=dict)
+    newest_spans: dict[str, node_intervals.SampleSpan] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts them."""
     problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
-    receipts: dict[str, node_chunks.NodeReceipts] = field(default_factory=dict)
+    receipts: dict[str, node_intervals.NodeReceipts] = field(default_factory=dict)
     """By node."""
     rejected_claims: int = 0
     version: int = 0
@@ -68,9 +70,9 @@ class EvidenceBook:
     def steps(
         self, record: FrameRecord, envelope: Envelope, batch: Batch, known: schemas.KnownSchema
     ) -> Iterator[None]:
-        """Record the facts of a batch, one chunk per step."""
+        """Record the facts of a batch, one interval per step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
-        oldest_ns = record.received_wall_ns - node_chunks.MAX_AGE_NS - since_boot_ns
+        oldest_ns = record.received_wall_ns - node_intervals.MAX_AGE_NS - since_boot_ns
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MAX_SNAPPED_NS)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
@@ -81,9 +83,9 @@ class EvidenceBook:
         if min(batch.boot_ns) < oldest_ns:
             recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
             self.aged_rows += batch.rows - len(recent)
-        for number, rows in batch_facts.by_chunk(batch.boot_ns, recent):
-            self.chunks.take(taking, number, rows)
-            self.node(envelope.node).attend(taking.spans(rows))
+        for number, rows in batch_facts.group_by_interval(batch.boot_ns, recent):
+            self.intervals.record_rows(taking, number, rows)
+            self.node(envelope.node).record_reports(taking.join_spans(rows))
             yield
 
     def _skew(self, record: FrameRecord, node: str) -> int:
@@ -113,9 +115,9 @@ class EvidenceBook:
             memory = self.gpus[uuid] = evidence_memory.GpuMemory()
         return memory
 
-    def node(self, name: str) -> node_chunks.NodeReceipts:
+    def node(self, name: str) -> node_intervals.NodeReceipts:
         """Return the receipts of a node."""
-        return self.receipts.setdefault(name, node_chunks.NodeReceipts(0, {}))
+        return self.receipts.setdefault(name, node_intervals.NodeReceipts(0, {}))
 
     def receive(self, record: FrameRecord, envelope: Envelope) -> None:
         """Record an envelope, after its content was recorded."""
@@ -125,30 +127,34 @@ class EvidenceBook:
         shared = [gpu for gpu in node.gpus if gpu in self.gpus and self.is_shared(gpu)]
         self.changed.update(shared)
 
-    def meet(self, contacts: node_chunks.Contacts) -> None:
+    def merge_contacts(self, contacts: node_intervals.Contacts) -> None:
         """Merge first contacts from the database, perhaps of another collector."""
         for node, gpus in contacts.items():
             receipts = self.node(node)
-            earlier = [gpu for gpu, contact in gpus.items() if receipts.meet(gpu, contact)]
+            earlier = [
+                gpu for gpu, contact in gpus.items() if receipts.record_contact(gpu, contact)
+            ]
             if earlier:
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
 
-    def contacts_of(self, node: str) -> node_chunks.Contacts:
+    def contacts_of(self, node: str) -> node_intervals.Contacts:
         """Return the first receipts of the GPUs of a node."""
         return {node: self.node(node).gpus}
 
-    def contacts_beyond(self, known: node_chunks.Contacts) -> node_chunks.Contacts:
+    def find_new_contacts(self, known: node_intervals.Contacts) -> node_intervals.Contacts:
         """Return the first receipts that are not in `known`, or are earlier."""
-        found: dict[str, dict[str, node_chunks.FirstContact]] = {}
+        new_contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
         for node, receipts in self.receipts.items():
-            there = known.get(node, {})
-            new = {g: c for g, c in receipts.gpus.items() if c < there.get(g, _NEVER)}
+            known_gpus = known.get(node, {})
+            new = {g: c for g, c in receipts.gpus.items() if c < known_gpus.get(g, _NEVER)}
             if new:
-                found[node] = new
-        return found
+                new_contacts[node] = new
+        return new_contacts
 
-    def see(self, uuid: str, presence: gpu_places.GpuPresence, pci: str) -> int | None:
+    def record_presence(
+        self, uuid: str, presence: gpu_node_history.GpuPresence, pci: str
+    ) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many GPUs or spans. `presence` may be shared:
@@ -157,50 +163,52 @@ class EvidenceBook:
         receipts = self.node(presence.node)
         if not receipts.accepts(uuid):
             self.excess_gpus += 1
-            facts = {"max": str(node_chunks.MAX_GPUS)}
+            facts = {"max": str(node_intervals.MAX_GPUS)}
             self._report("too_many_gpus", presence.node, presence.received_ns, facts)
             return None
-        if receipts.meet(uuid, node_chunks.FirstContact(presence.received_ns, pci)):
+        if receipts.record_contact(uuid, node_intervals.FirstContact(presence.received_ns, pci)):
             self.changed |= receipts.gpus.keys() & self.gpus.keys()
             self.version += 1
         presences = self.gpu(uuid).presences
         key = f"{presence.node}\n{presence.boot}"
-        found = presences.get(key)
-        new = batch_facts.new_spans(found.spans if found else (), presence.spans)
-        if problem := self.spans.beyond(presence.node, uuid, new):
+        existing = presences.get(key)
+        new = batch_facts.max_new_spans(existing.spans if existing else (), presence.spans)
+        if problem := self.spans.limit_exceeded(presence.node, uuid, new):
             self.excess_spans += new
             facts = {"problem": problem}
             self._report("too_many_spans", presence.node, presence.received_ns, facts)
             return None
-        before = len(found.spans) if found else 0
-        received_ns = self._take(uuid, presence, key)
+        before = len(existing.spans) if existing else 0
+        received_ns = self._add_presence(uuid, presence, key)
         self.spans.add(presence.node, uuid, len(presences[key].spans) - before)
         return received_ns
 
-    def _take(self, uuid: str, presence: gpu_places.GpuPresence, key: str) -> int:
+    def _add_presence(self, uuid: str, presence: gpu_node_history.GpuPresence, key: str) -> int:
         """Add a presence to those of a GPU; return its first receipt."""
         presences = self.gpu(uuid).presences
-        found = presences.get(key)
-        if found is None:
+        existing = presences.get(key)
+        if existing is None:
             presences[key] = replace(presence, spans=[replace(span) for span in presence.spans])
             self.changed.add(uuid)
             self.version += 1
             if self.has_unplaced(presence.node):
                 self.changed.update(self.gpus_in(presence.node))
             return presence.received_ns
-        only_grew = presence.received_ns >= found.received_ns
+        only_grew = presence.received_ns >= existing.received_ns
         first_ns = presence.spans[0].first_ns
         believed_ns = presence.believed_ns or first_ns
-        found.believed_ns = node_chunks.believed_from(
-            found.spans, found.believed_ns, believed_ns, first_ns
+        existing.believed_ns = node_intervals.trusted_start(
+            existing.spans, existing.believed_ns, believed_ns, first_ns
         )
-        found.received_ns = min(found.received_ns, presence.received_ns)
-        only_grew &= node_chunks.add_spans(found.spans, presence.spans)
-        if not only_grew or self.tails.get(uuid) is not found.spans[-1]:
+        existing.received_ns = min(existing.received_ns, presence.received_ns)
+        only_grew &= node_intervals.add_spans(existing.spans, presence.spans)
+        if not only_grew or self.newest_spans.get(uuid) is not existing.spans[-1]:
             self.changed.add(uuid)
-        return found.received_ns
+        return existing.received_ns
 
-    def list_valueless(self, node: str, uuid: str, spans: Sequence[node_chunks.SampleSpan]) -> bool:
+    def list_valueless(
+        self, node: str, uuid: str, spans: Sequence[node_intervals.SampleSpan]
+    ) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected.
 
         A GPU that the node never reported with a value is rejected.
@@ -208,12 +216,12 @@ class EvidenceBook:
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
         kept = self.gpus[uuid].valueless.setdefault(node, [])
-        new = batch_facts.new_spans(kept, spans)
-        if self.spans.beyond(node, uuid, new):
+        new = batch_facts.max_new_spans(kept, spans)
+        if self.spans.limit_exceeded(node, uuid, new):
             self.excess_spans += new
             return False
         before = len(kept)
-        node_chunks.add_spans(kept, node_chunks.bare_spans(spans))
+        node_intervals.add_spans(kept, node_intervals.copy_times(spans))
         self.spans.add(node, uuid, len(kept) - before)
         if self.is_shared(uuid):
             self.changed.add(uuid)
@@ -223,11 +231,11 @@ class EvidenceBook:
         """True if more than one node reported a GPU."""
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
-    def cut(
+    def record_layout(
         self,
         uuid: str,
         parts: tuple[schema_columns.ReportedMigInstance, ...],
-        span: node_chunks.SampleSpan,
+        span: node_intervals.SampleSpan,
     ) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         if self.gpu(uuid).add_layout(parts, span):
@@ -255,46 +263,46 @@ class EvidenceBook:
             except claim_events.ClaimEventError as error:
                 self._reject(record, str(error))
                 continue
-            if problem := self.claims.beyond(fact):
+            if problem := self.claims.limit_exceeded(fact):
                 self._reject(record, problem)
                 continue
             if isinstance(fact, claim_events.ReportedClaim):
-                fact = self._limited(record, fact)
-            fact = claim_events.dated(fact, horizon_ns, record.received_wall_ns)
-            if self._keep(fact):
+                fact = self._limit_authority(record, fact)
+            fact = claim_events.with_receipt(fact, horizon_ns, record.received_wall_ns)
+            if self._add_fact(fact):
                 self.unwritten[fact] = None
-                self._touch(fact)
+                self._mark_changed(fact)
                 if record.is_marked:
                     frame_ns = batch.boot_ns[event.row]
                     frame = (frame_ns, since_boot_ns + frame_ns)
-                    self.chunks.doubt_claim(record, envelope, fact, frame)
+                    self.intervals.mark_suspect_claim(record, envelope, fact, frame)
 
     def _reject(self, record: FrameRecord, problem: str) -> None:
         self.rejected_claims += 1
         facts = {"problem": problem}
         self._report("rejected_claim", record.node, record.received_wall_ns, facts)
 
-    def _limited(
+    def _limit_authority(
         self, record: FrameRecord, claim: claim_events.ReportedClaim
     ) -> claim_events.ReportedClaim:
         """Return the claim with its authority limited to the maximum of the node's token."""
-        if claim.level <= record.max_rank:
+        if claim.authority <= record.max_rank:
             return claim
         limit = ClaimAuthority(record.max_rank)
         source = claim.source if claim.source in SOURCES else "other"
-        levels = {"source": source, "reported": claim.level.name, "accepted": limit.name}
+        levels = {"source": source, "reported": claim.authority.name, "accepted": limit.name}
         facts = {name: value.lower() for name, value in levels.items()}
         self._report("rank_lowered", record.node, record.received_wall_ns, facts)
-        return replace(claim, level=limit)
+        return replace(claim, authority=limit)
 
-    def learn(self, facts: Iterable[claim_events.ClaimFact]) -> None:
+    def add_claims(self, facts: Iterable[claim_events.ClaimFact]) -> None:
         """Add claims from the database, perhaps of another collector."""
         for fact in facts:
             known = fact.gpu in self.gpus or not claim_events.is_gpu(fact.gpu)
-            if known and self._keep(fact):
-                self._touch(fact)
+            if known and self._add_fact(fact):
+                self._mark_changed(fact)
 
-    def _touch(self, fact: claim_events.ClaimFact) -> None:
+    def _mark_changed(self, fact: claim_events.ClaimFact) -> None:
         """Mark the GPU of a claim as changed; all GPUs of its node if that has claims without a device."""
         concerned = {fact.gpu}
         if self.has_unplaced(fact.node):
@@ -303,11 +311,11 @@ class EvidenceBook:
         self.late |= concerned
         self.version += 1
 
-    def _keep(self, fact: claim_events.ClaimFact) -> bool:
+    def _add_fact(self, fact: claim_events.ClaimFact) -> bool:
         """Add a claim or its end; true if it is new."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, claim_events.ReportedClaim):
-            new = not any(claim_events.repeats(one, fact) for one in self.claims.starts(fact))
+            new = not any(claim_events.is_repetition(one, fact) for one in self.claims.starts(fact))
             if new:
                 memory.claims.append(fact)
         else:
@@ -334,7 +342,7 @@ class EvidenceBook:
 
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
-        memory = self.gpus.get(claim_events.unplaced_in(node))
+        memory = self.gpus.get(claim_events.unplaced_key(node))
         return memory is not None and bool(memory.claims)
 
     # Facts ---------------------------------------------------------------------------------------
@@ -345,7 +353,7 @@ class EvidenceBook:
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.claims}
         contacts = {node: self.node(node).gpus for node in nodes}
-        attended = {node: self.node(node).reports for node in nodes}
+        report_spans = {node: self.node(node).reports for node in nodes}
         return node_claims.GpuFacts(
             uuid,
             presences,
@@ -354,7 +362,7 @@ class EvidenceBook:
             memory.cuts,
             contacts=contacts,
             valueless=memory.valueless,
-            attended=attended,
+            report_spans=report_spans,
         )
 
     def forget(self, uuid: str, before_ns: int) -> None:
@@ -367,15 +375,15 @@ class EvidenceBook:
 
     # Checkpoints -------------------------------------------------------------------------------
 
-    def resume(
+    def restore(
         self,
         gpus: dict[str, evidence_memory.GpuMemory],
-        chunks: Iterable[evidence_memory.ChunkInMemory],
+        intervals: Iterable[evidence_memory.IntervalInMemory],
         unwritten: Iterable[claim_events.ClaimFact],
     ) -> None:
         """Restore from a checkpoint."""
         self.gpus = gpus
-        self.chunks.restore(chunks)
+        self.intervals.restore(intervals)
         for uuid, memory in gpus.items():
             self.spans.count(uuid, memory.presences.values(), memory.valueless)
         self.unwritten = dict.fromkeys(unwritten)
@@ -394,5 +402,5 @@ def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
-_NEVER = node_chunks.FirstContact(FOREVER_NS)
+_NEVER = node_intervals.FirstContact(FOREVER_NS)
 _CLAIMS_A_STEP = 256

@@ -1,4 +1,4 @@
-"""Parts of the evidence in memory: facts about a GPU, chunks of nodes, reports of problems."""
+"""Parts of the evidence in memory: facts about a GPU, intervals of nodes, reports of problems."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from collector.evidence import batch_facts, claim_events, evidence_records, gpu_places, node_chunks
+from collector.evidence import (
+    batch_facts,
+    claim_events,
+    evidence_records,
+    gpu_node_history,
+    node_intervals,
+)
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.framelog.segment_files import FrameRecord
 from railscope.wire import Envelope
 
 log = structlog.get_logger(__name__)
 
-PART_BYTES = 64 << 10
+INTERVAL_BYTES = 64 << 10
 """Usual size of a node's evidence of 15 minutes."""
 _MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
 """Maximum number of remembered problems, and of those reported individually per kind and node."""
@@ -26,12 +32,12 @@ _MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
 class GpuMemory(msgspec.Struct):
     """Facts about a GPU in memory, since the first day that is not in the ledger."""
 
-    presences: dict[str, gpu_places.GpuPresence] = {}
+    presences: dict[str, gpu_node_history.GpuPresence] = {}
     """By node and boot."""
     claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
     ended: list[claim_events.ReportedEnd] = []
-    cuts: list[node_chunks.LayoutSpans] = []
-    valueless: dict[str, list[node_chunks.SampleSpan]] = msgspec.field(
+    cuts: list[node_intervals.LayoutSpans] = []
+    valueless: dict[str, list[node_intervals.SampleSpan]] = msgspec.field(
         default_factory=dict, name="silent"
     )
     """By node, when it listed the GPU in frames of which some have no value of it."""
@@ -42,13 +48,13 @@ class GpuMemory(msgspec.Struct):
         return {presence.node for presence in self.presences.values()}
 
     def add_layout(
-        self, parts: tuple[ReportedMigInstance, ...], span: node_chunks.SampleSpan
+        self, parts: tuple[ReportedMigInstance, ...], span: node_intervals.SampleSpan
     ) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
         for cut in self.cuts:
             if cut.parts == parts:
-                return not node_chunks.add_span(cut.spans, span)
-        self.cuts.append(node_chunks.LayoutSpans(parts, [replace(span)]))
+                return not node_intervals.add_span(cut.spans, span)
+        self.cuts.append(node_intervals.LayoutSpans(parts, [replace(span)]))
         return True
 
     def forget(
@@ -58,11 +64,11 @@ class GpuMemory(msgspec.Struct):
 
         Claims that are unwritten stay. Return the node and id of each removed claim.
         """
-        ends = claim_events.ends_of(self.claims, self.ended, self.presences.values())
+        ends = claim_events.find_ends(self.claims, self.ended, self.presences.values())
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)
-        last_ns = min(before_ns, _last_before([cut.spans for cut in self.cuts], before_ns))
+        last_ns = min(before_ns, _last_end_before([cut.spans for cut in self.cuts], before_ns))
         for cut in self.cuts:
             cut.spans[:] = [s for s in cut.spans if s.last_ns >= last_ns]
         self.cuts[:] = [cut for cut in self.cuts if cut.spans]
@@ -73,7 +79,7 @@ class GpuMemory(msgspec.Struct):
     def _forget_node(self, node: str, before_ns: int) -> None:
         """Remove the spans of a node that ended before a timestamp."""
         own = {key: p for key, p in self.presences.items() if p.node == node}
-        last_ns = min(before_ns, _last_before([p.spans for p in own.values()], before_ns))
+        last_ns = min(before_ns, _last_end_before([p.spans for p in own.values()], before_ns))
         for key, presence in own.items():
             if presence.believed_ns >= before_ns:
                 continue  # the time that its start would free is not decided
@@ -84,15 +90,15 @@ class GpuMemory(msgspec.Struct):
             self.valueless[node] = [s for s in valueless if s.last_ns >= last_ns]
 
 
-def _last_before(spans: Iterable[Sequence[node_chunks.SampleSpan]], before_ns: int) -> int:
+def _last_end_before(spans: Iterable[Sequence[node_intervals.SampleSpan]], before_ns: int) -> int:
     """Return the end of the last span that began before a timestamp."""
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
 
-class ChunkInMemory(msgspec.Struct):
-    """A chunk in memory, with its last change; `stored` if the database has it or is writing it."""
+class IntervalInMemory(msgspec.Struct):
+    """An interval in memory, with its last change; `stored` if the database has it or is writing it."""
 
-    chunk: node_chunks.EvidenceChunk
+    interval: node_intervals.EvidenceInterval = msgspec.field(name="chunk")
     touched_ns: int = 0
     stored: bool = False
     size_bytes: int = 0
@@ -101,37 +107,37 @@ class ChunkInMemory(msgspec.Struct):
     @property
     def parts(self) -> int:
         """Return the number of evidence parts that it counts as."""
-        return 1 + self.size_bytes // PART_BYTES
+        return 1 + self.size_bytes // INTERVAL_BYTES
 
     @property
     def key(self) -> tuple[str, str, int]:
         """Return its node, boot and number."""
-        return self.chunk.node, self.chunk.boot, self.chunk.number
+        return self.interval.node, self.interval.boot, self.interval.number
 
 
 @dataclass(slots=True)
-class ChunkMemory:
-    """All chunks in memory, by node, boot and number."""
+class IntervalMemory:
+    """All intervals in memory, by node, boot and number."""
 
-    by_key: dict[tuple[str, str, int], ChunkInMemory] = field(default_factory=dict)
+    by_key: dict[tuple[str, str, int], IntervalInMemory] = field(default_factory=dict)
     parts: Counter[str] = field(default_factory=Counter)
     """Parts of evidence that are in memory, by node."""
 
-    def take(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
-        """Record the rows of a batch that belong in one chunk."""
+    def record_rows(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
+        """Record the rows of a batch that belong in one interval."""
         envelope, batch, record = taking.envelope, taking.batch, taking.record
         first_ns = taking.since_boot_ns + batch.boot_ns[rows[0]]
         last_ns = taking.since_boot_ns + batch.boot_ns[rows[-1]]
         key = (envelope.node, envelope.boot_id, number)
-        one = self._extended(key, record, (first_ns, last_ns))
+        one = self._extend(key, record, (first_ns, last_ns))
         if record.is_marked:
             doubt = (record.doubted_since_ns, record.corrected_ns)
-            one.chunk.doubt(node_chunks.SuspectPeriod(*doubt, "", first_ns, last_ns))
+            one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns))
         before = one.parts
-        one.size_bytes += taking.take(one.chunk, rows)
+        one.size_bytes += taking.record_rows(one.interval, rows)
         self.parts[envelope.node] += one.parts - before
 
-    def doubt_claim(
+    def mark_suspect_claim(
         self,
         record: FrameRecord,
         envelope: Envelope,
@@ -147,39 +153,39 @@ class ChunkMemory:
             fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.instant_ns
         )
         first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
-        key = (envelope.node, envelope.boot_id, boot_ns // node_chunks.CHUNK_NS)
+        key = (envelope.node, envelope.boot_id, boot_ns // node_intervals.INTERVAL_NS)
         gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
         doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
-        one = self._extended(key, record, (first_ns, timestamp_ns))
-        one.chunk.doubt(node_chunks.SuspectPeriod(*doubt, first_ns, timestamp_ns))
+        one = self._extend(key, record, (first_ns, timestamp_ns))
+        one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, first_ns, timestamp_ns))
 
-    def _extended(
+    def _extend(
         self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
-    ) -> ChunkInMemory:
-        """Return the chunk of a node's 15 minutes, extended by a span."""
+    ) -> IntervalInMemory:
+        """Return the interval of a node's 15 minutes, extended by a span."""
         one = self.by_key.get(key)
         if one is None:
-            one = self.by_key[key] = ChunkInMemory(node_chunks.EvidenceChunk(*key, *span))
+            one = self.by_key[key] = IntervalInMemory(node_intervals.EvidenceInterval(*key, *span))
             self.parts[key[0]] += one.parts
-        one.chunk.cover(*span)
+        one.interval.cover(*span)
         one.touched_ns = max(one.touched_ns, record.received_wall_ns)
         one.stored = False
         return one
 
-    def release(self, one: ChunkInMemory) -> None:
-        """Remove a chunk that is stored in the database."""
-        node = one.chunk.node
+    def release(self, one: IntervalInMemory) -> None:
+        """Remove an interval that is stored in the database."""
+        node = one.interval.node
         del self.by_key[one.key]
         self.parts[node] -= one.parts
         if not self.parts[node]:
             del self.parts[node]
 
-    def restore(self, chunks: Iterable[ChunkInMemory]) -> None:
-        """Add the chunks of a checkpoint."""
-        for one in chunks:
+    def restore(self, intervals: Iterable[IntervalInMemory]) -> None:
+        """Add the intervals of a checkpoint."""
+        for one in intervals:
             one.stored = False  # its write may have been in progress
             self.by_key[one.key] = one
-            self.parts[one.chunk.node] += one.parts
+            self.parts[one.interval.node] += one.parts
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from collector.audit.event_records import clean
-from collector.evidence import claim_events, node_chunks
+from collector.evidence import claim_events, node_intervals
 from collector.files import device_files, tenancy_files
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
@@ -85,13 +85,13 @@ class EvidenceProblem(NamedTuple):
     """
     gpu: str
     node: str
-    instant_ns: int
+    timestamp_ns: int
     facts: dict[str, str]
 
     @property
     def id(self) -> str:
         """Id of its audit record, equal for equal troubles of other collectors and after a restart."""
-        facts = list(self._replace(instant_ns=0) if self.kind in _RECORDED_ONCE else self)
+        facts = list(self._replace(timestamp_ns=0) if self.kind in _RECORDED_ONCE else self)
         content = msgspec.json.encode(facts, order="deterministic")
         return f"evidence/{sha256(content).hexdigest()[:40]}"
 
@@ -101,7 +101,7 @@ class EvidenceProblem(NamedTuple):
         data: RecordData = {"what": self.kind, **self.facts}
         subject = RecordSubject(node=self.node, gpu=self.gpu)
         actor = RecordActor("collector", "metering")
-        return RecordDraft(kind, actor, self.instant_ns, "seen", subject, data)
+        return RecordDraft(kind, actor, self.timestamp_ns, "seen", subject, data)
 
 
 _RECORDED_ONCE = {"rank_lowered", "identity_conflict", "too_many_gpus", "too_many_spans"}
@@ -127,12 +127,12 @@ class EvidenceQuarantine:
     rows: set[tuple[str, str]] = field(default_factory=set)
     """Table and name of each."""
 
-    def chunk(self, name: Any, packed: Any) -> node_chunks.EvidenceChunk | None:
-        """Decode the chunk of a part; None if the row is damaged."""
+    def interval(self, name: Any, packed: Any) -> node_intervals.EvidenceInterval | None:
+        """Decode the interval of a part; None if the row is damaged."""
         try:
             content = zstd.decompress(packed)
             self._check(name, content)
-            return node_chunks.decode_chunk(content)
+            return node_intervals.decode_interval(content)
         except (zstd.ZstdError, msgspec.MsgspecError, ValueError, TypeError) as error:
             self._skip("evidence_part", name, error)
             return None

@@ -16,9 +16,9 @@ from collector.evidence import (
     evidence_records,
     evidence_tables,
     gpu_evidence,
-    gpu_places,
-    node_chunks,
+    gpu_node_history,
     node_claims,
+    node_intervals,
 )
 from collector.ledger import audit_outbox, schema
 from collector.ledger.database import Database
@@ -36,8 +36,8 @@ MAX_EARLIER_PARTS = 1344
 """Parts of 15 minutes in two weeks."""
 
 
-class EncodedChunk(NamedTuple):
-    """A chunk ready to be written: its name, node and time, and its content compressed with zstd."""
+class EncodedInterval(NamedTuple):
+    """An interval ready to be written: its name, node and time, and its content compressed with zstd."""
 
     name: str
     node: str
@@ -53,73 +53,76 @@ class EncodedChunk(NamedTuple):
 class LoadedFacts(NamedTuple):
     """All facts about the GPUs of some nodes in a window."""
 
-    chunks: dict[str, list[node_chunks.EvidenceChunk]]
+    intervals: dict[str, list[node_intervals.EvidenceInterval]]
     claims: dict[str, list[claim_events.ReportedClaim]]
     ended: dict[str, list[claim_events.ReportedEnd]]
     homes: dict[str, set[str]]
     quarantine: evidence_records.EvidenceQuarantine
     version: int = 0
-    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS
+    contacts: node_intervals.Contacts = node_intervals.NO_CONTACTS
 
     def known(self, gpu: str, files: gpu_evidence.AdministratorInputs) -> gpu_evidence.AssembledGpu:
         """Return everything about one of the GPUs."""
-        chunks = self._chunks(gpu)
+        intervals = self._intervals(gpu)
         placed = None
         if any(self.has_unplaced(node) for node in self.homes.get(gpu, ())):
             placed = claim_placement.ClaimPlacer(self, files).evidence(gpu)
-        return gpu_evidence.assemble_gpu(self.facts(gpu), chunks, files, placed)
+        return gpu_evidence.assemble_gpu(self.facts(gpu), intervals, files, placed)
 
     def facts(self, gpu: str) -> node_claims.GpuFacts:
         """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
         claims, ended = self.claims.get(gpu, ()), self.ended.get(gpu, ())
-        return gpu_evidence.facts_of(gpu, self._chunks(gpu), claims, ended, self.contacts)
+        return gpu_evidence.collect_facts(gpu, self._intervals(gpu), claims, ended, self.contacts)
 
     def gpus_in(self, node: str) -> set[str]:
         """Return the GPUs that were seen in a node."""
-        return {gpu for chunk in self.chunks.get(node, ()) for gpu in chunk.gpus}
+        return {gpu for interval in self.intervals.get(node, ()) for gpu in interval.gpus}
 
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
-        return bool(self.claims.get(claim_events.unplaced_in(node)))
+        return bool(self.claims.get(claim_events.unplaced_key(node)))
 
     def read_claims(
         self, connection: Connection, gpus: Sequence[str], span: tuple[int, int]
     ) -> None:
         """Add the claims of GPUs that may have been in force in a window, and their ends."""
-        for some in evidence_tables.groups_of(gpus):
-            for row in connection.execute(evidence_tables.claims_of(some, *span)):
+        for gpu_group in evidence_tables.group_items(gpus):
+            for row in connection.execute(evidence_tables.select_claims(gpu_group, *span)):
                 if one := self.quarantine.claim(row.fact, row.content):
                     self.claims.setdefault(one.gpu, []).append(one)
             pairs = [
-                (one.gpu, one.node, one.id) for gpu in some for one in self.claims.get(gpu, ())
+                (one.gpu, one.node, one.id) for gpu in gpu_group for one in self.claims.get(gpu, ())
             ]
-            for few in evidence_tables.groups_of(pairs):
-                for row in connection.execute(evidence_tables.releases_of(few)):
+            for few in evidence_tables.group_items(pairs):
+                for row in connection.execute(evidence_tables.select_ends(few)):
                     key = (row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
                     end = claim_events.ReportedEnd(*key, row.trusted_from_ns)
                     self.ended.setdefault(end.gpu, []).append(end)
 
-    def _chunks(self, gpu: str) -> list[node_chunks.EvidenceChunk]:
-        return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
+    def _intervals(self, gpu: str) -> list[node_intervals.EvidenceInterval]:
+        return [c for node in sorted(self.homes.get(gpu, ())) for c in self.intervals.get(node, ())]
 
 
-def compress_chunk(
-    chunk: node_chunks.EvidenceChunk,
+def compress_interval(
+    interval: node_intervals.EvidenceInterval,
     content: bytes,
-    contacts: node_chunks.Contacts = node_chunks.NO_CONTACTS,
-) -> EncodedChunk:
-    """Return a chunk ready to be written; `content` is its encoding."""
+    contacts: node_intervals.Contacts = node_intervals.NO_CONTACTS,
+) -> EncodedInterval:
+    """Return an interval ready to be written; `content` is its encoding."""
     name = sha256(content).hexdigest()
     gpus = {
         gpu: max(
-            s.spans[0].first_ns, node_chunks.floor_ns(contacts, gpu, chunk.node, [s.received_ns])
+            s.spans[0].first_ns,
+            node_intervals.floor_ns(contacts, gpu, interval.node, [s.received_ns]),
         )
-        for gpu, s in chunk.gpus.items()
+        for gpu, s in interval.gpus.items()
         if s.spans
     }
     packed = zstd.compress(content, _LEVEL)
-    believed_ns = max((sighted.believed_ns for sighted in chunk.gpus.values()), default=0)
-    return EncodedChunk(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed, believed_ns)
+    believed_ns = max((sighted.believed_ns for sighted in interval.gpus.values()), default=0)
+    return EncodedInterval(
+        name, interval.node, interval.start_ns, interval.end_ns, gpus, packed, believed_ns
+    )
 
 
 class EvidenceStore:
@@ -135,7 +138,7 @@ class EvidenceStore:
 
     def write(
         self,
-        chunks: Sequence[EncodedChunk],
+        intervals: Sequence[EncodedInterval],
         facts: Sequence[claim_events.ClaimFact],
         recorded_ns: int,
         early: Mapping[tuple[str, str], int] | None = None,
@@ -146,14 +149,14 @@ class EvidenceStore:
         node.
         """
         rows = [
-            schema.row_of(
-                evidence_tables.evidence_parts, one, part=one.name, recorded_ns=recorded_ns
+            schema.to_row(
+                evidence_tables.evidence_intervals, one, part=one.name, recorded_ns=recorded_ns
             )
-            for one in chunks
+            for one in intervals
         ]
         trust = [
             {"fact": one.name, "trusted_from_ns": one.believed_ns}
-            for one in chunks
+            for one in intervals
             if one.believed_ns
         ]
         starts, ends = [], []
@@ -166,21 +169,21 @@ class EvidenceStore:
             if fact.trusted_from_ns:
                 trust.append({"fact": row["fact"], "trusted_from_ns": fact.trusted_from_ns})
         since = dict(early or {})
-        for one in chunks:
+        for one in intervals:
             for gpu, first_ns in one.gpus.items():
                 key = (gpu, one.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
             for table, new in (
-                (evidence_tables.evidence_parts, rows),
+                (evidence_tables.evidence_intervals, rows),
                 (evidence_tables.reported_claims, starts),
                 (evidence_tables.claim_ends, ends),
                 (evidence_tables.claim_end_trust, trust),
-                (evidence_tables.gpu_nodes, evidence_tables.new_homes(connection, since)),
+                (evidence_tables.gpu_nodes, evidence_tables.find_new_homes(connection, since)),
             ):
                 evidence_tables.insert_new_rows(connection, table, new)
 
-    def write_contacts(self, found: node_chunks.Contacts) -> None:
+    def write_contacts(self, found: node_intervals.Contacts) -> None:
         """Add first receipts of GPUs."""
         with self._database.transaction(writes=True) as connection:
             rows = evidence_tables.contact_rows(found)
@@ -197,7 +200,7 @@ class EvidenceStore:
                 recorded_ns = max(recorded_ns, newest.recorded_ns + 1)
             before = newest.content if newest else ""
             version = evidence_records.FileVersion(kind, text, before, digest, recorded_ns)
-            row = schema.row_of(evidence_tables.file_versions, version, content=text)
+            row = schema.to_row(evidence_tables.file_versions, version, content=text)
             evidence_tables.insert_new_rows(connection, evidence_tables.file_versions, [row])
             for name, draft in version.drafts():
                 audit_outbox.put_record(connection, name, draft)
@@ -228,7 +231,7 @@ class EvidenceStore:
                 kind: evidence_tables.newest_file(connection, kind)
                 for kind in evidence_tables.PARSERS
             }
-            decided = evidence_tables.decisions_of(connection)
+            decided = evidence_tables.read_decisions(connection)
         parsed = {
             kind: evidence_tables.PARSERS[kind](row.content) for kind, row in newest.items() if row
         }
@@ -250,16 +253,16 @@ class EvidenceStore:
         query = query.group_by(
             evidence_tables.gpu_nodes.c.gpu_uuid, evidence_tables.gpu_nodes.c.node
         )
-        found: dict[str, dict[str, int]] = {}
+        homes_by_gpu: dict[str, dict[str, int]] = {}
         with self._database.transaction() as connection:
             for row in connection.execute(query):
-                found.setdefault(row.gpu_uuid, {})[row.node] = row.since
-        return found
+                homes_by_gpu.setdefault(row.gpu_uuid, {})[row.node] = row.since
+        return homes_by_gpu
 
-    def contacts(self) -> node_chunks.Contacts:
+    def contacts(self) -> node_intervals.Contacts:
         """Return first receipts of all GPUs, by node."""
         with self._database.transaction() as connection:
-            return evidence_tables.contacts_of(connection)
+            return evidence_tables.read_contacts(connection)
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
         """Return everything about a GPU in a window, with the facts around it that affect it."""
@@ -272,7 +275,7 @@ class EvidenceStore:
     ) -> LoadedFacts:
         """Return the facts about some GPUs in a window, with the facts around it that affect it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
-        chunks: dict[str, list[node_chunks.EvidenceChunk]] = {}
+        intervals: dict[str, list[node_intervals.EvidenceInterval]] = {}
         shared: dict[str, set[str]] = {}
         for gpu in gpus:
             if len(homes_of.get(gpu, ())) > 1:
@@ -280,71 +283,79 @@ class EvidenceStore:
                     shared.setdefault(node, set()).add(gpu)
         with self._database.transaction() as connection:
             for node in nodes:
-                found = evidence_tables.parts_of(connection, node, start_ns, end_ns)
-                chunks[node] = [chunk for part in found if (chunk := self.quarantine.chunk(*part))]
+                rows = evidence_tables.read_intervals(connection, node, start_ns, end_ns)
+                intervals[node] = [
+                    interval for part in rows if (interval := self.quarantine.interval(*part))
+                ]
                 if node in shared:
                     since_ns = start_ns - evidence_tables.CONTEXT_NS
-                    chunks[node] += self._earlier(connection, chunks[node], shared[node], since_ns)
+                    intervals[node] += self._earlier(
+                        connection, intervals[node], shared[node], since_ns
+                    )
             span = (start_ns, end_ns)
-            wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
-            known_contacts = evidence_tables.contacts_of(connection, nodes)
-            loaded = LoadedFacts(chunks, {}, {}, wanted, self.quarantine, contacts=known_contacts)
-            loaded.read_claims(connection, [*gpus, *map(claim_events.unplaced_in, nodes)], span)
+            requested_homes = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
+            known_contacts = evidence_tables.read_contacts(connection, nodes)
+            loaded = LoadedFacts(
+                intervals, {}, {}, requested_homes, self.quarantine, contacts=known_contacts
+            )
+            loaded.read_claims(connection, [*gpus, *map(claim_events.unplaced_key, nodes)], span)
             # A claim without a device is placed considering all claims in its node.
             for node in filter(loaded.has_unplaced, nodes):
-                others = sorted(loaded.gpus_in(node) - wanted.keys())
+                others = sorted(loaded.gpus_in(node) - requested_homes.keys())
                 loaded.read_claims(connection, others, span)
                 for gpu in others:
-                    wanted.setdefault(gpu, set()).add(node)
+                    requested_homes.setdefault(gpu, set()).add(node)
         return loaded
 
     def _earlier(
         self,
         connection: Connection,
-        known: Sequence[node_chunks.EvidenceChunk],
+        known: Sequence[node_intervals.EvidenceInterval],
         gpus: set[str],
         start_ns: int,
-    ) -> list[node_chunks.EvidenceChunk]:
-        """Return earlier chunks of a node, until they show if it had each GPU at a timestamp.
+    ) -> list[node_intervals.EvidenceInterval]:
+        """Return earlier intervals of a node, until they show if it had each GPU at a timestamp.
 
         They reach no further back than a node's reports of two weeks.
         """
-        found = [chunk for chunk in known if chunk.start_ns < start_ns]
-        if not found:
+        earlier = [interval for interval in known if interval.start_ns < start_ns]
+        if not earlier:
             return []
-        node = found[0].node
-        end_ns = min(chunk.end_ns for chunk in found)
-        older: list[node_chunks.EvidenceChunk] = []
+        node = earlier[0].node
+        end_ns = min(interval.end_ns for interval in earlier)
+        older: list[node_intervals.EvidenceInterval] = []
         for _ in range(MAX_EARLIER_PARTS):
-            if not any(gpu_places.is_undecided(gpu, [*older, *found]) for gpu in gpus):
+            if not any(gpu_node_history.is_undecided(gpu, [*older, *earlier]) for gpu in gpus):
                 break
-            rows = evidence_tables.parts_before(connection, node, end_ns)
+            rows = evidence_tables.read_intervals_before(connection, node, end_ns)
             if not rows:
                 break
-            more = [chunk for row in rows if (chunk := self.quarantine.chunk(*row[:2]))]
+            more = [interval for row in rows if (interval := self.quarantine.interval(*row[:2]))]
             older += more
             end_ns = min(row[2] for row in rows)
         return older
 
-    def late_boots(self) -> dict[str, list[node_chunks.EvidenceChunk]]:
-        """Return the chunks with boots that were reported late, by GPU."""
-        found: dict[str, list[node_chunks.EvidenceChunk]] = {}
+    def late_boots(self) -> dict[str, list[node_intervals.EvidenceInterval]]:
+        """Return the intervals with boots that were reported late, by GPU."""
+        intervals_by_gpu: dict[str, list[node_intervals.EvidenceInterval]] = {}
         query = select(
-            evidence_tables.evidence_parts.c.part, evidence_tables.evidence_parts.c.content
+            evidence_tables.evidence_intervals.c.part, evidence_tables.evidence_intervals.c.content
         ).join(
             evidence_tables.claim_end_trust,
-            evidence_tables.claim_end_trust.c.fact == evidence_tables.evidence_parts.c.part,
+            evidence_tables.claim_end_trust.c.fact == evidence_tables.evidence_intervals.c.part,
         )
         with self._database.transaction() as connection:
-            rows = connection.execute(query.order_by(evidence_tables.evidence_parts.c.part)).all()
+            rows = connection.execute(
+                query.order_by(evidence_tables.evidence_intervals.c.part)
+            ).all()
         for row in rows:
-            chunk = self.quarantine.chunk(row.part, row.content)
-            if chunk is None:
+            interval = self.quarantine.interval(row.part, row.content)
+            if interval is None:
                 continue
-            for gpu, sighted in chunk.gpus.items():
+            for gpu, sighted in interval.gpus.items():
                 if sighted.believed_ns:
-                    found.setdefault(gpu, []).append(chunk)
-        return found
+                    intervals_by_gpu.setdefault(gpu, []).append(interval)
+        return intervals_by_gpu
 
     def claim_facts(self, gpus: Sequence[str], start_ns: int) -> list[claim_events.ClaimFact]:
         """Return the claims of GPUs that may have been in force after a timestamp, and their ends."""
@@ -366,7 +377,7 @@ class EvidenceStore:
         """Return the late facts about some GPUs and the nodes that they were in."""
         nodes = sorted({node for nodes in homes_of.values() for node in nodes})
         with self._database.transaction() as connection:
-            keys = [*sorted(homes_of), *map(claim_events.unplaced_in, nodes)]
+            keys = [*sorted(homes_of), *map(claim_events.unplaced_key, nodes)]
             return list(evidence_tables.find_late_facts(connection, keys, nodes, which))
 
     def spread(
@@ -378,25 +389,25 @@ class EvidenceStore:
 
         A change of a GPU's claims there affects the placement on all GPUs of the node.
         """
-        found = set(changes)
-        nodes = sorted({node for one in found for node in homes_of.get(one.gpu, ())})
-        there: set[str] = set()
+        extended = set(changes)
+        nodes = sorted({node for one in extended for node in homes_of.get(one.gpu, ())})
+        nodes_with_claims: set[str] = set()
         with self._database.transaction() as connection:
-            for some in evidence_tables.groups_of([*map(claim_events.unplaced_in, nodes)]):
+            for key_group in evidence_tables.group_items([*map(claim_events.unplaced_key, nodes)]):
                 gpu = evidence_tables.reported_claims.c.gpu_uuid
-                query = select(gpu).where(gpu.in_(some)).distinct()
-                there.update(connection.execute(query).scalars())
-        return found | {
-            one._replace(gpu=claim_events.unplaced_in(node))
-            for one in found
+                query = select(gpu).where(gpu.in_(key_group)).distinct()
+                nodes_with_claims.update(connection.execute(query).scalars())
+        return extended | {
+            one._replace(gpu=claim_events.unplaced_key(node))
+            for one in extended
             for node in homes_of.get(one.gpu, ())
-            if claim_events.unplaced_in(node) in there
+            if claim_events.unplaced_key(node) in nodes_with_claims
         }
 
     def newest_end_ns(self, node: str) -> int | None:
         """Return the end of the newest evidence of a node; None without evidence."""
-        query = select(func.max(evidence_tables.evidence_parts.c.end_ns)).where(
-            evidence_tables.evidence_parts.c.node == node
+        query = select(func.max(evidence_tables.evidence_intervals.c.end_ns)).where(
+            evidence_tables.evidence_intervals.c.node == node
         )
         with self._database.transaction() as connection:
             found: int | None = connection.execute(query).scalar()

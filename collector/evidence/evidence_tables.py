@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from collector.evidence import claim_events, node_chunks, review_rules
+from collector.evidence import claim_events, node_intervals, review_rules
 from collector.files import device_files, tenancy_files
-from collector.ledger.schema import insert_new, integers, make_append_only, metadata, row_of, texts
+from collector.ledger.schema import insert_new, integers, make_append_only, metadata, texts, to_row
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
-evidence_parts = sa.Table(
+evidence_intervals = sa.Table(
     "evidence_part",
     metadata,
     sa.Column("part", sa.Text, primary_key=True),
@@ -29,7 +29,7 @@ evidence_parts = sa.Table(
     sa.Index("evidence_part_starts", "node", "start_ns"),
     sa.Index("evidence_part_recorded", "recorded_ns"),
 )
-"""Facts from a node's frames of 15 minutes (`chunk`); the key is the SHA-256 of the content."""
+"""Facts from a node's frames of 15 minutes (`interval`); the key is the SHA-256 of the content."""
 
 gpu_nodes = sa.Table(
     "evidence_gpu",
@@ -104,7 +104,7 @@ file_versions = sa.Table(
 """Versions of administrators' files: the newest of each kind counts."""
 
 for _table in (
-    evidence_parts, gpu_nodes, first_contacts, reported_claims, claim_ends, claim_end_trust,
+    evidence_intervals, gpu_nodes, first_contacts, reported_claims, claim_ends, claim_end_trust,
     review_decisions, file_versions,
 ):  # fmt: skip
     make_append_only(_table)
@@ -123,42 +123,48 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 """Parser of each kind of file that metering depends on."""
 
 
-def parts_of(
+def read_intervals(
     connection: sa.Connection, node: str, start_ns: int, end_ns: int
 ) -> list[tuple[str, bytes]]:
     """Return parts in and around a window, and the nearest beyond on both sides."""
-    mine = evidence_parts.c.node == node
+    mine = evidence_intervals.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
-    last = sa.select(sa.func.max(evidence_parts.c.end_ns))
-    before = connection.execute(last.where(mine, evidence_parts.c.end_ns < low)).scalar()
-    first = sa.select(sa.func.min(evidence_parts.c.start_ns))
-    after = connection.execute(first.where(mine, evidence_parts.c.start_ns > high)).scalar()
-    within = sa.and_(evidence_parts.c.end_ns >= low, evidence_parts.c.start_ns <= high)
-    wanted = sa.or_(within, evidence_parts.c.end_ns == before, evidence_parts.c.start_ns == after)
+    last = sa.select(sa.func.max(evidence_intervals.c.end_ns))
+    before = connection.execute(last.where(mine, evidence_intervals.c.end_ns < low)).scalar()
+    first = sa.select(sa.func.min(evidence_intervals.c.start_ns))
+    after = connection.execute(first.where(mine, evidence_intervals.c.start_ns > high)).scalar()
+    within = sa.and_(evidence_intervals.c.end_ns >= low, evidence_intervals.c.start_ns <= high)
+    is_selected = sa.or_(
+        within, evidence_intervals.c.end_ns == before, evidence_intervals.c.start_ns == after
+    )
     query = (
-        sa.select(evidence_parts.c.part, evidence_parts.c.content)
-        .where(mine, wanted)
-        .order_by(evidence_parts.c.part)
+        sa.select(evidence_intervals.c.part, evidence_intervals.c.content)
+        .where(mine, is_selected)
+        .order_by(evidence_intervals.c.part)
     )
     return [(row.part, row.content) for row in connection.execute(query)]
 
 
-def parts_before(connection: sa.Connection, node: str, end_ns: int) -> list[tuple[str, bytes, int]]:
+def read_intervals_before(
+    connection: sa.Connection, node: str, end_ns: int
+) -> list[tuple[str, bytes, int]]:
     """Return the last parts of a node that end before a timestamp, with their ends."""
-    mine = evidence_parts.c.node == node
+    mine = evidence_intervals.c.node == node
     last = (
-        sa.select(sa.func.max(evidence_parts.c.end_ns))
-        .where(mine, evidence_parts.c.end_ns < end_ns)
+        sa.select(sa.func.max(evidence_intervals.c.end_ns))
+        .where(mine, evidence_intervals.c.end_ns < end_ns)
         .scalar_subquery()
     )
-    query = sa.select(evidence_parts.c.part, evidence_parts.c.content, evidence_parts.c.end_ns)
+    query = sa.select(
+        evidence_intervals.c.part, evidence_intervals.c.content, evidence_intervals.c.end_ns
+    )
     rows = connection.execute(
-        query.where(mine, evidence_parts.c.end_ns == last).order_by(evidence_parts.c.part)
+        query.where(mine, evidence_intervals.c.end_ns == last).order_by(evidence_intervals.c.part)
     )
     return [(row.part, row.content, row.end_ns) for row in rows]
 
 
-def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
+def select_claims(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
     """Return a query for claims of GPUs that may have been in force in or around a window."""
     late = sa.exists().where(
         claim_end_trust.c.fact == claim_ends.c.fact,
@@ -178,7 +184,7 @@ def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
     )
 
 
-def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
+def select_ends(pairs: Sequence[tuple[str, str, str]]) -> Any:
     """Return a query for the ends of claims, by GPU, node and id."""
     key = sa.tuple_(claim_ends.c.gpu_uuid, claim_ends.c.node, claim_ends.c.claim_id)
     trusted = sa.func.coalesce(claim_end_trust.c.trusted_from_ns, 0).label("trusted_from_ns")
@@ -196,7 +202,7 @@ def newest_file(
     return connection.execute(query).first()
 
 
-def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
+def find_differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
     """Return the node, GPU (empty for any) and time of each difference between two versions of a file."""
     if kind not in PARSERS:
         return []
@@ -212,11 +218,13 @@ def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int,
     return [("", "", start_ns, end_ns)]
 
 
-def new_homes(connection: sa.Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+def find_new_homes(
+    connection: sa.Connection, since: dict[tuple[str, str], int]
+) -> list[dict[str, Any]]:
     """Return rows for the GPUs that were not recorded in their nodes as early as in `since`."""
     least: dict[tuple[str, str], int] = {}
-    for some in groups_of(sorted({gpu for gpu, _ in since})):
-        query = sa.select(gpu_nodes).where(gpu_nodes.c.gpu_uuid.in_(some))
+    for gpu_group in group_items(sorted({gpu for gpu, _ in since})):
+        query = sa.select(gpu_nodes).where(gpu_nodes.c.gpu_uuid.in_(gpu_group))
         for row in connection.execute(query):
             key = (row.gpu_uuid, row.node)
             least[key] = min(row.since_ns, least.get(key, row.since_ns))
@@ -227,27 +235,29 @@ def new_homes(connection: sa.Connection, since: dict[tuple[str, str], int]) -> l
     ]
 
 
-def contacts_of(
+def read_contacts(
     connection: sa.Connection, nodes: Sequence[str] | None = None
-) -> dict[str, dict[str, node_chunks.FirstContact]]:
+) -> dict[str, dict[str, node_intervals.FirstContact]]:
     """Return the first receipts of the GPUs of some nodes, or of all."""
-    found: dict[str, dict[str, node_chunks.FirstContact]] = {}
+    contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
     query = sa.select(first_contacts)
-    wanted = [query]
+    queries = [query]
     if nodes is not None:
-        wanted = [query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)]
-    for one in wanted:
+        queries = [
+            query.where(first_contacts.c.node.in_(node_group)) for node_group in group_items(nodes)
+        ]
+    for one in queries:
         for row in connection.execute(one):
-            contact = node_chunks.FirstContact(row.heard_ns, row.pci)
-            gpus = found.setdefault(row.node, {})
+            contact = node_intervals.FirstContact(row.heard_ns, row.pci)
+            gpus = contacts.setdefault(row.node, {})
             gpus[row.gpu_uuid] = min(contact, gpus.get(row.gpu_uuid, contact))
-    return found
+    return contacts
 
 
-def contact_rows(found: node_chunks.Contacts) -> list[dict[str, Any]]:
+def contact_rows(found: node_intervals.Contacts) -> list[dict[str, Any]]:
     """Return first receipts as rows."""
     return [
-        row_of(first_contacts, one, node=node, gpu_uuid=gpu, heard_ns=one.received_ns)
+        to_row(first_contacts, one, node=node, gpu_uuid=gpu, heard_ns=one.received_ns)
         for node, gpus in found.items()
         for gpu, one in gpus.items()
     ]
@@ -258,32 +268,32 @@ def claim_row(one: claim_events.ClaimFact, recorded_ns: int) -> dict[str, Any]:
     content = msgspec.msgpack.encode(one)
     key = {"fact": sha256(content).hexdigest(), "claim_id": one.id, "recorded_ns": recorded_ns}
     if isinstance(one, claim_events.ReportedClaim):
-        return row_of(reported_claims, one, **key, content=content)
-    return row_of(claim_ends, one, **key)
+        return to_row(reported_claims, one, **key, content=content)
+    return to_row(claim_ends, one, **key)
 
 
-def decisions_of(connection: sa.Connection) -> review_rules.ReviewDecisions:
+def read_decisions(connection: sa.Connection) -> review_rules.ReviewDecisions:
     """Return the decisions of people; of two decisions the later one counts."""
     query = sa.select(review_decisions).order_by(
         review_decisions.c.recorded_ns, review_decisions.c.id
     )
-    found: dict[review_rules.ReviewSubject, bool] = {}
+    decisions: dict[review_rules.ReviewSubject, bool] = {}
     for row in connection.execute(query):
-        found[review_rules.ReviewSubject(review_rules.ReviewKind(row.what), row.node, row.name)] = (
-            bool(row.accepted)
-        )
-    return review_rules.ReviewDecisions(found)
+        decisions[
+            review_rules.ReviewSubject(review_rules.ReviewKind(row.what), row.node, row.name)
+        ] = bool(row.accepted)
+    return review_rules.ReviewDecisions(decisions)
 
 
 def insert_new_rows(
     connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]
 ) -> None:
     """Insert rows that do not exist yet."""
-    for some in groups_of(rows):
+    for some in group_items(rows):
         connection.execute(insert_new(connection, table), some)
 
 
-def groups_of(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+def group_items(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
     """Divide items into groups small enough for one statement."""
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
 
@@ -308,7 +318,7 @@ class LateCondition(NamedTuple):
     since_ns: int
     delay_ns: int
 
-    def of(self, start_ns: Any, recorded_ns: Any) -> Any:
+    def is_late(self, start_ns: Any, recorded_ns: Any) -> Any:
         """Return the condition for a fact with this start and this time of recording."""
         return recorded_ns > (start_ns // DAY_NS + 1) * DAY_NS + self.delay_ns
 
@@ -317,15 +327,15 @@ def find_facts_recorded_after(
     connection: sa.Connection, instant_ns: int
 ) -> Iterator[EvidenceChange]:
     """Yield the facts that were recorded after a timestamp, with their node or GPU and time."""
-    yield from _parts(connection, evidence_parts.c.recorded_ns > instant_ns)
-    yield from _claims(connection, reported_claims.c.recorded_ns > instant_ns)
-    yield from _releases(connection, claim_ends.c.recorded_ns > instant_ns)
+    yield from _find_interval_changes(connection, evidence_intervals.c.recorded_ns > instant_ns)
+    yield from _find_claim_changes(connection, reported_claims.c.recorded_ns > instant_ns)
+    yield from _find_end_changes(connection, claim_ends.c.recorded_ns > instant_ns)
     new_files = sa.select(file_versions).where(file_versions.c.recorded_ns > instant_ns)
     for version in connection.execute(new_files).all():
         last_one = newest_file(connection, version.kind, version.recorded_ns)
         before_it = last_one.content if last_one else ""
         name = f"{version.kind} {version.recorded_ns} {version.digest}"
-        for about in differences(version.kind, before_it, version.content):
+        for about in find_differences(version.kind, before_it, version.content):
             yield EvidenceChange(name, *about)
     new_decisions = sa.select(review_decisions).where(review_decisions.c.recorded_ns > instant_ns)
     for row in connection.execute(new_decisions):
@@ -336,41 +346,50 @@ def find_late_facts(
     connection: sa.Connection, gpus: Sequence[str], nodes: Sequence[str], which: LateCondition
 ) -> Iterator[EvidenceChange]:
     """Yield the late facts about some GPUs and the nodes that they were in."""
-    for some in groups_of(nodes):
-        mine = sa.and_(evidence_parts.c.node.in_(some), evidence_parts.c.end_ns >= which.since_ns)
-        yield from _parts(
-            connection,
-            sa.and_(mine, which.of(evidence_parts.c.start_ns, evidence_parts.c.recorded_ns)),
+    for node_group in group_items(nodes):
+        mine = sa.and_(
+            evidence_intervals.c.node.in_(node_group), evidence_intervals.c.end_ns >= which.since_ns
         )
-    for some in groups_of(gpus):
-        is_late = which.of(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
-        yield from _claims(connection, sa.and_(reported_claims.c.gpu_uuid.in_(some), is_late))
-        is_late = which.of(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
-        yield from _releases(connection, sa.and_(claim_ends.c.gpu_uuid.in_(some), is_late))
+        yield from _find_interval_changes(
+            connection,
+            sa.and_(
+                mine, which.is_late(evidence_intervals.c.start_ns, evidence_intervals.c.recorded_ns)
+            ),
+        )
+    for node_group in group_items(gpus):
+        is_late = which.is_late(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
+        yield from _find_claim_changes(
+            connection, sa.and_(reported_claims.c.gpu_uuid.in_(node_group), is_late)
+        )
+        is_late = which.is_late(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
+        yield from _find_end_changes(
+            connection, sa.and_(claim_ends.c.gpu_uuid.in_(node_group), is_late)
+        )
 
 
-def _parts(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
-    """Yield changes by chunks; one that ends a gap in the reports concerns all of the gap."""
-    earlier = evidence_parts.alias()
+def _find_interval_changes(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
+    """Yield changes by intervals; one that ends a gap in the reports concerns all of the gap."""
+    earlier = evidence_intervals.alias()
     before = sa.select(sa.func.max(earlier.c.end_ns)).where(
-        earlier.c.node == evidence_parts.c.node, earlier.c.end_ns < evidence_parts.c.start_ns
+        earlier.c.node == evidence_intervals.c.node,
+        earlier.c.end_ns < evidence_intervals.c.start_ns,
     )
     last = before.scalar_subquery().label("last")
-    columns = (evidence_parts.c[name] for name in ("part", "node", "start_ns", "end_ns"))
+    columns = (evidence_intervals.c[name] for name in ("part", "node", "start_ns", "end_ns"))
     for row in connection.execute(sa.select(*columns, last).where(where)):
         start_ns = row.start_ns if row.last is None else row.last
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 
 
-def _claims(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
-    return _of_gpus(connection, reported_claims.c.start_ns, where)
+def _find_claim_changes(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
+    return _find_gpu_changes(connection, reported_claims.c.start_ns, where)
 
 
-def _releases(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
-    return _of_gpus(connection, claim_ends.c.instant_ns, where)
+def _find_end_changes(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
+    return _find_gpu_changes(connection, claim_ends.c.instant_ns, where)
 
 
-def _of_gpus(
+def _find_gpu_changes(
     connection: sa.Connection, since: sa.Column[int], where: Any
 ) -> Iterator[EvidenceChange]:
     """Yield changes by the rows of a table about GPUs, each from the time in a column on."""

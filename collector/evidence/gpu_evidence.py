@@ -10,19 +10,19 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
+from collector.evidence import claim_events, gpu_node_history, node_intervals, review_rules
 from collector.evidence.node_claims import (
     ClaimPart,
     GpuFacts,
-    ReviewedPlaces,
+    ReviewedHistory,
     claimed_time_under_review,
-    cut_to,
-    extended,
-    find_reviewed_places,
-    in_service,
-    node_claims,
-    outside_of,
+    clip_claim,
+    find_claimed_absence,
+    find_reviewed_history,
+    find_service,
     reported_id,
+    resolve_claims,
+    subtract_stays,
 )
 from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
@@ -60,80 +60,82 @@ class AssembledGpu(msgspec.Struct, frozen=True):
     sku: str
     profiles: dict[str, str] = {}
     """The MIG profiles of claims that have one."""
-    places: gpu_places.GpuPlaces = gpu_places.GpuPlaces((), ())
+    places: gpu_node_history.GpuNodeHistory = gpu_node_history.GpuNodeHistory((), ())
     doubts: tuple[timeline.TimePiece[usage_evidence.ClockDoubt], ...] = ()
     """Evidence that was received while the collector's clock was suspect."""
 
-    def metered(self) -> MeteredGpu:
+    def meter(self) -> MeteredGpu:
         """Return the GPU over all time, for metering of its days."""
-        return MeteredGpu.of(
+        return MeteredGpu.compute(
             self.evidence, self.counted, self.sku, self.profiles, doubts=self.doubts
         )
 
 
-def facts_of(
+def collect_facts(
     gpu: str,
-    chunks: Iterable[node_chunks.EvidenceChunk],
+    intervals: Iterable[node_intervals.EvidenceInterval],
     claims: Iterable[claim_events.ReportedClaim],
     ended: Iterable[claim_events.ReportedEnd],
-    contacts: node_chunks.Contacts | None = None,
+    contacts: node_intervals.Contacts | None = None,
 ) -> GpuFacts:
-    """Collect the facts about a GPU from chunks and claims."""
-    presences: list[gpu_places.GpuPresence] = []
-    cuts: list[node_chunks.LayoutSpans] = []
-    reports: dict[str, list[node_chunks.SampleSpan]] = {}
-    valueless: dict[str, list[node_chunks.SampleSpan]] = {}
-    attended: dict[str, list[node_chunks.SampleSpan]] = {}
-    some = list(chunks)
-    is_shared = len({chunk.node for chunk in some if gpu in chunk.gpus}) > 1
-    for chunk in some:
-        if sighted := chunk.gpus.get(gpu):
+    """Collect the facts about a GPU from intervals and claims."""
+    presences: list[gpu_node_history.GpuPresence] = []
+    cuts: list[node_intervals.LayoutSpans] = []
+    reports: dict[str, list[node_intervals.SampleSpan]] = {}
+    valueless: dict[str, list[node_intervals.SampleSpan]] = {}
+    report_spans: dict[str, list[node_intervals.SampleSpan]] = {}
+    all_intervals = list(intervals)
+    is_shared = len({interval.node for interval in all_intervals if gpu in interval.gpus}) > 1
+    for interval in all_intervals:
+        if sighted := interval.gpus.get(gpu):
             one = (sighted.received_ns, sighted.spans, sighted.believed_ns)
-            presences.append(gpu_places.GpuPresence(chunk.node, chunk.boot, *one))
-        cuts += chunk.cuts.get(gpu, ())
-        reports.setdefault(chunk.node, []).extend(chunk.reports)
+            presences.append(gpu_node_history.GpuPresence(interval.node, interval.boot, *one))
+        cuts += interval.cuts.get(gpu, ())
+        reports.setdefault(interval.node, []).extend(interval.reports)
         if is_shared:
-            valueless.setdefault(chunk.node, []).extend(chunk.valueless.get(gpu, ()))
-            attended.setdefault(chunk.node, []).extend(chunk.attended())
-    by_node = (contacts or {}, valueless, attended)
+            valueless.setdefault(interval.node, []).extend(interval.valueless.get(gpu, ()))
+            report_spans.setdefault(interval.node, []).extend(interval.report_spans())
+    by_node = (contacts or {}, valueless, report_spans)
     return GpuFacts(gpu, presences, tuple(claims), tuple(ended), cuts, reports, *by_node)
 
 
-def evidence_of(
+def build_evidence(
     facts: GpuFacts, files: AdministratorInputs
-) -> tuple[usage_evidence.Evidence, gpu_places.GpuPlaces]:
+) -> tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory]:
     """Return the evidence of a GPU for metering, and its places."""
-    placed = find_reviewed_places(facts, files.expected)
+    placed = find_reviewed_history(facts, files.expected)
     where = placed.where
-    ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
+    ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
     active_claims = list(files.claims.claims(facts.gpu, nodes))
-    home = first_node_of(facts, where)
-    reported = _placed_claims(facts, nodes | {home} | where.waiting.keys(), placed)
+    home = find_first_node(facts, where)
+    reported = _select_claims(facts, nodes | {home} | where.under_review.keys(), placed)
     reserved = {claim.id for claim in active_claims}
-    parts = node_claims(reported, ends, files.tenants, files.expected, reserved)
+    parts = resolve_claims(reported, ends, files.tenants, files.expected, reserved)
     shown = claimed_time_under_review(parts, where, active_claims)
-    served = in_service(facts.gpu, where.stays, placed.excess, files.expected)
-    served = outside_of(served, shown)
-    extra = (*outside_of(extended(parts, where.stays, served, home), shown), *shown)
+    served = find_service(facts.gpu, where.stays, placed.excess, files.expected)
+    served = subtract_stays(served, shown)
+    extra = (*subtract_stays(find_claimed_absence(parts, where.stays, served, home), shown), *shown)
     own = (piece for claim in active_claims for piece in files.retired.held(facts.gpu, claim))
     claims = [part.claim for part in parts]
-    claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
+    claims += (
+        piece for claim in own for piece in (clip_claim(claim, served) if extra else (claim,))
+    )
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
     evidence = usage_evidence.Evidence(
         gpu=facts.gpu,
         stays=files.retired.in_service(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
         stretches=tuple(sorted(where.stretches)),
-        layouts=tuple(_layouts(facts.cuts)),
+        layouts=tuple(_build_layouts(facts.cuts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
-        sightings=tuple(sorted(set(_sightings(facts, ends, where)))),
+        sightings=tuple(sorted(set(_find_sightings(facts, ends, where)))),
     )
     return evidence, where
 
 
-def first_node_of(facts: GpuFacts, where: gpu_places.GpuPlaces) -> str:
+def find_first_node(facts: GpuFacts, where: gpu_node_history.GpuNodeHistory) -> str:
     """Return the node that reported a GPU first."""
     receipts = (
         (gpus[facts.gpu].received_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
@@ -142,64 +144,71 @@ def first_node_of(facts: GpuFacts, where: gpu_places.GpuPlaces) -> str:
     return min(receipts, default=min(stays, default=(0, "")))[1]
 
 
-def _placed_claims(facts: GpuFacts, nodes: Container[str], placed: ReviewedPlaces) -> GpuFacts:
+def _select_claims(facts: GpuFacts, nodes: Container[str], placed: ReviewedHistory) -> GpuFacts:
     """Return the facts with the claims of these nodes only: the GPU was never in the others."""
     claims = [one for one in facts.claims if one.node in nodes]
     return msgspec.structs.replace(facts, claims=claims, disputed=placed.disputed)
 
 
-def claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
+def find_claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
     """Return the parts of claims on a GPU that are pending review."""
-    ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
+    ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     reported = facts
     if claim_events.is_gpu(facts.gpu):
-        placed = find_reviewed_places(facts, files.expected)
-        nodes = {stay.node for stay in placed.where.stays} | placed.where.waiting.keys()
-        reported = _placed_claims(facts, nodes | {first_node_of(facts, placed.where)}, placed)
-    parts = node_claims(reported, ends, files.tenants, files.expected)
+        placed = find_reviewed_history(facts, files.expected)
+        nodes = {stay.node for stay in placed.where.stays} | placed.where.under_review.keys()
+        reported = _select_claims(facts, nodes | {find_first_node(facts, placed.where)}, placed)
+    parts = resolve_claims(reported, ends, files.tenants, files.expected)
     return [part for part in parts if part.claim.review]
 
 
-def nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int) -> list[str]:
+def find_nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int) -> list[str]:
     """Return the nodes that list a GPU of another node, which a person may decide about."""
-    waiting = find_reviewed_places(facts, files.expected).where.waiting
+    waiting = find_reviewed_history(facts, files.expected).where.under_review
     return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
 
 
 def assemble_gpu(
     facts: GpuFacts,
-    chunks: Sequence[node_chunks.EvidenceChunk],
+    intervals: Sequence[node_intervals.EvidenceInterval],
     files: AdministratorInputs,
-    placed: tuple[usage_evidence.Evidence, gpu_places.GpuPlaces] | None = None,
+    placed: tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory] | None = None,
 ) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
-    evidence, where = placed or evidence_of(facts, files)
-    sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
+    evidence, where = placed or build_evidence(facts, files)
+    sighted = [interval.gpus[facts.gpu] for interval in intervals if facts.gpu in interval.gpus]
     sku = max((one.sku for one in sighted), default="")
     profiles = {
         one.id: one.profile
-        for one in sorted(facts.claims, key=claim_events.first_report, reverse=True)
+        for one in sorted(facts.claims, key=claim_events.first_report_key, reverse=True)
     }
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
-    held: dict[str, str] = {}
+    mig_profiles: dict[str, str] = {}
     for claim in evidence.claims if known_profiles else ():
         if reported := reported_id(claim.id, known_profiles):
-            held[claim.id] = known_profiles[reported]
-    doubts = tuple(sorted(set(_doubts(facts.gpu, chunks, where.stays))))
+            mig_profiles[claim.id] = known_profiles[reported]
+    doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, where.stays))))
     return AssembledGpu(
-        evidence, counter_increments(facts.gpu, chunks, where.stays), sku, held, where, doubts
+        evidence,
+        counter_increments(facts.gpu, intervals, where.stays),
+        sku,
+        mig_profiles,
+        where,
+        doubts,
     )
 
 
-def _doubts(
-    gpu: str, chunks: Iterable[node_chunks.EvidenceChunk], stays: Sequence[usage_evidence.NodeStay]
+def _find_clock_doubts(
+    gpu: str,
+    intervals: Iterable[node_intervals.EvidenceInterval],
+    stays: Sequence[usage_evidence.NodeStay],
 ) -> Iterator[timeline.TimePiece[usage_evidence.ClockDoubt]]:
     """Yield evidence of a GPU that was received while the collector's clock was suspect."""
-    for chunk in chunks:
-        for one in chunk.doubts:
+    for interval in intervals:
+        for one in interval.doubts:
             for stay in stays:
                 first_ns, last_ns = max(one.first_ns, stay.start_ns), min(one.last_ns, stay.end_ns)
-                if one.gpu in {"", gpu} and stay.node == chunk.node and first_ns <= last_ns:
+                if one.gpu in {"", gpu} and stay.node == interval.node and first_ns <= last_ns:
                     doubt = usage_evidence.ClockDoubt(one.since_ns, one.delta_ns)
                     yield timeline.TimePiece(first_ns, last_ns, doubt)
 
@@ -207,18 +216,18 @@ def _doubts(
 # Claims -----------------------------------------------------------------------------------------
 
 
-def deviceless_claims_of(
+def find_deviceless_claims(
     facts: GpuFacts,
     ends: claim_events.Ends,
     tenants: TenantMappings,
     decisions: review_rules.ReviewDecisions,
 ) -> list[placement.UnplacedClaim]:
     """Return a node's claims without a device, from the facts stored under the node's key."""
-    found = node_claims(facts, ends, tenants, review_rules.ExpectedGpus(decisions=decisions))
-    firsts = claim_events.first_reports(facts.claims)
+    parts = resolve_claims(facts, ends, tenants, review_rules.ExpectedGpus(decisions=decisions))
+    firsts = claim_events.select_first_reports(facts.claims)
     return [
         placement.UnplacedClaim(
-            piece.level,
+            piece.authority,
             piece.start_ns,
             piece.id,
             piece.tenant,
@@ -233,14 +242,16 @@ def deviceless_claims_of(
             piece.from_ns,
             subject.name,
         )
-        for piece, subject, _ in found
+        for piece, subject, _ in parts
     ]
 
 
 # Layouts, witnesses -----------------------------------------------------------------------------
 
 
-def _layouts(cuts: Iterable[node_chunks.LayoutSpans]) -> Iterator[usage_evidence.PartitionLayout]:
+def _build_layouts(
+    cuts: Iterable[node_intervals.LayoutSpans],
+) -> Iterator[usage_evidence.PartitionLayout]:
     """Yield each layout, from the first frame that shows it."""
     seen = sorted((span.first_ns, cut.parts) for cut in cuts for span in cut.spans)
     last: tuple[ReportedMigInstance, ...] | None = None
@@ -257,8 +268,8 @@ def layout_id(parts: Sequence[ReportedMigInstance]) -> str:
     return sha256(msgspec.json.encode(parts)).hexdigest()[:12] if parts else ""
 
 
-def _sightings(
-    facts: GpuFacts, ends: claim_events.Ends, where: gpu_places.GpuPlaces
+def _find_sightings(
+    facts: GpuFacts, ends: claim_events.Ends, where: gpu_node_history.GpuNodeHistory
 ) -> Iterator[usage_evidence.NodeSighting]:
     """Yield independent evidence that the node was running.
 
@@ -267,31 +278,33 @@ def _sightings(
     """
     last_reports: dict[str, int] = {}
     for node, spans in facts.reports.items():
-        joined: list[node_chunks.SampleSpan] = []
+        joined: list[node_intervals.SampleSpan] = []
         for span in spans:
-            node_chunks.add_span(joined, node_chunks.SampleSpan(span.first_ns, span.last_ns))
+            node_intervals.add_span(joined, node_intervals.SampleSpan(span.first_ns, span.last_ns))
         last_reports[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
         for stay in where.stays:
             if stay.node == node:
-                yield from _within(stay, joined)
+                yield from _is_sampled_within(stay, joined)
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         last_reports[presence.node] = max(last, last_reports.get(presence.node, -FOREVER_NS))
-    gaps = claim_events.gaps_of(facts.claims, facts.presences)
+    gaps = claim_events.find_gaps(facts.claims, facts.presences)
     for one in facts.claims:
         # A late report is no evidence for the time before it.
         start_ns = max(one.start_ns, one.trusted_from_ns)
-        if one.level is ClaimAuthority.SCHEDULER:
+        if one.authority is ClaimAuthority.SCHEDULER:
             until = ends.get((one.node, one.id), last_reports.get(one.node, one.start_ns))
             free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
-                held = timeline.TimePiece(start_ns, until, usage_evidence.NodeWitness.SCHEDULER)
-                for start, end, witness in timeline.without(held, free):
+                held_time = timeline.TimePiece(
+                    start_ns, until, usage_evidence.NodeWitness.SCHEDULER
+                )
+                for start, end, witness in timeline.subtract_spans(held_time, free):
                     yield usage_evidence.NodeSighting(witness, start, end)
 
 
-def _within(
-    stay: usage_evidence.NodeStay, spans: Iterable[node_chunks.SampleSpan]
+def _is_sampled_within(
+    stay: usage_evidence.NodeStay, spans: Iterable[node_intervals.SampleSpan]
 ) -> Iterator[usage_evidence.NodeSighting]:
     for span in spans:
         start, end = max(stay.start_ns, span.first_ns), min(stay.end_ns, span.last_ns)
@@ -304,48 +317,54 @@ def _within(
 
 def counter_increments(
     gpu: str,
-    chunks: Sequence[node_chunks.EvidenceChunk],
+    intervals: Sequence[node_intervals.EvidenceInterval],
     stays: Sequence[usage_evidence.NodeStay] = (),
 ) -> dict[measures.CountedQuantity, measures.CounterIncrements]:
     """Return the increments of a GPU's counters and of the counters of the ports on its rail.
 
     A node's readings count while the GPU is in that node.
     """
-    moved = {stay.node for stay in stays} != {chunk.node for chunk in chunks}
+    moved = {stay.node for stay in stays} != {interval.node for interval in intervals}
     moved |= len(stays) > 1
     since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
     readings: dict[CounterSubject, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
     rails = {
-        (chunk.node, chunk.boot): sighted.rail
-        for chunk in sorted(chunks, key=lambda chunk: (chunk.node, chunk.boot, chunk.number))
-        if (sighted := chunk.gpus.get(gpu)) and sighted.rail != NO_RAIL
+        (interval.node, interval.boot): sighted.rail
+        for interval in sorted(
+            intervals, key=lambda interval: (interval.node, interval.boot, interval.number)
+        )
+        if (sighted := interval.gpus.get(gpu)) and sighted.rail != NO_RAIL
     }
-    for chunk in chunks:
-        rail = rails.get((chunk.node, chunk.boot), NO_RAIL)
-        for series in chunk.series.values():
-            for at, counter in enumerate(series.counters):
+    for interval in intervals:
+        rail = rails.get((interval.node, interval.boot), NO_RAIL)
+        for series in interval.series.values():
+            for column, counter in enumerate(series.counters):
                 if counter.gpu != gpu and (counter.gpu or counter.rail != rail):
                     continue
                 run = series.run if counter.measure in AGENT_MEASURES else ""
-                cells = readings.setdefault(counter, {}).setdefault((chunk.boot, run), {})
+                cells = readings.setdefault(counter, {}).setdefault((interval.boot, run), {})
                 for cell in series.cells.values():
-                    value = int.from_bytes(cell.values[8 * at : 8 * at + 8], "little", signed=True)
-                    here = cell.instant_ns >= since_ns
-                    here &= not moved or _is_in(chunk.node, stays, cell.instant_ns)
+                    value = int.from_bytes(
+                        cell.values[8 * column : 8 * column + 8], "little", signed=True
+                    )
+                    here = cell.timestamp_ns >= since_ns
+                    here &= not moved or _is_in(interval.node, stays, cell.timestamp_ns)
                     if value >= 0 and here:
-                        number = cell.boot_ns // node_chunks.GRID_NS
-                        new = (cell.boot_ns, cell.instant_ns, value)
+                        number = cell.boot_ns // node_intervals.GRID_NS
+                        new = (cell.boot_ns, cell.timestamp_ns, value)
                         cells[number] = min(new, cells.get(number, new))
     rdma = {counter.measure for counter in readings if counter.rdma}
-    found: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
+    increments_by_quantity: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
     for counter, runs in sorted(readings.items()):
         if counter.gpu or counter.rdma or counter.measure not in rdma:
-            found.setdefault(counter.measure, []).append(measures.increments(_readings(runs)))
-    return {measure: _merged_increments(parts) for measure, parts in found.items()}
+            increments_by_quantity.setdefault(counter.measure, []).append(
+                measures.compute_increments(_readings(runs))
+            )
+    return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
 
 
-def _is_in(node: str, stays: Iterable[usage_evidence.NodeStay], instant_ns: int) -> bool:
-    return any(s.node == node and s.start_ns <= instant_ns < s.end_ns for s in stays)
+def _is_in(node: str, stays: Iterable[usage_evidence.NodeStay], timestamp_ns: int) -> bool:
+    return any(s.node == node and s.start_ns <= timestamp_ns < s.end_ns for s in stays)
 
 
 def _readings(
@@ -358,7 +377,7 @@ def _readings(
         yield measures.CounterReadings(boot, instants, table[:, 2].copy(), run)
 
 
-def _merged_increments(parts: Sequence[measures.CounterIncrements]) -> measures.CounterIncrements:
+def _merge_increments(parts: Sequence[measures.CounterIncrements]) -> measures.CounterIncrements:
     """Merge the increments of several ports into one series."""
     if len(parts) == 1:
         return parts[0]

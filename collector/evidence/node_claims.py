@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from collector.evidence import claim_events, gpu_places, node_chunks, review_rules
+from collector.evidence import claim_events, gpu_node_history, node_intervals, review_rules
 from collector.files.tenancy_files import TenantMappings
 from collector.metering import evidence, timeline, units
 from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority, parse_share
@@ -27,17 +27,17 @@ class GpuFacts(msgspec.Struct, frozen=True):
     """Facts about one GPU from frames and events."""
 
     gpu: str
-    presences: Sequence[gpu_places.GpuPresence]
+    presences: Sequence[gpu_node_history.GpuPresence]
     claims: Sequence[claim_events.ReportedClaim] = ()
     ended: Sequence[claim_events.ReportedEnd] = ()
-    cuts: Sequence[node_chunks.LayoutSpans] = ()
-    reports: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    cuts: Sequence[node_intervals.LayoutSpans] = ()
+    reports: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
     """By node, the time in which it reported anything but GPUs."""
-    contacts: node_chunks.Contacts = {}
+    contacts: node_intervals.Contacts = {}
     """Contacts of all GPUs of the nodes that reported this one."""
-    valueless: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    valueless: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
     """By node, the time in which it listed the GPU without a value."""
-    attended: Mapping[str, Sequence[node_chunks.SampleSpan]] = {}
+    report_spans: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
     """By node, the time in which it reported anything."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]] = {}
     """By node, when claims are under review because several nodes report the GPU."""
@@ -52,7 +52,7 @@ class ClaimPart(NamedTuple):
     """Before it, the part is metered although the GPU is not in service."""
 
 
-def node_claims(
+def resolve_claims(
     facts: GpuFacts,
     ends: claim_events.Ends,
     tenants: TenantMappings,
@@ -64,33 +64,39 @@ def node_claims(
     Each part has a unique name, which is none of `reserved`: equal names are one claim with one
     end, and a node must not be able to end the claim of another node by its choice of an id.
     """
-    gaps = claim_events.gaps_of(facts.claims, facts.presences)
-    freed = claim_events.freed_of(facts.claims, facts.ended, facts.presences, ends)
+    gaps = claim_events.find_gaps(facts.claims, facts.presences)
+    freed = claim_events.find_untrusted_ends(facts.claims, facts.ended, facts.presences, ends)
     excess: dict[str, list[timeline.TimePiece[str]]] = {}
     names = ClaimNames(reserved)
-    found: list[ClaimPart] = []
-    firsts = sorted((one, key) for key, one in claim_events.first_reports(facts.claims).items())
+    all_parts: list[ClaimPart] = []
+    firsts = sorted(
+        (one, key) for key, one in claim_events.select_first_reports(facts.claims).items()
+    )
     for one, key in firsts:
         if one.node not in excess:
             more = expected.excess(facts.gpu, one.node, facts.contacts)
-            excess[one.node] = _with_disputed(more, facts.disputed.get(one.node, ()))
+            excess[one.node] = _add_disputed(more, facts.disputed.get(one.node, ()))
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
-        cut = _interrupted(_cut(facts, one, end, expected), one, gaps.get(key, ()), expected)
+        cut = _subtract_gaps(
+            _divide_by_decisions(facts, one, end, expected), one, gaps.get(key, ()), expected
+        )
         waits = review_rules.ReviewSubject(review_rules.ReviewKind.GPU, one.node, facts.gpu)
-        pieces = _pieces(
+        pieces = _split_by_tenant(
             one, names, list(review_rules.divide_at_reviews(cut, excess[one.node], waits)), tenants
         )
         contact_ns = _contact_ns(facts, one.node)
-        found += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
-    return found
+        all_parts += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
+    return all_parts
 
 
-def _with_disputed(
+def _add_disputed(
     excess: Sequence[timeline.TimePiece[str]], disputed: Iterable[timeline.TimePiece[str]]
 ) -> list[timeline.TimePiece[str]]:
     """Return the times of review for either reason, in order; `excess` prevails where both apply."""
     spans = [(start, end) for start, end, _ in excess]
-    return sorted([*excess, *(left for one in disputed for left in timeline.without(one, spans))])
+    return sorted(
+        [*excess, *(left for one in disputed for left in timeline.subtract_spans(one, spans))]
+    )
 
 
 class ClaimNames:
@@ -110,12 +116,12 @@ class ClaimNames:
 def _contact_ns(facts: GpuFacts, node: str) -> int:
     if not claim_events.is_gpu(facts.gpu):
         # A claim without a device: that of the first GPU of the node.
-        return node_chunks.node_floor_ns(facts.contacts, node)
+        return node_intervals.node_floor_ns(facts.contacts, node)
     receipts = [p.received_ns for p in facts.presences if p.node == node]
-    return node_chunks.floor_ns(facts.contacts, facts.gpu, node, receipts)
+    return node_intervals.floor_ns(facts.contacts, facts.gpu, node, receipts)
 
 
-def _cut(
+def _divide_by_decisions(
     facts: GpuFacts,
     one: claim_events.ReportedClaim,
     end: tuple[int, int],
@@ -123,10 +129,10 @@ def _cut(
 ) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts of one claim that remain after people's decisions."""
     end_ns, freed_ns = end
-    decided = expected.decisions.of(review_rules.ReviewKind.END, one.node, one.id)
+    decided = expected.decisions.find(review_rules.ReviewKind.END, one.node, one.id)
     if decided is not None:
         end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
-    if one.level <= ClaimAuthority.PROCESS:
+    if one.authority <= ClaimAuthority.PROCESS:
         freed_ns = FOREVER_NS  # it is never billed: no decision is needed, the horizon applies
     contact_ns = _contact_ns(facts, one.node)
     trusted_ns = max(one.start_ns, one.trusted_from_ns)
@@ -134,43 +140,43 @@ def _cut(
     start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
     span, believed = (start_ns, end_ns), (contact_ns, trusted_ns)
     for part in review_rules.divide_claim(subject, span, believed, freed_ns):
-        verdict = expected.decisions.of(review_rules.ReviewKind.CLAIM, one.node, one.id)
+        verdict = expected.decisions.find(review_rules.ReviewKind.CLAIM, one.node, one.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part
         elif verdict:
             yield part._replace(reason="")
 
 
-def _interrupted(
-    found: Iterable[review_rules.ReviewedPart],
+def _subtract_gaps(
+    parts: Iterable[review_rules.ReviewedPart],
     one: claim_events.ReportedClaim,
     gaps: Iterable[claim_events.ClaimGap],
     expected: review_rules.ExpectedGpus,
 ) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts without the gaps; time that a boot reported late would free is under review too."""
     waits = review_rules.ReviewSubject(review_rules.ReviewKind.END, one.node, one.id)
-    is_billed = one.level > ClaimAuthority.PROCESS
-    verdict = expected.decisions.of(*waits) if is_billed else False
+    is_billed = one.authority > ClaimAuthority.PROCESS
+    verdict = expected.decisions.find(*waits) if is_billed else False
     for gap in gaps:
         late = timeline.TimePiece(
             gap.first_ns, min(gap.believed_ns, gap.until_ns), review_rules.LATE_END
         )
         if verdict is None and late.start_ns < late.end_ns:
-            found = list(review_rules.divide_at_reviews(found, [late], waits))
+            parts = list(review_rules.divide_at_reviews(parts, [late], waits))
         start_ns = gap.first_ns if verdict else gap.believed_ns
         if start_ns < gap.until_ns:
             free = [(start_ns, gap.until_ns)]
-            found = [
+            parts = [
                 part._replace(start_ns=start, end_ns=end)
-                for part in found
-                for start, end, _ in timeline.without(
+                for part in parts
+                for start, end, _ in timeline.subtract_spans(
                     timeline.TimePiece(part.start_ns, part.end_ns, part), free
                 )
             ]
-    yield from found
+    yield from parts
 
 
-def _pieces(
+def _split_by_tenant(
     one: claim_events.ReportedClaim,
     names: ClaimNames,
     cut: Sequence[review_rules.ReviewedPart],
@@ -194,14 +200,14 @@ def _pieces(
         is_named = False
         for part in joined:
             start, end = max(since, part.start_ns), min(until, part.end_ns)
-            if start >= end or (part.reason and one.level <= ClaimAuthority.PROCESS):
+            if start >= end or (part.reason and one.authority <= ClaimAuthority.PROCESS):
                 continue
             is_first = not (part.reason or is_named)
             is_named |= is_first
             own_name = base if is_first else names.free(f"{base}#{start}", one.node)
-            claim = _claim(one, own_name, tenant, part.reason)
-            held = replace(claim, start_ns=since, end_ns=end)
-            yield held if start == since else replace(held, from_ns=start), part.subject
+            claim = _build_claim(one, own_name, tenant, part.reason)
+            part_claim = replace(claim, start_ns=since, end_ns=end)
+            yield part_claim if start == since else replace(part_claim, from_ns=start), part.subject
 
 
 def reported_id(name: str, known: Container[str]) -> str:
@@ -211,13 +217,13 @@ def reported_id(name: str, known: Container[str]) -> str:
     return name
 
 
-def _claim(
+def _build_claim(
     one: claim_events.ReportedClaim, name: str, tenant: str, review: str
 ) -> evidence.MeteredClaim:
     return evidence.MeteredClaim(
-        level=ClaimAuthority.REVIEW
+        authority=ClaimAuthority.REVIEW
         if review not in review_rules.KEEPS_RANK
-        else min(one.level, MAX_NODE_AUTHORITY),
+        else min(one.authority, MAX_NODE_AUTHORITY),
         start_ns=one.start_ns,
         id=name,
         tenant=tenant,
@@ -233,27 +239,27 @@ def _claim(
     )
 
 
-def in_service(
+def find_service(
     gpu: str,
     stays: Iterable[evidence.NodeStay],
     excess: Mapping[str, Sequence[timeline.TimePiece[str]]],
     expected: review_rules.ExpectedGpus,
 ) -> tuple[evidence.NodeStay, ...]:
     """Return the stays of a GPU without the time that it was under review or rejected."""
-    found: list[evidence.NodeStay] = []
+    service_stays: list[evidence.NodeStay] = []
     for stay in stays:
-        if expected.decisions.of(review_rules.ReviewKind.GPU, stay.node, gpu) is False:
+        if expected.decisions.find(review_rules.ReviewKind.GPU, stay.node, gpu) is False:
             continue
         waits = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
-        for start, end, _ in timeline.without(
+        for start, end, _ in timeline.subtract_spans(
             timeline.TimePiece(stay.start_ns, stay.end_ns, stay), waits
         ):
-            found.append(evidence.NodeStay(start, stay.node, end))
-    return tuple(found)
+            service_stays.append(evidence.NodeStay(start, stay.node, end))
+    return tuple(service_stays)
 
 
-def extended(
-    found: Iterable[ClaimPart],
+def find_claimed_absence(
+    parts: Iterable[ClaimPart],
     stays: Sequence[evidence.NodeStay],
     served: Sequence[evidence.NodeStay],
     home: str,
@@ -266,9 +272,9 @@ def extended(
     first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
     spans = [(stay.start_ns, stay.end_ns) for stay in served]
     extra: set[evidence.NodeStay] = set()
-    for part in found:
+    for part in parts:
         claim = part.claim
-        if claim.level == ClaimAuthority.PROCESS:
+        if claim.authority == ClaimAuthority.PROCESS:
             continue
         places = [(s.start_ns, s.end_ns) for s in stays if s.node == claim.node and claim.review]
         if claim.node == home:
@@ -276,12 +282,12 @@ def extended(
         for start, end in places:
             low, high = max(start, claim.begins_ns), min(end, claim.end_ns)
             if low < high:
-                left = timeline.without(timeline.TimePiece(low, high, claim.node), spans)
+                left = timeline.subtract_spans(timeline.TimePiece(low, high, claim.node), spans)
                 extra.update(evidence.NodeStay(a, node, b) for a, b, node in left)
     return tuple(sorted(extra))
 
 
-def cut_to(
+def clip_claim(
     claim: evidence.MeteredClaim, served: Iterable[evidence.NodeStay]
 ) -> Iterator[evidence.MeteredClaim]:
     """Yield an administrator's claim, limited to the time in service."""
@@ -294,118 +300,129 @@ def cut_to(
             is_first = False
 
 
-def early_claims(
-    facts: Iterable[claim_events.ClaimFact], receipts: Mapping[str, node_chunks.NodeReceipts]
+def find_early_claims(
+    facts: Iterable[claim_events.ClaimFact], receipts: Mapping[str, node_intervals.NodeReceipts]
 ) -> dict[tuple[str, str], int]:
     """Return the start of claims that began before first contact with their GPU, by GPU and node."""
-    found: dict[tuple[str, str], int] = {}
+    starts: dict[tuple[str, str], int] = {}
     for one in facts:
         node = receipts.get(one.node)
         if node is None or not isinstance(one, claim_events.ReportedClaim):
             continue
-        if one.level <= ClaimAuthority.PROCESS:
+        if one.authority <= ClaimAuthority.PROCESS:
             continue
         for gpu in (one.gpu,) if claim_events.is_gpu(one.gpu) else node.gpus:
             contact = node.gpus.get(gpu)
-            contact_ns = contact.received_ns - node_chunks.TOLERANCE_NS if contact else one.start_ns
+            contact_ns = (
+                contact.received_ns - node_intervals.TOLERANCE_NS if contact else one.start_ns
+            )
             if one.start_ns < contact_ns:
                 start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-                found[gpu, one.node] = min(start_ns, found.get((gpu, one.node), start_ns))
-    return found
+                starts[gpu, one.node] = min(start_ns, starts.get((gpu, one.node), start_ns))
+    return starts
 
 
-class ReviewedPlaces(NamedTuple):
+class ReviewedHistory(NamedTuple):
     """Places of a GPU, and by node the periods of review of the GPU or its claims, with reasons."""
 
-    where: gpu_places.GpuPlaces
+    where: gpu_node_history.GpuNodeHistory
     excess: Mapping[str, Sequence[timeline.TimePiece[str]]]
     """The GPU exceeds the number expected of the node."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]]
     """Several nodes report the GPU."""
 
 
-def find_reviewed_places(facts: GpuFacts, expected: review_rules.ExpectedGpus) -> ReviewedPlaces:
+def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) -> ReviewedHistory:
     """Return the places of a GPU from reports of nodes, expectations and decisions."""
     gpu, contacts = facts.gpu, facts.contacts
     nodes = sorted({one.node for one in facts.presences})
     excess = {node: expected.excess(gpu, node, contacts) for node in nodes}
     verdicts = {
-        node: expected.decisions.of(review_rules.ReviewKind.GPU, node, gpu) for node in nodes
+        node: expected.decisions.find(review_rules.ReviewKind.GPU, node, gpu) for node in nodes
     }
-    attendance = gpu_places.NodeAttendance(facts.valueless, facts.attended, verdicts, excess)
-    where = gpu_places.find_places(facts.presences, gpu, contacts, attendance)
-    if not where.waiting:
-        return ReviewedPlaces(where, excess, {})
+    node_reports = gpu_node_history.NodeReports(
+        facts.valueless, facts.report_spans, verdicts, excess
+    )
+    where = gpu_node_history.find_node_history(facts.presences, gpu, contacts, node_reports)
+    if not where.under_review:
+        return ReviewedHistory(where, excess, {})
     claimed = {
-        node: gpu_places.subtract_periods(periods, _times(excess[node]))
-        for node, periods in _claimed_while_waiting(facts, where).items()
+        node: gpu_node_history.subtract_periods(periods, _times(excess[node]))
+        for node, periods in _claimed_under_review(facts, where).items()
     }
     disputed: dict[str, list[timeline.TimePiece[str]]] = {}
     for node in nodes:
-        waits = where.waiting.get(node, [])
-        others = gpu_places.unite_periods(
-            p for other, some in claimed.items() if other != node for p in some
+        waits = where.under_review.get(node, [])
+        others = gpu_node_history.unite_periods(
+            p for other, node_periods in claimed.items() if other != node for p in node_periods
         )
-        contested = [] if verdicts[node] else gpu_places.subtract_periods(others, waits)
-        found = [timeline.TimePiece(*period, review_rules.MOVED) for period in waits]
+        contested = [] if verdicts[node] else gpu_node_history.subtract_periods(others, waits)
+        review_pieces = [timeline.TimePiece(*period, review_rules.MOVED) for period in waits]
         disputed[node] = sorted(
-            [*found, *(timeline.TimePiece(*period, review_rules.CONTESTED) for period in contested)]
+            [
+                *review_pieces,
+                *(timeline.TimePiece(*period, review_rules.CONTESTED) for period in contested),
+            ]
         )
     times = {node: _times(pieces) for node, pieces in disputed.items()}
-    return ReviewedPlaces(replace(where, disputed=times), excess, disputed)
+    return ReviewedHistory(replace(where, disputed=times), excess, disputed)
 
 
 def claimed_time_under_review(
     parts: Sequence[ClaimPart],
-    where: gpu_places.GpuPlaces,
+    where: gpu_node_history.GpuNodeHistory,
     administered: Iterable[evidence.MeteredClaim],
 ) -> tuple[evidence.NodeStay, ...]:
     """Return the time held only by claims of a node under review: metered there, in state `review`."""
-    found: list[evidence.NodeStay] = []
-    taken: gpu_places.Periods = []
-    for node, periods in sorted(where.waiting.items()):
+    claimed_stays: list[evidence.NodeStay] = []
+    taken: gpu_node_history.Periods = []
+    for node, periods in sorted(where.under_review.items()):
         held = (
             p.claim for p in parts if p.claim.node == node and p.claim.review == review_rules.MOVED
         )
         others = [p.claim for p in parts if p.claim.node != node]
         others += (claim for claim in administered if claim.node != node)
-        busy = gpu_places.unite_periods(
+        busy = gpu_node_history.unite_periods(
             [*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)]
         )
-        own = gpu_places.unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
-        free = gpu_places.subtract_periods(gpu_places.intersect_periods(periods, own), busy)
-        taken = gpu_places.unite_periods([*taken, *free])
-        found += (evidence.NodeStay(start, node, end) for start, end in free)
-    return tuple(found)
+        own = gpu_node_history.unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
+        free = gpu_node_history.subtract_periods(
+            gpu_node_history.intersect_periods(periods, own), busy
+        )
+        taken = gpu_node_history.unite_periods([*taken, *free])
+        claimed_stays += (evidence.NodeStay(start, node, end) for start, end in free)
+    return tuple(claimed_stays)
 
 
-def outside_of(
+def subtract_stays(
     stays: Iterable[evidence.NodeStay], shown: Iterable[evidence.NodeStay]
 ) -> tuple[evidence.NodeStay, ...]:
     """Return stays without the time of others."""
-    gone = gpu_places.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
+    gone = gpu_node_history.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
     return tuple(
         evidence.NodeStay(start, stay.node, end)
         for stay in stays
-        for start, end in gpu_places.subtract_periods([(stay.start_ns, stay.end_ns)], gone)
+        for start, end in gpu_node_history.subtract_periods([(stay.start_ns, stay.end_ns)], gone)
     )
 
 
-def _claimed_while_waiting(
-    facts: GpuFacts, where: gpu_places.GpuPlaces
-) -> dict[str, gpu_places.Periods]:
+def _claimed_under_review(
+    facts: GpuFacts, where: gpu_node_history.GpuNodeHistory
+) -> dict[str, gpu_node_history.Periods]:
     """By node under review, return the time of its claims that would be billed."""
-    ends = claim_events.ends_of(facts.claims, facts.ended, facts.presences)
-    found: dict[str, gpu_places.Periods] = {}
-    for key, one in claim_events.first_reports(facts.claims).items():
+    ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
+    periods_by_node: dict[str, gpu_node_history.Periods] = {}
+    for key, one in claim_events.select_first_reports(facts.claims).items():
         start_ns = max(one.start_ns, one.trusted_from_ns)
-        if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
-            found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
+        if one.authority > ClaimAuthority.PROCESS and one.node in where.under_review:
+            periods_by_node.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
     return {
-        node: gpu_places.intersect_periods(where.waiting[node], gpu_places.unite_periods(periods))
-        for node, periods in found.items()
+        node: gpu_node_history.intersect_periods(
+            where.under_review[node], gpu_node_history.unite_periods(periods)
+        )
+        for node, periods in periods_by_node.items()
     }
 
 
-def _times(pieces: Iterable[timeline.TimePiece[str]]) -> gpu_places.Periods:
-    return gpu_places.unite_periods((start, end) for start, end, _ in pieces)
+def _times(pieces: Iterable[timeline.TimePiece[str]]) -> gpu_node_history.Periods:
+    return gpu_node_history.unite_periods((start, end) for start, end, _ in pieces)

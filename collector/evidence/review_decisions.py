@@ -16,8 +16,8 @@ from collector.evidence import (
     evidence_store,
     evidence_tables,
     gpu_evidence,
-    node_chunks,
     node_claims,
+    node_intervals,
     review_rules,
 )
 from collector.ledger import audit_outbox, schema
@@ -59,7 +59,7 @@ def find_pending_evidence(
     files, contacts = store.files(), store.contacts()
     late_boots = store.late_boots()
     with database.transaction() as connection:
-        candidates = _candidates(connection, files, contacts) | late_boots.keys()
+        candidates = _find_candidates(connection, files, contacts) | late_boots.keys()
     parts: dict[review_rules.ReviewSubject, list[tuple[str, node_claims.ClaimPart, int]]] = {
         review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu): []
         for node, gpus in contacts.items()
@@ -69,29 +69,31 @@ def find_pending_evidence(
             for start, end, _ in files.expected.excess(gpu, node, contacts)
         )
     }
-    several = {gpu: nodes for gpu, nodes in _nodes_of(contacts).items() if len(nodes) > 1}
-    for some in evidence_tables.groups_of(sorted(candidates)):
-        loaded = store.load(some, {}, 0, FOREVER_NS - evidence_tables.CONTEXT_NS)
-        for gpu in some:
+    several = {gpu: nodes for gpu, nodes in _find_nodes(contacts).items() if len(nodes) > 1}
+    for gpu_group in evidence_tables.group_items(sorted(candidates)):
+        loaded = store.load(gpu_group, {}, 0, FOREVER_NS - evidence_tables.CONTEXT_NS)
+        for gpu in gpu_group:
             claims, ended = loaded.claims.get(gpu, ()), loaded.ended.get(gpu, ())
-            chunks = late_boots.get(gpu, ())
+            intervals = late_boots.get(gpu, ())
             if gpu in several:
-                chunks = _chunks_since_second(store, gpu, contacts, several[gpu])
-            facts = gpu_evidence.facts_of(gpu, chunks, claims, ended, contacts)
+                intervals = _intervals_since_second(store, gpu, contacts, several[gpu])
+            facts = gpu_evidence.collect_facts(gpu, intervals, claims, ended, contacts)
             if gpu in several:
-                for node in gpu_evidence.nodes_under_review(facts, files, now_ns):
+                for node in gpu_evidence.find_nodes_under_review(facts, files, now_ns):
                     parts.setdefault(
                         review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), []
                     )
             counts = {(one.node, one.id): one.count for one in claims}
-            for part in gpu_evidence.claims_under_review(facts, files):
+            for part in gpu_evidence.find_claims_under_review(facts, files):
                 if part.claim.begins_ns < now_ns:
                     count = counts.get((part.subject.node, part.subject.name), 0) or 1
                     parts.setdefault(part.subject, []).append((gpu, part, count))
-    return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
+    return [
+        _sum_up(subject, subject_parts, now_ns) for subject, subject_parts in sorted(parts.items())
+    ]
 
 
-def _nodes_of(contacts: node_chunks.Contacts) -> dict[str, list[str]]:
+def _find_nodes(contacts: node_intervals.Contacts) -> dict[str, list[str]]:
     """Return the nodes that ever reported each GPU."""
     found: dict[str, list[str]] = {}
     for node, gpus in contacts.items():
@@ -100,28 +102,30 @@ def _nodes_of(contacts: node_chunks.Contacts) -> dict[str, list[str]]:
     return found
 
 
-def _chunks_since_second(
+def _intervals_since_second(
     store: evidence_store.EvidenceStore,
     gpu: str,
-    contacts: node_chunks.Contacts,
+    contacts: node_intervals.Contacts,
     nodes: Sequence[str],
-) -> list[node_chunks.EvidenceChunk]:
-    """Return the chunks since a second node reported a GPU: no dispute is possible before."""
+) -> list[node_intervals.EvidenceInterval]:
+    """Return the intervals since a second node reported a GPU: no dispute is possible before."""
     _, since_ns, *_ = sorted(contacts[node][gpu].received_ns for node in nodes)
     until_ns = FOREVER_NS - evidence_tables.CONTEXT_NS
-    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - node_chunks.TOLERANCE_NS, until_ns)
-    return [chunk for node in nodes for chunk in loaded.chunks[node]]
+    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - node_intervals.TOLERANCE_NS, until_ns)
+    return [interval for node in nodes for interval in loaded.intervals[node]]
 
 
-def _candidates(
-    connection: Connection, files: gpu_evidence.AdministratorInputs, contacts: node_chunks.Contacts
+def _find_candidates(
+    connection: Connection,
+    files: gpu_evidence.AdministratorInputs,
+    contacts: node_intervals.Contacts,
 ) -> set[str]:
     """Return GPUs with claims reported late or before the GPU, in excess, or in several nodes."""
     late = select(evidence_tables.reported_claims.c.gpu_uuid).where(
         evidence_tables.reported_claims.c.recorded_ns - evidence_tables.reported_claims.c.start_ns
-        > node_chunks.LATE_NS // 60
+        > node_intervals.LATE_NS // 60
     )
-    found = set(connection.execute(late.distinct()).scalars())
+    candidates = set(connection.execute(late.distinct()).scalars())
     is_late = (
         evidence_tables.claim_end_trust.c.trusted_from_ns > evidence_tables.claim_ends.c.instant_ns
     )
@@ -133,28 +137,28 @@ def _candidates(
         )
         .where(is_late)
     )
-    found |= set(connection.execute(ends.distinct()).scalars())
-    found |= {gpu for gpu, nodes in _nodes_of(contacts).items() if len(nodes) > 1}
-    found |= {
+    candidates |= set(connection.execute(ends.distinct()).scalars())
+    candidates |= {gpu for gpu, nodes in _find_nodes(contacts).items() if len(nodes) > 1}
+    candidates |= {
         gpu
         for node, gpus in contacts.items()
         for gpu in gpus
-        if gpu not in found and files.expected.excess(gpu, node, contacts)
+        if gpu not in candidates and files.expected.excess(gpu, node, contacts)
     }
-    return found
+    return candidates
 
 
-def _summed(
+def _sum_up(
     subject: review_rules.ReviewSubject,
-    found: Sequence[tuple[str, node_claims.ClaimPart, int]],
+    subject_parts: Sequence[tuple[str, node_claims.ClaimPart, int]],
     now_ns: int,
 ) -> PendingEvidence:
-    gpus = {gpu for gpu, _, _ in found if claim_events.is_gpu(gpu)} | (
+    gpus = {gpu for gpu, _, _ in subject_parts if claim_events.is_gpu(gpu)} | (
         {subject.name} if subject.what is review_rules.ReviewKind.GPU else set()
     )
-    claims_ = [part.claim for _, part, _ in found]
+    claims_ = [part.claim for _, part, _ in subject_parts]
     total = Fraction(0)
-    for _, (claim, _, _), count in found:
+    for _, (claim, _, _), count in subject_parts:
         size = claim.share or Fraction(claim.compute.high - claim.compute.low, GPU_CAPACITY)
         total += count * size * max(0, min(claim.end_ns, now_ns) - claim.begins_ns)
     return PendingEvidence(
@@ -169,7 +173,7 @@ def _summed(
 
 
 def record_decision(
-    database: Database, found: Iterable[PendingEvidence], decision: ReviewDecision
+    database: Database, pending: Iterable[PendingEvidence], decision: ReviewDecision
 ) -> int:
     """Record a decision about each of these, with its audit record; return their number.
 
@@ -177,10 +181,10 @@ def record_decision(
     """
     count = 0
     with database.transaction(writes=True) as connection:
-        for one in found:
+        for one in pending:
             content = _event(one, decision)
             name = sha256(content.encode()).hexdigest()
-            row = schema.row_of(
+            row = schema.to_row(
                 evidence_tables.review_decisions,
                 one.subject,
                 id=name,

@@ -12,9 +12,9 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import NamedTuple
 
-from collector.evidence.node_chunks import Contacts, FirstContact
+from collector.evidence.node_intervals import Contacts, FirstContact
 from collector.files.device_files import DeviceInventory, RetiredGpus
-from collector.metering.timeline import TimePiece, extend
+from collector.metering.timeline import TimePiece, append_piece
 from railscope.timestamps import FOREVER_NS
 
 MAX_GPUS_AT_ONCE = 32
@@ -64,7 +64,7 @@ class ReviewDecisions:
 
     by_subject: Mapping[ReviewSubject, bool] = field(default_factory=dict)
 
-    def of(self, what: ReviewKind, node: str, name: str) -> bool | None:
+    def find(self, what: ReviewKind, node: str, name: str) -> bool | None:
         """Return the decision about a subject; None if there is none yet."""
         return self.by_subject.get(ReviewSubject(what, node, name))
 
@@ -86,19 +86,19 @@ class ExpectedGpus:
         """
         gpus = contacts.get(node, {})
         own = gpus.get(gpu)
-        if own is None or self.decisions.of(ReviewKind.GPU, node, gpu) is not None:
+        if own is None or self.decisions.find(ReviewKind.GPU, node, gpu) is not None:
             return []
         before = sorted(
             (contact, one)
             for one, contact in gpus.items()
             if (contact, one) < (own, gpu)
-            and self.decisions.of(ReviewKind.GPU, node, one) is not False
+            and self.decisions.find(ReviewKind.GPU, node, one) is not False
         )
-        found: list[TimePiece[str]] = []
+        excess_pieces: list[TimePiece[str]] = []
         for start, end, expected, listed in self._spans(node):
             if reason := self._reason((own, before), expected, (start, node), listed=listed):
-                extend(found, TimePiece(start, end, reason))
-        return found
+                append_piece(excess_pieces, TimePiece(start, end, reason))
+        return excess_pieces
 
     def _spans(self, node: str) -> Iterator[tuple[int, int, int | None, bool]]:
         """Yield all time, divided where the inventory of the node changes."""
@@ -163,11 +163,11 @@ def divide_claim(
 
 
 def divide_at_reviews(
-    found: Iterable[ReviewedPart], excess: Iterable[TimePiece[str]], gpu: ReviewSubject
+    parts: Iterable[ReviewedPart], excess: Iterable[TimePiece[str]], gpu: ReviewSubject
 ) -> Iterator[ReviewedPart]:
     """Yield the parts, divided at reviews of the whole GPU."""
     pieces = list(excess)
-    for part in found:
+    for part in parts:
         now = part.start_ns
         for start, end, reason in pieces:
             low, high = max(now, start), min(part.end_ns, end)

@@ -151,7 +151,7 @@ class RetiredGpus:
         return tuple(
             evidence.NodeStay(piece.start_ns, stay.node, piece.end_ns)
             for stay in stays
-            for piece in timeline.without(
+            for piece in timeline.subtract_spans(
                 timeline.TimePiece(stay.start_ns, stay.end_ns, stay), spans
             )
         )
@@ -159,7 +159,7 @@ class RetiredGpus:
     def held(self, gpu: str, claim: evidence.MeteredClaim) -> Iterator[evidence.MeteredClaim]:
         """A claim without the time in which its GPU is retired; the part after it is another claim."""
         spans = [(one.start_ns, one.end_ns) for one in self.by_gpu.get(gpu, ())]
-        for start, end, _ in timeline.without(
+        for start, end, _ in timeline.subtract_spans(
             timeline.TimePiece(claim.start_ns, claim.end_ns, claim), spans
         ):
             name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"

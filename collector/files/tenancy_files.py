@@ -193,17 +193,17 @@ class TenantMappings:
     ) -> list[timeline.TimePiece[str]]:
         """Tenants of an owner over [start, end), without gaps."""
         timelines = [
-            timeline.prevailing(
+            timeline.resolve_overlaps(
                 timeline.TimePiece(mapping.start_ns, mapping.end_ns, mapping)
                 for mapping in self.mappings.get((name, owner), ())
             )
             for name in (source, ANY_SOURCE)
         ]
         found: list[timeline.TimePiece[str]] = []
-        for start, end, (own, general) in timeline.aligned(timelines, start_ns, end_ns):
+        for start, end, (own, general) in timeline.align_timelines(timelines, start_ns, end_ns):
             mapping = own or general
             tenant = mapping.tenant if mapping else unmapped(source, owner)
-            timeline.extend(found, timeline.TimePiece(start, end, tenant))
+            timeline.append_piece(found, timeline.TimePiece(start, end, tenant))
         return found
 
     def at(self, source: str, owner: str, instant_ns: int) -> str:

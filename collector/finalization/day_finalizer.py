@@ -24,8 +24,8 @@ from collector.evidence import (
     evidence_records,
     evidence_store,
     evidence_tables,
-    node_chunks,
     node_claims,
+    node_intervals,
     review_rules,
 )
 from collector.finalization import ledger_days
@@ -120,7 +120,7 @@ class DayFinalizer:
                 log.error(
                     "evidence_write_failed",
                     problem=problem,
-                    intervals=len(self.book.chunks.by_key),
+                    intervals=len(self.book.intervals.by_key),
                     advice="it stays in memory and in the checkpoint, and is written later",
                 )
             self.failing = True
@@ -137,7 +137,7 @@ class DayFinalizer:
 
     async def _round(self, *, everything: bool) -> None:
         await asyncio.to_thread(self.check)
-        stores = await self._opened()
+        stores = await self._open_stores()
         await self._notify_auditors(stores)
         now_ns = self.wall_ns()
         await self._load_sums(stores, now_ns)
@@ -159,7 +159,7 @@ class DayFinalizer:
         homes = await asyncio.to_thread(stores.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._accounted & homes.keys()}
         await self._finalize(stores, homes, now_ns)
-        await self._open_days.count_on(stores, files, homes)
+        await self._open_days.count_new(stores, files, homes)
 
     async def _notify_auditors(self, stores: ledger_days.MeteringStores) -> None:
         """Record new problems in the audit log, each once."""
@@ -170,7 +170,7 @@ class DayFinalizer:
             self._problems.extend(problems)
             raise
 
-    async def _opened(self) -> ledger_days.MeteringStores:
+    async def _open_stores(self) -> ledger_days.MeteringStores:
         if self._stores is None:
             self._stores = await asyncio.to_thread(self.open)
         return self._stores
@@ -184,20 +184,22 @@ class DayFinalizer:
         if not new and self.live.ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
-        found = await asyncio.to_thread(ledger_days.read_finalized, stores.ledger, new, oldest_day)
+        finalized = await asyncio.to_thread(
+            ledger_days.read_finalized, stores.ledger, new, oldest_day
+        )
         if self._accounted or await asyncio.to_thread(self._seen_ns) is None:
             homes = await asyncio.to_thread(stores.store.homes)
-            known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
+            known = {gpu: homes[gpu] for gpu in finalized.days.keys() & homes.keys()}
             which = evidence_tables.LateCondition(oldest_day * DAY_NS, self._delay_ns)
             self._late |= set(await asyncio.to_thread(stores.store.late, known, which))
         async with self.live.lock:
-            self.live.finalized.add_gpus(found.sums, found.days, found.clock_suspect)
-            self.live.amounts.add_gpus(found.amounts)
-            for gpu in found.days:
+            self.live.finalized.add_gpus(finalized.sums, finalized.days, finalized.clock_suspect)
+            self.live.amounts.add_gpus(finalized.amounts)
+            for gpu in finalized.days:
                 self.book.changed.add(gpu)
                 self.book.forget(gpu, self.live.finalized.open_ns(gpu))
             self.live.ready = True
-        self._counted |= found.numbers
+        self._counted |= finalized.numbers
         self._open_days.stale |= new
         self._accounted |= new
 
@@ -217,7 +219,7 @@ class DayFinalizer:
         if day.gpu in self.book.gpus:
             nodes = self.book.nodes_of(day.gpu)
             self.book.forget(day.gpu, self.live.finalized.open_ns(day.gpu))
-            for key in map(claim_events.unplaced_in, nodes):
+            for key in map(claim_events.unplaced_key, nodes):
                 if key in self.book.gpus:
                     self.book.forget(key, self._open_ns(key))
 
@@ -229,26 +231,26 @@ class DayFinalizer:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         kept = [
             one
-            for one in self.book.chunks.by_key.values()
+            for one in self.book.intervals.by_key.values()
             if not one.stored and (everything or one.touched_ns <= quiet_ns)
         ]
         claims = list(self.book.unwritten)
-        for some in list(evidence_tables.groups_of(kept)) or [[]]:
-            await self._write(stores, some, claims)
+        for fact_group in list(evidence_tables.group_items(kept)) or [[]]:
+            await self._write(stores, fact_group, claims)
             claims = []
 
     async def _exchange_contacts(self, stores: ledger_days.MeteringStores) -> None:
         """Exchange first receipts with the database, before any evidence that depends on them."""
         known = await asyncio.to_thread(stores.store.contacts)
-        self.book.meet(known)
-        new = self.book.contacts_beyond(known)
+        self.book.merge_contacts(known)
+        new = self.book.find_new_contacts(known)
         if new:
             await asyncio.to_thread(stores.store.write_contacts, new)
 
     async def _write(
         self,
         stores: ledger_days.MeteringStores,
-        kept: Sequence[evidence_memory.ChunkInMemory],
+        kept: Sequence[evidence_memory.IntervalInMemory],
         claims: Sequence[claim_events.ClaimFact],
     ) -> None:
         """Write evidence with the time of the write: changes are later searched by that timestamp."""
@@ -256,12 +258,12 @@ class DayFinalizer:
             return
         try:
             written = [
-                evidence_store.compress_chunk(
-                    one.chunk, content, self.book.contacts_of(one.chunk.node)
+                evidence_store.compress_interval(
+                    one.interval, content, self.book.contacts_of(one.interval.node)
                 )
-                async for one, content in _encode_chunks(kept)
+                async for one, content in _encode_intervals(kept)
             ]
-            early = node_claims.early_claims(claims, self.book.receipts)
+            early = node_claims.find_early_claims(claims, self.book.receipts)
             await asyncio.to_thread(stores.store.write, written, claims, self.wall_ns(), early)
         except BaseException:
             for one in kept:
@@ -271,9 +273,9 @@ class DayFinalizer:
             self.book.unwritten.pop(fact, None)
         self.counts.parts += len(written)
         for one in kept:
-            self._open_days.stored(one.chunk)
+            self._open_days.record_stored(one.interval)
             if one.stored:
-                self.book.chunks.release(one)
+                self.book.intervals.release(one)
 
     # Finalizing --------------------------------------------------------------------------------
 
@@ -291,16 +293,16 @@ class DayFinalizer:
         self.book.late.update(self.book.gpus.keys() & {change.gpu for change in new})
         for change in new:
             if change.gpu and not claim_events.is_gpu(change.gpu):
-                self.book.late.update(self.book.gpus_in(claim_events.node_of(change.gpu)))
+                self.book.late.update(self.book.gpus_in(claim_events.node_of_key(change.gpu)))
         await self._read_claims(stores, new)
         oldest_day = end_day - self.settings.max_revision_age_days
         window = range(oldest_day, end_day)
         finalized_days = dict(self.live.finalized.days)
         new = await asyncio.to_thread(stores.store.spread, new, homes)
         due = await asyncio.to_thread(ledger_days.due_days, homes, finalized_days, window, new)
-        for some in ledger_days.group_due_days(due, homes):
+        for due_group in ledger_days.group_due_days(due, homes):
             days = await asyncio.to_thread(
-                ledger_days.write_days, stores, homes, some, self._counted, now_ns
+                ledger_days.write_days, stores, homes, due_group, self._counted, now_ns
             )
             async with self.live.lock:
                 for day in days:
@@ -320,25 +322,25 @@ class DayFinalizer:
         self, stores: ledger_days.MeteringStores, changes: Iterable[evidence_tables.EvidenceChange]
     ) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
-        wanted = {change.gpu for change in changes if change.gpu}
+        changed_gpus = {change.gpu for change in changes if change.gpu}
         fresh = self._accounted - self._requested
-        wanted |= fresh | {
-            claim_events.unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)
+        changed_gpus |= fresh | {
+            claim_events.unplaced_key(node) for gpu in fresh for node in self.book.nodes_of(gpu)
         }
         affected = set(self._accounted)
         by_start: dict[int, list[str]] = {}
-        for gpu in sorted(wanted):
+        for gpu in sorted(changed_gpus):
             if gpu in self.book.gpus or not claim_events.is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
-            self.book.learn(await asyncio.to_thread(stores.store.claim_facts, gpus, start_ns))
+            self.book.add_claims(await asyncio.to_thread(stores.store.claim_facts, gpus, start_ns))
         self._requested |= affected
 
     def _open_ns(self, gpu: str) -> int:
         """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""
         if claim_events.is_gpu(gpu):
             return self.live.finalized.open_ns(gpu)
-        gpus = self.book.gpus_in(claim_events.node_of(gpu))
+        gpus = self.book.gpus_in(claim_events.node_of_key(gpu))
         return min((self.live.finalized.open_ns(one) for one in gpus), default=-FOREVER_NS)
 
     def _seen_ns(self) -> int | None:
@@ -351,12 +353,12 @@ class DayFinalizer:
         write_durably(self.state, str(seen_ns).encode())
 
 
-async def _encode_chunks(
-    kept: Sequence[evidence_memory.ChunkInMemory],
-) -> AsyncIterator[tuple[evidence_memory.ChunkInMemory, bytes]]:
-    """Yield chunks with their encoding, yielding to the event loop periodically."""
+async def _encode_intervals(
+    kept: Sequence[evidence_memory.IntervalInMemory],
+) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
+    """Yield intervals with their encoding, yielding to the event loop periodically."""
     for number, one in enumerate(kept):
         one.stored = True
-        yield one, node_chunks.encode_chunk(one.chunk)
+        yield one, node_intervals.encode_interval(one.interval)
         if number % _YIELD_EVERY == 0:
             await asyncio.sleep(0)

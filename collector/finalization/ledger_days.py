@@ -30,7 +30,7 @@ from collector.evidence import (
     evidence_store,
     evidence_tables,
     gpu_evidence,
-    node_chunks,
+    node_intervals,
 )
 from collector.fleet.schema_columns import AGENT_MEASURES
 from collector.ledger import day_metering, day_tiling, ledger_queries, ledger_store, row_conversion
@@ -93,8 +93,8 @@ def group_by_nodes(jobs: Sequence[Any], homes: GpuNodes) -> Iterator[list[Any]]:
     for job in jobs:
         together.setdefault(tuple(sorted(homes[job.gpu])), []).append(job)
     waiting: list[Any] = []
-    for some in together.values():
-        waiting += some
+    for group in together.values():
+        waiting += group
         if len(waiting) >= GPUS_AT_ONCE:
             yield waiting
             waiting = []
@@ -119,7 +119,7 @@ def write_days(
     computed = day_metering.MeteringComputation(ENGINE_VERSION, now_ns)
     tilings: list[day_tiling.DayTiling] = []
     for job in jobs:
-        metered = loaded.known(job.gpu, files).metered()
+        metered = loaded.known(job.gpu, files).meter()
         tilings += [metered.day(day, computed) for day in job.days]
     known_days = {
         row_conversion.GpuDay(tiling.gpu, tiling.day) for tiling in tilings
@@ -131,8 +131,8 @@ def write_days(
             tiling.gpu,
             tiling.day,
             written.revision,
-            account_sums.DaySums.of(tiling),
-            account_sums.DaySums.of(before.get((tiling.gpu, tiling.day))),
+            account_sums.DaySums.from_tiling(tiling),
+            account_sums.DaySums.from_tiling(before.get((tiling.gpu, tiling.day))),
         )
         for tiling, written in _write_each(ledger, tilings)
     ]
@@ -165,7 +165,7 @@ def open_amounts(
     ends = [store.newest_end_ns(node) for node in {n for gpu in gpus for n in homes[gpu]}]
     end_ns = max((end for end in ends if end is not None), default=start_ns)
     loaded = store.load(gpus, nodes_of, start_ns, max(start_ns, end_ns))
-    found = []
+    counts = []
     for job in jobs:
         known = loaded.known(job.gpu, files)
         instants = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
@@ -178,8 +178,8 @@ def open_amounts(
             if reset.first_ns > job.after_ns
         ]
         days = account_sums.count_amounts(known, job.after_ns, upto_ns)
-        found.append(OpenDayCount(job.gpu, upto_ns, days, resets))
-    return found
+        counts.append(OpenDayCount(job.gpu, upto_ns, days, resets))
+    return counts
 
 
 _DAYS_AT_ONCE = 2
@@ -200,14 +200,14 @@ def due_days(
     about: dict[tuple[str, str], list[evidence_tables.EvidenceChange]] = {}
     for change in changes:
         about.setdefault((change.node, change.gpu), []).append(change)
-    found = []
+    due = []
     for gpu in sorted(homes):
         since_day = min(homes[gpu].values()) // DAY_NS
         next_day = finalized.get(gpu, since_day - 1) + 1
         days = set(range(max(next_day, since_day), window.stop))
         keys = [("", gpu), ("", "")]
         for node in homes[gpu]:
-            keys += [(node, ""), ("", claim_events.unplaced_in(node))]
+            keys += [(node, ""), ("", claim_events.unplaced_key(node))]
         for change in (change for key in keys for change in about.get(key, ())):
             first = max(
                 (change.start_ns - evidence_tables.CONTEXT_NS) // DAY_NS, since_day, window.start
@@ -215,8 +215,8 @@ def due_days(
             last = min((change.end_ns + evidence_tables.CONTEXT_NS) // DAY_NS, next_day - 1)
             days.update(range(first, last + 1))
         if days:
-            found.append(DueDays(gpu, tuple(sorted(days))))
-    return found
+            due.append(DueDays(gpu, tuple(sorted(days))))
+    return due
 
 
 def group_due_days(jobs: Sequence[DueDays], homes: GpuNodes) -> Iterator[list[DueDays]]:
@@ -238,27 +238,29 @@ class OpenDayCounter:
     stale: set[str] = field(default_factory=set)
     """GPUs with stored readings that their open amounts do not include."""
 
-    def stored(self, chunk: node_chunks.EvidenceChunk) -> None:
-        """Record that a chunk was stored in the database."""
-        for gpu in chunk.gpus:
+    def record_stored(self, interval: node_intervals.EvidenceInterval) -> None:
+        """Record that an interval was stored in the database."""
+        for gpu in interval.gpus:
             self.stale.add(gpu)
             counted = self.live.amounts.open.get(gpu)
-            if counted and chunk.start_ns < counted.upto_ns - SECOND_NS:
+            if counted and interval.start_ns < counted.upto_ns - SECOND_NS:
                 self.book.late.add(gpu)
 
-    async def count_on(
+    async def count_new(
         self, stores: MeteringStores, files: gpu_evidence.AdministratorInputs, homes: GpuNodes
     ) -> None:
         """Add the increments of counters on the open days, as far as their readings are stored."""
         self.stale |= self.book.late
-        wanted = sorted(self.stale & homes.keys() & self.book.gpus.keys())
-        late = self.book.late & set(wanted)
+        stale_gpus = sorted(self.stale & homes.keys() & self.book.gpus.keys())
+        late = self.book.late & set(stale_gpus)
         self.book.late -= late
-        restarted = {gpu for gpu in wanted if gpu in late or gpu not in self.live.amounts.open}
-        jobs = [CountRequest(gpu, self._counted_to(gpu, homes, restarted)) for gpu in wanted]
-        for some in group_by_nodes(jobs, homes):
+        restarted = {gpu for gpu in stale_gpus if gpu in late or gpu not in self.live.amounts.open}
+        jobs = [
+            CountRequest(gpu, self._count_start_ns(gpu, homes, restarted)) for gpu in stale_gpus
+        ]
+        for job_group in group_by_nodes(jobs, homes):
             try:
-                found = await asyncio.to_thread(open_amounts, stores.store, homes, files, some)
+                found = await asyncio.to_thread(open_amounts, stores.store, homes, files, job_group)
             except BaseException:
                 self.book.late |= late
                 raise
@@ -279,7 +281,7 @@ class OpenDayCounter:
             )
             self.book.problems.report(problem)
 
-    def _counted_to(self, gpu: str, homes: GpuNodes, restarted: set[str]) -> int:
+    def _count_start_ns(self, gpu: str, homes: GpuNodes, restarted: set[str]) -> int:
         """Return the timestamp from which the counters of a GPU are not added up yet."""
         if gpu not in restarted:
             return self.live.amounts.open[gpu].upto_ns
@@ -306,20 +308,20 @@ def read_finalized(
     ledger: ledger_store.Ledger, gpus: Collection[str], since_day: int
 ) -> FinalizedGpus:
     """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
-    found = FinalizedGpus({}, {}, {}, {}, [])
-    for some in ledger_queries.chunks(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
+    finalized = FinalizedGpus({}, {}, {}, {}, [])
+    for gpu_group in ledger_queries.split_items(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
         with ledger.database.transaction() as connection:
-            _add_finalized(found, connection, some, since_day)
-    return found
+            _read_finalized_group(finalized, connection, gpu_group, since_day)
+    return finalized
 
 
-def _add_finalized(
-    found: FinalizedGpus, connection: Connection, gpus: Collection[str], since_day: int
+def _read_finalized_group(
+    finalized: FinalizedGpus, connection: Connection, gpus: Collection[str], since_day: int
 ) -> None:
-    sums, amounts, days, numbers, clock_suspect = found
+    sums, amounts, days, numbers, clock_suspect = finalized
     times = ledger_queries.finalized_time(connection, gpus)
     for (day, state, tenant), quantity in times.items():
-        key = account_sums.TimeKey(account_sums.month_of(day), SlotState(state), tenant)
+        key = account_sums.TimeKey(account_sums.month_start(day), SlotState(state), tenant)
         sums[key] = units.exact(sums.get(key, 0) + quantity)
     for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
         amount_key = account_sums.AmountKey(
@@ -332,6 +334,6 @@ def _add_finalized(
     for gpu in connection.execute(ledger_queries.last_days(gpus)):
         days[gpu.gpu_uuid] = gpu.day
     for text in connection.execute(ledger_queries.finalized_marks(gpus)).scalars():
-        clock_suspect += row_conversion.clock_suspect_of(text)
+        clock_suspect += row_conversion.parse_clock_suspect(text)
     last_day = max(days.values(), default=since_day)
     numbers |= ledger_queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)

@@ -50,7 +50,7 @@ class BillingApi:
             await self._made(credential, self.billing),
             selected_tenant(request, credential),
         )
-        issued = await self._made(credential, lambda: billing.issued(tenant))
+        issued = await self._made(credential, lambda: billing.issued_invoices(tenant))
         return json_answer({"statements": issued, "forms": billing.statement_forms})
 
     async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
@@ -123,10 +123,11 @@ class LedgerBooks:
         """Open the books. Blocking; raises BillingUnavailableError if they are unavailable."""
         try:
             return tenant_statements.BillingReader(
-                period_closing.BillingBooks.of(ledger_store.Ledger(self.database())), self._seller
+                period_closing.BillingBooks.for_ledger(ledger_store.Ledger(self.database())),
+                self._seller,
             )
         except LedgerError as error:
             raise tenant_statements.BillingUnavailableError(str(error)) from error
 
     def _seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
-        return focus_rows.seller_of(self.sellers, tenants)
+        return focus_rows.find_seller(self.sellers, tenants)

@@ -87,17 +87,17 @@ def read_clustercockpit(
     lines: Iterable[str], bad: job_list.BadLines = job_list.RAISE_BAD_LINES
 ) -> job_list.JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
-    found = job_list.JobListBuilder(bad)
+    builder = job_list.JobListBuilder(bad)
     clusters: set[str] = set()
-    for number, found.what, value in _objects("\n".join(lines), bad):
-        with found.line(number):
+    for number, builder.what, value in _objects("\n".join(lines), bad):
+        with builder.line(number):
             line = _JobObject(value)
             state = line.text("jobState") if "jobState" in line else ""
             job = _job(line, state, bad)
             cluster = line.text("cluster") if "cluster" in line else ""
-            found.add(job, started=state not in _WAITING)
+            builder.add(job, started=state not in _WAITING)
             clusters.add(cluster)
-    return found.build(clusters.pop() if len(clusters) == 1 else "")
+    return builder.build(clusters.pop() if len(clusters) == 1 else "")
 
 
 def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, object]]:

@@ -126,10 +126,10 @@ class NewList(NamedTuple):
 def newest_lists(database: Database) -> list[ImportedList]:
     """The newest list of each source and period, by source and time."""
     with database.transaction() as connection:
-        return newest_lists_in(connection)
+        return read_newest_lists(connection)
 
 
-def newest_lists_in(connection: sa.Connection) -> list[ImportedList]:
+def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
     """As `newest_lists`, within a transaction."""
     table = job_lists
     rows = connection.execute(sa.select(table).order_by(table.c.list))
@@ -142,7 +142,7 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
 
     Raises JobLedgerError for a period that overlaps another one of the source.
     """
-    for other in newest_lists_in(connection):
+    for other in read_newest_lists(connection):
         if other.source != one.source:
             continue
         if other.period == one.period:
@@ -158,7 +158,7 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
     table = job_lists
     number = 1 + (connection.execute(sa.select(sa.func.max(table.c.list))).scalar_one() or 0)
     kept = {"count": len(one.rejected), "lines": list(one.rejected[:MAX_REJECTED])}
-    row = schema.row_of(
+    row = schema.to_row(
         table,
         one,
         list=number,
@@ -169,11 +169,13 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
     )
     connection.execute(table.insert(), [row])
     rows = [
-        schema.row_of(listed_jobs, job, list=number, position=at, unfinished=int(job.unfinished))
-        for at, job in enumerate(sorted(one.jobs))
+        schema.to_row(
+            listed_jobs, job, list=number, position=position, unfinished=int(job.unfinished)
+        )
+        for position, job in enumerate(sorted(one.jobs))
     ]
-    for some in ledger_queries.chunks(rows):
-        connection.execute(listed_jobs.insert(), some)
+    for row_group in ledger_queries.split_items(rows):
+        connection.execute(listed_jobs.insert(), row_group)
     draft = by.draft(
         "billing.import",
         {
@@ -190,11 +192,11 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
         },
     )
     stored = head_chain.record_row(connection, "job list", number, draft)
-    head_chain.append(connection, [stored], by.now_ns)
+    head_chain.append_head(connection, [stored], by.now_ns)
     return True
 
 
-def gpus_of(connection: sa.Connection, source: str, period: Period) -> set[str]:
+def find_listed_gpus(connection: sa.Connection, source: str, period: Period) -> set[str]:
     """The GPUs that any list of a source and period names, superseded lists included."""
     table = job_lists
     which = sa.select(table.c.list).where(
@@ -204,28 +206,28 @@ def gpus_of(connection: sa.Connection, source: str, period: Period) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
-def jobs_on(
+def read_listed_jobs(
     connection: sa.Connection, gpus: Collection[str], numbers: Iterable[int]
 ) -> Mapping[str, Mapping[int, Sequence[PlacedJob]]]:
     """Jobs of some lists on some GPUs, by GPU and list."""
-    found: dict[str, dict[int, list[PlacedJob]]] = {gpu: {} for gpu in gpus}
-    table, wanted = listed_jobs, set(numbers)
-    for some in ledger_queries.chunks(sorted(gpus)):
-        for row in connection.execute(sa.select(table).where(table.c.gpu_uuid.in_(some))):
-            if row.list in wanted:
-                found[row.gpu_uuid].setdefault(row.list, []).append(_placed_job(row))
-    return found
+    jobs_by_gpu: dict[str, dict[int, list[PlacedJob]]] = {gpu: {} for gpu in gpus}
+    table, list_numbers = listed_jobs, set(numbers)
+    for gpu_group in ledger_queries.split_items(sorted(gpus)):
+        for row in connection.execute(sa.select(table).where(table.c.gpu_uuid.in_(gpu_group))):
+            if row.list in list_numbers:
+                jobs_by_gpu[row.gpu_uuid].setdefault(row.list, []).append(_placed_job(row))
+    return jobs_by_gpu
 
 
-def is_listed(gpu: str) -> bool:
+def is_listed_gpu(gpu: str) -> bool:
     """True for a GPU of job lists, which is named `node/address`; agents report UUIDs."""
     return "/" in gpu
 
 
-def uncovered_days(found: Sequence[ImportedList], days: range) -> list[tuple[str, int]]:
+def uncovered_days(lists: Sequence[ImportedList], days: range) -> list[tuple[str, int]]:
     """Source and day of each day without a list of the source, from its first list on."""
     by_source: dict[str, list[range]] = {}
-    for one in found:
+    for one in lists:
         span = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
         by_source.setdefault(one.source, []).append(span)
     return [
@@ -251,4 +253,4 @@ def _imported_list(row: sa.Row[Any]) -> ImportedList:
 
 
 def _placed_job(row: sa.Row[Any]) -> PlacedJob:
-    return schema.value_of(PlacedJob, row, unfinished=bool(row.unfinished))
+    return schema.from_row(PlacedJob, row, unfinished=bool(row.unfinished))

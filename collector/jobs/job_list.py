@@ -64,7 +64,7 @@ class BadLines:
     """
 
     def __init__(self, *, collect: bool = False, now_ns: int = FOREVER_NS) -> None:
-        self.found: list[JobListError] = []
+        self.errors: list[JobListError] = []
         self.now_ns = now_ns
         self._collect = collect
 
@@ -72,13 +72,13 @@ class BadLines:
         """Collect an error, or raise it if errors are not collected."""
         if not self._collect:
             raise error
-        self.found.append(error)
+        self.errors.append(error)
 
-    def check_past(self, field: str, instant_ns: int, what: str = "") -> None:
+    def check_past(self, field: str, timestamp_ns: int, what: str = "") -> None:
         """Check that an instant of a job is not later than now. Raises ShapeError."""
-        if instant_ns > self.now_ns:
+        if timestamp_ns > self.now_ns:
             reason = (
-                f"{what}{format_timestamp(instant_ns)}: expected a time not after now, "
+                f"{what}{format_timestamp(timestamp_ns)}: expected a time not after now, "
                 f"{format_timestamp(self.now_ns)}"
             )
             reject(field, reason)
@@ -167,7 +167,7 @@ class ListedJob(msgspec.Struct, frozen=True, order=True):
         """The id of its claim. A requeued job runs twice, and those are two claims."""
         return f"{self.id}@{self.start_ns // SECOND_NS}"
 
-    def part_of(self, gpu: ListedGpu) -> ListedGpuPart:
+    def part_on(self, gpu: ListedGpu) -> ListedGpuPart:
         """The part of one of its GPUs that it had."""
         return self.parts[self.gpus.index(gpu)] if self.parts else WHOLE_GPU_PART
 
@@ -222,13 +222,13 @@ def jobs_within(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
 
 def clip_jobs(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
     """The list with jobs clipped to [start, end)."""
-    found = (
+    clipped = (
         msgspec.structs.replace(
             job, start_ns=max(job.start_ns, start_ns), end_ns=min(job.end_ns, end_ns)
         )
         for job in jobs.jobs
     )
-    return msgspec.structs.replace(jobs, jobs=tuple(sorted(found)))
+    return msgspec.structs.replace(jobs, jobs=tuple(sorted(clipped)))
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ class JobListBuilder:
         """The list: each job once, in order."""
         jobs = sorted(job for _, job in self._jobs.values())
         found = build_job_list(jobs, self.without_gpus, self.never_started)
-        return msgspec.structs.replace(found, rejected=tuple(self.bad.found), cluster=cluster)
+        return msgspec.structs.replace(found, rejected=tuple(self.bad.errors), cluster=cluster)
 
 
 def pci_address(text: str) -> str | None:
@@ -291,18 +291,18 @@ def json_documents(text: str, bad: BadLines) -> Iterator[tuple[int, Any]]:
     Invalid JSON is a bad line; parsing continues at the next line that begins with a brace.
     """
     decoder = json.JSONDecoder()
-    at, number = 0, 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
+    offset, number = 0, 0
+    while offset < len(text):
+        if text[offset].isspace():
+            offset += 1
             continue
         number += 1
         try:
-            value, at = decoder.raw_decode(text, at)
+            value, offset = decoder.raw_decode(text, offset)
         except (ValueError, RecursionError) as error:
             bad.add(JobListError(number, "", f"invalid JSON: {error}", "document"))
-            following = text.find("\n{", at + 1)
-            at = following if following >= 0 else len(text)
+            following = text.find("\n{", offset + 1)
+            offset = following if following >= 0 else len(text)
             continue
         yield number, value
 
@@ -318,18 +318,18 @@ class GpuModels:
     by_node: dict[str, str] = field(default_factory=dict)
     default: str = ""
 
-    def of(self, gpu: ListedGpu, listed: str) -> str:
+    def model(self, gpu: ListedGpu, listed: str) -> str:
         """The model of a GPU; `listed` is its model in the list, empty without one."""
-        return self.by_gpu.get(gpu) or self.on(gpu.node, listed)
+        return self.by_gpu.get(gpu) or self.unnamed_model(gpu.node, listed)
 
-    def on(self, node: str, listed: str) -> str:
+    def unnamed_model(self, node: str, listed: str) -> str:
         """The model of an unnamed GPU of a node."""
         return self.by_node.get(node) or listed or self.default
 
 
 def parse_models(text: str, default: str = "") -> GpuModels:
     """Parse models from the text of a file. Raises FileError that names the line."""
-    found = GpuModels(default=default)
+    models = GpuModels(default=default)
     for number, (node, gpu, model) in read_rows(text, MODELS_HEADER):
         where = f"line {number}"
         if not node or not model:
@@ -337,16 +337,16 @@ def parse_models(text: str, default: str = "") -> GpuModels:
             raise FileError(message)
         if gpu:
             key = ListedGpu(node, pci_address(gpu) or gpu)
-            before = found.by_gpu.setdefault(key, model)
+            before = models.by_gpu.setdefault(key, model)
         else:
-            before = found.by_node.setdefault(node, model)
+            before = models.by_node.setdefault(node, model)
         if before != model:
             message = (
                 f"conflicting GPU models: {where}: {model!r} of {node} {gpu}".rstrip()
                 + f": expected {before!r} as in an earlier line"
             )
             raise FileError(message)
-    return found
+    return models
 
 
 TENANT_SOURCES = {
@@ -358,29 +358,27 @@ TENANT_SOURCES = {
 """Source of claims of a format's jobs."""
 
 
-def with_tenants(
-    jobs: Iterable[ListedJob], source: str, tenants: TenantMappings
-) -> list[ListedJob]:
+def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings) -> list[ListedJob]:
     """The jobs with the tenants of their accounts, split where the tenant of an account changes.
 
     An account without a row keeps its name.
     """
-    found: list[ListedJob] = []
+    mapped: list[ListedJob] = []
     for job in jobs:
         default = unmapped(source, job.tenant)
         pieces = tenants.pieces(source, job.tenant, job.start_ns, job.end_ns)
         if not pieces:
-            found.append(job)  # it has no duration
+            mapped.append(job)  # it has no duration
         for start_ns, end_ns, tenant in pieces:
             name = job.tenant if tenant == default else tenant
             part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
-            found.append(part)
-    return sorted(found)
+            mapped.append(part)
+    return sorted(mapped)
 
 
-def listed_with_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> JobList:
+def map_list_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> JobList:
     """A list with the tenants of its accounts."""
-    every = with_tenants([*jobs.jobs, *jobs.unended], source, tenants)
+    every = map_tenants([*jobs.jobs, *jobs.unended], source, tenants)
     found = build_job_list(every, jobs.without_gpus, jobs.never_started)
     return msgspec.structs.replace(jobs, jobs=found.jobs, unended=found.unended)
 

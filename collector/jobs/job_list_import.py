@@ -69,23 +69,23 @@ def number_stand_ins(
 ) -> StandInGpus:
     """Number the GPUs that jobs of a source only count, by node and model."""
     pools: dict[tuple[str, str], _StandInPool] = defaultdict(_StandInPool)
-    found = StandInGpus([], {})
+    stand_ins = StandInGpus([], {})
     for job in sorted(jobs):
-        gpus = [(gpu, job.part_of(gpu)) for gpu in job.gpus]
+        gpus = [(gpu, job.part_on(gpu)) for gpu in job.gpus]
         rest: list[job_list.UnnamedGpus] = []
         for one in job.unplaced:
             if not one.gpus:
                 rest.append(one)
                 continue
             node = _node(one.where)
-            model = models.on(node, one.model or job.model)
+            model = models.unnamed_model(node, one.model or job.model)
             name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
             for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
                 gpus.append((gpu := job_list.ListedGpu(node, f"{name}{number:06}"), part))
-                found.models[gpu] = model
+                stand_ins.models[gpu] = model
         gpus.sort()
         parts = tuple(part for _, part in gpus)
-        found.jobs.append(
+        stand_ins.jobs.append(
             msgspec.structs.replace(
                 job,
                 gpus=tuple(gpu for gpu, _ in gpus),
@@ -93,7 +93,7 @@ def number_stand_ins(
                 unplaced=tuple(rest),
             )
         )
-    return found
+    return stand_ins
 
 
 def is_stand_in(gpu: str) -> bool:
@@ -111,7 +111,7 @@ class _StandInPool:
         self._held: dict[int, list[job_list.ListedGpuPart]] = {}
 
     def take(
-        self, wanted: job_list.UnnamedGpus, start_ns: int, end_ns: int
+        self, request: job_list.UnnamedGpus, start_ns: int, end_ns: int
     ) -> list[tuple[int, job_list.ListedGpuPart]]:
         """Assign GPUs with enough free capacity from a start on, each with the assigned part.
 
@@ -123,31 +123,31 @@ class _StandInPool:
             if not self._held[number]:
                 del self._held[number]
                 heappush(self._free, number)
-        found = self._gaps(wanted) if wanted.share != 1 else {}
-        while len(found) < wanted.gpus:
+        gaps = self._gaps(request) if request.share != 1 else {}
+        while len(gaps) < request.gpus:
             if not self._free:
                 self._made += 1
                 heappush(self._free, self._made)
-            found[heappop(self._free)] = Fraction(0)
+            gaps[heappop(self._free)] = Fraction(0)
         taken = [
-            (number, job_list.ListedGpuPart(low, low + wanted.share))
-            for number, low in sorted(found.items())
+            (number, job_list.ListedGpuPart(low, low + request.share))
+            for number, low in sorted(gaps.items())
         ]
         for number, part in taken:
             self._held.setdefault(number, []).append(part)
             heappush(self._ends, (end_ns, number, part))
         return taken
 
-    def _gaps(self, wanted: job_list.UnnamedGpus) -> dict[int, Fraction]:
+    def _gaps(self, request: job_list.UnnamedGpus) -> dict[int, Fraction]:
         """GPUs that are partly held and have enough room, with the start of the gap."""
-        found: dict[int, Fraction] = {}
+        gaps: dict[int, Fraction] = {}
         for number in sorted(self._held):
-            if len(found) == wanted.gpus:
+            if len(gaps) == request.gpus:
                 break
-            low = _lowest_gap(self._held[number], wanted.share)
+            low = _lowest_gap(self._held[number], request.share)
             if low is not None:
-                found[number] = low
-        return found
+                gaps[number] = low
+        return gaps
 
 
 def _lowest_gap(held: Sequence[job_list.ListedGpuPart], share: Fraction) -> Fraction | None:
@@ -184,15 +184,15 @@ def place_jobs(
     `numbered` contains the models of stand-ins.
     """
     unfinished = {job.claim for job in jobs.unended}
-    found = dict(numbered or {})
+    placed = dict(numbered or {})
     for job in jobs.jobs:
         for gpu in job.gpus:
             if gpu in (numbered or {}):
                 continue
-            model = models.of(gpu, job.model)
-            before = found.setdefault(gpu, model)
+            model = models.model(gpu, job.model)
+            before = placed.setdefault(gpu, model)
             if models.default in (model, before):
-                found[gpu] = before if model == models.default else model
+                placed[gpu] = before if model == models.default else model
             elif before != model:
                 raise imported_lists.JobLedgerError(
                     _conflicting_models(str(gpu), {before, model}, [job.id])
@@ -205,8 +205,8 @@ def place_jobs(
             job.tenant,
             job.end_ns,
             gpu.node,
-            found[gpu],
-            _text_of(job.part_of(gpu)),
+            placed[gpu],
+            _format_part(job.part_on(gpu)),
             job.claim in unfinished,
         )
         for job in jobs.jobs
@@ -214,7 +214,7 @@ def place_jobs(
     ]
 
 
-def _text_of(part: job_list.ListedGpuPart) -> str:
+def _format_part(part: job_list.ListedGpuPart) -> str:
     return "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}"
 
 
@@ -243,8 +243,8 @@ def import_list(
     with ledger.database.transaction(writes=True) as connection:
         schema.lock(connection, imported_lists.IMPORT_LOCK)
         imported_lists.add_list(connection, one, by)
-        gpus = imported_lists.gpus_of(connection, one.source, one.period)
-        rest = _NewestLists.of(connection, one.period, by.now_ns).days(connection, sorted(gpus))
+        gpus = imported_lists.find_listed_gpus(connection, one.source, one.period)
+        rest = _NewestLists.read(connection, one.period, by.now_ns).days(connection, sorted(gpus))
         while chunk := list(islice(rest, _AT_ONCE)):
             for written in ledger.write_days_in(connection, chunk):
                 added += written.added
@@ -261,10 +261,12 @@ class _NewestLists:
     now_ns: int
 
     @classmethod
-    def of(cls, connection: Connection, period: units.Period, now_ns: int) -> _NewestLists:
+    def read(cls, connection: Connection, period: units.Period, now_ns: int) -> _NewestLists:
         """Read the lists of a database."""
         found = [
-            one for one in imported_lists.newest_lists_in(connection) if one.period.overlaps(period)
+            one
+            for one in imported_lists.read_newest_lists(connection)
+            if one.period.overlaps(period)
         ]
         return cls({one.number: one for one in found}, period, now_ns)
 
@@ -272,16 +274,20 @@ class _NewestLists:
         """The days of some GPUs in the period, according to the lists."""
         span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
         next_day = self.now_ns // DAY_NS + 1
-        for at in range(0, len(gpus), _GPUS_AT_ONCE):
-            some = gpus[at : at + _GPUS_AT_ONCE]
-            present = ledger_queries.newest_numbers(connection, span, some)
-            for gpu, own in imported_lists.jobs_on(connection, some, self.heads).items():
+        for offset in range(0, len(gpus), _GPUS_AT_ONCE):
+            gpu_group = gpus[offset : offset + _GPUS_AT_ONCE]
+            present = ledger_queries.newest_numbers(connection, span, gpu_group)
+            for gpu, own in imported_lists.read_listed_jobs(
+                connection, gpu_group, self.heads
+            ).items():
                 for part in self._segments(own):
-                    covering = {number: own[number] for number in own if self._has(number, part)}
+                    covering = {
+                        number: own[number] for number in own if self._is_listed_on(number, part)
+                    }
                     until = max(part.start, min(part.stop, next_day)) if covering else part.start
                     if part.start < until:
-                        yield from self._stated(gpu, range(part.start, until), covering)
-                    yield from self._nothing(gpu, range(until, part.stop), present)
+                        yield from self._listed_days(gpu, range(part.start, until), covering)
+                    yield from self._empty_days(gpu, range(until, part.stop), present)
 
     def _segments(self, numbers: Iterable[int]) -> Iterator[range]:
         """The days of the period, split where the set of covering lists changes."""
@@ -292,12 +298,12 @@ class _NewestLists:
         for start_ns, end_ns in pairwise(sorted(inside)):
             yield range(start_ns // DAY_NS, end_ns // DAY_NS)
 
-    def _has(self, number: int, part: range) -> bool:
+    def _is_listed_on(self, number: int, part: range) -> bool:
         return self.heads[number].period.overlaps(
             units.Period(part.start * DAY_NS, part.stop * DAY_NS)
         )
 
-    def _nothing(
+    def _empty_days(
         self, gpu: str, part: range, present: Mapping[row_conversion.GpuDay, int]
     ) -> Iterator[day_tiling.DayTiling]:
         """Empty days: no list names the GPU any more, or the day has not begun."""
@@ -306,7 +312,7 @@ class _NewestLists:
             if row_conversion.GpuDay(gpu, day) in present:
                 yield day_tiling.DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
 
-    def _stated(
+    def _listed_days(
         self, gpu: str, part: range, own: Mapping[int, Sequence[imported_lists.PlacedJob]]
     ) -> Iterator[day_tiling.DayTiling]:
         """Days of a GPU that the same lists cover. Raises JobLedgerError."""
@@ -317,7 +323,7 @@ class _NewestLists:
         as_observed = all(self.heads[number].as_observed for number in own)
         computed = list_computation(self.now_ns, as_observed=as_observed)
         by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
-        found = _evidence(gpu, part, by_source)
+        listed_evidence = _evidence(gpu, part, by_source)
         unfinished = {
             f"{source}/{job.claim}"
             for source, jobs in by_source.items()
@@ -325,9 +331,9 @@ class _NewestLists:
             if job.unfinished
         }
         if as_observed:
-            found = as_observed_evidence(found)
+            listed_evidence = as_observed_evidence(listed_evidence)
         sku = known.pop() if known else ""
-        metered = day_metering.MeteredGpu.of(found, {}, sku, open_claims=unfinished)
+        metered = day_metering.MeteredGpu.compute(listed_evidence, {}, sku, open_claims=unfinished)
         for day in part:
             yield metered.day(day, computed)
 
@@ -341,7 +347,7 @@ def _evidence(
     """
     start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
     nodes = {job.node for jobs in own.values() for job in jobs}
-    found = [
+    claims_of_source = [
         (f"{source}/{job.claim}", job)
         for source, jobs in sorted(own.items())
         for job in jobs
@@ -362,8 +368,8 @@ def _evidence(
             assumed=counted,
             counted=counted,
         )
-        for claim, job in found
-        for slots in (job_metering.slots_of(job.part),)
+        for claim, job in claims_of_source
+        for slots in (job_metering.part_slots(job.part),)
     ]
     return job_metering.claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
 
@@ -377,7 +383,7 @@ def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) ->
 
 def as_observed_evidence(known: evidence.Evidence) -> evidence.Evidence:
     """Evidence with the scheduler's sightings as samples."""
-    seen = timeline.prevailing(
+    seen = timeline.resolve_overlaps(
         timeline.TimePiece(one.start_ns, one.end_ns, 0) for one in known.sightings
     )
     stretches = tuple(

@@ -52,10 +52,10 @@ def read_sacct(
     GPU if `shards_per_gpu`, the number of shards per GPU, is set. Raises JobListError.
     """
     is_json = text.lstrip().startswith("{")
-    found = job_list.JobListBuilder(bad, "job" if is_json else "line")
+    builder = job_list.JobListBuilder(bad, "job" if is_json else "line")
 
     def rejected(error: AccountingError) -> job_list.JobListError:
-        return job_list.JobListError(error.place, error.field, error.reason, found.what)
+        return job_list.JobListError(error.place, error.field, error.reason, builder.what)
 
     def add_rejected(error: AccountingError) -> None:
         bad.add(rejected(error))
@@ -68,15 +68,15 @@ def read_sacct(
     except AccountingError as error:
         raise rejected(error) from error
     for record in records:
-        with found.line(record.place):
+        with builder.line(record.place):
             unplaced = _unnamed_gpus(record, shards_per_gpu)
             if record.job.start_seconds is None:
-                found.never_started += 1
+                builder.never_started += 1
             elif not unplaced:
-                found.without_gpus += 1
+                builder.without_gpus += 1
             else:
-                found.add(_sacct_job(record.job, unplaced, bad))
-    return found.build()
+                builder.add(_sacct_job(record.job, unplaced, bad))
+    return builder.build()
 
 
 def _sacct_job(
@@ -118,22 +118,22 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
     models = {
         name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
     }
-    found: list[job_list.UnnamedGpus] = []
+    unnamed: list[job_list.UnnamedGpus] = []
     for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
         if count:
-            found.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
+            unnamed.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
     if shards_per_gpu:
-        found += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
-    count = sum(one.gpus for one in found)
+        unnamed += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
+    count = sum(one.gpus for one in unnamed)
     job_list.check_gpu_count("AllocTRES", count, len(record.job.nodes))
-    found += [
+    unnamed += [
         job_list.UnnamedGpus(
             record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size"
         )
         for name, count in sorted((instances | shares).items())
         if count
     ]
-    return tuple(found)
+    return tuple(unnamed)
 
 
 def _shards(where: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
@@ -154,34 +154,34 @@ _FINAL = frozenset({"Succeeded", "Failed"})
 def read_alibaba(text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES) -> job_list.JobList:
     """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    found = job_list.JobListBuilder(bad)
+    builder = job_list.JobListBuilder(bad)
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
         if missing:
             raise job_list.JobListError(1, missing[0], "missing in the header")
         for row in reader:
-            with found.line(reader.line_num):
-                found.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))
+            with builder.line(reader.line_num):
+                builder.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))
     except csv.Error as error:
         raise job_list.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
-    return found.build()
+    return builder.build()
 
 
 def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_list.ListedJob:
     name = row["name"] or ""
     if not name or not name.isprintable():
         job_list.reject("name", f"{name!r}: expected a printable name")
-    gpus = _whole(row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
-    milli = _whole(row, "gpu_milli", _MILLI + 1) if gpus else 0
+    gpus = _parse_whole(row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
+    milli = _parse_whole(row, "gpu_milli", _MILLI + 1) if gpus else 0
     if gpus and not milli:
         job_list.reject("gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
     start = 0
     if row["scheduled_time"]:
-        start = _whole(row, "scheduled_time", job_list.LATEST_SECONDS)
+        start = _parse_whole(row, "scheduled_time", job_list.LATEST_SECONDS)
     bad.check_past("scheduled_time", start * SECOND_NS)
     end_ns = FOREVER_NS
     if row["deletion_time"]:
-        end = _whole(row, "deletion_time", job_list.LATEST_SECONDS)
+        end = _parse_whole(row, "deletion_time", job_list.LATEST_SECONDS)
         if end < start:
             job_list.reject("deletion_time", f"{end}: expected at least scheduled_time, {start}")
         end_ns = end * SECOND_NS
@@ -207,7 +207,7 @@ def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_l
     )
 
 
-def _whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
+def _parse_whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
     """Parse a whole number, also such as `3.0`. Raises ShapeError."""
     text = (row[field] or "").removesuffix(".0")
     try:
@@ -228,7 +228,7 @@ _KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})
 _CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
 
 
-def format_of(text: str) -> str:
+def detect_format(text: str) -> str:
     """Detect the format of a text: JSON by the fields of its first object, else CSV or sacct text.
 
     Raises JobListError for JSON of no known format.
@@ -238,8 +238,8 @@ def format_of(text: str) -> str:
         return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
     bad = job_list.BadLines(collect=True)
     _, first = next(job_list.json_documents(start, bad), (0, None))
-    if first is None and bad.found:
-        raise job_list.JobListError(1, "", bad.found[0].reason)
+    if first is None and bad.errors:
+        raise job_list.JobListError(1, "", bad.errors[0].reason)
     members = frozenset(first) if isinstance(first, dict) else frozenset()
     jobs = first.get("jobs") if isinstance(first, dict) else first
     listed = jobs[0] if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else {}
@@ -274,10 +274,10 @@ def read_jobs(  # noqa: PLR0913 - each is an option of the import
     """
     if not text.strip():
         raise job_list.JobListError(1, "", "empty file: expected at least one job")
-    found = FORMATS[form or format_of(text)](
+    jobs = FORMATS[form or detect_format(text)](
         text, zone, job_list.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
     )
-    read = len(found.jobs) + len(found.unended) + found.without_gpus + found.never_started
-    if found.rejected and not read:
-        raise found.rejected[0]
-    return found
+    read = len(jobs.jobs) + len(jobs.unended) + jobs.without_gpus + jobs.never_started
+    if jobs.rejected and not read:
+        raise jobs.rejected[0]
+    return jobs

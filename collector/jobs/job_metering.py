@@ -17,7 +17,7 @@ import msgspec
 
 from collector.jobs.job_list import JobList, ListedGpu, ListedGpuPart, ListedJob
 from collector.metering import evidence, tiling, units
-from collector.metering.overlaps import Overlap, OverlapKind, overlaps
+from collector.metering.overlaps import Overlap, OverlapKind, find_overlaps
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import SECOND_NS, format_timestamp
 
@@ -41,7 +41,7 @@ class MeteredJobs(msgspec.Struct, frozen=True):
     free_ns: Fraction
     tenants: dict[str, Fraction]
     unplaced_ns: dict[str, Fraction]
-    clashes: tuple[JobOverlap, ...]
+    overlaps: tuple[JobOverlap, ...]
 
     @property
     def held_ns(self) -> Fraction:
@@ -75,7 +75,7 @@ def _evidence(
     if period is not None:
         first_ns, last_ns = period.start_ns, period.end_ns
     stay = evidence.NodeStay(first_ns, gpu.node, last_ns)
-    slots = [slots_of(job.part_of(gpu)) for job in jobs]
+    slots = [part_slots(job.part_on(gpu)) for job in jobs]
     return claims_evidence(
         str(gpu),
         stay,
@@ -88,10 +88,10 @@ def _evidence(
                 job.end_ns,
                 job.id,
                 gpu.node,
-                held,
-                held,
+                job_slots,
+                job_slots,
             )
-            for job, held in zip(jobs, slots, strict=True)
+            for job, job_slots in zip(jobs, slots, strict=True)
         ],
     )
 
@@ -105,7 +105,7 @@ def claims_evidence(
     return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
 
 
-def slots_of(part: ListedGpuPart) -> units.CapacityRange:
+def part_slots(part: ListedGpuPart) -> units.CapacityRange:
     """The slots of a part, exactly."""
     return units.CapacityRange(
         units.exact(part.low * GPU_CAPACITY), units.exact(part.high * GPU_CAPACITY)
@@ -115,7 +115,7 @@ def slots_of(part: ListedGpuPart) -> units.CapacityRange:
 def timeline_entries(known: evidence.Evidence) -> list[tiling.TilingEntry]:
     """The timeline of a GPU over its whole stay."""
     (stay,) = known.stays
-    return tiling.GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
+    return tiling.GpuTimeline.compute(known).entries(stay.start_ns, stay.end_ns)
 
 
 def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
@@ -146,10 +146,10 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
         free_ns=_gpu_ns(free),
         tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
         unplaced_ns=dict(sorted(unplaced.items())),
-        clashes=tuple(
+        overlaps=tuple(
             JobOverlap(gpu, one)
             for gpu, evidence_ in known.items()
-            for one in overlaps(evidence_)
+            for one in find_overlaps(evidence_)
             if one.tiling is units.Tiling.COMPUTE and one.kind is OverlapKind.CONFLICT
         ),
     )
@@ -181,8 +181,8 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
         "free_ns": str(metered.free_ns),
         "balances": metered.balances,
         "tenants": [
-            {"tenant": tenant, "held_ns": str(held), "gpu_hours": format_hours(held)}
-            for tenant, held in metered.tenants.items()
+            {"tenant": tenant, "held_ns": str(held_ns), "gpu_hours": format_hours(held_ns)}
+            for tenant, held_ns in metered.tenants.items()
         ],
         "conflicts": [
             {
@@ -193,7 +193,7 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
                 "later": clash.conflict.other,
                 "moved_ns": str(Fraction(clash.conflict.quantity) / GPU_CAPACITY),
             }
-            for clash in metered.clashes
+            for clash in metered.overlaps
         ],
         "not_placed": [
             {
@@ -227,18 +227,18 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     yield from _time_table("TENANT", [*metered.tenants.items(), *totals.items()])
     what = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
     yield f"{what}; held and free add up to capacity x time"
-    yield f"conflicts: {len(metered.clashes)}"
-    for gpu, conflict in metered.clashes:
+    yield f"conflicts: {len(metered.overlaps)}"
+    for gpu, conflict in metered.overlaps:
         between = f"{format_timestamp(conflict.start_ns)} to {format_timestamp(conflict.end_ns)}"
         moved = format_hours(Fraction(conflict.quantity) / GPU_CAPACITY)
         yield f"  {gpu}: {between}: {moved} GPU-hours moved {conflict.claim} -> {conflict.other}"
     parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
     yield f"not placed on a GPU: {len(parts)}"
     for job, part in parts:
-        held = format_hours(part.capacity * job.duration_ns)
+        held_hours = format_hours(part.capacity * job.duration_ns)
         place = part.where or "some node"
         of = f"{part.share} of " if part.share != 1 else ""
-        what = f"{of}{format_count(part.gpus, 'GPU')}, {held}: {part.reason}"
+        what = f"{of}{format_count(part.gpus, 'GPU')}, {held_hours}: {part.reason}"
         yield f"  job {job.id} of {job.tenant} on {place}: {what}"
     if metered.unplaced_ns:
         yield from _time_table("TENANT, NOT PLACED", metered.unplaced_ns.items())
@@ -257,10 +257,11 @@ def _time_table(title: str, times: Iterable[tuple[str, Fraction]]) -> list[str]:
 def format_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """Rows in columns as wide as their widest cell; empty columns are left out."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    used = [at for at in range(len(sizes)) if any(row[at] for row in rows[1:])]
+    used = [index for index in range(len(sizes)) if any(row[index] for row in rows[1:])]
     return [
         "  ".join(
-            row[at].rjust(sizes[at]) if at in right else row[at].ljust(sizes[at]) for at in used
+            row[index].rjust(sizes[index]) if index in right else row[index].ljust(sizes[index])
+            for index in used
         ).rstrip()
         for row in rows
     ]

@@ -86,7 +86,7 @@ class JobRun:
         job = self.job
         if job is None:
             return Fraction(0)
-        named = sum((job.part_of(gpu).share for gpu in job.gpus), Fraction(0))
+        named = sum((job.part_on(gpu).share for gpu in job.gpus), Fraction(0))
         return named + sum((part.capacity for part in job.unplaced), Fraction(0))
 
     @property
@@ -112,22 +112,22 @@ def pair_runs(
     unended: set[str],
 ) -> list[JobRun]:
     """Every run of every job, by job; jobs without an end in the records are left out."""
-    held = _claim_times(entries, window, unended)
+    claim_times = _claim_times(entries, window, unended)
     jobs: dict[str, list[ListedJob]] = defaultdict(list)
     for job in records:
         if job.id not in unended:
             jobs[job.id].append(job)
-    found: list[JobRun] = []
-    for name in sorted(held.keys() | jobs.keys()):
-        found += _pair_claims(name, sorted(jobs[name]), held[name], window)
-    return found
+    runs: list[JobRun] = []
+    for name in sorted(claim_times.keys() | jobs.keys()):
+        runs += _pair_claims(name, sorted(jobs[name]), claim_times[name], window)
+    return runs
 
 
 def _claim_times(
     entries: Iterable[tiling.TilingEntry], window: units.Period, unended: set[str]
 ) -> dict[str, list[ClaimTime]]:
     """Claims on GPUs by job, each from first to last entry, with its quantity."""
-    found: dict[tuple[str, str, str], ClaimTime] = {}
+    times: dict[tuple[str, str, str], ClaimTime] = {}
     by_job: dict[str, list[ClaimTime]] = defaultdict(list)
     for entry in entries:
         if (
@@ -137,42 +137,42 @@ def _claim_times(
         ):
             continue
         name = evidence.job_id(entry.workload)
-        t0_ns, t1_ns = _clipped(window, entry.t0_ns, entry.t1_ns)
+        t0_ns, t1_ns = _clip(window, entry.t0_ns, entry.t1_ns)
         if name in unended or t0_ns >= t1_ns:
             continue
         key = (entry.gpu, entry.claim, entry.tenant)
-        if key not in found:
-            found[key] = ClaimTime(*key, t0_ns, t1_ns)
-            by_job[name].append(found[key])
-        one = found[key]
+        if key not in times:
+            times[key] = ClaimTime(*key, t0_ns, t1_ns)
+            by_job[name].append(times[key])
+        one = times[key]
         one.start_ns, one.end_ns = min(one.start_ns, t0_ns), max(one.end_ns, t1_ns)
         one.quantity = units.exact(one.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns))
     return by_job
 
 
 def _pair_claims(
-    name: str, jobs: list[ListedJob], held: list[ClaimTime], window: units.Period
+    name: str, jobs: list[ListedJob], claim_times: list[ClaimTime], window: units.Period
 ) -> Iterator[JobRun]:
     """The runs of a job, each with the claims that overlap it most."""
-    spans = [_clipped(window, job.start_ns, job.end_ns) for job in jobs]
+    spans = [_clip(window, job.start_ns, job.end_ns) for job in jobs]
     own: dict[int, list[ClaimTime]] = defaultdict(list)
     unmatched: list[ClaimTime] = []
-    for one in held:
+    for one in claim_times:
         common = [min(one.end_ns, end) - max(one.start_ns, start) for start, end in spans]
         best = max(range(len(spans)), key=common.__getitem__, default=None)
         if best is None or (common[best] <= 0 and len(spans) > 1):
             unmatched.append(one)
         else:
             own[best].append(one)
-    for at, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
-        if start < end or own[at]:
-            yield JobRun(name, job, start, max(start, end), tuple(own[at]))
+    for position, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
+        if start < end or own[position]:
+            yield JobRun(name, job, start, max(start, end), tuple(own[position]))
     if unmatched:
         start, end = min(s.start_ns for s in unmatched), max(s.end_ns for s in unmatched)
         yield JobRun(name, None, start, end, tuple(unmatched))
 
 
-def _clipped(window: units.Period, start_ns: int, end_ns: int) -> tuple[int, int]:
+def _clip(window: units.Period, start_ns: int, end_ns: int) -> tuple[int, int]:
     """Clip an interval to the window; without overlap, its end is not after its start."""
     return max(start_ns, window.start_ns), min(end_ns, window.end_ns)
 
@@ -266,11 +266,11 @@ def compare_jobs(
     times only.
     """
     paired = pair_runs(entries, records, window, set(unended))
-    found = [(run, *_kinds(run, tolerance_ns)) for run in paired]
+    compared = [(run, *_kinds(run, tolerance_ns)) for run in paired]
     return JobComparison(
         tenants=_tenants([run for run in paired if not run.in_parts], tolerance_ns),
         differences=tuple(
-            JobDifference(run, tuple(kinds), *off) for run, kinds, off in found if kinds
+            JobDifference(run, tuple(kinds), *off) for run, kinds, off in compared if kinds
         ),
         jobs=sum(run.job is not None for run in paired),
         in_parts=tuple(sorted({run.id for run in paired if run.in_parts})),
@@ -288,11 +288,11 @@ def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[
         missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
         return ([DifferenceKind.NOT_IN_LEDGER] if missed else []), (0, 0)
     if run.job is None:
-        longest = max(held.end_ns - held.start_ns for held in run.held)
+        longest = max(claim_time.end_ns - claim_time.start_ns for claim_time in run.held)
         return ([DifferenceKind.NOT_IN_RECORDS] if longest > 2 * tolerance_ns else []), (0, 0)
     kinds: list[DifferenceKind] = []
     spans = _spans(run.held)
-    if {held.tenant for held in run.held} != {run.job.tenant}:
+    if {claim_time.tenant for claim_time in run.held} != {run.job.tenant}:
         kinds.append(DifferenceKind.TENANT)
     may_move = _may_move(run, spans, tolerance_ns)
     if not run.in_parts and not _same_gpus(run, set(spans), may_move=may_move):
@@ -327,7 +327,7 @@ def _excess(run: JobRun, spans: _Spans) -> Fraction:
 def _is_held_otherwise(run: JobRun, spans: _Spans, tolerance_ns: int, *, may_move: bool) -> bool:
     """True if the time held between start and end differs from the records beyond the tolerance."""
     job = run.job
-    shares = {str(gpu): job.part_of(gpu).share for gpu in job.gpus} if job else {}
+    shares = {str(gpu): job.part_on(gpu).share for gpu in job.gpus} if job else {}
     if not (run.is_shared or may_move) or shares.keys() == spans.keys():
         allowed_ns = 2 * tolerance_ns
         return any(
@@ -341,17 +341,17 @@ def _is_held_otherwise(run: JobRun, spans: _Spans, tolerance_ns: int, *, may_mov
 _Spans: TypeAlias = Mapping[str, tuple[int, int, units.Units]]
 
 
-def _spans(held: Iterable[ClaimTime]) -> _Spans:
+def _spans(claim_times: Iterable[ClaimTime]) -> _Spans:
     """Start, end and quantity of each GPU."""
-    found: dict[str, tuple[int, int, units.Units]] = {}
-    for one in held:
-        start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
-        found[one.gpu] = (
+    spans: dict[str, tuple[int, int, units.Units]] = {}
+    for one in claim_times:
+        start, end, quantity = spans.get(one.gpu, (one.start_ns, one.end_ns, 0))
+        spans[one.gpu] = (
             min(start, one.start_ns),
             max(end, one.end_ns),
             quantity + one.quantity,
         )
-    return found
+    return spans
 
 
 def _same_gpus(run: JobRun, gpus: set[str], *, may_move: bool) -> bool:
@@ -373,9 +373,9 @@ def _tenants(paired: Iterable[JobRun], tolerance_ns: int) -> tuple[TenantCheck, 
         if run.job:
             recorded[run.job.tenant] += run.recorded_time
         own: Counter[str] = Counter()
-        for held in run.held:
-            ledger[held.tenant] += held.quantity
-            own[held.tenant] += 1
+        for claim_time in run.held:
+            ledger[claim_time.tenant] += claim_time.quantity
+            own[claim_time.tenant] += 1
         if run.job:
             own[run.job.tenant] = max(own[run.job.tenant], run.gpus)
         claims += own

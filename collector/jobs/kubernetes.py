@@ -103,16 +103,16 @@ def read_kubernetes(
     for place, (pod, is_gone) in enumerate(_pods(text, bad), start=1):
         try:
             if pod.get("kind") == "Node":
-                nodes[pod["metadata"]["name"]] = NodeGpuLabels.of(
+                nodes[pod["metadata"]["name"]] = NodeGpuLabels.parse(
                     pod["metadata"].get("labels") or {}
                 )
                 continue
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _SHAPE_ERRORS:
             bad.add(job_list.JobListError(place, "metadata.uid", "missing field", "pod"))
-    found = job_list.JobListBuilder(bad, "pod")
+    builder = job_list.JobListBuilder(bad, "pod")
     for place, listed, is_gone in pods.values():
-        with found.line(place):
+        with builder.line(place):
             pod = untrusted_text.convert_json(listed, _JobPod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             job_list.check_gpu_count("spec.containers", sum(one.gpus for one in unplaced), 1)
@@ -124,8 +124,8 @@ def read_kubernetes(
             job = job_list.ListedJob(
                 start_ns, f"{tenant}/{name}", tenant, "", end_ns, unplaced=unplaced
             )
-            found.add(job, started=span is not None)
-    return found.build()
+            builder.add(job, started=span is not None)
+    return builder.build()
 
 
 def _pods(text: str, bad: job_list.BadLines) -> Iterator[tuple[Any, bool]]:
@@ -205,7 +205,7 @@ def _unnamed_gpus(
     node = nodes.get(where, NodeGpuLabels())
     shared = pod_shares.requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
-        found = [
+        unnamed = [
             job_list.UnnamedGpus(
                 where,
                 part.count,
@@ -215,24 +215,24 @@ def _unnamed_gpus(
             )
             for part in shared.parts
         ]
-        return (*found, *(job_list.UnnamedGpus(where, 0, problem) for problem in shared.problems))
+        return (*unnamed, *(job_list.UnnamedGpus(where, 0, problem) for problem in shared.problems))
     requested = _requested_devices(pod.spec)
     if node.replicas:
         share = Fraction(1, node.replicas)
         replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
         if replicas:
             return (job_list.UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
-    found = (
+    unnamed = (
         [job_list.UnnamedGpus(where, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
         if requested[_GPU]
         else []
     )
-    found += [
+    unnamed += [
         job_list.UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted(requested.items())
         if count and name.startswith(_PARTS)
     ]
-    return tuple(found)
+    return tuple(unnamed)
 
 
 def _pod_requests(pod: _JobPod) -> pod_shares.PodEntry:
@@ -253,7 +253,7 @@ class NodeGpuLabels(NamedTuple):
     replicas: int = 0
 
     @classmethod
-    def of(cls, labels: Mapping[str, str]) -> NodeGpuLabels:
+    def parse(cls, labels: Mapping[str, str]) -> NodeGpuLabels:
         """Read the labels; missing ones are unknown."""
         memory, replicas = (
             labels.get(f"nvidia.com/gpu.{name}", "") for name in ("memory", "replicas")
@@ -291,12 +291,12 @@ def _requested_devices(spec: _JobPodSpec) -> Counter[str]:
 
 
 def _devices(container: _JobPodContainer) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, count in container.limits.items():
         if name.startswith(_VENDOR):
             if not _COUNT.fullmatch(str(count)):
                 shown = untrusted_text.format_json_value(count)
                 field = f"spec.containers.resources.limits.{name}"
                 job_list.reject(field, f"{shown}: expected a count of devices")
-            found[name] = int(count)
-    return found
+            counts[name] = int(count)
+    return counts

@@ -13,7 +13,7 @@ import msgspec
 
 from collector.files.tenancy_files import TenantMappings
 from collector.jobs import JobsError
-from collector.jobs.job_list import JobListError, ListedJob, account_name, with_tenants
+from collector.jobs.job_list import JobListError, ListedJob, account_name, map_tenants
 from collector.jobs.job_list_reader import read_jobs
 from collector.jobs.job_metering import format_count, format_hours
 from collector.jobs.job_reconciliation import JobComparison, JobDifference, compare_jobs
@@ -55,12 +55,12 @@ class SchedulerRecords:
             for path in paths:
                 try:
                     text = path.read_text(encoding="utf-8")
-                    found = read_jobs(text, _FORMATS[scheduler], zone)
+                    job_list = read_jobs(text, _FORMATS[scheduler], zone)
                 except (JobListError, OSError, UnicodeDecodeError) as error:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
-                jobs += with_tenants(found.jobs, scheduler, tenants or TenantMappings())
-                unended |= set(found.running)
+                jobs += map_tenants(job_list.jobs, scheduler, tenants or TenantMappings())
+                unended |= set(job_list.running)
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
         return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
 
@@ -72,7 +72,7 @@ class SchedulerRecords:
             # With tenants as named in the scheduler records.
             msgspec.structs.replace(entry, tenant=account_name(entry.tenant))
             for entry in _by_gpu(ledger, period)
-            if _is_of(entry, self.schedulers)
+            if _is_from(entry, self.schedulers)
         )
         return compare_jobs(entries, self.jobs, tolerance_ns, period, self.unended)
 
@@ -84,7 +84,7 @@ def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry
         yield from ledger.entries(period.start_ns, period.end_ns, gpu)
 
 
-def _is_of(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
+def _is_from(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
     source = entry.claim.partition("/")[0]
     if source in _NAMING:
         source = entry.workload.partition(":")[0]
@@ -94,32 +94,35 @@ def _is_of(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
 # Text ----------------------------------------------------------------------------
 
 
-def comparison_text(found: JobComparison) -> Iterator[str]:
+def comparison_text(comparison: JobComparison) -> Iterator[str]:
     """Lines of text: tenants, and the jobs that differ."""
-    jobs, tenants = format_count(found.jobs, "job"), format_count(len(found.tenants), "tenant")
+    jobs, tenants = (
+        format_count(comparison.jobs, "job"),
+        format_count(len(comparison.tenants), "tenant"),
+    )
     yield f"R3: {jobs} of the scheduler's records, {tenants}"
-    for check in found.tenants:
+    for check in comparison.tenants:
         verdict = "" if check.agrees else ", MORE THAN CLOCKS EXPLAIN"
         yield (
             f"  {check.tenant or '(none)'}: ledger {_hours(check.found)}, scheduler "
             f"{_hours(check.expected)}, difference {_hours(check.difference)} of "
             f"{_hours(Fraction(check.allowed))} allowed{verdict}"
         )
-    yield f"jobs that differ: {len(found.differences):,}"
-    for one in found.differences[:_MAX_SHOWN]:
+    yield f"jobs that differ: {len(comparison.differences):,}"
+    for one in comparison.differences[:_MAX_SHOWN]:
         yield f"  {_format_difference(one)}"
-    if len(found.differences) > _MAX_SHOWN:
-        yield f"  and {len(found.differences) - _MAX_SHOWN:,} more"
-    if found.in_parts:
-        yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(found.in_parts)}"
-    if found.unended:
-        yield f"not compared, as they have not ended: {', '.join(found.unended)}"
+    if len(comparison.differences) > _MAX_SHOWN:
+        yield f"  and {len(comparison.differences) - _MAX_SHOWN:,} more"
+    if comparison.in_parts:
+        yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(comparison.in_parts)}"
+    if comparison.unended:
+        yield f"not compared, as they have not ended: {', '.join(comparison.unended)}"
 
 
 def _format_difference(one: JobDifference) -> str:
     run, what = one.run, "; ".join(one.kinds)
     tenant = run.job.tenant if run.job else ""
-    tenants = sorted({held.tenant for held in run.held})
+    tenants = sorted({claim_time.tenant for claim_time in run.held})
     owner = tenant
     if tenant not in tenants:
         owner = f"{tenant or '-'} / {', '.join(tenants) or 'no tenant'}"

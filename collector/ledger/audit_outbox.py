@@ -58,7 +58,7 @@ class TimedActor(NamedTuple):
         return RecordDraft(type_, self.actor, self.now_ns, "done", data=data)
 
 
-def record_of(draft: RecordDraft, source: RecordSource, sequence: int) -> record.AuditRecord:
+def build_record(draft: RecordDraft, source: RecordSource, sequence: int) -> record.AuditRecord:
     """Return the record of a draft at its position in the log."""
     return record.AuditRecord(
         v=record.VERSION,
@@ -125,28 +125,28 @@ class LedgerRecords:
         source = new.ref[-1] if new.ref else ""
         if source.startswith(OUTBOX_ROW):
             self.sources[source] = new.seq
-            self.take(new.type, new.data, new.seq, source)
+            self.add_data(new.type, new.data, new.seq, source)
         elif new.type in ROW_RECORD_TYPES and not new.ref[:1] and len(self.repeated) < MAX_NAMED:
             self.repeated.append(f"record {new.seq}: {new.type} without a source row in a database")
 
-    def take(self, kind: str, data: record.RecordData, number: int, source: str) -> None:
+    def add_data(self, kind: str, data: record.RecordData, number: int, source: str) -> None:
         """Add the data of a record."""
         if kind == HEAD:
             database, n = str(data.get("database")), data.get("n")
             key = (database, n if isinstance(n, int) else -1)
-            self._put(self.heads, key, RecordedRow(number, str(data.get("head")), source))
+            self._add_row(self.heads, key, RecordedRow(number, str(data.get("head")), source))
         elif kind == RESTORE:
             self.restores[str(data.get("continues"))] = data
         elif kind in ROW_RECORD_TYPES and isinstance(name := data.get(ROW), str):
-            self._put(self.rows, name, RecordedRow(number, str(data.get(ROW_HASH)), source))
+            self._add_row(self.rows, name, RecordedRow(number, str(data.get(ROW_HASH)), source))
 
-    def _put(self, into: dict[T, RecordedRow], key: T, found: RecordedRow) -> None:
+    def _add_row(self, into: dict[T, RecordedRow], key: T, found: RecordedRow) -> None:
         before = into.get(key)
-        if before and not self.lost(before.source) and len(self.repeated) < MAX_NAMED:
+        if before and not self.is_lost(before.source) and len(self.repeated) < MAX_NAMED:
             self.repeated.append(f"record {found.record}: {key} was already recorded")
         into[key] = found
 
-    def lost(self, source: str) -> bool:
+    def is_lost(self, source: str) -> bool:
         """True if a row was lost with a database that an accepted older copy replaced."""
         database, number = _parse_reference(source)
         restored = self.restores.get(database)
@@ -210,7 +210,7 @@ class OutboxError(ValueError):
     """A draft that cannot be put into the outbox; the message states the reason."""
 
 
-class TakenRow(NamedTuple):
+class OutboxRow(NamedTuple):
     """A row that a log has taken and not placed yet."""
 
     id: str
@@ -242,8 +242,8 @@ def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
         insert_new(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
     )
     if added.first() is None:
-        there = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
-        if any(there._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
+        existing = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
+        if any(existing._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
             message = (
                 f"duplicate record ID {id_!r}: expected the content of the first record with it"
             )
@@ -270,20 +270,20 @@ def newest_number(connection: sa.Connection) -> int:
     return connection.execute(sa.select(sa.func.max(outbox_rows.c.number))).scalar_one() or 0
 
 
-def take_rows(connection: sa.Connection, log: str, most: int) -> list[TakenRow]:
+def take_rows(connection: sa.Connection, log: str, most: int) -> list[OutboxRow]:
     """Return the rows that this log records next, in order; rows that it has taken before come first.
 
     A row that is taken belongs to this log permanently.
     """
-    mine = connection.execute(_unrecorded(taken_rows.c.log == log).limit(most)).all()
+    mine = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
     if len(mine) < most:
-        free = _unrecorded(taken_rows.c.id.is_(None)).limit(most - len(mine))
+        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(most - len(mine))
         ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
         if ids:
             connection.execute(insert_new(connection, taken_rows), ids)
-        mine = connection.execute(_unrecorded(taken_rows.c.log == log).limit(most)).all()
+        mine = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
     known = identities(connection)
-    return [TakenRow(row.id, _referring(row, reference(row, known))) for row in mine]
+    return [OutboxRow(row.id, _referring(row, reference(row, known))) for row in mine]
 
 
 def identities(connection: sa.Connection) -> list[tuple[int, str]]:
@@ -300,7 +300,7 @@ def reference(row: sa.Row[Any], known: Sequence[tuple[int, str]]) -> str:
     return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
 
 
-def reference_of(connection: sa.Connection, id_: str) -> str:
+def find_reference(connection: sa.Connection, id_: str) -> str:
     """Return the reference to the row of this id; empty if there is none."""
     row = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).first()
     return reference(row, identities(connection)) if row else ""
@@ -313,14 +313,14 @@ def store_positions(connection: sa.Connection, log: str, places: list[LogPositio
         connection.execute(insert_new(connection, placed_rows), rows)
 
 
-def last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
+def find_last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
     """Return the last row that is noted for this log; None if there is none."""
     known = sa.select(placed_rows).where(placed_rows.c.log == log)
     found = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
     return LogPosition(found.id, found.leaf, found.checkpoint_size) if found else None
 
 
-def _unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _select_unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     recorded = sa.exists().where(placed_rows.c.id == outbox_rows.c.id)
     joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
     return (
@@ -365,7 +365,7 @@ def _referring(row: sa.Row[Any], of_row: str) -> RecordDraft:
 def _check(draft: RecordDraft) -> None:
     """Check that the log accepts a draft at any position. Raises OutboxError."""
     try:
-        size = len(encode_record(record_of(draft, RecordSource("collector", "", "", 0), 0)))
+        size = len(encode_record(build_record(draft, RecordSource("collector", "", "", 0), 0)))
     except record.RecordError as error:
         raise OutboxError(str(error)) from error
     if size > record.MAX_RECORD_BYTES - _PLACE_BYTES:

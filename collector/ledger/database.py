@@ -38,7 +38,7 @@ class LedgerError(Exception):
 
 def check_url(url: str) -> None:
     """Raise LedgerError unless the URL names a database that this installation can open."""
-    parsed = _parsed(url)
+    parsed = _parse_url(url)
     try:
         parsed.get_dialect().import_dbapi()
     except ImportError as error:
@@ -71,7 +71,7 @@ class Database:
         check_url(url)
         self._tables = tables
         self._wall_ns = wall_ns
-        self._url = _parsed(url)
+        self._url = _parse_url(url)
         self.name = _without_secrets(self._url)
         self._make = make
         file = self._url.database if self._url.get_backend_name() == "sqlite" else None
@@ -80,7 +80,7 @@ class Database:
         """File of the database; None for a database server, or in memory."""
         self._inode: tuple[int, int] | None = None
         if file and not make and not Path(file).exists():
-            raise NoLedgerError(self._nothing())
+            raise NoLedgerError(self._missing_ledger())
         self.before_writing: Callable[[sa.Connection], None] | None = None
         """Called at the beginning of each transaction that writes; StoppedError aborts it."""
         self.engine = self._engine()
@@ -106,7 +106,7 @@ class Database:
         try:
             now = self.file.stat()
         except FileNotFoundError as error:
-            raise NoLedgerError(self._nothing()) from error
+            raise NoLedgerError(self._missing_ledger()) from error
         if self._inode not in {None, (now.st_dev, now.st_ino)}:
             self.engine.dispose()
         self._inode = now.st_dev, now.st_ino
@@ -153,7 +153,7 @@ class Database:
                 )
                 raise LedgerError(message)
             if not self._make:
-                raise NoLedgerError(self._nothing())
+                raise NoLedgerError(self._missing_ledger())
             self._tables.create_all(connection, checkfirst=False)
             connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
             head_chain.begin_chain(connection, self._wall_ns())
@@ -173,7 +173,7 @@ class Database:
         if head_chain.heads.name not in present:
             head_chain.begin_chain(connection, self._wall_ns())
 
-    def _nothing(self) -> str:
+    def _missing_ledger(self) -> str:
         return f"no ledger in {self.name}: a collector creates it when it starts"
 
     def _advice(self) -> str:
@@ -182,9 +182,9 @@ class Database:
         return "check that the server runs, and that this user may connect and create tables"
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     try:
-        found = make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError) as error:  # ValueError: an invalid port
         message = (
             "invalid ledger URL: expected sqlite:////PATH or"
@@ -192,18 +192,18 @@ def _parsed(url: str) -> URL:
         )
         # The URL may contain a password, and so may the error.
         raise LedgerError(message) from error
-    if "\0" in url or (found.port is not None and not 0 < found.port <= MAX_PORT):
+    if "\0" in url or (parsed.port is not None and not 0 < parsed.port <= MAX_PORT):
         message = f"invalid ledger URL: expected no NUL, and a port from 1 to {MAX_PORT}"
         raise LedgerError(message)
-    if found.drivername in ("postgresql", "postgres"):
-        found = found.set(drivername="postgresql+psycopg")
-    if found.drivername not in ("sqlite", "postgresql+psycopg"):
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
         message = (
-            f"invalid ledger URL {_without_secrets(found)}: expected sqlite:////PATH or "
+            f"invalid ledger URL {_without_secrets(parsed)}: expected sqlite:////PATH or "
             "postgresql://USER:PASSWORD@HOST/DATABASE"
         )
         raise LedgerError(message)
-    return found
+    return parsed
 
 
 def _without_secrets(url: URL) -> str:
@@ -356,7 +356,7 @@ class LedgerProbe:
             return _UNWRITABLE if self._problem else ""
         if self._running is None:
             self._running = asyncio.create_task(asyncio.to_thread(self._write))
-            self._running.add_done_callback(self._finished)
+            self._running.add_done_callback(self._end_write)
         done, _ = await asyncio.wait({self._running}, timeout=self.wait_seconds)
         if not done:
             return f"no write to the ledger has succeeded for {self.wait_seconds:g} s"
@@ -369,7 +369,7 @@ class LedgerProbe:
             return str(error)
         return ""
 
-    def _finished(self, task: asyncio.Task[str]) -> None:
+    def _end_write(self, task: asyncio.Task[str]) -> None:
         self._running = None
         if not task.cancelled():
             fault = task.exception()

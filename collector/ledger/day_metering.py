@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from collector.ledger.day_tiling import DayTiling, HeldClaim, MeasuredShare, evidence_root
 from collector.metering import holders, measures, timeline, units
 from collector.metering.evidence import ClockDoubt, Evidence, MeteredClaim
-from collector.metering.overlaps import Overlap, overlaps, requested
+from collector.metering.overlaps import Overlap, find_overlaps, requested_size
 from collector.metering.tiling import GpuTimeline
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, FOREVER_NS
@@ -22,7 +22,7 @@ class MeteringComputation(NamedTuple):
     """Version of the metering engine, and time of the computation."""
 
     engine_version: str
-    instant_ns: int
+    timestamp_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class MeteredGpu:
     _doubts: Sequence[timeline.TimePiece[ClockDoubt]] = ()
 
     @classmethod
-    def of(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
+    def compute(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
         cls,
         evidence: Evidence,
         counted: Mapping[measures.CountedQuantity, measures.CounterIncrements],
@@ -67,7 +67,7 @@ class MeteredGpu:
                 start_ns,
                 profile,
                 None,
-                int(claim.level),
+                int(claim.authority),
                 instance=_instance(claim) if profile else "",
             )
         for _, piece_end_ns, claim in in_force:
@@ -80,12 +80,12 @@ class MeteredGpu:
             evidence,
             sku,
             evidence_root(evidence),
-            GpuTimeline.of(evidence),
-            measures.owners(evidence),
+            GpuTimeline.compute(evidence),
+            measures.find_owners(evidence),
             counted,
             known,
             in_force,
-            overlaps(evidence),
+            find_overlaps(evidence),
             doubts,
         )
 
@@ -95,11 +95,13 @@ class MeteredGpu:
         entries = tuple(self._timeline.entries(start_ns, end_ns))
         present = [
             (max(stay.start_ns, start_ns), min(stay.end_ns, end_ns))
-            for stay in holders.stays(self.evidence)
+            for stay in holders.resolve_stays(self.evidence)
             if stay.start_ns < end_ns and start_ns < stay.end_ns
         ]
-        moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
-        requested = _requested(self._in_force, present)
+        moved = tuple(
+            sorted(one for span in present for one in _clip_overlaps(self._overlaps, *span))
+        )
+        requested = _requested_amounts(self._in_force, present)
         named = {entry.claim for entry in entries} | requested.keys()
         counted = (claim for claim in self.evidence.claims if claim.counted)
         named |= {claim.id for claim in counted if start_ns < claim.end_ns <= end_ns}
@@ -109,15 +111,15 @@ class MeteredGpu:
             entries=entries,
             evidence_root=self._root,
             engine_version=computed.engine_version,
-            computed_ns=computed.instant_ns,
+            computed_ns=computed.timestamp_ns,
             sku=self.sku,
             shares=tuple(
                 MeasuredShare(measure, share)
                 for measure, counted in sorted(self._counted.items())
-                for share in measures.shares(self._owners, counted, start_ns, end_ns)
+                for share in measures.attribute_shares(self._owners, counted, start_ns, end_ns)
             ),
             claims=tuple(
-                _as_of(self._claims[claim], end_ns, requested.get(claim, ("", "")))
+                _claim_at_day_end(self._claims[claim], end_ns, requested.get(claim, ("", "")))
                 for claim in sorted(named & self._claims.keys())
             ),
             overlaps=moved,
@@ -133,7 +135,7 @@ class MeteredGpu:
         )
 
 
-def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:
+def _claim_at_day_end(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:
     """Return a claim as of the end of a day: an end after it would change the days before."""
     ended = claim.end_ns if claim.end_ns is not None and claim.end_ns <= end_ns else None
     return replace(claim, end_ns=ended, requested=requested_)
@@ -146,7 +148,7 @@ def _instance(claim: MeteredClaim) -> str:
     return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
 
 
-def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
+def _clip_overlaps(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
     """Yield the part of each overlap within a window."""
     for one in found:
         start, end = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
@@ -154,11 +156,11 @@ def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[O
             yield replace(one, start_ns=start, end_ns=end)
 
 
-def _requested(
+def _requested_amounts(
     claims: Iterable[timeline.TimePiece[MeteredClaim]], present: Sequence[tuple[int, int]]
 ) -> dict[str, tuple[str, str]]:
     """Return each claim's requested amount while the GPU was present, in GPU-ns by tiling, as text."""
-    found: dict[str, list[Fraction | None]] = {}
+    amounts: dict[str, list[Fraction | None]] = {}
     first_ns, last_ns = (present[0][0], present[-1][1]) if present else (0, 0)
     for start_ns, end_ns, claim in claims:
         if end_ns <= first_ns or last_ns <= start_ns:
@@ -166,10 +168,12 @@ def _requested(
         length = sum(max(min(end_ns, end) - max(start_ns, start), 0) for start, end in present)
         if length <= 0:
             continue
-        sums = found.setdefault(claim.id, [None, None])
-        for at, tiling in enumerate(units.Tiling):
-            size = requested(claim, claim.slots(tiling))
+        sums = amounts.setdefault(claim.id, [None, None])
+        for column, tiling in enumerate(units.Tiling):
+            size = requested_size(claim, claim.slots(tiling))
             if size is not None:
-                sums[at] = (sums[at] or Fraction(0)) + Fraction(size) * length / GPU_CAPACITY
-    texts = {name: ["" if one is None else str(one) for one in found[name]] for name in found}
+                sums[column] = (sums[column] or Fraction(0)) + Fraction(
+                    size
+                ) * length / GPU_CAPACITY
+    texts = {name: ["" if one is None else str(one) for one in amounts[name]] for name in amounts}
     return {name: (compute, memory) for name, (compute, memory) in texts.items()}

@@ -78,7 +78,7 @@ class DayTiling(msgspec.Struct, frozen=True):
     clock_suspect: tuple[ClockDoubt, ...] = ()
     """Mark of evidence that was received while the collector's clock was suspect; empty for none."""
     capacity_units: int = 0
-    """Units that slots are stored in; 0 before the tiling is written (see `units_of`)."""
+    """Units that slots are stored in; 0 before the tiling is written (see `find_capacity_units`)."""
 
     @property
     def start_ns(self) -> int:
@@ -103,16 +103,16 @@ def evidence_root(evidence: Evidence) -> str:
     return sha256(msgspec.json.encode(document, order="deterministic", enc_hook=str)).hexdigest()
 
 
-def units_of(found: DayTiling) -> int:
+def find_capacity_units(day_tiling: DayTiling) -> int:
     """Return the capacity units in which every slot of a tiling is an integer: 84,000 if that suffices.
 
     If they would exceed `MAX_CAPACITY_UNITS`, slots are rounded down to `ROUNDED_CAPACITY_UNITS`.
     """
-    if found.capacity_units:
-        return found.capacity_units
-    edges = [edge for one in found.entries for edge in (one.slot_lo, one.slot_hi)]
-    edges += [edge for one in found.shares for edge in (one.share.slot_lo, one.share.slot_hi)]
-    sizes = [one.units for one in found.overlaps]
+    if day_tiling.capacity_units:
+        return day_tiling.capacity_units
+    edges = [edge for one in day_tiling.entries for edge in (one.slot_lo, one.slot_hi)]
+    edges += [edge for one in day_tiling.shares for edge in (one.share.slot_lo, one.share.slot_hi)]
+    sizes = [one.units for one in day_tiling.overlaps]
     denominators = {value.denominator for value in (*edges, *sizes)}
     units = lcm(CAPACITY_UNITS, *(GPU_CAPACITY * one for one in denominators))
     return units if units <= MAX_CAPACITY_UNITS else ROUNDED_CAPACITY_UNITS
@@ -128,18 +128,19 @@ def from_revision_units(value: int, units: int) -> Units:
     return value if units == GPU_CAPACITY else exact(Fraction(value * GPU_CAPACITY, units))
 
 
-def round_tiling(found: DayTiling) -> DayTiling:
+def round_tiling(day_tiling: DayTiling) -> DayTiling:
     """Return the tiling as written: with its capacity units, and slots that are whole in them."""
-    units = units_of(found)
-    found = msgspec.structs.replace(found, capacity_units=units)
+    units = find_capacity_units(day_tiling)
+    day_tiling = msgspec.structs.replace(day_tiling, capacity_units=units)
     if units != ROUNDED_CAPACITY_UNITS:
-        return found
+        return day_tiling
 
     def cut(value: Units) -> Units:
         return from_revision_units(to_revision_units(value, units), units)
 
     entries = (
-        replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi)) for one in found.entries
+        replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi))
+        for one in day_tiling.entries
     )
     shares = (
         replace(
@@ -148,11 +149,11 @@ def round_tiling(found: DayTiling) -> DayTiling:
                 one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)
             ),
         )
-        for one in found.shares
+        for one in day_tiling.shares
     )
-    overlaps = (replace(one, units=cut(one.units)) for one in found.overlaps)
+    overlaps = (replace(one, units=cut(one.units)) for one in day_tiling.overlaps)
     return replace(
-        found,
+        day_tiling,
         entries=tuple(one for one in entries if one.slot_lo < one.slot_hi),
         shares=tuple(one for one in shares if one.share.slot_lo < one.share.slot_hi),
         overlaps=tuple(overlaps),
@@ -168,31 +169,31 @@ def _place(entry: TilingEntry) -> tuple[str, int, int, Units]:
     return entry.tiling, entry.t0_ns, entry.t1_ns, entry.slot_lo
 
 
-def root_in(found: DayTiling, units: int) -> str:
+def revision_root(day_tiling: DayTiling, units: int) -> str:
     """Return the content root of a tiling in a revision of these capacity units."""
-    return content_root(replace(found, capacity_units=units))
+    return content_root(replace(day_tiling, capacity_units=units))
 
 
-def content_root(found: DayTiling) -> str:
+def content_root(day_tiling: DayTiling) -> str:
     """Return SHA-256 in hex over the content, as ordered JSON: equal for equal contents only."""
-    units = units_of(found)
+    units = find_capacity_units(day_tiling)
     content: tuple[Any, ...] = (
-        found.sku,
-        [_entry(entry, units) for entry in sort_entries(found.entries)],
+        day_tiling.sku,
+        [_entry(entry, units) for entry in sort_entries(day_tiling.entries)],
         [
             {"measure": one.measure, "share": _slots(msgspec.structs.asdict(one.share), units)}
-            for one in sorted(found.shares)
+            for one in sorted(day_tiling.shares)
         ],
-        [_claim(claim, units) for claim in sorted(found.claims)],
+        [_claim(claim, units) for claim in sorted(day_tiling.claims)],
     )
     if units != GPU_CAPACITY:
         overlaps = [
             {**msgspec.structs.asdict(one), "units": to_revision_units(one.units, units)}
-            for one in sorted(found.overlaps)
+            for one in sorted(day_tiling.overlaps)
         ]
         content += (units, overlaps)
-    if found.clock_suspect:
-        content += ({"clock_suspect": sorted(found.clock_suspect)},)
+    if day_tiling.clock_suspect:
+        content += ({"clock_suspect": sorted(day_tiling.clock_suspect)},)
     return sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()
 
 
@@ -217,81 +218,83 @@ def _claim(claim: HeldClaim, units: int) -> dict[str, Any]:
     return fields if fields["instance"] else {n: v for n, v in fields.items() if n != "instance"}
 
 
-def check_tiling(found: DayTiling) -> None:
+def check_tiling(day_tiling: DayTiling) -> None:
     """Check that every slot has one entry at each time at which the GPU was in a node.
 
     Raises TilingError.
     """
-    _check_entries(found)
-    _check_rest(found)
-    compute, memory = (_covered(found, tiling) for tiling in Tiling)
+    _check_entries(day_tiling)
+    _check_rest(day_tiling)
+    compute, memory = (_check_coverage(day_tiling, tiling) for tiling in Tiling)
     if compute != memory:
-        message = f"invalid entries of {found.gpu}: compute covers {compute}: expected {memory}, as memory"
+        message = f"invalid entries of {day_tiling.gpu}: compute covers {compute}: expected {memory}, as memory"
         raise TilingError(message)
 
 
-def _check_rest(found: DayTiling) -> None:
+def _check_rest(day_tiling: DayTiling) -> None:
     """Check counted amounts and claims for values that a database could not store."""
-    texts = [found.gpu, found.sku]
-    for one in found.shares:
+    texts = [day_tiling.gpu, day_tiling.sku]
+    for one in day_tiling.shares:
         share = one.share
         # An increment without a holder starts at the previous reading, possibly on an earlier day.
-        if share.t0_ns > share.t1_ns or not found.start_ns < share.t1_ns <= found.end_ns:
+        if share.t0_ns > share.t1_ns or not day_tiling.start_ns < share.t1_ns <= day_tiling.end_ns:
             message = (
-                f"invalid {one.measure} of {found.gpu}: ({share.t0_ns}, {share.t1_ns}]: expected"
-                f" times within day {found.day}"
+                f"invalid {one.measure} of {day_tiling.gpu}: ({share.t0_ns}, {share.t1_ns}]: expected"
+                f" times within day {day_tiling.day}"
             )
             raise TilingError(message)
         if not 0 < share.amount <= _MAX_INTEGER:
-            message = f"invalid {one.measure} of {found.gpu}: {share.amount}: expected 1 to {_MAX_INTEGER}"
+            message = f"invalid {one.measure} of {day_tiling.gpu}: {share.amount}: expected 1 to {_MAX_INTEGER}"
             raise TilingError(message)
         texts += (share.tenant, share.workload, share.claim)
-    for claim in found.claims:
+    for claim in day_tiling.claims:
         texts += (claim.id, claim.mig_profile)
-    if len({claim.id for claim in found.claims}) != len(found.claims):
-        message = f"duplicate claims on {found.gpu}: expected one start and one profile per claim"
+    if len({claim.id for claim in day_tiling.claims}) != len(day_tiling.claims):
+        message = (
+            f"duplicate claims on {day_tiling.gpu}: expected one start and one profile per claim"
+        )
         raise TilingError(message)
     if any("\0" in text for text in texts):
-        message = f"invalid names of {found.gpu}: {texts}: expected no NUL characters"
+        message = f"invalid names of {day_tiling.gpu}: {texts}: expected no NUL characters"
         raise TilingError(message)
 
 
-def _check_entries(found: DayTiling) -> None:
-    start, end = found.start_ns, found.end_ns
-    for entry in found.entries:
-        if entry.gpu != found.gpu:
-            message = f"invalid entry: GPU {entry.gpu}: expected the GPU of its tiling, {found.gpu}"
+def _check_entries(day_tiling: DayTiling) -> None:
+    start, end = day_tiling.start_ns, day_tiling.end_ns
+    for entry in day_tiling.entries:
+        if entry.gpu != day_tiling.gpu:
+            message = (
+                f"invalid entry: GPU {entry.gpu}: expected the GPU of its tiling, {day_tiling.gpu}"
+            )
             raise TilingError(message)
         if not start <= entry.t0_ns < entry.t1_ns <= end:
-            message = f"invalid entry of {found.gpu}: [{entry.t0_ns}, {entry.t1_ns}): expected times within day {found.day}"
+            message = f"invalid entry of {day_tiling.gpu}: [{entry.t0_ns}, {entry.t1_ns}): expected times within day {day_tiling.day}"
             raise TilingError(message)
         texts = (entry.gpu, entry.node, entry.tenant, entry.workload, entry.claim, entry.layout)
         if any("\0" in text for text in texts):
-            message = f"invalid names of {found.gpu}: {texts}: expected no NUL characters"
+            message = f"invalid names of {day_tiling.gpu}: {texts}: expected no NUL characters"
             raise TilingError(message)
 
 
-def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
+def _check_coverage(day_tiling: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
     """Return the time that a tiling covers, with all slots of the GPU at each point in time."""
-    entries = [entry for entry in sort_entries(found.entries) if entry.tiling is tiling]
+    entries = [entry for entry in sort_entries(day_tiling.entries) if entry.tiling is tiling]
     edges = sorted({edge for entry in entries for edge in (entry.t0_ns, entry.t1_ns)})
     covered: list[tuple[int, int]] = []
     alive: list[TilingEntry] = []
-    at = 0
+    position = 0
     for now, until in pairwise(edges):
         alive = [entry for entry in alive if entry.t1_ns > now]
-        while at < len(entries) and entries[at].t0_ns <= now:
-            alive.append(entries[at])
-            at += 1
+        while position < len(entries) and entries[position].t0_ns <= now:
+            alive.append(entries[position])
+            position += 1
         if not alive:
             continue
         slots = sorted((entry.slot_lo, entry.slot_hi) for entry in alive)
         whole = [(0, 0), *slots, (GPU_CAPACITY, GPU_CAPACITY)]
         adjacent = all(before[1] == after[0] for before, after in pairwise(whole))
         if not adjacent or any(low >= high for low, high in slots):
-            message = (
-                f"invalid {tiling} slots of {found.gpu} at {now}: {slots}: expected each slot once"
-            )
+            message = f"invalid {tiling} slots of {day_tiling.gpu} at {now}: {slots}: expected each slot once"
             raise TilingError(message)
         if covered and covered[-1][1] == now:
             now = covered.pop()[0]  # noqa: PLW2901 - extends the previous interval

@@ -96,13 +96,13 @@ def hash_row(
     table = schema.covered_tables[kind].table
     content = {table.name: [_plain(row)]}
     for name, rows in parts.items():
-        if found := sorted(map(_plain, rows), key=_canonical):
-            content[name] = found
+        if plain_rows := sorted(map(_plain, rows), key=_canonical):
+            content[name] = plain_rows
     key = "/".join(str(row[column.name]) for column in table.primary_key.columns)
     return HashedRow(kind, key, sha256(_canonical(content).encode()).hexdigest())
 
 
-def append(
+def append_head(
     connection: Connection, items: Sequence[HashedRow], recorded_ns: int
 ) -> ChainHead | None:
     """Commit to rows that this transaction has added; call it last in the transaction.
@@ -114,7 +114,7 @@ def append(
     schema.lock(connection, _LOCK)
     database = database_id(connection)
     check_not_older_copy(connection, database)
-    before = newest(connection)
+    before = newest_head(connection)
     previous = before.head if before else sha256(database.encode()).hexdigest()
     n = before.n + 1 if before else 1
     head = ChainHead(database, n, next_head(previous, items))
@@ -144,7 +144,7 @@ def next_head(previous: str, items: Iterable[HashedRow]) -> str:
     ).hexdigest()
 
 
-def newest(connection: Connection) -> ChainHead | None:
+def newest_head(connection: Connection) -> ChainHead | None:
     """Return the newest head; None if there is none yet."""
     row = connection.execute(select(heads).order_by(heads.c.n.desc()).limit(1)).first()
     return ChainHead(row.database_id, row.n, row.head) if row else None
@@ -162,12 +162,12 @@ def begin_chain(connection: Connection, now_ns: int) -> None:
     _identify(connection, identity, now_ns, "", 0, "created")
     found = [one for kind in schema.covered_tables for one in read_rows(connection, kind)]
     if found:
-        append(connection, [HashedRow(ADOPTED, identity, "0" * 64), *found], now_ns)
+        append_head(connection, [HashedRow(ADOPTED, identity, "0" * 64), *found], now_ns)
 
 
 def accept_copy(connection: Connection, reason: str, actor: RecordActor, now_ns: int) -> str:
     """Continue with an older copy under a new identity, recorded permanently; return the identity."""
-    before, last = database_id(connection), newest(connection)
+    before, last = database_id(connection), newest_head(connection)
     identity, n = secrets.token_hex(16), last.n if last else 0
     _identify(connection, identity, now_ns, before, n, reason)
     data: RecordData = {
@@ -227,7 +227,7 @@ def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
 def record_row(
     connection: Connection, kind: str, key: object, draft: audit_outbox.RecordDraft, id_: str = ""
 ) -> HashedRow:
-    """Record in the audit log a row that this transaction has written; pass the result to `append`.
+    """Record in the audit log a row that this transaction has written; pass the result to `append_head`.
 
     The id of the record in the outbox is its type with `id_`, by default with the key of the row.
     """
@@ -254,12 +254,12 @@ def read_rows(connection: Connection, kind: str, days: range | None = None) -> I
 
 
 def _items(connection: Connection, kind: str, rows: Sequence[Row[Any]]) -> Iterator[HashedRow]:
-    found = schema.covered_tables[kind]
-    keys = list(found.table.primary_key.columns)
-    for at in range(0, len(rows), _ROWS_AT_ONCE):
-        some = rows[at : at + _ROWS_AT_ONCE]
-        parts = {part.name: _parts(connection, part, keys, some) for part in found.parts}
-        for row in some:
+    covered = schema.covered_tables[kind]
+    keys = list(covered.table.primary_key.columns)
+    for offset in range(0, len(rows), _ROWS_AT_ONCE):
+        batch = rows[offset : offset + _ROWS_AT_ONCE]
+        parts = {part.name: _parts(connection, part, keys, batch) for part in covered.parts}
+        for row in batch:
             key = tuple(getattr(row, column.name) for column in keys)
             of_row = {name: rows_of.get(key, ()) for name, rows_of in parts.items()}
             yield hash_row(kind, row._asdict(), of_row)
@@ -269,16 +269,16 @@ def _parts(
     connection: Connection, table: Table, keys: Sequence[Column[Any]], rows: Sequence[Row[Any]]
 ) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
     names = [column.name for column in keys]
-    wanted = [tuple(getattr(row, name) for name in names) for row in rows]
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    keys_of_rows = [tuple(getattr(row, name) for name in names) for row in rows]
+    rows_by_key: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     if len(names) == 1:
-        query = select(table).where(table.c[names[0]].in_([key[0] for key in wanted]))
+        query = select(table).where(table.c[names[0]].in_([key[0] for key in keys_of_rows]))
     else:
-        query = select(table).where(tuple_(*(table.c[name] for name in names)).in_(wanted))
+        query = select(table).where(tuple_(*(table.c[name] for name in names)).in_(keys_of_rows))
     for row in connection.execute(query):
         mapping = row._asdict()
-        found.setdefault(tuple(mapping[name] for name in names), []).append(mapping)
-    return found
+        rows_by_key.setdefault(tuple(mapping[name] for name in names), []).append(mapping)
+    return rows_by_key
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

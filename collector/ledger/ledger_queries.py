@@ -36,7 +36,7 @@ class RevisionRows(NamedTuple):
     parts: Mapping[str, Sequence[Row[Any]]]
 
 
-def chunks(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
+def split_items(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
     """Split items into lists as long as one statement may contain."""
     rest = list(items)
     while rest:
@@ -50,7 +50,7 @@ def by_day(keys: Iterable[row_conversion.GpuDay]) -> Iterator[tuple[int, list[st
     for key in keys:
         days[key.day].append(key.gpu)
     for day in sorted(days):
-        for gpus in chunks(sorted(days[day])):
+        for gpus in split_items(sorted(days[day])):
             yield day, gpus
 
 
@@ -58,13 +58,13 @@ def newest_heads(
     connection: Connection, keys: Iterable[row_conversion.GpuDay]
 ) -> dict[row_conversion.GpuDay, Row[Any]]:
     """Return the newest revision of each GPU-day that has one."""
-    found: dict[row_conversion.GpuDay, Row[Any]] = {}
+    heads: dict[row_conversion.GpuDay, Row[Any]] = {}
     for day, gpus in by_day(keys):
-        newest = _newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
-        query = select(revisions).join_from(revisions, newest, _same(newest))
+        newest = _select_newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
+        query = select(revisions).join_from(revisions, newest, _match_newest(newest))
         for row in connection.execute(query):
-            found[row_conversion.GpuDay(row.gpu_uuid, row.day)] = row
-    return found
+            heads[row_conversion.GpuDay(row.gpu_uuid, row.day)] = row
+    return heads
 
 
 def newest_numbers(
@@ -73,9 +73,12 @@ def newest_numbers(
     """Return the number of the newest revision of each GPU-day, for all GPUs or some."""
     which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
     if gpus is None:
-        newest = [_newest(*which)]
+        newest = [_select_newest(*which)]
     else:
-        newest = [_newest(*which, revisions.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
+        newest = [
+            _select_newest(*which, revisions.c.gpu_uuid.in_(gpu_group))
+            for gpu_group in split_items(sorted(gpus))
+        ]
     rows = [row for each in newest for row in connection.execute(select(each))]
     return {row_conversion.GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
@@ -113,11 +116,11 @@ def read_revisions(
         yield RevisionRows(head, parts[head.gpu_uuid])
 
 
-def days_with_counted(
+def find_counted_days(
     connection: Connection, numbers: Mapping[row_conversion.GpuDay, int], claims: Collection[str]
 ) -> set[row_conversion.GpuDay]:
     """Return the GPU-days on which an entry of these revisions belongs to a counted claim of `claims`."""
-    found: set[row_conversion.GpuDay] = set()
+    counted_days: set[row_conversion.GpuDay] = set()
     columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
     for day, gpus in by_day(numbers):
         which = (entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
@@ -125,20 +128,22 @@ def days_with_counted(
         for gpu, revision, claim in connection.execute(query):
             key = row_conversion.GpuDay(gpu, day)
             if claim in claims and numbers[key] == revision:
-                found.add(key)
-    return found
+                counted_days.add(key)
+    return counted_days
 
 
-def within(query: Select[Any], table: Table, start_ns: int, end_ns: int) -> Select[Any]:
+def restrict_to_window(query: Select[Any], table: Table, start_ns: int, end_ns: int) -> Select[Any]:
     """Restrict a query to entries or overlaps of newest revisions that intersect a window."""
     newest, which = _window(table, start_ns, end_ns)
-    joined = query.join_from(table, newest, _same(newest, table))
-    return joined.join(revisions, _same(table, revisions)).where(*which)
+    joined = query.join_from(table, newest, _match_newest(newest, table))
+    return joined.join(revisions, _match_newest(table, revisions)).where(*which)
 
 
 def _window(table: Table, start_ns: int, end_ns: int) -> tuple[Any, Sequence[Any]]:
     """Return the newest revisions of a window, and the conditions for rows that intersect it."""
-    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    newest = _select_newest(
+        revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns
+    )
     is_window = true() if start_ns < end_ns else false()
     return newest, (table.c.t0_ns < end_ns, table.c.t1_ns > start_ns, is_window)
 
@@ -151,18 +156,20 @@ def sum_times(
     t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
     newest, which = _window(entries, start_ns, end_ns)
     groups = (entries.c.gpu_uuid, entries.c.day, *keys)
-    return quantities(connection, groups, t1 - t0, newest, which)
+    return read_quantities(connection, groups, t1 - t0, newest, which)
 
 
 def finalized_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[Any, ...], Units]:
     """Return the compute time of some GPUs by day, state and tenant, from newest revisions."""
-    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    newest = _select_newest(revisions.c.gpu_uuid.in_(gpus))
     keys = (entries.c.day, entries.c.state, entries.c.tenant_id)
     length = entries.c.t1_ns - entries.c.t0_ns
-    return quantities(connection, keys, length, newest, [entries.c.tiling == Tiling.COMPUTE.value])
+    return read_quantities(
+        connection, keys, length, newest, [entries.c.tiling == Tiling.COMPUTE.value]
+    )
 
 
-def quantities(
+def read_quantities(
     connection: Connection, keys: Sequence[Any], length: Any, newest: Any, which: Iterable[Any]
 ) -> dict[tuple[Any, ...], Units]:
     """Return sizes times lengths of entries by keys, in cap-unit-nanoseconds; `newest` selects revisions.
@@ -175,39 +182,39 @@ def quantities(
     of_gpu_day = (entries.c.gpu_uuid, entries.c.day)
 
     def rows(*columns: Any) -> Select[Any]:
-        query = select(*columns).join_from(entries, revisions, _same(entries, revisions))
+        query = select(*columns).join_from(entries, revisions, _match_newest(entries, revisions))
         if newest is not None:
-            query = query.join(newest, _same(newest, entries))
+            query = query.join(newest, _match_newest(newest, entries))
         return query.where(*which)
 
     summed = rows(*keys, units, func.sum(size * length)).where(units <= day_tiling.CAPACITY_UNITS)
-    found: dict[tuple[Any, ...], Units] = defaultdict(int)
+    sums: dict[tuple[Any, ...], Units] = defaultdict(int)
     for *key, of, total in connection.execute(summed.group_by(*keys, *of_gpu_day, units)):
-        found[tuple(key)] += day_tiling.from_revision_units(int(total), of)
+        sums[tuple(key)] += day_tiling.from_revision_units(int(total), of)
     single = rows(*keys, units, size, length).where(units > day_tiling.CAPACITY_UNITS)
     for *key, of, high_low, span in connection.execute(single):
-        found[tuple(key)] += day_tiling.from_revision_units(int(high_low) * int(span), of)
-    return {key: exact(quantity) for key, quantity in found.items()}
+        sums[tuple(key)] += day_tiling.from_revision_units(int(high_low) * int(span), of)
+    return {key: exact(quantity) for key, quantity in sums.items()}
 
 
 def finalized_amounts(gpus: Collection[str]) -> Select[Any]:
     """Select the counted amounts of some GPUs by measure, use and tenant: `high` times HALF, and `low`."""
-    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    newest = _select_newest(revisions.c.gpu_uuid.in_(gpus))
     keys = (shares.c.measure, shares.c.use, shares.c.tenant_id)
     high = func.sum(shares.c.amount // HALF).label("high")
     low = func.sum(shares.c.amount % HALF).label("low")
-    query = select(*keys, high, low).join_from(shares, newest, _same(newest, shares))
+    query = select(*keys, high, low).join_from(shares, newest, _match_newest(newest, shares))
     return query.group_by(*keys)
 
 
 def finalized_marks(gpus: Collection[str]) -> Select[Any]:
     """Select the marks (`clock_suspect`) of all marked days of some GPUs, from newest revisions."""
-    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
-    query = select(revisions.c.clock_suspect).join_from(revisions, newest, _same(newest))
+    newest = _select_newest(revisions.c.gpu_uuid.in_(gpus))
+    query = select(revisions.c.clock_suspect).join_from(revisions, newest, _match_newest(newest))
     return query.where(revisions.c.clock_suspect.is_not(None))
 
 
-def marks(
+def read_marks(
     connection: Connection, numbers: Mapping[row_conversion.GpuDay, int]
 ) -> Iterator[tuple[row_conversion.GpuDay, str]]:
     """Yield those of some revisions that have a mark (`clock_suspect`), and the mark."""
@@ -229,12 +236,12 @@ def last_days(gpus: Collection[str]) -> Select[Any]:
     return query.where(revisions.c.gpu_uuid.in_(gpus)).group_by(revisions.c.gpu_uuid)
 
 
-def _newest(*which: Any) -> Any:
+def _select_newest(*which: Any) -> Any:
     """Return the newest revision of each GPU-day that satisfies the conditions, as a subquery."""
     key = (revisions.c.gpu_uuid, revisions.c.day)
     query = select(*key, func.max(revisions.c.revision).label("revision"))
     return query.where(*which).group_by(*key).subquery()
 
 
-def _same(newest: Any, table: Any = revisions) -> Any:
+def _match_newest(newest: Any, table: Any = revisions) -> Any:
     return and_(*(table.c[name] == newest.c[name] for name in ("gpu_uuid", "day", "revision")))

@@ -10,7 +10,13 @@ from sqlalchemy import Connection, MetaData, Row, select
 
 from collector.ledger import head_chain, ledger_queries, row_conversion
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.day_tiling import DayTiling, check_tiling, content_root, root_in, round_tiling
+from collector.ledger.day_tiling import (
+    DayTiling,
+    check_tiling,
+    content_root,
+    revision_root,
+    round_tiling,
+)
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.metering import evidence, units
 from collector.metering.tiling import SlotState, TilingEntry
@@ -76,15 +82,17 @@ class Ledger:
         for tiling in tilings:
             check_tiling(tiling)
         rooted = [(tiling, content_root(tiling)) for tiling in tilings]
-        found: dict[int, WrittenRevision] = {}
-        while len(found) < len(rooted):
+        written: dict[int, WrittenRevision] = {}
+        while len(written) < len(rooted):
             # Several tilings of one GPU-day are written one after another.
             turn: dict[row_conversion.GpuDay, int] = {}
-            for at, (tiling, _) in enumerate(rooted):
-                if at not in found:
-                    turn.setdefault(row_conversion.GpuDay(tiling.gpu, tiling.day), at)
-            found |= _write(connection, {at: rooted[at] for at in turn.values()})
-        return [found[at] for at in range(len(rooted))]
+            for position, (tiling, _) in enumerate(rooted):
+                if position not in written:
+                    turn.setdefault(row_conversion.GpuDay(tiling.gpu, tiling.day), position)
+            written |= _write(
+                connection, {position: rooted[position] for position in turn.values()}
+            )
+        return [written[position] for position in range(len(rooted))]
 
     def newest(
         self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
@@ -113,12 +121,12 @@ class Ledger:
                     raise LedgerError(message)
                 yield self._revision(rows[gpu])
 
-    def with_counted(
+    def select_counted(
         self, numbers: Mapping[row_conversion.GpuDay, int], claims: Collection[str]
     ) -> dict[row_conversion.GpuDay, int]:
         """Return those of some revisions in which a claim of `claims` for a number of GPUs holds the GPU."""
         with self.database.transaction() as connection:
-            found = ledger_queries.days_with_counted(connection, numbers, claims)
+            found = ledger_queries.find_counted_days(connection, numbers, claims)
         return {key: numbers[key] for key in found}
 
     def clock_suspect(
@@ -126,9 +134,9 @@ class Ledger:
     ) -> dict[row_conversion.GpuDay, tuple[evidence.ClockDoubt, ...]]:
         """Return the marks of those revisions that are based on evidence received by a suspect clock."""
         with self.database.transaction() as connection:
-            found = dict(ledger_queries.marks(connection, numbers))
+            marks = dict(ledger_queries.read_marks(connection, numbers))
         try:
-            return {key: row_conversion.clock_suspect_of(mark) for key, mark in found.items()}
+            return {key: row_conversion.parse_clock_suspect(mark) for key, mark in marks.items()}
         except ValueError as error:
             raise LedgerError(self._unreadable("a clock mark", error)) from error
 
@@ -138,47 +146,47 @@ class Ledger:
         Ordered by GPU and day, and within a day as metering orders them.
         """
         columns = select(entries, revisions.c.capacity_units)
-        query = ledger_queries.within(columns, entries, start_ns, end_ns)
+        query = ledger_queries.restrict_to_window(columns, entries, start_ns, end_ns)
         if gpu is not None:
             query = query.where(entries.c.gpu_uuid == gpu)
         with self.database.transaction() as connection:
             rows = connection.execute(query).all()
-        found = []
+        window_entries = []
         for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
             try:
-                entry = row_conversion.entry_of(row, row.capacity_units)
+                entry = row_conversion.parse_entry(row, row.capacity_units)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 which = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
                 raise LedgerError(self._unreadable(which, error)) from error
             t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
-            found.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
-        return found
+            window_entries.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
+        return window_entries
 
     def totals(self, start_ns: int, end_ns: int) -> dict[TimeTotalKey, units.Units]:
         """Return cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
-        found: dict[TimeTotalKey, units.Units] = {}
+        sums: dict[TimeTotalKey, units.Units] = {}
         keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
         with self.database.transaction() as connection:
             times = ledger_queries.sum_times(connection, keys, start_ns, end_ns)
         for (_, _, tiling, tenant, state), quantity in times.items():
             of = TimeTotalKey(units.Tiling(tiling), tenant, SlotState(state))
-            found[of] = units.exact(found.get(of, 0) + quantity)
-        return found
+            sums[of] = units.exact(sums.get(of, 0) + quantity)
+        return sums
 
     def _revision(self, row: ledger_queries.RevisionRows) -> Revision:
         head = row.head
         which = f"revision {head.revision} of {head.gpu_uuid} on day {head.day}"
         try:
-            found = row_conversion.tiling_of(head, row.parts)
+            tiling = row_conversion.parse_tiling(head, row.parts)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise LedgerError(self._unreadable(which, error)) from error
-        if content_root(found) != head.content_root:
+        if content_root(tiling) != head.content_root:
             message = (
                 f"the ledger {self.database.name} was altered: {which} does not match what was"
                 " written; fix: restore it from a backup"
             )
             raise LedgerError(message)
-        return Revision(found, head.revision, head.supersedes, head.content_root)
+        return Revision(tiling, head.revision, head.supersedes, head.content_root)
 
     def _unreadable(self, which: str, error: Exception) -> str:
         return (
@@ -191,30 +199,39 @@ def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:
     """True if a revision has this content, in any capacity units."""
     if head.content_root == root or head.capacity_units == tiling.capacity_units:
         return bool(head.content_root == root)
-    return bool(head.content_root == root_in(tiling, head.capacity_units))
+    return bool(head.content_root == revision_root(tiling, head.capacity_units))
 
 
 def _write(
     connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
 ) -> dict[int, WrittenRevision]:
     """Write tilings of different GPU-days; those that another writer has written first are omitted."""
-    keys = {at: row_conversion.GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
+    keys = {
+        position: row_conversion.GpuDay(tiling.gpu, tiling.day)
+        for position, (tiling, _) in rooted.items()
+    }
     present = ledger_queries.newest_heads(connection, keys.values())
-    found: dict[int, WrittenRevision] = {}
+    written: dict[int, WrittenRevision] = {}
     fresh: dict[int, int | None] = {}
     # In the same order for all writers, to prevent deadlocks.
-    for at in sorted(keys, key=keys.__getitem__):
-        head = present.get(keys[at])
-        if head is not None and _is_same(head, *rooted[at]):
-            found[at] = WrittenRevision(head.revision, added=False)
+    for position in sorted(keys, key=keys.__getitem__):
+        head = present.get(keys[position])
+        if head is not None and _is_same(head, *rooted[position]):
+            written[position] = WrittenRevision(head.revision, added=False)
         else:
-            fresh[at] = head.revision if head is not None else None
+            fresh[position] = head.revision if head is not None else None
     if not fresh:
-        return found
-    rows = [row_conversion.revision_row(*rooted[at], before) for at, before in fresh.items()]
+        return written
+    rows = [
+        row_conversion.revision_row(*rooted[position], before) for position, before in fresh.items()
+    ]
     added = ledger_queries.add_revisions(connection, rows)
-    mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
-    parts: dict[int, dict[str, list[row_conversion.RowValues]]] = {at: {} for at in mine}
+    mine = {
+        position: (before or 0) + 1 for position, before in fresh.items() if keys[position] in added
+    }
+    parts: dict[int, dict[str, list[row_conversion.RowValues]]] = {
+        position: {} for position in mine
+    }
     tables = (
         (entries, row_conversion.entry_rows),
         (shares, row_conversion.share_rows),
@@ -222,15 +239,20 @@ def _write(
         (overlaps, row_conversion.overlap_rows),
     )
     for table, rows_of in tables:
-        for at, number in mine.items():
-            parts[at][table.name] = list(rows_of(rooted[at][0], number))
-        if part_rows := [row for at in mine for row in parts[at][table.name]]:
+        for position, number in mine.items():
+            parts[position][table.name] = list(rows_of(rooted[position][0], number))
+        if part_rows := [row for position in mine for row in parts[position][table.name]]:
             connection.execute(table.insert(), part_rows)
     added_rows = {
         row_conversion.GpuDay(tiling.gpu, tiling.day): row
-        for (tiling, _), row in zip((rooted[at] for at in fresh), rows, strict=True)
+        for (tiling, _), row in zip((rooted[position] for position in fresh), rows, strict=True)
     }
-    items = [head_chain.hash_row("revision", added_rows[keys[at]], parts[at]) for at in mine]
-    recorded_ns = max((rooted[at][0].computed_ns for at in mine), default=0)
-    head_chain.append(connection, items, recorded_ns)
-    return found | {at: WrittenRevision(number, added=True) for at, number in mine.items()}
+    items = [
+        head_chain.hash_row("revision", added_rows[keys[position]], parts[position])
+        for position in mine
+    ]
+    recorded_ns = max((rooted[position][0].computed_ns for position in mine), default=0)
+    head_chain.append_head(connection, items, recorded_ns)
+    return written | {
+        position: WrittenRevision(number, added=True) for position, number in mine.items()
+    }

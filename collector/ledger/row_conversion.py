@@ -28,15 +28,15 @@ class GpuDay(NamedTuple):
     day: int
 
 
-def revision_row(found: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
+def revision_row(metered_day: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
     """Return the row of the revision that supersedes another."""
-    return schema.row_of(
+    return schema.to_row(
         schema.revisions,
-        found,
+        metered_day,
         revision=(before or 0) + 1,
         supersedes=before,
         content_root=root,
-        clock_suspect=_suspect_text(found.clock_suspect),
+        clock_suspect=_suspect_text(metered_day.clock_suspect),
     )
 
 
@@ -46,7 +46,7 @@ def _suspect_text(doubts: Iterable[evidence.ClockDoubt]) -> str | None:
     return msgspec.json.encode(found).decode() if found else None
 
 
-def clock_suspect_of(text: str | None) -> tuple[evidence.ClockDoubt, ...]:
+def parse_clock_suspect(text: str | None) -> tuple[evidence.ClockDoubt, ...]:
     """Parse the mark of a revision. Raises ValueError."""
     if text is None:
         return ()
@@ -67,18 +67,18 @@ def _slots(one: tiling.TilingEntry | measures.AmountShare, units: int) -> RowVal
     return {"slot_lo": low, "slot_hi": high}
 
 
-def _slots_of(row: Row[Any], units: int) -> dict[str, Units]:
+def _parse_slots(row: Row[Any], units: int) -> dict[str, Units]:
     """Return the slots of a row; inverse of `_slots`."""
     low, high = (day_tiling.from_revision_units(edge, units) for edge in (row.slot_lo, row.slot_hi))
     return {"slot_lo": low, "slot_hi": high}
 
 
-def entry_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
-    """Yield the rows of the entries; `entry_of` is the inverse."""
-    key = _key(found, revision)
-    for position, one in enumerate(day_tiling.sort_entries(found.entries)):
-        slots = _slots(one, found.capacity_units)
-        yield schema.row_of(
+def entry_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
+    """Yield the rows of the entries; `parse_entry` is the inverse."""
+    key = _key(metered_day, revision)
+    for position, one in enumerate(day_tiling.sort_entries(metered_day.entries)):
+        slots = _slots(one, metered_day.capacity_units)
+        yield schema.to_row(
             schema.entries,
             one,
             **key,
@@ -90,22 +90,24 @@ def entry_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
         )
 
 
-def share_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
-    """Yield the rows of the counted amounts; `share_of` is the inverse."""
-    key = _key(found, revision)
-    for position, (measure, one) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
-        slots = _slots(one, found.capacity_units)
-        yield schema.row_of(
+def share_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
+    """Yield the rows of the counted amounts; `parse_share` is the inverse."""
+    key = _key(metered_day, revision)
+    for position, (measure, one) in enumerate(
+        (s.measure, s.share) for s in sorted(metered_day.shares)
+    ):
+        slots = _slots(one, metered_day.capacity_units)
+        yield schema.to_row(
             schema.shares, one, **key, **slots, share=position, measure=measure.value
         )
 
 
-def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
-    """Yield the rows of the claims; `claim_of` is the inverse."""
-    key = _key(found, revision)
-    for one in found.claims:
+def claim_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
+    """Yield the rows of the claims; `parse_claim` is the inverse."""
+    key = _key(metered_day, revision)
+    for one in metered_day.claims:
         compute, memory = one.requested
-        yield schema.row_of(
+        yield schema.to_row(
             schema.claims,
             one,
             **key,
@@ -116,12 +118,12 @@ def claim_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues
         )
 
 
-def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
-    """Yield the rows of capacity that claims requested and did not hold; `overlap_of` is the inverse."""
-    key = _key(found, revision)
-    for position, one in enumerate(sorted(found.overlaps)):
-        units = day_tiling.to_revision_units(one.units, found.capacity_units)
-        yield schema.row_of(
+def overlap_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
+    """Yield the rows of capacity that claims requested and did not hold; `parse_overlap` is the inverse."""
+    key = _key(metered_day, revision)
+    for position, one in enumerate(sorted(metered_day.overlaps)):
+        units = day_tiling.to_revision_units(one.units, metered_day.capacity_units)
+        yield schema.to_row(
             schema.overlaps,
             one,
             **key,
@@ -133,9 +135,9 @@ def overlap_rows(found: day_tiling.DayTiling, revision: int) -> Iterator[RowValu
         )
 
 
-def overlap_of(row: Row[Any], units: int) -> overlaps.Overlap:
+def parse_overlap(row: Row[Any], units: int) -> overlaps.Overlap:
     """Return the overlap of a row."""
-    return schema.value_of(
+    return schema.from_row(
         overlaps.Overlap,
         row,
         start_ns=row.t0_ns,
@@ -147,15 +149,15 @@ def overlap_of(row: Row[Any], units: int) -> overlaps.Overlap:
     )
 
 
-def entry_of(row: Row[Any], units: int) -> tiling.TilingEntry:
+def parse_entry(row: Row[Any], units: int) -> tiling.TilingEntry:
     """Return the entry of a row of a revision with these capacity units. Raises ValueError, TypeError."""
     if not isinstance(row.qty_capns, int):
         message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
         raise TypeError(message)
-    return schema.value_of(
+    return schema.from_row(
         tiling.TilingEntry,
         row,
-        **_slots_of(row, units),
+        **_parse_slots(row, units),
         tiling=Tiling(row.tiling),
         state=tiling.SlotState(row.state),
         witness=None if row.witness is None else evidence.NodeWitness[row.witness.upper()],
@@ -164,34 +166,41 @@ def entry_of(row: Row[Any], units: int) -> tiling.TilingEntry:
     )
 
 
-def share_of(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
+def parse_share(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
     """Return the share of a row."""
-    share = schema.value_of(
-        measures.AmountShare, row, **_slots_of(row, units), use=measures.AmountAttribution(row.use)
+    share = schema.from_row(
+        measures.AmountShare,
+        row,
+        **_parse_slots(row, units),
+        use=measures.AmountAttribution(row.use),
     )
     return day_tiling.MeasuredShare(measures.CountedQuantity(row.measure), share)
 
 
-def claim_of(row: Row[Any]) -> day_tiling.HeldClaim:
+def parse_claim(row: Row[Any]) -> day_tiling.HeldClaim:
     """Return the claim of a row."""
     requested = (row.requested_compute, row.requested_memory)
     instance = row.instance or ""
-    return schema.value_of(
+    return schema.from_row(
         day_tiling.HeldClaim, row, id=row.claim_id, requested=requested, instance=instance
     )
 
 
-def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day_tiling.DayTiling:
+def parse_tiling(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day_tiling.DayTiling:
     """Return the written tiling, from the row of its revision and the ordered rows of its parts."""
     units = head.capacity_units
-    found = schema.value_of(
+    parsed = schema.from_row(
         day_tiling.DayTiling,
         head,
         capacity_units=0,
-        entries=tuple(entry_of(row, units) for row in parts["entries"]),
-        shares=tuple(share_of(row, units) for row in parts["shares"]),
-        claims=tuple(map(claim_of, parts["claims"])),
-        overlaps=tuple(overlap_of(row, units) for row in parts["overlaps"]),
-        clock_suspect=clock_suspect_of(head.clock_suspect),
+        entries=tuple(parse_entry(row, units) for row in parts["entries"]),
+        shares=tuple(parse_share(row, units) for row in parts["shares"]),
+        claims=tuple(map(parse_claim, parts["claims"])),
+        overlaps=tuple(parse_overlap(row, units) for row in parts["overlaps"]),
+        clock_suspect=parse_clock_suspect(head.clock_suspect),
     )
-    return found if day_tiling.units_of(found) == units else replace(found, capacity_units=units)
+    return (
+        parsed
+        if day_tiling.find_capacity_units(parsed) == units
+        else replace(parsed, capacity_units=units)
+    )

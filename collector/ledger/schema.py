@@ -51,7 +51,7 @@ def _getters(table: sa.Table) -> dict[str, attrgetter[Any]]:
     return {name: attrgetter(_ATTRIBUTES.get(name, name)) for name in table.columns.keys()}  # noqa: SIM118 - its iteration yields columns
 
 
-def row_of(table: sa.Table, value: object, /, **columns: object) -> dict[str, Any]:
+def to_row(table: sa.Table, value: object, /, **columns: object) -> dict[str, Any]:
     """Return the row of a value: the given columns, and its attributes in all others."""
     for name, attribute_of in _getters(table).items():
         if name not in columns:
@@ -67,7 +67,7 @@ def insert_new(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | po
     return sqlite.insert(table).on_conflict_do_nothing()
 
 
-def value_of(kind: type[RecordT], row: sa.Row[Any], /, **attributes: object) -> RecordT:
+def from_row(kind: type[RecordT], row: sa.Row[Any], /, **attributes: object) -> RecordT:
     """Return the value of a row: the given attributes, and its columns in all others."""
     for name in cast("Any", kind).__match_args__:  # the fields of dataclasses and structs
         if name not in attributes:
@@ -139,7 +139,7 @@ class ExactInteger(sa.TypeDecorator[int | str]):
         return None if value is None else int(value)
 
 
-def _part(name: str, *items: sa.Column[Any] | sa.CheckConstraint) -> sa.Table:
+def _part_table(name: str, *items: sa.Column[Any] | sa.CheckConstraint) -> sa.Table:
     """Table of the parts of a revision, with its key."""
     uuid, numbers = sa.Column("gpu_uuid", sa.Text, primary_key=True), key_numbers("day", "revision")
     names = ["gpu_uuid", "day", "revision"]
@@ -147,7 +147,7 @@ def _part(name: str, *items: sa.Column[Any] | sa.CheckConstraint) -> sa.Table:
     return sa.Table(name, metadata, uuid, *numbers, *items, revision)
 
 
-entries = _part(
+entries = _part_table(
     "ledger_entry",
     *key_numbers("entry"),
     sa.Column("tiling", sa.Text, nullable=False),
@@ -164,7 +164,7 @@ entries = _part(
     sa.CheckConstraint("t0_ns < t1_ns", name="time_passes"),
 )
 
-shares = _part(
+shares = _part_table(
     "ledger_share",
     *key_numbers("share"),
     *texts("measure", "use"),
@@ -176,7 +176,7 @@ shares = _part(
 )
 """Counted amounts by holder, in the unit of the measure."""
 
-claims = _part(
+claims = _part_table(
     "ledger_claim",
     sa.Column("claim_id", sa.Text, primary_key=True),
     sa.Column("start_ns", sa.BigInteger, nullable=False),
@@ -189,7 +189,7 @@ claims = _part(
 )
 """Attributes of the claims in a revision's entries that the entries do not contain."""
 
-overlaps = _part(
+overlaps = _part_table(
     "ledger_overlap",
     *key_numbers("overlap"),
     sa.Column("tiling", sa.Text, nullable=False),

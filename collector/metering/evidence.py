@@ -47,7 +47,7 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     administrator's own use. If the same id is reported with two ends, the earlier one counts.
     """
 
-    level: ClaimAuthority
+    authority: ClaimAuthority = msgspec.field(name="level")
     start_ns: int
     id: str
     tenant: str
@@ -67,7 +67,7 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     share.
     """
     review: str = ""
-    """Reason for a pending review of the claim; its level is then REVIEW, except for a late end."""
+    """Reason for a pending review of the claim; its authority is then REVIEW, except for a late end."""
     assumed: bool = False
     """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
     from_ns: int = -FOREVER_NS
@@ -84,7 +84,7 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
         if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
             message = f"invalid claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
             raise ValueError(message)
-        if self.level is ClaimAuthority.REVIEW and not self.review:
+        if self.authority is ClaimAuthority.REVIEW and not self.review:
             message = f"invalid claim {self.id}: authority REVIEW: expected a reason for the review"
             raise ValueError(message)
 
@@ -107,7 +107,7 @@ class ClaimRelease(msgspec.Struct, frozen=True, order=True, gc=False):
     """End of a claim. It may be received before the claim; the earliest release counts."""
 
     claim: str
-    instant_ns: int
+    timestamp_ns: int = msgspec.field(name="instant_ns")
 
 
 class SampleStretch(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -154,7 +154,7 @@ class PartitionLayout(msgspec.Struct, frozen=True, order=True, gc=False):
         for tiling in units.Tiling:
             _stranded_slots(self, tiling)
 
-    def stranded(self, tiling: units.Tiling) -> tuple[units.CapacityRange, ...]:
+    def stranded_slots(self, tiling: units.Tiling) -> tuple[units.CapacityRange, ...]:
         """Return the slots that no further instance can use.
 
         Each instance needs compute and memory: if one of them is used up, the rest of the other is
@@ -172,18 +172,18 @@ def _stranded_slots(
     """Return the slots without an instance, in order. Raises ValueError if instances overlap."""
     compute = tiling is units.Tiling.COMPUTE
     free: list[units.CapacityRange] = []
-    at: units.Units = 0
+    next_free: units.Units = 0
     for taken in sorted(
         units.check_slots(i.compute if compute else i.memory) for i in layout.instances
     ):
-        if taken.low < at:
+        if taken.low < next_free:
             message = f"invalid layout {layout.id}: instances overlap in {tiling} slot {taken.low}"
             raise ValueError(message)
-        if at < taken.low:
-            free.append(units.CapacityRange(at, taken.low))
-        at = taken.high
-    if at < units.WHOLE.high:
-        free.append(units.CapacityRange(at, units.WHOLE.high))
+        if next_free < taken.low:
+            free.append(units.CapacityRange(next_free, taken.low))
+        next_free = taken.high
+    if next_free < units.WHOLE.high:
+        free.append(units.CapacityRange(next_free, units.WHOLE.high))
     return tuple(free)
 
 
@@ -254,10 +254,10 @@ QUARANTINE_NS = 60_000_000_000
 
 
 def stretches(
-    boot: str, instants_ns: NDArray[np.int64], uncertainty_ns: int = 0
+    boot: str, timestamps_ns: NDArray[np.int64], uncertainty_ns: int = 0
 ) -> list[SampleStretch]:
     """Return the stretches of the samples of one boot, which may be in any order."""
-    instants = np.sort(instants_ns, kind="stable")  # np.unique hashes, 100 times as expensive
+    instants = np.sort(timestamps_ns, kind="stable")  # np.unique hashes, 100 times as expensive
     if not len(instants):
         return []
     breaks = np.flatnonzero(np.diff(instants) > GAP_NS)
@@ -275,19 +275,19 @@ def join_stretches(parts: Iterable[SampleStretch]) -> list[SampleStretch]:
     The timestamps of a node with a clock error above one minute are not usable; its samples are
     omitted.
     """
-    found: list[SampleStretch] = []
+    joined: list[SampleStretch] = []
     for part in sorted(part for part in parts if abs(part.skew_ns) <= QUARANTINE_NS):
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and last.boot == part.boot and part.first_ns <= last.last_ns + GAP_NS:
-            found[-1] = SampleStretch(
+            joined[-1] = SampleStretch(
                 last.boot,
                 last.first_ns,
                 max(last.last_ns, part.last_ns),
                 max(last.uncertainty_ns, part.uncertainty_ns),
             )
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined
 
 
 def observation_gaps(
@@ -306,18 +306,18 @@ def observation_gaps(
         )
         for stretch in join_stretches(parts)
     )
-    found: list[timeline.TimePiece[int]] = []
+    gaps: list[timeline.TimePiece[int]] = []
     now = -FOREVER_NS
     for first, last in seen:
         if now < first:
-            gap_ns = first - now if found else FOREVER_NS
-            found.append(timeline.TimePiece(now, first, gap_ns))
+            gap_ns = first - now if gaps else FOREVER_NS
+            gaps.append(timeline.TimePiece(now, first, gap_ns))
         start = max(now, first)
         if start < last:
-            found.append(timeline.TimePiece(start, last, 0))
+            gaps.append(timeline.TimePiece(start, last, 0))
         now = max(now, last)
-    found.append(timeline.TimePiece(now, FOREVER_NS, FOREVER_NS))
-    return found
+    gaps.append(timeline.TimePiece(now, FOREVER_NS, FOREVER_NS))
+    return gaps
 
 
 def _snap_to_boundary(edge_ns: int, uncertainty_ns: int, boundaries_ns: Sequence[int]) -> int:

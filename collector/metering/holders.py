@@ -47,12 +47,12 @@ def natural_sort_key(text: str) -> tuple[tuple[bool, int, str], ...]:
 def precedence(claim: MeteredClaim) -> Precedence:
     """Sort key of claims; the greatest takes slots first."""
     id_bytes = claim.id.encode(errors="surrogatepass")
-    return claim.level, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
+    return claim.authority, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
 
 
-def stays(evidence: Evidence) -> list[timeline.TimePiece[NodeStay]]:
+def resolve_stays(evidence: Evidence) -> list[timeline.TimePiece[NodeStay]]:
     """Return the node in which the GPU was, without overlap."""
-    return timeline.prevailing(
+    return timeline.resolve_overlaps(
         timeline.TimePiece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays
     )
 
@@ -69,20 +69,21 @@ def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]
         ends[claim.id] = min(claim.end_ns, ends.get(claim.id, claim.end_ns))
     for release in evidence.releases:
         if release.claim in ends:
-            ends[release.claim] = min(release.instant_ns, ends[release.claim])
-    places = stays(evidence)
-    found: set[timeline.TimePiece[MeteredClaim]] = set()
+            ends[release.claim] = min(release.timestamp_ns, ends[release.claim])
+    places = resolve_stays(evidence)
+    pieces: set[timeline.TimePiece[MeteredClaim]] = set()
     for claim in evidence.claims:
         known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
-        there = (place for place in places if claim.node in {"", place.value.node})
+        own_stays = (place for place in places if claim.node in {"", place.value.node})
         spans = (
-            (max(known.begins_ns, one.start_ns), min(known.ceases_ns, one.end_ns)) for one in there
+            (max(known.begins_ns, one.start_ns), min(known.ceases_ns, one.end_ns))
+            for one in own_stays
         )
-        found |= {timeline.TimePiece(start, end, known) for start, end in spans if start < end}
-    return sorted(found, key=lambda piece: (_order(piece.value), piece.start_ns))
+        pieces |= {timeline.TimePiece(start, end, known) for start, end in spans if start < end}
+    return sorted(pieces, key=lambda piece: (_claim_order(piece.value), piece.start_ns))
 
 
-def _order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
+def _claim_order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
     return precedence(claim), claim.end_ns, claim.tenant, claim.workload, repr(claim)
 
 
@@ -129,25 +130,25 @@ class _ClaimsInForce(Sequence[MeteredClaim]):
 def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[HeldSlots]:
     """Return the holds of claims in force, which are given in descending precedence."""
     free = [units.WHOLE]
-    found: list[HeldSlots] = []
+    allocated: list[HeldSlots] = []
     waiting: deque[MeteredClaim] = deque()
     """Claims of the current rank that are not in the group."""
-    at = 0
-    while free and (waiting or at < len(in_force)):
+    position = 0
+    while free and (waiting or position < len(in_force)):
         if not waiting:
-            waiting.append(in_force[at])
-            at += 1
+            waiting.append(in_force[position])
+            position += 1
         claim = waiting.popleft()
         if claim.exclusive:
-            taken, free = _take(free, claim.slots(tiling))
-            found += (HeldSlots(slots, claim) for slots in taken)
+            taken, free = _take_slots(free, claim.slots(tiling))
+            allocated += (HeldSlots(slots, claim) for slots in taken)
             continue
-        while at < len(in_force) and in_force[at].level is claim.level:
-            waiting.append(in_force[at])
-            at += 1
+        while position < len(in_force) and in_force[position].authority is claim.authority:
+            waiting.append(in_force[position])
+            position += 1
         group, waiting = _group(claim, waiting, tiling)
-        free = _share(group, tiling, free, found)
-    return found
+        free = _divide_group(group, tiling, free, allocated)
+    return allocated
 
 
 def _group(
@@ -174,11 +175,11 @@ def slots_intersect(one: units.CapacityRange, other: units.CapacityRange) -> boo
     return max(one.low, other.low) < min(one.high, other.high)
 
 
-def _share(
+def _divide_group(
     group: Sequence[MeteredClaim],
     tiling: units.Tiling,
     free: list[units.CapacityRange],
-    found: list[HeldSlots],
+    allocated: list[HeldSlots],
 ) -> list[units.CapacityRange]:
     """Divide the remainder of each device of a group; instances before the GPU that contains them.
 
@@ -189,11 +190,11 @@ def _share(
     devices = sorted({claim.slots(tiling) for claim in group}, key=lambda s: (s.high - s.low, s))
     for device in devices:
         members = [claim for claim in group if claim.slots(tiling) == device]
-        left, free = _take(free, device)
-        sizes = shared_sizes(members, device, size_of(left))
+        left, free = _take_slots(free, device)
+        sizes = shared_sizes(members, device, total_size(left))
         for claim in reversed(members):
             taken, left = _take_lowest(left, sizes[claim])
-            found += (HeldSlots(slots, claim) for slots in taken)
+            allocated += (HeldSlots(slots, claim) for slots in taken)
         free = sorted([*free, *left])
     return free
 
@@ -203,30 +204,30 @@ def shared_sizes(
 ) -> dict[MeteredClaim, units.Units]:
     """Return the size that each shared claim gets of the remainder of a device."""
     size = device.high - device.low
-    wanted = {c: Fraction(size) * c.share for c in members if c.share is not None}
-    total = sum(wanted.values(), Fraction(0))
+    requested_sizes = {c: Fraction(size) * c.share for c in members if c.share is not None}
+    total = sum(requested_sizes.values(), Fraction(0))
     scale = Fraction(left) / total if total > left else Fraction(1)
-    found: dict[MeteredClaim, units.Units] = {
-        claim: units.exact(want * scale) for claim, want in wanted.items()
+    sizes: dict[MeteredClaim, units.Units] = {
+        claim: units.exact(want * scale) for claim, want in requested_sizes.items()
     }
     rest = left - total * scale
     others = [claim for claim in members if claim.share is None]
-    return found | {claim: units.exact(Fraction(rest) / len(others)) for claim in others}
+    return sizes | {claim: units.exact(Fraction(rest) / len(others)) for claim in others}
 
 
-def size_of(slots: Iterable[units.CapacityRange]) -> units.Units:
+def total_size(slots: Iterable[units.CapacityRange]) -> units.Units:
     """Return the sum of the sizes of disjoint slots."""
     return units.exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
 
 
-def _take(
-    free: Sequence[units.CapacityRange], wanted: units.CapacityRange
+def _take_slots(
+    free: Sequence[units.CapacityRange], requested_slots: units.CapacityRange
 ) -> tuple[list[units.CapacityRange], list[units.CapacityRange]]:
     """Return the free slots within those wanted, and the free slots that remain."""
     taken: list[units.CapacityRange] = []
     rest: list[units.CapacityRange] = []
     for one in free:
-        low, high = max(one.low, wanted.low), min(one.high, wanted.high)
+        low, high = max(one.low, requested_slots.low), min(one.high, requested_slots.high)
         if low >= high:
             rest.append(one)
             continue
@@ -252,17 +253,17 @@ def _take_lowest(
     return taken, rest
 
 
-def divisions(
+def divide_claims(
     claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
 ) -> list[timeline.TimePiece[tuple[HeldSlots, ...]]]:
     """Return the holds over time, in ascending slots; time without claims is omitted."""
     found: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
     for now, until, _, held in allocations(claims, tiling):
-        timeline.extend(found, timeline.TimePiece(now, until, tuple(_joined(held))))
+        timeline.append_piece(found, timeline.TimePiece(now, until, tuple(_join_holds(held))))
     return found
 
 
-def _joined(held: Iterable[HeldSlots]) -> list[HeldSlots]:
+def _join_holds(held: Iterable[HeldSlots]) -> list[HeldSlots]:
     """Return holds in ascending slots; neighbouring slots of one claim are one hold."""
     found: list[HeldSlots] = []
     for slots, claim in sorted(held, key=lambda hold: hold.slots):
@@ -273,14 +274,14 @@ def _joined(held: Iterable[HeldSlots]) -> list[HeldSlots]:
 
 
 def fill_free_slots(
-    held: Iterable[HeldSlots],
+    holds: Iterable[HeldSlots],
 ) -> Iterator[tuple[units.CapacityRange, MeteredClaim | None]]:
     """Yield all slots of a GPU in order, with the claim that holds them; None for free slots."""
-    at: units.Units = units.WHOLE.low
-    for slots, claim in held:
-        if at < slots.low:
-            yield units.CapacityRange(at, slots.low), None
+    next_slot: units.Units = units.WHOLE.low
+    for slots, claim in holds:
+        if next_slot < slots.low:
+            yield units.CapacityRange(next_slot, slots.low), None
         yield slots, claim
-        at = slots.high
-    if at < units.WHOLE.high:
-        yield units.CapacityRange(at, units.WHOLE.high), None
+        next_slot = slots.high
+    if next_slot < units.WHOLE.high:
+        yield units.CapacityRange(next_slot, units.WHOLE.high), None

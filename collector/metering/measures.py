@@ -57,15 +57,15 @@ class CounterReadings(msgspec.Struct, frozen=True, eq=False):
     """
 
     boot: str
-    instants_ns: Column
+    timestamps_ns: Column
     counters: Column
     driver: str = ""
 
     def __post_init__(self) -> None:
         """Reject readings that cannot be added up exactly."""
         counters = self.counters
-        if len(counters) != len(self.instants_ns):
-            message = f"invalid readings: {len(counters)} counters: expected {len(self.instants_ns)}, one per time"
+        if len(counters) != len(self.timestamps_ns):
+            message = f"invalid readings: {len(counters)} counters: expected {len(self.timestamps_ns)}, one per time"
             raise ValueError(message)
         if len(counters) and counters.min() < 0:
             message = f"invalid readings: counter {counters.min()}: expected 0 or more"
@@ -111,7 +111,7 @@ class AmountShare(msgspec.Struct, frozen=True, order=True, gc=False):
     claim: str = ""
 
 
-def increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
+def compute_increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """Return the increments of all readings of a GPU, from the first reading on.
 
     After a boot, a load of the driver or a lower value, counting restarts from zero. Boots are
@@ -119,10 +119,10 @@ def increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """
     epochs: dict[tuple[str, str], list[CounterReadings]] = {}
     for run in runs:
-        if len(run.instants_ns):
+        if len(run.timestamps_ns):
             epochs.setdefault((run.boot, run.driver), []).append(run)
     columns = sorted(
-        ((*_in_order(epoch), key) for key, epoch in epochs.items()),
+        ((*_sort_readings(epoch), key) for key, epoch in epochs.items()),
         key=lambda epoch: (int(epoch[0][0]), epoch[2]),
     )
     if not columns:
@@ -139,9 +139,9 @@ def increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     return CounterIncrements(starts, ends, np.where(same, risen, counters[1:]), same)
 
 
-def _in_order(epoch: Sequence[CounterReadings]) -> tuple[Column, Column]:
+def _sort_readings(epoch: Sequence[CounterReadings]) -> tuple[Column, Column]:
     """Return the readings of one epoch by time, each once."""
-    instants = np.concatenate([run.instants_ns for run in epoch])
+    instants = np.concatenate([run.timestamps_ns for run in epoch])
     counters = np.concatenate([run.counters for run in epoch])
     order = np.lexsort((counters, instants))
     return instants[order], counters[order]
@@ -171,16 +171,18 @@ class SlotOwners(msgspec.Struct, frozen=True, eq=False):
     ends_ns: Column
 
 
-def owners(evidence: Evidence) -> SlotOwners:
+def find_owners(evidence: Evidence) -> SlotOwners:
     """Return the owners of a GPU. Outages have no owner, even within a claim."""
-    outages = timeline.prevailing(
+    outages = timeline.resolve_overlaps(
         timeline.TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages
     )
-    held = holders.divisions(holders.claims_in_force(evidence), units.Tiling.COMPUTE)
+    claim_pieces = holders.divide_claims(holders.claims_in_force(evidence), units.Tiling.COMPUTE)
     pieces: list[timeline.TimePiece[tuple[OwnedSlots, ...]]] = []
     tenures: list[tuple[int, int]] = []
     before: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
-    for start, end, (holds, outage) in timeline.aligned((held, outages), -FOREVER_NS, FOREVER_NS):
+    for start, end, (holds, outage) in timeline.align_timelines(
+        (claim_pieces, outages), -FOREVER_NS, FOREVER_NS
+    ):
         present: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
         for part in holders.fill_free_slots(() if outage else holds or ()):
             if part in before:
@@ -204,7 +206,7 @@ def owners(evidence: Evidence) -> SlotOwners:
     )
 
 
-def shares(
+def attribute_shares(
     owned: SlotOwners, counted: CounterIncrements, start_ns: int, end_ns: int
 ) -> list[AmountShare]:
     """Return the amounts of readings after the start and up to the end of a window, in order.
@@ -223,63 +225,69 @@ def shares(
     piece = np.searchsorted(owned.starts_ns, picked.starts_ns, "right") - 1
     unchanged = picked.same & (picked.ends_ns <= owned.ends_ns[piece])
     sums: Counter[OwnedSlots] = Counter()
-    for at, amounts in _grouped(piece[unchanged], picked.amounts[unchanged]):
-        for part, size in _divided(owned.pieces[at].value, amounts):
+    for piece_number, amounts in _group_amounts(piece[unchanged], picked.amounts[unchanged]):
+        for part, size in _divide_amounts(owned.pieces[piece_number].value, amounts):
             sums[part] += size
-    found: list[AmountShare] = []
+    attributed: list[AmountShare] = []
     rest = ~unchanged & (picked.amounts > 0)
     columns = (piece, picked.starts_ns, picked.ends_ns, picked.amounts, picked.same)
-    for at, start, end, amount, same in zip(*(one[rest].tolist() for one in columns), strict=True):
-        parts = _lasting(owned, at, end) if same else [_CHANGED]
+    for piece_number, start, end, amount, same in zip(
+        *(one[rest].tolist() for one in columns), strict=True
+    ):
+        parts = _find_lasting_owners(owned, piece_number, end) if same else [_CHANGED]
         amounts = np.array([amount], np.int64)
-        for part, size in _divided(parts, amounts):
+        for part, size in _divide_amounts(parts, amounts):
             if part.tenure >= 0:
                 sums[part] += size
             elif size and part.tenure == _CHANGED.tenure:
-                found.append(
+                attributed.append(
                     AmountShare(start, end, *part.slots, AmountAttribution.UNATTRIBUTED, size)
                 )
             elif size:
-                found.append(_share(part, (start, end), window, size))
-    found += (_share(part, owned.tenures[part.tenure], window, n) for part, n in sums.items() if n)
-    return sorted(found)
+                attributed.append(_build_share(part, (start, end), window, size))
+    attributed += (
+        _build_share(part, owned.tenures[part.tenure], window, n) for part, n in sums.items() if n
+    )
+    return sorted(attributed)
 
 
-def _grouped(keys: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, Column]]:
+def _group_amounts(keys: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, Column]]:
     """Yield the amounts of each key."""
     order = np.argsort(keys, kind="stable")
     found, first = np.unique(keys[order], return_index=True)
     return zip(found.tolist(), np.split(amounts[order], first[1:]), strict=False)
 
 
-def _lasting(owned: SlotOwners, at: int, end_ns: int) -> list[OwnedSlots]:
+def _find_lasting_owners(owned: SlotOwners, piece_number: int, end_ns: int) -> list[OwnedSlots]:
     """Return all slots with their common owner from one piece up to a time in a later piece."""
-    parts = list(owned.pieces[at].value)
-    while owned.ends_ns[at] < end_ns:
-        at += 1
-        parts = list(_common(parts, owned.pieces[at].value))
-    found: list[OwnedSlots] = []
+    parts = list(owned.pieces[piece_number].value)
+    while owned.ends_ns[piece_number] < end_ns:
+        piece_number += 1
+        parts = list(_intersect_owners(parts, owned.pieces[piece_number].value))
+    common_owners: list[OwnedSlots] = []
     for part in parts:
-        if found and part.tenure == found[-1].tenure == _CHANGED.tenure:
-            found[-1] = OwnedSlots(
-                units.CapacityRange(found[-1].slots.low, part.slots.high), *_CHANGED[1:]
+        if common_owners and part.tenure == common_owners[-1].tenure == _CHANGED.tenure:
+            common_owners[-1] = OwnedSlots(
+                units.CapacityRange(common_owners[-1].slots.low, part.slots.high), *_CHANGED[1:]
             )
         else:
-            found.append(part)
-    return found
+            common_owners.append(part)
+    return common_owners
 
 
-def _common(parts: Iterable[OwnedSlots], later: Sequence[OwnedSlots]) -> Iterator[OwnedSlots]:
+def _intersect_owners(
+    parts: Iterable[OwnedSlots], later: Sequence[OwnedSlots]
+) -> Iterator[OwnedSlots]:
     """Yield slots with the owner that both have; and the tenure, if it is the same."""
     following = iter(later)
     other = next(following)
     for one in parts:
-        at = one.slots.low
-        while at < one.slots.high:
-            while other.slots.high <= at:
+        next_slot = one.slots.low
+        while next_slot < one.slots.high:
+            while other.slots.high <= next_slot:
                 other = next(following)
             high = min(one.slots.high, other.slots.high)
-            slots, at = units.CapacityRange(at, high), high
+            slots, next_slot = units.CapacityRange(next_slot, high), high
             if one.tenure == other.tenure:
                 yield one
             elif one.claim == other.claim and one.tenure != _CHANGED.tenure:
@@ -288,17 +296,19 @@ def _common(parts: Iterable[OwnedSlots], later: Sequence[OwnedSlots]) -> Iterato
                 yield OwnedSlots(slots, None, _CHANGED.tenure)
 
 
-def _divided(parts: Sequence[OwnedSlots], amounts: Column) -> Iterator[tuple[OwnedSlots, int]]:
+def _divide_amounts(
+    parts: Sequence[OwnedSlots], amounts: Column
+) -> Iterator[tuple[OwnedSlots, int]]:
     """Divide amounts among parts: each is cut at the edges of slots, so that the sum is preserved."""
-    below = {units.WHOLE.low: 0, units.WHOLE.high: _sum(amounts)}
+    below = {units.WHOLE.low: 0, units.WHOLE.high: _exact_sum(amounts)}
     for part in parts:
         for edge in part.slots:
             if edge not in below:
-                below[edge] = _sum(_part(amounts, edge))
+                below[edge] = _exact_sum(_scale_amounts(amounts, edge))
         yield part, below[part.slots.high] - below[part.slots.low]
 
 
-def _part(amounts: Column, slots: units.Units) -> Column:
+def _scale_amounts(amounts: Column, slots: units.Units) -> Column:
     """Return `amounts * slots // GPU_CAPACITY`, where the product could exceed 64 bits."""
     share = Fraction(slots) / GPU_CAPACITY
     if int(amounts.max(initial=0)) * share.numerator <= _MAX >= share.denominator:
@@ -307,14 +317,14 @@ def _part(amounts: Column, slots: units.Units) -> Column:
     return np.fromiter(parts, np.int64, len(amounts))
 
 
-def _sum(amounts: Column) -> int:
+def _exact_sum(amounts: Column) -> int:
     """Return the exact sum, of any size."""
     if int(amounts.max(initial=0)) * len(amounts) <= _MAX:
         return int(amounts.sum())
     return sum(amounts.tolist())
 
 
-def _share(
+def _build_share(
     part: OwnedSlots, span: tuple[int, int], window: tuple[int, int], amount: int
 ) -> AmountShare:
     """Return the share of one owner, or of free slots, within the window."""

@@ -52,7 +52,7 @@ class Overlap(msgspec.Struct, frozen=True, order=True, gc=False):
         return exact(self.units * (self.end_ns - self.start_ns))
 
 
-def overlaps(evidence: Evidence) -> list[Overlap]:
+def find_overlaps(evidence: Evidence) -> list[Overlap]:
     """Return the capacity that each claim requested and did not hold, by the claim that held it; in order.
 
     The capacity that an exclusive claim lacks depends only on the holds: such claims are processed
@@ -60,21 +60,23 @@ def overlaps(evidence: Evidence) -> list[Overlap]:
     """
     claims = holders.claims_in_force(evidence)
     exclusive = [piece for piece in claims if piece.value.exclusive]
-    found: list[Overlap] = []
+    all_overlaps: list[Overlap] = []
     for tiling in Tiling:
         runs: dict[tuple[object, ...], Overlap] = {}
         divided: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]] = []
-        for now, until, in_force, held in holders.allocations(claims, tiling):
-            timeline.extend(divided, timeline.TimePiece(now, until, tuple(held)))
+        for now, until, in_force, holds in holders.allocations(claims, tiling):
+            timeline.append_piece(divided, timeline.TimePiece(now, until, tuple(holds)))
             if len(exclusive) < len(claims):
-                found += _lasting(runs, _overlaps_of_shares(now, until, in_force, held, tiling))
+                all_overlaps += _join_overlaps(
+                    runs, _find_group_overlaps(now, until, in_force, holds, tiling)
+                )
         for piece in exclusive:
-            found += _lasting(runs, _overlaps_of(piece, divided, tiling))
-        found += runs.values()
-    return sorted(found)
+            all_overlaps += _join_overlaps(runs, _find_claim_overlaps(piece, divided, tiling))
+        all_overlaps += runs.values()
+    return sorted(all_overlaps)
 
 
-def _lasting(
+def _join_overlaps(
     runs: dict[tuple[object, ...], Overlap], overlapped: Iterable[Overlap]
 ) -> Iterator[Overlap]:
     """Extend overlaps that continue unchanged; yield those that have ended."""
@@ -88,7 +90,7 @@ def _lasting(
         runs[key] = msgspec.structs.replace(one, start_ns=begins_ns)
 
 
-def _overlaps_of(
+def _find_claim_overlaps(
     piece: timeline.TimePiece[MeteredClaim],
     divided: Sequence[timeline.TimePiece[tuple[holders.HeldSlots, ...]]],
     tiling: Tiling,
@@ -97,29 +99,29 @@ def _overlaps_of(
     claim = piece.value
     low, high = claim.slots(tiling)
     first = bisect_right(divided, piece.start_ns, key=itemgetter(1))
-    for at in range(first, len(divided)):
-        start_ns, end_ns, held = divided[at]
+    for position in range(first, len(divided)):
+        start_ns, end_ns, holds = divided[position]
         if start_ns >= piece.end_ns:
             return
-        own = sum(slots.high - slots.low for slots, one in held if one is claim)
+        own = sum(slots.high - slots.low for slots, one in holds if one is claim)
         span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
         missing = exact(Fraction(high - low - own))
-        yield from _overlap(claim, missing, _ShareGroup((claim,), held), tiling, span)
+        yield from _overlap(claim, missing, _ShareGroup((claim,), holds), tiling, span)
 
 
-def _overlaps_of_shares(
+def _find_group_overlaps(
     now: int,
     until: int,
     in_force: Sequence[MeteredClaim],
-    held: Sequence[holders.HeldSlots],
+    holds: Sequence[holders.HeldSlots],
     tiling: Tiling,
 ) -> Iterator[Overlap]:
     """Yield the overlaps of shared claims in one span: requested = held + moved, for every claim."""
     sizes: dict[MeteredClaim, Units] = {}
-    for slots, claim in held:
+    for slots, claim in holds:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
-    for claim, group in _groups(in_force, sizes, held, tiling).items():
-        units = requested(claim, claim.slots(tiling))
+    for claim, group in _groups(in_force, sizes, holds, tiling).items():
+        units = requested_size(claim, claim.slots(tiling))
         missing = units - sizes.get(claim, 0) if units is not None else 0
         yield from _overlap(claim, missing, group, tiling, (now, until))
 
@@ -129,7 +131,7 @@ def _overlap(
 ) -> Iterator[Overlap]:
     """Yield the overlaps of a claim that lacks `missing` units in a span."""
     if missing > 0:
-        for other, kind, units, ratio in _holders_of(claim, missing, group, tiling):
+        for other, kind, units, ratio in _find_holders(claim, missing, group, tiling):
             names = (claim.id, claim.tenant, other.id, other.tenant)
             yield Overlap(*span, tiling, *names, kind, exact(units), ratio)
 
@@ -146,16 +148,16 @@ class _ShareGroup(NamedTuple):
 def _groups(
     in_force: Iterable[MeteredClaim],
     sizes: Mapping[MeteredClaim, Units],
-    held: Sequence[holders.HeldSlots],
+    holds: Sequence[holders.HeldSlots],
     tiling: Tiling,
 ) -> dict[MeteredClaim, _ShareGroup]:
     """Return the group of each shared claim; each is computed once, however many claims it has."""
-    found: list[list[MeteredClaim]] = []
+    share_groups: list[list[MeteredClaim]] = []
     current: dict[CapacityRange, list[MeteredClaim]] = {}
     level: ClaimAuthority | None = None
     for claim in in_force:
-        if claim.level is not level:
-            current, level = {}, claim.level
+        if claim.authority is not level:
+            current, level = {}, claim.authority
         slots = claim.slots(tiling)
         if claim.exclusive:
             current = {
@@ -166,20 +168,20 @@ def _groups(
         elif slots in current:
             current[slots].append(claim)
         else:
-            found.append([claim])
-            current[slots] = found[-1]
+            share_groups.append([claim])
+            current[slots] = share_groups[-1]
     groups: dict[MeteredClaim, _ShareGroup] = {}
-    for claims in found:
+    for claims in share_groups:
         own = set(claims)
-        units = (Fraction(requested(one, one.slots(tiling)) or 0) for one in claims)
+        units = (Fraction(requested_size(one, one.slots(tiling)) or 0) for one in claims)
         had = sum((Fraction(sizes.get(one, 0)) for one in claims), Fraction(0))
         ratio = sum(units, Fraction(0)) / had if had else Fraction(0)
-        group = _ShareGroup(claims, [hold for hold in held if hold.claim not in own], ratio)
+        group = _ShareGroup(claims, [hold for hold in holds if hold.claim not in own], ratio)
         groups |= dict.fromkeys(claims, group)
     return groups
 
 
-def requested(claim: MeteredClaim, device: CapacityRange) -> Units | None:
+def requested_size(claim: MeteredClaim, device: CapacityRange) -> Units | None:
     """Return the size that a claim requests of its device; None for a shared claim without a share."""
     size = device.high - device.low
     if claim.exclusive:
@@ -187,7 +189,7 @@ def requested(claim: MeteredClaim, device: CapacityRange) -> Units | None:
     return None if claim.share is None else exact(size * claim.share)
 
 
-def _holders_of(
+def _find_holders(
     claim: MeteredClaim, missing: Units, group: _ShareGroup, tiling: Tiling
 ) -> Iterator[tuple[MeteredClaim, OverlapKind, Units, Fraction]]:
     """Yield the claims that hold the missing units, greatest slots first, up to the exact amount."""
@@ -196,7 +198,7 @@ def _holders_of(
         within = min(slots.high, device.high) - max(slots.low, device.low)
         if other is claim or within <= 0 or missing <= 0:
             continue
-        kind = OverlapKind.CONFLICT if other.level is claim.level else OverlapKind.OVERRIDE
+        kind = OverlapKind.CONFLICT if other.authority is claim.authority else OverlapKind.OVERRIDE
         units = min(within, missing)
         missing -= units
         yield other, kind, units, Fraction(1)

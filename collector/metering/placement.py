@@ -35,7 +35,7 @@ from railscope.timestamps import FOREVER_NS
 class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     """A claim for `count` GPUs of a node, or for a share of each, without their devices."""
 
-    level: ClaimAuthority
+    authority: ClaimAuthority
     start_ns: int
     id: str
     tenant: str
@@ -47,7 +47,7 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     system: bool = False
     source: str = ""
     review: str = ""
-    """Reason for its pending review; its level is then REVIEW, except for a late end."""
+    """Reason for its pending review; its authority is then REVIEW, except for a late end."""
     from_ns: int = -FOREVER_NS
     """In force only from then on, if that is later than its start, which decides its precedence."""
     reported_id: str = ""
@@ -75,7 +75,7 @@ class ClaimExcess(NamedTuple):
     start_ns: int
     end_ns: int
     amount: Fraction
-    level: ClaimAuthority = ClaimAuthority.SCHEDULER
+    authority: ClaimAuthority = ClaimAuthority.SCHEDULER
 
 
 class Placement(NamedTuple):
@@ -88,7 +88,7 @@ class Placement(NamedTuple):
 class _PlacedHolder(NamedTuple):
     """The properties of a placed claim that placement reads: claims that are equal in these are joined."""
 
-    level: ClaimAuthority
+    authority: ClaimAuthority
     workload: str
     """In the form that job lists are compared by."""
     source: str
@@ -116,15 +116,15 @@ class _GpuOccupancy:
 
     def is_open(self, rank: ClaimAuthority) -> bool:
         """True if a claim of this rank for a whole GPU may take it."""
-        return not self.parts and all(claim.level < rank for claim in self.claims)
+        return not self.parts and all(claim.authority < rank for claim in self.claims)
 
-    def left(self, rank: ClaimAuthority) -> Fraction:
+    def remainder(self, rank: ClaimAuthority) -> Fraction:
         """Return the remainder after claims of the same or a higher rank, and after previous counts."""
-        placed = sum((claim.size for claim in self.claims if claim.level >= rank), Fraction(0))
+        placed = sum((claim.size for claim in self.claims if claim.authority >= rank), Fraction(0))
         return max(Fraction(1) - placed - sum(part.share for part in self.parts), Fraction(0))
 
 
-def place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
+def place_counts(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
     """Place the counts of a node on its GPUs, which are in the order in which positions are given.
 
     Those under review are placed after all others, at all times: they get the remainder and change
@@ -132,23 +132,29 @@ def place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Pl
     """
     counts = list(unplaced)
     counting = [
-        gpu._replace(claims=[claim for claim in gpu.claims if claim.level > ClaimAuthority.REVIEW])
+        gpu._replace(
+            claims=[claim for claim in gpu.claims if claim.authority > ClaimAuthority.REVIEW]
+        )
         for gpu in gpus
     ]
-    found = _place(counting, [count for count in counts if count.level > ClaimAuthority.REVIEW])
-    held = [
-        gpu._replace(claims=[*gpu.claims, *map(_as_placed, found.claims.get(gpu.gpu, ()))])
+    placed = _place_in_order(
+        counting, [count for count in counts if count.authority > ClaimAuthority.REVIEW]
+    )
+    occupied_gpus = [
+        gpu._replace(claims=[*gpu.claims, *map(_to_placed_claim, placed.claims.get(gpu.gpu, ()))])
         for gpu in gpus
     ]
-    late = _place(held, [count for count in counts if count.level is ClaimAuthority.REVIEW])
+    late = _place_in_order(
+        occupied_gpus, [count for count in counts if count.authority is ClaimAuthority.REVIEW]
+    )
     claims = {
-        gpu: sorted([*found.claims.get(gpu, ()), *late.claims.get(gpu, ())])
-        for gpu in found.claims.keys() | late.claims.keys()
+        gpu: sorted([*placed.claims.get(gpu, ()), *late.claims.get(gpu, ())])
+        for gpu in placed.claims.keys() | late.claims.keys()
     }
-    return Placement(claims, sorted([*found.excess, *late.excess]))
+    return Placement(claims, sorted([*placed.excess, *late.excess]))
 
 
-def _as_placed(claim: evidence.MeteredClaim) -> evidence.MeteredClaim:
+def _to_placed_claim(claim: evidence.MeteredClaim) -> evidence.MeteredClaim:
     """Return a placed count as a claim for the placement of those under review.
 
     It holds the GPU, and names it for no workload.
@@ -156,56 +162,61 @@ def _as_placed(claim: evidence.MeteredClaim) -> evidence.MeteredClaim:
     return replace(claim, start_ns=claim.begins_ns, end_ns=claim.ceases_ns, workload="")
 
 
-def _place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
+def _place_in_order(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
     """Place counts; each time continues the previous one, so that a claim stays where it is."""
-    pieces = _joined(unplaced)
+    pieces = _join_parts(unplaced)
     counts = sorted(pieces, key=_precedence, reverse=True)
     runs: dict[tuple[str, _GrantedShare], list[tuple[int, int]]] = {}
     over: dict[tuple[UnplacedClaim, Fraction], list[tuple[int, int]]] = {}
-    held: dict[str, list[_GrantedShare]] = {}
+    granted: dict[str, list[_GrantedShare]] = {}
     until_ns = -FOREVER_NS
-    for start_ns, end_ns, there, in_force in _instants(gpus, counts):
+    for start_ns, end_ns, present_gpus, in_force in _divide_time(gpus, counts):
         if start_ns == until_ns:
             lasting = frozenset(in_force)
-            for one in there:
-                one.before = lasting.intersection(part.claim for part in held.get(one.gpu, ()))
-        excess = _fill(there, in_force)
-        held, until_ns = {one.gpu: one.parts for one in there}, end_ns
-        for one in there:
+            for one in present_gpus:
+                one.before = lasting.intersection(part.claim for part in granted.get(one.gpu, ()))
+        excess = _fill(present_gpus, in_force)
+        granted, until_ns = {one.gpu: one.parts for one in present_gpus}, end_ns
+        for one in present_gpus:
             for part in one.parts:
-                _extend(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
+                _append_span(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
         for claim, amount in excess:
-            _extend(over.setdefault((claim, amount), []), start_ns, end_ns)
+            _append_span(over.setdefault((claim, amount), []), start_ns, end_ns)
     claims: dict[str, list[evidence.MeteredClaim]] = {}
     for (gpu, part), spans in runs.items():
-        for piece, within in _cut(spans, pieces[part.claim]):
-            claims.setdefault(gpu, []).extend(_claims(part._replace(claim=piece), within))
-    found = [
-        ClaimExcess(piece.id, piece.tenant, start, end, amount, piece.level)
+        for piece, within in _split_spans(spans, pieces[part.claim]):
+            claims.setdefault(gpu, []).extend(_build_claims(part._replace(claim=piece), within))
+    excess_claims = [
+        ClaimExcess(piece.id, piece.tenant, start, end, amount, piece.authority)
         for (claim, amount), spans in over.items()
-        for piece, within in _cut(spans, pieces[claim])
+        for piece, within in _split_spans(spans, pieces[claim])
         for start, end in within
     ]
-    return Placement({gpu: sorted(some) for gpu, some in claims.items()}, sorted(found))
+    return Placement(
+        {gpu: sorted(gpu_claims) for gpu, gpu_claims in claims.items()}, sorted(excess_claims)
+    )
 
 
-def _joined(counts: Iterable[UnplacedClaim]) -> dict[UnplacedClaim, list[UnplacedClaim]]:
+def _join_parts(counts: Iterable[UnplacedClaim]) -> dict[UnplacedClaim, list[UnplacedClaim]]:
     """Return claims to place with their parts: a claim stays where consecutive parts follow each other."""
-    found: dict[UnplacedClaim, list[UnplacedClaim]] = {}
+    joined_counts: dict[UnplacedClaim, list[UnplacedClaim]] = {}
     last: dict[UnplacedClaim, UnplacedClaim] = {}
     for count in sorted(set(counts), key=lambda one: (one.begins_ns, one.end_ns, one)):
         own_id = count.reported_id or count.id
         whole = replace(count, id=own_id, review="", from_ns=-FOREVER_NS, end_ns=FOREVER_NS)
         before = last.pop(whole, None)
         if before is not None and before.end_ns == count.begins_ns:
-            joined, parts = replace(before, end_ns=count.end_ns), [*found.pop(before), count]
+            joined, parts = (
+                replace(before, end_ns=count.end_ns),
+                [*joined_counts.pop(before), count],
+            )
         else:
             joined, parts = replace(count, id=own_id), [count]
-        found[joined], last[whole] = parts, joined
-    return found
+        joined_counts[joined], last[whole] = parts, joined
+    return joined_counts
 
 
-def _cut(
+def _split_spans(
     spans: Iterable[tuple[int, int]], pieces: Iterable[UnplacedClaim]
 ) -> Iterator[tuple[UnplacedClaim, list[tuple[int, int]]]]:
     """Yield each piece of a claim with the spans in which it is in force."""
@@ -219,7 +230,7 @@ _Begun = tuple[int, "_PlacedHolder | UnplacedClaim | None"]
 """Subject of a start or end: a stay (None) or a placed claim of a GPU by its index, or a count (-1)."""
 
 
-def _instants(
+def _divide_time(
     gpus: Sequence[PlacementGpu], counts: Sequence[UnplacedClaim]
 ) -> Iterator[tuple[int, int, list[_GpuOccupancy], list[UnplacedClaim]]]:
     """Yield spans in which nothing changes and a count is in force: the GPUs present, and the counts.
@@ -241,15 +252,15 @@ def _instants(
                 del now[begun]
         in_force = [count for count in counts if (-1, count) in now]
         if in_force:
-            held: dict[int, list[_PlacedHolder]] = {}
+            holders_by_gpu: dict[int, list[_PlacedHolder]] = {}
             for (place, holder), number in now.items():
                 if isinstance(holder, _PlacedHolder):
-                    held.setdefault(place, []).extend([holder] * number)
+                    holders_by_gpu.setdefault(place, []).extend([holder] * number)
             yield (
                 time_ns,
                 until_ns,
                 [
-                    _GpuOccupancy(gpu.gpu, held.get(place, []))
+                    _GpuOccupancy(gpu.gpu, holders_by_gpu.get(place, []))
                     for place, gpu in enumerate(gpus)
                     if (place, None) in now
                 ],
@@ -265,7 +276,10 @@ def _spans(
         yield from (((place, None), start_ns, end_ns) for start_ns, end_ns in gpu.stays)
         for claim in set(gpu.claims):
             holder = _PlacedHolder(
-                claim.level, evidence.job_id(claim.workload), claim.source, _size(claim)
+                claim.authority,
+                evidence.job_id(claim.workload),
+                claim.source,
+                _requested_part(claim),
             )
             yield (place, holder), claim.start_ns, claim.end_ns
     yield from (((-1, count), count.begins_ns, count.end_ns) for count in counts)
@@ -291,16 +305,18 @@ def _fill(
 
 def _take_whole(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> int:
     """Assign whole GPUs; all GPUs of the node are certain. Return the number of missing GPUs."""
-    wanted = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0)
-    if count.count == len(gpus) and all(gpu.is_open(count.level) for gpu in gpus):
+    missing_count = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0)
+    if count.count == len(gpus) and all(gpu.is_open(count.authority) for gpu in gpus):
         for gpu in gpus:
             gpu.parts.append(_GrantedShare(count, Fraction(1), assumed=False))
         return 0
-    found = [gpu for gpu in gpus if gpu.is_open(count.level)]
-    found.sort(key=lambda gpu: _preference(gpu, count))
-    for gpu in found[:wanted]:
-        gpu.parts.append(_GrantedShare(count, Fraction(1), assumed=not _is_named(gpu, count)))
-    return max(wanted - len(found), 0)
+    open_gpus = [gpu for gpu in gpus if gpu.is_open(count.authority)]
+    open_gpus.sort(key=lambda gpu: _preference(gpu, count))
+    for gpu in open_gpus[:missing_count]:
+        gpu.parts.append(
+            _GrantedShare(count, Fraction(1), assumed=not _is_reported_by_provider(gpu, count))
+        )
+    return max(missing_count - len(open_gpus), 0)
 
 
 def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
@@ -311,7 +327,7 @@ def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
     for most in (count.share, Fraction(1)):
         for gpu in preferred:
             before = taken.get(gpu.gpu, Fraction(0))
-            part = min(need, gpu.left(count.level) - before, most)
+            part = min(need, gpu.remainder(count.authority) - before, most)
             if part > 0:
                 taken[gpu.gpu] = before + part
                 need -= part
@@ -325,10 +341,10 @@ def _preference(gpu: _GpuOccupancy, count: UnplacedClaim) -> tuple[bool, bool, i
     """Sort key of the GPUs for a count, with the least change to the previous holders."""
     is_whole = count.share == 1
     held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
-    return not _is_named(gpu, count), is_whole and bool(gpu.claims), held
+    return not _is_reported_by_provider(gpu, count), is_whole and bool(gpu.claims), held
 
 
-def _is_named(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:
+def _is_reported_by_provider(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:
     """True if another provider reports this GPU for the workload."""
     return any(_is_same_workload(claim, count) for claim in gpu.claims)
 
@@ -339,7 +355,7 @@ def _has_already(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:
     A source that names some GPUs of a workload counts only the others.
     """
     return any(
-        claim.level >= count.level
+        claim.authority >= count.authority
         and claim.source != count.source
         and _is_same_workload(claim, count)
         and (count.share != 1 or claim.size == 1)
@@ -352,7 +368,7 @@ def _is_same_workload(claim: _PlacedHolder, count: UnplacedClaim) -> bool:
     return bool(count.workload) and claim.workload == evidence.job_id(count.workload)
 
 
-def _size(claim: evidence.MeteredClaim) -> Fraction:
+def _requested_part(claim: evidence.MeteredClaim) -> Fraction:
     """Return the part of a GPU that a placed claim requests.
 
     A shared claim without a fraction counts as its whole device.
@@ -361,13 +377,13 @@ def _size(claim: evidence.MeteredClaim) -> Fraction:
     return size if claim.share is None else size * claim.share
 
 
-def _claims(
+def _build_claims(
     part: _GrantedShare, spans: Sequence[tuple[int, int]]
 ) -> Iterator[evidence.MeteredClaim]:
     count = part.claim
     for start_ns, end_ns in spans:
         yield evidence.MeteredClaim(
-            level=count.level,
+            authority=count.authority,
             start_ns=count.start_ns,
             id=f"{count.id}/count",
             tenant=count.tenant,
@@ -386,7 +402,7 @@ def _claims(
         )
 
 
-def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
+def _append_span(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
     if spans and spans[-1][1] == start_ns:
         spans[-1] = (spans[-1][0], end_ns)
     else:
@@ -395,4 +411,10 @@ def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
 
 def _precedence(claim: UnplacedClaim) -> tuple[Any, ...]:
     """Sort key: higher rank, later start, larger id (digit runs as numbers), larger source."""
-    return claim.level, claim.start_ns, holders.natural_sort_key(claim.id), claim.id, claim.source
+    return (
+        claim.authority,
+        claim.start_ns,
+        holders.natural_sort_key(claim.id),
+        claim.id,
+        claim.source,
+    )

@@ -132,38 +132,40 @@ class GpuTimeline:
     _divided: dict[units.Tiling, _TilingDivision]
 
     @classmethod
-    def of(cls, facts: evidence.Evidence) -> GpuTimeline:
+    def compute(cls, facts: evidence.Evidence) -> GpuTimeline:
         """Compute the timeline of a GPU from its evidence."""
         claims = holders.claims_in_force(facts)
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
-            holders.stays(facts),
-            timeline.prevailing(
+            holders.resolve_stays(facts),
+            timeline.resolve_overlaps(
                 timeline.TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in facts.layouts
             ),
-            timeline.prevailing(timeline.TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages),
-            timeline.prevailing(
+            timeline.resolve_overlaps(
+                timeline.TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages
+            ),
+            timeline.resolve_overlaps(
                 timeline.TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings
             ),
             evidence.observation_gaps(facts.stretches, sorted(boundaries)),
         )
-        divided = {tiling: _divided(facts, claims, tiling) for tiling in units.Tiling}
+        divided = {tiling: _divide_slots(facts, claims, tiling) for tiling in units.Tiling}
         return cls(facts.gpu, whole, divided)
 
     def entries(self, start_ns: int, end_ns: int) -> list[TilingEntry]:
         """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
             timeline.TimePiece(start, end, scene)
-            for start, end, values in timeline.aligned(self._whole, start_ns, end_ns)
+            for start, end, values in timeline.align_timelines(self._whole, start_ns, end_ns)
             if (scene := _GpuConditions(*values)).stay
         ]
-        found: list[TilingEntry] = []
+        all_entries: list[TilingEntry] = []
         for tiling, divided in self._divided.items():
-            found += _entries(self.gpu, tiling, _contents(divided, scenes))
-        return found
+            all_entries += _entries(self.gpu, tiling, _contents(divided, scenes))
+        return all_entries
 
 
-def _divided(
+def _divide_slots(
     facts: evidence.Evidence,
     claims: list[timeline.TimePiece[evidence.MeteredClaim]],
     tiling: units.Tiling,
@@ -175,9 +177,9 @@ def _divided(
             timeline.TimePiece(one.start_ns, one.end_ns, one)
         )
     return _TilingDivision(
-        holders.divisions(claims, tiling),
-        {slots: timeline.prevailing(pieces) for slots, pieces in kept.items()},
-        {layout: layout.stranded(tiling) for layout in facts.layouts},
+        holders.divide_claims(claims, tiling),
+        {slots: timeline.resolve_overlaps(pieces) for slots, pieces in kept.items()},
+        {layout: layout.stranded_slots(tiling) for layout in facts.layouts},
     )
 
 
@@ -192,7 +194,9 @@ def _contents(
         divided.held,
         *divided.reserved.values(),
     ]
-    for start, end, values in timeline.aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
+    for start, end, values in timeline.align_timelines(
+        timelines, scenes[0].start_ns, scenes[-1].end_ns
+    ):
         scene: _GpuConditions | None = values[0]
         if scene is None:
             continue
@@ -203,12 +207,12 @@ def _contents(
         parts: _Parts = []
         for slots, claim in holders.fill_free_slots(values[1] or ()):
             if claim:
-                _append(parts, slots, _held(claim, scene))
+                _append(parts, slots, _held_content(claim, scene))
                 continue
-            for part in _cut(slots, [*useless, *(kept for kept, _ in reserved)]):
-                by = max((one for kept, one in reserved if _within(part, kept)), default=None)
-                stranded = any(_within(part, one) for one in useless)
-                _append(parts, part, _free(by, scene, stranded=stranded))
+            for part in _split_slots(slots, [*useless, *(kept for kept, _ in reserved)]):
+                by = max((one for kept, one in reserved if _is_within(part, kept)), default=None)
+                stranded = any(_is_within(part, one) for one in useless)
+                _append(parts, part, _free_content(by, scene, stranded=stranded))
         yield timeline.TimePiece(start, end, parts)
 
 
@@ -219,7 +223,7 @@ def _append(parts: _Parts, slots: units.CapacityRange, content: EntryContent) ->
     parts.append((slots, content))
 
 
-def _cut(
+def _split_slots(
     slots: units.CapacityRange, others: Iterable[units.CapacityRange]
 ) -> Iterator[units.CapacityRange]:
     """Divide slots wherever others begin or end."""
@@ -228,11 +232,11 @@ def _cut(
         yield units.CapacityRange(low, high)
 
 
-def _within(part: units.CapacityRange, slots: units.CapacityRange) -> bool:
+def _is_within(part: units.CapacityRange, slots: units.CapacityRange) -> bool:
     return slots.low <= part.low and part.high <= slots.high
 
 
-def _held(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
+def _held_content(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
     """Return the content of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
@@ -240,7 +244,7 @@ def _held(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
         state = SlotState.REVIEW
     elif claim.system:
         state = SlotState.SYSTEM
-    elif claim.level is ClaimAuthority.PROCESS:
+    elif claim.authority is ClaimAuthority.PROCESS:
         state = SlotState.UNCLAIMED
     else:
         state = SlotState.INFERRED if scene.gap_ns else SlotState.OBSERVED
@@ -260,7 +264,7 @@ def _held(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
     )
 
 
-def _free(
+def _free_content(
     reservation: evidence.SlotReservation | None, scene: _GpuConditions, *, stranded: bool
 ) -> EntryContent:
     """Return the content of a slot without a holder."""
@@ -287,12 +291,12 @@ def _outage(outage: evidence.GpuOutage) -> SlotState:
 
 
 def _entries(
-    gpu: str, tiling: units.Tiling, found: Iterable[timeline.TimePiece[_Parts]]
+    gpu: str, tiling: units.Tiling, pieces: Iterable[timeline.TimePiece[_Parts]]
 ) -> Iterator[TilingEntry]:
     """Yield entries in order of time and slot; slots with unchanged content have one entry."""
     rows: list[tuple[units.CapacityRange, timeline.TimePiece[EntryContent]]] = []
     lasting: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
-    for now, until, parts in found:
+    for now, until, parts in pieces:
         present: dict[units.CapacityRange, timeline.TimePiece[EntryContent]] = {}
         for slots, content in parts:
             before = lasting.get(slots)

@@ -32,12 +32,12 @@ _END = attrgetter("end_ns")
 _VALUE = attrgetter("value")
 
 
-def prevailing(candidates: Iterable[TimePiece[Ranked]]) -> list[TimePiece[Ranked]]:
+def resolve_overlaps(candidates: Iterable[TimePiece[Ranked]]) -> list[TimePiece[Ranked]]:
     """Return the greatest of the values in force at every time; candidates may overlap."""
     ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
     waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
     in_force: list[int] = []
-    found: list[TimePiece[Ranked]] = []
+    resolved: list[TimePiece[Ranked]] = []
     now = 0
     while waiting or in_force:
         if not in_force:
@@ -49,19 +49,19 @@ def prevailing(candidates: Iterable[TimePiece[Ranked]]) -> list[TimePiece[Ranked
             heappop(in_force)
             continue
         until = min(first.end_ns, ranked[waiting[-1]].start_ns) if waiting else first.end_ns
-        extend(found, TimePiece(now, until, first.value))
+        append_piece(resolved, TimePiece(now, until, first.value))
         now = until
-    return found
+    return resolved
 
 
-def extend(timeline: list[TimePiece[T]], piece: TimePiece[T]) -> None:
+def append_piece(timeline: list[TimePiece[T]], piece: TimePiece[T]) -> None:
     """Append a piece; join it with the last one if it continues its value."""
     if timeline and timeline[-1].end_ns == piece.start_ns and timeline[-1].value == piece.value:
         piece = TimePiece(timeline.pop().start_ns, piece.end_ns, piece.value)
     timeline.append(piece)
 
 
-def without(piece: TimePiece[T], taken: Iterable[tuple[int, int]]) -> Iterator[TimePiece[T]]:
+def subtract_spans(piece: TimePiece[T], taken: Iterable[tuple[int, int]]) -> Iterator[TimePiece[T]]:
     """Yield the remainder of a piece without some spans [start, end), which may overlap."""
     now = piece.start_ns
     for start, end in sorted(taken):
@@ -72,21 +72,21 @@ def without(piece: TimePiece[T], taken: Iterable[tuple[int, int]]) -> Iterator[T
         yield TimePiece(now, piece.end_ns, piece.value)
 
 
-def aligned(
+def align_timelines(
     timelines: Sequence[Sequence[TimePiece[Any]]], start_ns: int, end_ns: int
 ) -> Iterator[TimePiece[tuple[Any, ...]]]:
     """Align several timelines over [start, end), divided wherever one changes; None for a missing value."""
-    at = [bisect_right(timeline, start_ns, key=_END) for timeline in timelines]
+    positions = [bisect_right(timeline, start_ns, key=_END) for timeline in timelines]
     now = start_ns
     while now < end_ns:
         until = end_ns
         values: list[Any] = []
         for number, timeline in enumerate(timelines):
-            while at[number] < len(timeline) and timeline[at[number]].end_ns <= now:
-                at[number] += 1
+            while positions[number] < len(timeline) and timeline[positions[number]].end_ns <= now:
+                positions[number] += 1
             value = None
-            if at[number] < len(timeline):
-                piece = timeline[at[number]]
+            if positions[number] < len(timeline):
+                piece = timeline[positions[number]]
                 if piece.start_ns <= now:
                     value = piece.value
                     until = min(until, piece.end_ns)

@@ -42,12 +42,12 @@ def round_parts(parts: Mapping[Name, Fraction], total: int) -> dict[Name, int]:
     Largest remainder: every part is rounded down, and the missing units of the total are added, one
     each, to the parts with the largest remainders; of equal remainders, to the smaller name.
     """
-    found = {name: part.numerator // part.denominator for name, part in parts.items()}
-    missing = total - sum(found.values())
-    by_loss = sorted(parts, key=lambda name: (found[name] - parts[name], name))
+    rounded = {name: part.numerator // part.denominator for name, part in parts.items()}
+    missing = total - sum(rounded.values())
+    by_loss = sorted(parts, key=lambda name: (rounded[name] - parts[name], name))
     for name in by_loss[:missing]:
-        found[name] += 1
-    return found
+        rounded[name] += 1
+    return rounded
 
 
 class Tiling(StrEnum):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from collector.config import IngestLimits
-from collector.evidence import evidence_book, node_chunks
+from collector.evidence import evidence_book, node_intervals
 from collector.fleet.fleet import (
     Fleet,
     NodeUpdate,
@@ -272,7 +272,7 @@ def cost_of(envelope: Envelope, known: Iterable[KnownSchema | None]) -> Envelope
             stretches += _stretches(batch, schema)
             counters = len(schema.metered.columns)
             if counters:
-                cells = len({boot_ns // node_chunks.GRID_NS for boot_ns in batch.boot_ns})
+                cells = len({boot_ns // node_intervals.GRID_NS for boot_ns in batch.boot_ns})
                 counter_bytes += cells * counters * BYTES_PER_VALUE
     return EnvelopeCost(
         len(envelope.batches),
@@ -289,13 +289,13 @@ def _stretches(batch: Batch, schema: KnownSchema) -> int:
     length_ns = boot_ns[-1] - boot_ns[0]
     if (
         length_ns <= GAP_NS
-        and boot_ns[0] // node_chunks.CHUNK_NS == boot_ns[-1] // node_chunks.CHUNK_NS
+        and boot_ns[0] // node_intervals.INTERVAL_NS == boot_ns[-1] // node_intervals.INTERVAL_NS
     ):
         stretches = 1
     else:
         stretches = 1 + sum(
             after - before > GAP_NS
-            or after // node_chunks.CHUNK_NS != before // node_chunks.CHUNK_NS
+            or after // node_intervals.INTERVAL_NS != before // node_intervals.INTERVAL_NS
             for before, after in pairwise(boot_ns)
         )
     cells = 0

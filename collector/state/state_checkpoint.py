@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from collector.evidence import claim_events, evidence_memory, node_chunks
+from collector.evidence import claim_events, evidence_memory, node_intervals
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.received_frames import ReceivedRun
 from collector.state.collector_state import CollectorState
@@ -57,7 +57,9 @@ class NodePart(msgspec.Struct, array_like=True, tag=True):
     name: str
     runs: dict[str, ReceivedRun]
     memory: NodeMemory | None
-    receipts: node_chunks.NodeReceipts = msgspec.field(default_factory=node_chunks.NodeReceipts)
+    receipts: node_intervals.NodeReceipts = msgspec.field(
+        default_factory=node_intervals.NodeReceipts
+    )
 
 
 class GpuPart(msgspec.Struct, array_like=True, tag=True):
@@ -67,10 +69,10 @@ class GpuPart(msgspec.Struct, array_like=True, tag=True):
     memory: evidence_memory.GpuMemory
 
 
-class ChunkPart(msgspec.Struct, array_like=True, tag=True):
+class IntervalPart(msgspec.Struct, array_like=True, tag="ChunkPart"):
     """Metering facts from a node's frames of some time."""
 
-    kept: evidence_memory.ChunkInMemory
+    kept: evidence_memory.IntervalInMemory
 
 
 class FactsPart(msgspec.Struct, array_like=True, tag=True):
@@ -91,7 +93,7 @@ class Ending(msgspec.Struct, array_like=True, tag=True):
 
 
 CheckpointPart: TypeAlias = (
-    Beginning | NodePart | GpuPart | ChunkPart | FactsPart | EventsPart | Ending
+    Beginning | NodePart | GpuPart | IntervalPart | FactsPart | EventsPart | Ending
 )
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
@@ -107,9 +109,9 @@ def parts_of(core: CollectorState, first_segment: int) -> Iterator[CheckpointPar
         yield NodePart(name, runs, _memory_of(core, name), book.node(name))
     for uuid in list(book.gpus):
         yield GpuPart(uuid, book.gpu(uuid))
-    for key in list(book.chunks.by_key):
-        if kept := book.chunks.by_key.get(key):
-            yield ChunkPart(kept)
+    for key in list(book.intervals.by_key):
+        if kept := book.intervals.by_key.get(key):
+            yield IntervalPart(kept)
     # After the GPUs: a stored claim that is not among these is in the database.
     for facts in _some(list(book.unwritten)):
         yield FactsPart(
@@ -174,7 +176,7 @@ def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
     """Restore an empty core from a checkpoint; return the first segment to read."""
     first_segment = 0
     gpus: dict[str, evidence_memory.GpuMemory] = {}
-    chunks: list[evidence_memory.ChunkInMemory] = []
+    intervals: list[evidence_memory.IntervalInMemory] = []
     facts: list[claim_events.ClaimFact] = []
     for part in parts:
         match part:
@@ -184,15 +186,15 @@ def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
                 _resume_node(core, part)
             case GpuPart():
                 gpus[part.uuid] = part.memory
-            case ChunkPart():
-                chunks.append(part.kept)
+            case IntervalPart():
+                intervals.append(part.kept)
             case FactsPart():
                 facts += [*part.claims, *part.ends]
             case EventsPart():
                 for node, boot_id, event in part.events:
                     core.see(SeenEvent(node, boot_id, event))
             case Ending():
-                core.evidence.resume(gpus, chunks, facts)
+                core.evidence.restore(gpus, intervals, facts)
     return first_segment
 
 

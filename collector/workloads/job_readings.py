@@ -49,12 +49,12 @@ class FleetPositions:
     roster: JobRoster
     _tables: dict[int, PositionTable] = field(default_factory=dict)
 
-    def of(self, block: sheets.SheetBlock) -> PositionTable | None:
+    def find(self, block: sheets.SheetBlock) -> PositionTable | None:
         """Return the positions of a block; None if its stream has no columns for jobs."""
         table = self._tables.get(id(block))
         return table if table and table.block is block else None
 
-    def unchanged(
+    def select_unchanged(
         self, block: sheets.SheetBlock, rows: schema_columns.Positions
     ) -> schema_columns.Positions:
         """Return the rows with the nodes and schemas of the last refresh."""
@@ -92,16 +92,18 @@ class FleetPositions:
 
     def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
         """Return for each rail a position of the only job with GPUs on it; rails with two jobs are omitted."""
-        found: dict[int, int] = {}
+        rail_positions: dict[int, int] = {}
         jobs = self.roster.job_of_position
         for gpu in self.gpus(node):
             position = by_gpu.get(gpu.uuid, NO_POSITION)
             if gpu.rail == NO_RAIL or position == NO_POSITION:
                 continue
-            before = found.setdefault(gpu.rail, position)
+            before = rail_positions.setdefault(gpu.rail, position)
             if before != NO_POSITION and jobs[before] != jobs[position]:
-                found[gpu.rail] = NO_POSITION
-        return {rail: s for rail, s in found.items() if s != NO_POSITION and jobs[s] != NO_JOB}
+                rail_positions[gpu.rail] = NO_POSITION
+        return {
+            rail: s for rail, s in rail_positions.items() if s != NO_POSITION and jobs[s] != NO_JOB
+        }
 
     def gpus(self, node: FleetNode) -> tuple[schemas.SchemaGpu, ...]:
         """Return the GPUs of a node by the schema of its latest frame."""
@@ -138,9 +140,9 @@ class GatheredReadings:
             return
         block, columns = table.block, table.columns
         positions = table.positions[rows]
-        at = np.ix_(rows, columns.columns)
-        values = block.values[at].astype(np.float64)
-        reasons = block.reasons[at]
+        cells = np.ix_(rows, columns.columns)
+        values = block.values[cells].astype(np.float64)
+        reasons = block.reasons[cells]
         if len(columns.counters):
             rates = block.rates[np.ix_(rows, columns.rates)]
             values[:, columns.counters] = rates
@@ -149,15 +151,17 @@ class GatheredReadings:
                 unknown, Absent.NOT_DUE.value, reasons[:, columns.counters]
             )
         numbers = np.array([self.keys.setdefault(key, len(self.keys)) for key in columns.keys])
-        held = positions >= 0
+        is_used = positions >= 0
         keys = np.broadcast_to(numbers.astype(np.int32), positions.shape)
-        self.take(GpuReadings(positions[held], keys[held], values[held], reasons[held]))
+        self.add_readings(
+            GpuReadings(positions[is_used], keys[is_used], values[is_used], reasons[is_used])
+        )
 
-    def take(self, readings: GpuReadings) -> None:
+    def add_readings(self, readings: GpuReadings) -> None:
         """Add readings; the numbers of their keys are those of `keys`."""
         self._parts.append(readings)
 
-    def whole(self) -> GpuReadings:
+    def concatenate(self) -> GpuReadings:
         """Return all readings."""
         if not self._parts:
             return GpuReadings(
@@ -177,7 +181,7 @@ class JobTotals(NamedTuple):
     highest: Floats
     lowest: Floats
 
-    def of(self, rollup: Rollup, job: int) -> float | None:
+    def total(self, rollup: Rollup, job: int) -> float | None:
         """Return a roll-up over a job in stored steps; None without readings."""
         if not self.counts[job]:
             return None
@@ -220,7 +224,7 @@ class GpuValues:
     """NaN for none; several ports of a rail are added up."""
     reasons: Codes
 
-    def why(self, position: int) -> str:
+    def absence_reason(self, position: int) -> str:
         """Return the absence reason of a position: `stale` if no fresh frame contains it."""
         code = int(self.reasons[position])
         if code == PRESENT:
@@ -234,9 +238,9 @@ def gpu_values(readings: GpuReadings, number: int | None, positions: int) -> Gpu
     reasons = np.full(positions, _STALE, np.uint8)
     reasons[readings.positions[chosen]] = readings.reasons[chosen]
     present = chosen[readings.reasons[chosen] == PRESENT]
-    at = readings.positions[present]
-    values = np.bincount(at, readings.values[present], positions)
-    has_value = np.bincount(at, minlength=positions) > 0
+    present_positions = readings.positions[present]
+    values = np.bincount(present_positions, readings.values[present], positions)
+    has_value = np.bincount(present_positions, minlength=positions) > 0
     reasons[has_value] = PRESENT
     return GpuValues(np.where(has_value, values, np.nan), reasons)
 
@@ -287,10 +291,10 @@ class MeasureAverages:
         present = job_of_position[: len(before)]
         same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)
         self._jobs, self._at_ns = job_of_position, now_ns
-        read = gathered.whole()
-        found = {}
+        read = gathered.concatenate()
+        averages = {}
         for name, measure in STRAGGLER_MEASURES.items():
             number = gathered.keys.get((measure.metric, measure.part))
             now = gpu_values(read, number, len(job_of_position))
-            found[name] = self._of[name].follow(now, same, seconds, self.over_seconds)
-        return found
+            averages[name] = self._of[name].follow(now, same, seconds, self.over_seconds)
+        return averages

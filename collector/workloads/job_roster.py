@@ -52,8 +52,8 @@ class JobHolding(NamedTuple):
     start_ns: int
 
 
-def holdings(
-    evidence: Evidence, entries: Iterable[tiling.TilingEntry], instant_ns: int
+def find_holdings(
+    evidence: Evidence, entries: Iterable[tiling.TilingEntry], timestamp_ns: int
 ) -> tuple[JobHolding, ...]:
     """Return the holdings of a GPU; `entries` are those of the timestamp.
 
@@ -62,26 +62,28 @@ def holdings(
     present = [
         claim
         for start_ns, end_ns, claim in holders.claims_in_force(evidence)
-        if start_ns <= instant_ns < end_ns
+        if start_ns <= timestamp_ns < end_ns
     ]
     by_id = {claim.id: claim for claim in present}
     starts = {claim.id: claim.start_ns for claim in evidence.claims}
-    named = [claim for claim in present if claim.workload and claim.level > ClaimAuthority.PROCESS]
-    found: dict[JobKey, JobHolding] = {}
+    named = [
+        claim for claim in present if claim.workload and claim.authority > ClaimAuthority.PROCESS
+    ]
+    holdings_by_job: dict[JobKey, JobHolding] = {}
     for entry in entries:
         claim = by_id.get(entry.claim)
         if entry.tiling is not Tiling.COMPUTE or entry.state not in tiling.HELD or claim is None:
             continue
-        for low, high, naming in _named(entry, claim, named):
+        for low, high, naming in _find_named_claims(entry, claim, named):
             start_ns = max(starts[naming.id], starts[claim.id])
             job = _job(evidence.gpu, entry.tenant, naming)
-            before = found.get(job, JobHolding(job, entry.node, 0, start_ns))
+            before = holdings_by_job.get(job, JobHolding(job, entry.node, 0, start_ns))
             units, start_ns = exact(before.units + high - low), min(before.start_ns, start_ns)
-            found[job] = JobHolding(job, entry.node, units, start_ns)
-    return tuple(found[job] for job in sorted(found))
+            holdings_by_job[job] = JobHolding(job, entry.node, units, start_ns)
+    return tuple(holdings_by_job[job] for job in sorted(holdings_by_job))
 
 
-def _named(
+def _find_named_claims(
     entry: tiling.TilingEntry, claim: MeteredClaim, named: Iterable[MeteredClaim]
 ) -> Iterator[tuple[Units, Units, MeteredClaim]]:
     """Yield the slots of an entry, with the claims that name the job on them."""
@@ -104,7 +106,7 @@ def _job(gpu: str, tenant: str, claim: MeteredClaim) -> JobKey:
 
 
 def join_pod_holdings(
-    found: tuple[JobHolding, ...], pods: re.Pattern[str]
+    gpu_holdings: tuple[JobHolding, ...], pods: re.Pattern[str]
 ) -> tuple[JobHolding, ...]:
     """Join holdings of pods of one job: their names differ only outside the group `job`.
 
@@ -112,7 +114,7 @@ def join_pod_holdings(
     the job (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName).
     """
     jobs: dict[JobKey, JobHolding] = {}
-    for holding in found:
+    for holding in gpu_holdings:
         tenant, source, workload = holding.job
         namespace, slash, pod = workload.partition("/")
         match = pods.fullmatch(pod) if slash and source == KUBERNETES else None
@@ -123,7 +125,7 @@ def join_pod_holdings(
     return tuple(jobs[job] for job in sorted(jobs))
 
 
-def pattern_of(setting: str) -> re.Pattern[str]:
+def compile_pattern(setting: str) -> re.Pattern[str]:
     """Compile the pattern of a setting. Raises SettingsError if it is invalid, or has no group `job`."""
     try:
         pattern = re.compile(setting) if setting else NO_PODS
@@ -180,9 +182,9 @@ def fair_selection(jobs: Sequence[RunningJob], max_jobs: int) -> list[RunningJob
         nodes = {place.holding.node for place in job.places}
         ranks.append(min((taken[node] for node in nodes), default=0))
         taken.update(nodes)
-    within = [at for at, rank in enumerate(ranks) if rank < MAX_JOBS_OF_A_NODE]
+    within = [index for index, rank in enumerate(ranks) if rank < MAX_JOBS_OF_A_NODE]
     chosen = sorted(within, key=ranks.__getitem__)[:max_jobs]
-    return [jobs[at] for at in sorted(chosen)]
+    return [jobs[index] for index in sorted(chosen)]
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ class JobRoster:
                 job.running = RunningJob(key, job.number, tuple(job.places.values()))
         return [job.running for job in self._jobs.values() if job.running]
 
-    def put(self, gpu: str, holdings: Sequence[JobHolding]) -> None:
+    def set_holdings(self, gpu: str, holdings: Sequence[JobHolding]) -> None:
         """Set the current holdings of a GPU: each job once."""
         position, before = self._held.get(gpu, (NO_POSITION, ()))
         now = tuple(holdings)

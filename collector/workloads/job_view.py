@@ -48,22 +48,24 @@ class MeasureComparison:
     medians: job_readings.Floats
     counts: job_roster.Numbers
 
-    def of(self, job: job_roster.RunningJob) -> Straggler | str:
+    def straggler(self, job: job_roster.RunningJob) -> Straggler | str:
         """Return the GPU of a job that is furthest behind, or the reason for its absence."""
         number = job.number
         if len(job.places) < MIN_COMPARED_GPUS:
             return ONE_GPU
         if self.counts[number] < MIN_COMPARED_GPUS:
-            return self._why(job)
+            return self._absence_reason(job)
         median = float(self.medians[number])
         if median <= 0:
             return IDLE
         position = int(self.lowest[number])
         return Straggler(position, float(self.means.values[position]), median)
 
-    def _why(self, job: job_roster.RunningJob) -> str:
+    def _absence_reason(self, job: job_roster.RunningJob) -> str:
         """Return the most frequent reason of the GPUs without a value."""
-        reasons = [SHARED if not p.alone else self.means.why(p.position) for p in job.places]
+        reasons = [
+            SHARED if not p.alone else self.means.absence_reason(p.position) for p in job.places
+        ]
         known = [reason for reason in reasons if reason]
         return max(sorted(set(known)), key=known.count)
 
@@ -72,16 +74,18 @@ def compare_gpus(
     means: job_readings.GpuValues, job_of_position: job_roster.Numbers, jobs: int
 ) -> MeasureComparison:
     """Compare the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
-    at = np.flatnonzero((job_of_position != job_roster.NO_JOB) & ~np.isnan(means.values))
-    values, job = means.values[at], job_of_position[at]
+    compared_positions = np.flatnonzero(
+        (job_of_position != job_roster.NO_JOB) & ~np.isnan(means.values)
+    )
+    values, job = means.values[compared_positions], job_of_position[compared_positions]
     order = np.lexsort((values, job))
-    at, values, job = at[order], values[order], job[order]
+    compared_positions, values, job = compared_positions[order], values[order], job[order]
     numbers = np.arange(jobs)
     starts = np.searchsorted(job, numbers)
     counts = np.searchsorted(job, numbers, side="right") - starts
     here = counts > 0
     lowest, medians = np.full(jobs, -1, np.int32), np.full(jobs, np.nan)
-    lowest[here] = at[starts[here]]
+    lowest[here] = compared_positions[starts[here]]
     middle = (starts + (counts - 1) // 2)[here], (starts + counts // 2)[here]
     medians[here] = (values[middle[0]] + values[middle[1]]) / 2
     return MeasureComparison(means, lowest, medians, counts.astype(np.int32))
@@ -110,20 +114,20 @@ class RunningJobs:
 
     @cached_property
     def _totals(self) -> Mapping[schema_columns.ColumnKey, job_readings.JobTotals]:
-        read = self.gathered.whole()
+        read = self.gathered.concatenate()
         return job_readings.job_totals(read, self.gathered.keys, self.job_of_position, self.numbers)
 
     @cached_property
-    def _compared(self) -> dict[str, MeasureComparison]:
+    def _comparisons(self) -> dict[str, MeasureComparison]:
         stale = job_readings.gpu_values(
-            job_readings.GatheredReadings().whole(), None, len(self.job_of_position)
+            job_readings.GatheredReadings().concatenate(), None, len(self.job_of_position)
         )
         return {
             name: compare_gpus(self.means.get(name, stale), self.job_of_position, self.numbers)
             for name in catalog.STRAGGLER_MEASURES
         }
 
-    def of(self, tenant: str) -> tuple[job_roster.RunningJob, ...]:
+    def jobs_of(self, tenant: str) -> tuple[job_roster.RunningJob, ...]:
         """Return the jobs of one tenant."""
         return tuple(job for job in self.jobs if job.key.tenant == tenant)
 
@@ -131,7 +135,7 @@ class RunningJobs:
 
     def cells(self, tenant: str | None = None) -> Iterator[view_cells.ViewCell]:
         """Yield all cells of jobs; of one tenant's jobs, if one is named."""
-        for job in self.jobs if tenant is None else self.of(tenant):
+        for job in self.jobs if tenant is None else self.jobs_of(tenant):
             yield from self._of_job(job)
             yield from self._stragglers(job)
             for place in job.places:
@@ -159,18 +163,18 @@ class RunningJobs:
     ) -> Iterator[tuple[declare.Metric, tuple[str, ...], float]]:
         for (metric, part), found in self._totals.items():
             for rollup in catalog.BY_JOB.get(metric, ()):
-                value = found.of(rollup, job.number)
+                value = found.total(rollup, job.number)
                 if value is not None:
-                    yield _derived(metric, rollup), part, scaled(metric, value)
+                    yield _derived_metric(metric, rollup), part, to_base_units(metric, value)
 
     def _stragglers(self, job: job_roster.RunningJob) -> Iterator[view_cells.ViewCell]:
-        for name, compared in self._compared.items():
-            found = compared.of(job)
-            if isinstance(found, Straggler):
-                place = next(place for place in job.places if place.position == found.position)
+        for name, compared in self._comparisons.items():
+            straggler = compared.straggler(job)
+            if isinstance(straggler, Straggler):
+                place = next(place for place in job.places if place.position == straggler.position)
                 where = name, place.holding.node, place.gpu
                 yield view_cells.ViewCell(
-                    catalog.STRAGGLER_DEVIATION, (*job.key, *where), found.deviation
+                    catalog.STRAGGLER_DEVIATION, (*job.key, *where), straggler.deviation
                 )
 
     # As JSON -------------------------------------------------------------------------------------
@@ -195,7 +199,7 @@ class RunningJobs:
             ],
             "stragglers": [
                 {"measure": name, **self._straggler(job, name, compared, names_of)}
-                for name, compared in self._compared.items()
+                for name, compared in self._comparisons.items()
             ],
         }
 
@@ -206,16 +210,16 @@ class RunningJobs:
         compared: MeasureComparison,
         names_of: fleet.NamesOfGpu,
     ) -> dict[str, Any]:
-        found = compared.of(job)
-        if isinstance(found, str):
-            return {"unknown": found}
-        place = next(place for place in job.places if place.position == found.position)
+        straggler = compared.straggler(job)
+        if isinstance(straggler, str):
+            return {"unknown": straggler}
+        place = next(place for place in job.places if place.position == straggler.position)
         metric = catalog.STRAGGLER_MEASURES[name].metric
         return {
-            **_where(place, names_of),
-            "value": scaled(metric, found.value),
-            "median": scaled(metric, found.median),
-            "deviation_ratio": found.deviation,
+            **_node_and_gpu(place, names_of),
+            "value": to_base_units(metric, straggler.value),
+            "median": to_base_units(metric, straggler.median),
+            "deviation_ratio": straggler.deviation,
         }
 
     def places(
@@ -224,19 +228,19 @@ class RunningJobs:
         """Return the GPUs of a job, each with its readings or the reasons for their absence."""
         return [
             {
-                **_where(place, names_of),
+                **_node_and_gpu(place, names_of),
                 "held_ratio": float(place.holding.units / GPU_CAPACITY),
                 "start_ns": place.holding.start_ns,
                 "readings": [
                     {"measure": name, **_reading(job, place, name, compared)}
-                    for name, compared in self._compared.items()
+                    for name, compared in self._comparisons.items()
                 ],
             }
             for place in sorted(job.places, key=lambda place: (place.holding.node, place.gpu))
         ]
 
 
-def _where(place: job_roster.JobGpu, names_of: fleet.NamesOfGpu) -> dict[str, str]:
+def _node_and_gpu(place: job_roster.JobGpu, names_of: fleet.NamesOfGpu) -> dict[str, str]:
     node, uuid = place.holding.node, place.gpu
     names = names_of(node, uuid)
     return {
@@ -252,21 +256,21 @@ def _reading(
 ) -> dict[str, Any]:
     if not place.alone:
         return {"absent": SHARED}
-    if why := compared.means.why(place.position):
+    if why := compared.means.absence_reason(place.position):
         return {"absent": why}
     value, median = (
         float(compared.means.values[place.position]),
         float(compared.medians[job.number]),
     )
-    found = {"value": scaled(catalog.STRAGGLER_MEASURES[name].metric, value)}
-    return found | ({"deviation_ratio": value / median - 1} if median > 0 else {})
+    reading = {"value": to_base_units(catalog.STRAGGLER_MEASURES[name].metric, value)}
+    return reading | ({"deviation_ratio": value / median - 1} if median > 0 else {})
 
 
-def scaled(metric: declare.Metric, value: float) -> float:
+def to_base_units(metric: declare.Metric, value: float) -> float:
     """Return a value in base units."""
     return value * metric.scale.numerator / metric.scale.denominator
 
 
 @cache
-def _derived(metric: declare.Metric, rollup: declare.Rollup) -> declare.Metric:
+def _derived_metric(metric: declare.Metric, rollup: declare.Rollup) -> declare.Metric:
     return rollups()[derived_name(metric, "job", rollup)].metric

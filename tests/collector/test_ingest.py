@@ -153,7 +153,7 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         )
         assert one.collector.core.counts.rejected == {"evidence": 1}
     async with running(settings_in(tmp_path, limits=limits, metering=at_once)) as one:
-        while one.collector.core.evidence.chunks.by_key:  # noqa: ASYNC110 - no event for tests
+        while one.collector.core.evidence.intervals.by_key:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
         assert (await one.post(quarters[3], at=5000))[0] == 200
 

@@ -12,7 +12,7 @@ from support.story import SECOND, Reporter, ended, gpus_of, started
 
 from collector.config import IngestLimits, LedgerSettings, MeteringSettings
 from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.node_chunks import FirstContact
+from collector.evidence.node_intervals import FirstContact
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
 from collector.metering.units import Tiling

@@ -34,7 +34,7 @@ from collector.metering.measures import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
-    increments,
+    compute_increments,
 )
 from collector.metering.units import Period
 from railscope.audit.record import RecordActor
@@ -99,7 +99,9 @@ def gpu(
 ) -> AssembledGpu:
     """Return a GPU that is always observed and draws 500 W."""
     instants = np.arange(START - DAY_NS, THREE.end_ns + DAY_NS, 30 * SECOND_NS, dtype=np.int64)
-    counted = increments([CounterReadings("boot", instants, (instants - instants[0]) // 2_000)])
+    counted = compute_increments(
+        [CounterReadings("boot", instants, (instants - instants[0]) // 2_000)]
+    )
     usual: dict[str, object] = {
         "stays": (NodeStay(START, "node-1"),),
         "stretches": (SampleStretch("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
@@ -133,7 +135,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     computed = MeteringComputation("1", (last_day + 1) * DAY_NS)
     days = range(FIRST_DAY, last_day + 1)
     gpus = [
-        MeteredGpu.of(one.evidence, one.counted, one.sku, one.profiles, doubts=one.doubts)
+        MeteredGpu.compute(one.evidence, one.counted, one.sku, one.profiles, doubts=one.doubts)
         for one in known.known.values()
     ]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
@@ -142,7 +144,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
 def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> BillingBooks:
     """Return books with a ledger of all days of this evidence, and prices."""
     meter(ledger, known)
-    books = BillingBooks.of(ledger, known)
+    books = BillingBooks.for_ledger(ledger, known)
     administration.publish(books, prices, "prices.toml", TimedActor(BOSS, START))
     return books
 
@@ -150,7 +152,7 @@ def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Bi
 def told(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
     """Return the books after this evidence has arrived and is in the ledger."""
     meter(books.ledger, known)
-    return BillingBooks.of(books.ledger, known)
+    return BillingBooks.for_ledger(books.ledger, known)
 
 
 def exact(invoices) -> dict[str, Fraction]:

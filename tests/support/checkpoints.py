@@ -21,4 +21,4 @@ def resume_from(core: CollectorState, content: bytes) -> None:
 def facts_of(core: CollectorState) -> tuple[Any, ...]:
     """Return all evidence in memory."""
     book = core.evidence
-    return book.gpus, book.chunks.by_key, book.unwritten
+    return book.gpus, book.intervals.by_key, book.unwritten

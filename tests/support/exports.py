@@ -84,4 +84,4 @@ def parse_csv(text: str) -> list[FocusRow]:
 
 def closed_months(ledger: Ledger) -> tuple[Invoice, ...]:
     """Return the demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
-    return (*BillingBooks.of(ledger).store.invoices(), all_kinds())
+    return (*BillingBooks.for_ledger(ledger).store.invoices(), all_kinds())

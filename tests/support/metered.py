@@ -18,7 +18,7 @@ from railscope.timestamps import DAY_NS
 
 def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
     """Return all entries of one window."""
-    return GpuTimeline.of(evidence).entries(start_ns, end_ns)
+    return GpuTimeline.compute(evidence).entries(start_ns, end_ns)
 
 
 def replica(index: int, of: int) -> CapacityRange:

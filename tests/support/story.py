@@ -13,7 +13,7 @@ from collector.evidence.gpu_evidence import (
     AdministratorInputs,
     AssembledGpu,
     assemble_gpu,
-    facts_of,
+    collect_facts,
 )
 from collector.fleet.schemas import StoredSchemas
 from collector.framelog.segment_files import FrameRecord
@@ -188,10 +188,10 @@ def known_of(
 ) -> AssembledGpu:
     """Return the evidence in memory about a GPU."""
     book = core.evidence
-    chunks = [kept.chunk for kept in book.chunks.by_key.values()]
+    intervals = [kept.interval for kept in book.intervals.by_key.values()]
     memory = book.gpus[name]
     contacts = book.facts(name).contacts
-    facts = facts_of(name, chunks, memory.claims, memory.ended, contacts)
+    facts = collect_facts(name, chunks, memory.claims, memory.ended, contacts)
     return assemble_gpu(facts, chunks, files or AdministratorInputs())
 
 

@@ -17,8 +17,8 @@ from collector.evidence.claim_events import (
     ReportedClaim,
     ReportedEnd,
     ReportingBoot,
-    ends_of,
-    first_report,
+    find_ends,
+    first_report_key,
     parse_claim_event,
 )
 from railscope.catalog import tenancy as c
@@ -44,10 +44,10 @@ def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
         )
         facts.append(parse_claim_event(teller, wire))
     starts = [one for one in facts if isinstance(one, ReportedClaim)]
-    ends = ends_of(starts, [one for one in facts if isinstance(one, ReportedEnd)], [])
+    ends = find_ends(starts, [one for one in facts if isinstance(one, ReportedEnd)], [])
     found = {}
     for key in {one.id for one in starts}:
-        first = min((one for one in starts if one.id == key), key=first_report)
+        first = min((one for one in starts if one.id == key), key=first_report_key)
         end_ns = ends.get((NODE, key), 0)
         assert first.workload not in found, "one claim, whatever the clock did"
         found[first.workload] = first.start_ns - ANCHOR_NS, end_ns - ANCHOR_NS

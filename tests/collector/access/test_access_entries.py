@@ -20,7 +20,7 @@ from collector.access.credentials import Credential, Role
 from collector.audit.event_records import ClaimsInForce, drafts_of
 from collector.audit.tiles import check_proof
 from collector.http.audit_api import EntrySelection, IndexBehindError, SignedEntries, sole_tenant
-from collector.ledger.audit_outbox import RecordDraft, record_of
+from collector.ledger.audit_outbox import RecordDraft, build_record
 from collector.service import Collector
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
@@ -65,7 +65,7 @@ def of(tenant: str, number: int) -> RecordDraft:
 )
 def test_whose_a_record_is(data: RecordData, label: str, whose: str) -> None:
     actor = RecordActor("credential", label) if label else SCHEDULER
-    made = record_of(draft(data, actor), RecordSource("collector", "c", "b", 0), 0)
+    made = build_record(draft(data, actor), RecordSource("collector", "c", "b", 0), 0)
     assert sole_tenant(made) == whose
     if whose:
         assert b"tenant" in encode_audit_record(made), "what the index looks for before it decodes"
@@ -167,7 +167,9 @@ def test_a_reference_that_could_name_somebody_is_withheld_from_a_tenant(tmp_path
 @given(names, st.text(min_size=1, max_size=5))
 def test_a_credentials_own_records_are_its_tenants(tenant: str, name: str) -> None:
     label = Credential(name, Role.TENANT, tenant).label
-    made = record_of(draft({}, RecordActor("credential", label)), RecordSource("c", "c", "b", 0), 0)
+    made = build_record(
+        draft({}, RecordActor("credential", label)), RecordSource("c", "c", "b", 0), 0
+    )
     assert sole_tenant(made) == tenant
 
 
@@ -236,7 +238,7 @@ def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) ->
     for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):
         seen = teller.claimed(f"claim-{len(found)}", owner=owner, tenant=tenant)
         (made,) = drafts_of(seen, ClaimsInForce(), commitments, tenant_of)
-        one = record_of(made, RecordSource("agent", "n1", "run-1", 0), 0)
+        one = build_record(made, RecordSource("agent", "n1", "run-1", 0), 0)
         assert one.data.get("owner", "") == ""
         found[owner, tenant] = sole_tenant(one)
     assert found == {

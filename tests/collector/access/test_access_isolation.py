@@ -133,7 +133,7 @@ class Cluster:
         if others:
             self.facts = [fact for fact in self.facts if str(fact.number) not in {node, gpu}]
         held = [JobHolding(one, node, 100, NOON_NS) for one in {job, *others}]
-        self.roster.put(gpu, sorted(held))
+        self.roster.set_holdings(gpu, sorted(held))
 
     def _record(self) -> None:
         one, two = (self.draw(st.sampled_from(self.tenants)) for _ in range(2))

@@ -23,7 +23,7 @@ from collector.audit.record_checks import SourceContinuity
 from collector.audit.signing_guard import DisputeError, SigningGuard
 from collector.audit.tiles import Tiles
 from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import record_of
+from collector.ledger.audit_outbox import build_record
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import RecordSource, decode_audit_record
 from railscope.audit.signed_note import read_checkpoint
@@ -132,7 +132,7 @@ def test_t8_what_was_dropped_is_missed_and_nothing_else(told: list[tuple[int, in
     continuity = SourceContinuity()
     for sequence, (run, number) in enumerate(told):
         source = RecordSource("agent", "n1", f"r{run}", number)
-        continuity.add(record_of(draft(0), source, sequence))
+        continuity.add(build_record(draft(0), source, sequence))
     came: dict[int, set[int]] = {}
     for run, number in told:
         came.setdefault(run, set()).add(number)

@@ -57,7 +57,7 @@ EVERYTHING = world(
         "GPU-0",
         RED,
         claim("green", 30, 40),
-        replace(claim("root", 61, 62), level=ClaimAuthority.PROCESS),
+        replace(claim("root", 61, 62), authority=ClaimAuthority.PROCESS),
     ),
     gpu("GPU-1", GREEN),
 )
@@ -241,7 +241,7 @@ async def test_a_head_written_anew_contradicts_its_record(
             connection.execute(delete(table).where(table.c.id.startswith(HEAD)))
         connection.execute(delete(outbox_rows).where(outbox_rows.c.type == HEAD))
         kinds = [one for kind in covered_tables for one in head_chain.read_rows(connection, kind)]
-        head_chain.append(connection, kinds, START)
+        head_chain.append_head(connection, kinds, START)
     status, output = checked(tmp_path / "log", url)
     assert (status, "head 1 does not match record" in output) == (VerifyOutcome.ALTERED, True)
 
@@ -315,7 +315,7 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
     if how in {"moved", "copied"}:
         again = Ledger.open(f"sqlite:///{path}", metadata)
         with pytest.raises(LedgerError, match="accept-copy"):
-            BillingBooks.of(again, ALL).close(ONE, after(ONE))
+            BillingBooks.for_ledger(again, ALL).close(ONE, after(ONE))
         with pytest.raises(LedgerError, match="is an older copy"):
             opened(again, world(gpu("GPU-9")))
         again.close()
@@ -328,7 +328,7 @@ def test_a_watch_that_starts_knows_what_the_log_has_recorded(tmp_path: Path) -> 
     shutil.copy(path, older)
     books.close(ONE, after(ONE))
     with ledger.database.transaction() as connection:
-        newest = head_chain.newest(connection)
+        newest = head_chain.newest_head(connection)
     ledger.close()
     watch = watch_of(tmp_path / "log", lambda: Database(f"sqlite:///{older}", metadata))
     watch.start(newest)
@@ -362,7 +362,7 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     books.close(ONE, after(ONE))
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
-        newest = head_chain.newest(connection)
+        newest = head_chain.newest_head(connection)
     ledger.close()
     copy = Ledger.open(url, metadata)
     watch = watch_of(tmp_path / "unused", lambda: copy.database)
@@ -370,10 +370,10 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     with pytest.raises(OlderCopyError):
         watch.check()
     administration.accept_copy(
-        BillingBooks.of(copy, ALL), "the disk is gone", TimedActor(BOSS, START)
+        BillingBooks.for_ledger(copy, ALL), "the disk is gone", TimedActor(BOSS, START)
     )
     watch.check()
-    BillingBooks.of(copy, ALL).close(ONE, TimedActor(BOSS, after(THREE).now_ns))
+    BillingBooks.for_ledger(copy, ALL).close(ONE, TimedActor(BOSS, after(THREE).now_ns))
     await log_of(tmp_path / "log", copy.database)
     status, output = checked(tmp_path / "log", url)
     copy.close()
@@ -399,7 +399,7 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
         try:
             for number in range(8):
                 given = adjustment_charge("green", Fraction(1), ONE, f"{name} {number}")
-                administration.record(BillingBooks.of(own, ALL), given, after(ONE))
+                administration.record(BillingBooks.for_ledger(own, ALL), given, after(ONE))
         finally:
             own.close()
 
@@ -409,8 +409,8 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
         )
 
     asyncio.run(both())
-    assert reconciled(BillingBooks.of(ledger, ALL)) == (True, "")
+    assert reconciled(BillingBooks.for_ledger(ledger, ALL)) == (True, "")
     with ledger.database.transaction() as connection:
-        newest = head_chain.newest(connection)
+        newest = head_chain.newest_head(connection)
     assert newest is not None
     assert newest.n == 2 + 16

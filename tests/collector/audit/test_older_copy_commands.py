@@ -66,7 +66,7 @@ def charges(path: Path) -> int:
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
     try:
         with ledger.database.transaction() as connection:
-            newest = head_chain.newest(connection)
+            newest = head_chain.newest_head(connection)
         return newest.n if newest else 0
     finally:
         ledger.close()
@@ -122,7 +122,7 @@ def test_a_damaged_file_of_the_known_head_is_reported_and_written_again(tmp_path
     assert "restart the collector" in result.output
     ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
     with ledger.database.transaction() as connection:
-        newest = head_chain.newest(connection)
+        newest = head_chain.newest_head(connection)
     watch = LedgerWatch(
         lambda: ledger.database,
         audit_log(tmp_path / "log"),

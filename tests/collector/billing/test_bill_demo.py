@@ -35,7 +35,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def found(url: str) -> Iterator[tuple[billing_demo.BillingDemo, BillingBooks]]:
     ledger = Ledger.open(url, metadata)
-    yield billing_demo.run_demo(ledger), BillingBooks.of(ledger)
+    yield billing_demo.run_demo(ledger), BillingBooks.for_ledger(ledger)
     ledger.close()
 
 

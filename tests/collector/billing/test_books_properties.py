@@ -31,7 +31,7 @@ from support.statement_readers import from_csv, from_json, total_amount
 from collector.billing import administration, focus_rows, statement_formats
 from collector.billing.billing_demo import SimulatedEvidence
 from collector.billing.billing_listing import read_listing
-from collector.billing.charges import Charge, ChargeKind, PriceUnit, exponent_of
+from collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import InvoiceStatus
 from collector.billing.period_closing import BillingBooks, ClosedPeriod
@@ -158,7 +158,7 @@ def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[BillingBooks]:
     """Books in memory, with the ledger of what is known."""
     ledger = Ledger.open("sqlite://", metadata)
     meter(ledger, known)
-    books = BillingBooks.of(ledger, known)
+    books = BillingBooks.for_ledger(ledger, known)
     administration.publish(books, as_toml(book, START), "drawn", TimedActor(BOSS, START))
     yield books
     ledger.close()
@@ -172,7 +172,7 @@ def test_p8_p11_a_closing_is_exact_and_the_same_when_computed_again(
     with opened(known, book) as books:
         closed = books.close(ONE, after(ONE))
         for invoice in closed.invoices:
-            units = 10 ** exponent_of(invoice.currency)
+            units = 10 ** currency_exponent(invoice.currency)
             assert invoice.total_minor == round(invoice.exact * units)
             for line in invoice.lines:
                 assert abs(line.minor - line.charge.amount * units) < 1
@@ -193,7 +193,7 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
         books.close(ONE, after(ONE))
         news = data.draw(later(known))
         meter(books.ledger, news)
-        informed = BillingBooks.of(books.ledger, news)
+        informed = BillingBooks.for_ledger(books.ledger, news)
         informed.close(TWO, after(TWO))
         owed = _exact(informed)
         published = informed.store.book()

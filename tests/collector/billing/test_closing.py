@@ -116,13 +116,13 @@ def test_periods_follow_one_another(ledger):
 def test_without_prices_nothing_is_closed(ledger):
     meter(ledger, ALL)
     with pytest.raises(ClosingError, match="no price book is published"):
-        BillingBooks.of(ledger).close(ONE, after(ONE))
+        BillingBooks.for_ledger(ledger).close(ONE, after(ONE))
 
 
 def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     meter(ledger, world(ALL.known["GPU-0"]))
     meter(ledger, world(ALL.known["GPU-1"]), Period(START, START + DAY_NS))
-    books = BillingBooks.of(ledger, ALL)
+    books = BillingBooks.for_ledger(ledger, ALL)
     administration.publish(books, PRICES, "p", after(ONE))
     lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for them, or close with --prov"
     with pytest.raises(ClosingError, match=lacking):
@@ -141,7 +141,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
 
 def test_a_gpu_that_the_ledger_does_not_know_at_all_lacks_too(ledger):
     meter(ledger, world(ALL.known["GPU-0"]))
-    books = BillingBooks.of(ledger, ALL)
+    books = BillingBooks.for_ledger(ledger, ALL)
     administration.publish(books, PRICES, "p", after(ONE))
     with pytest.raises(ClosingError, match=r"GPU-1 from 2024-10-04 to 2024-10-06"):
         books.close(ONE, after(ONE))
@@ -151,7 +151,7 @@ def test_days_on_which_a_gpu_was_nowhere_do_not_lack(ledger):
     gone = gpu("GPU-1", stays=(NodeStay(START, "node-1", START + DAY_NS),))
     meter(ledger, world(ALL.known["GPU-0"]))
     meter(ledger, world(gone), Period(START, START + 1))
-    books = BillingBooks.of(ledger, world(ALL.known["GPU-0"], gone))
+    books = BillingBooks.for_ledger(ledger, world(ALL.known["GPU-0"], gone))
     administration.publish(books, PRICES, "p", after(ONE))
     assert books.close(ONE, after(ONE)).closing.missing == ()
 
@@ -161,7 +161,7 @@ def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
 
     books = opened(ledger, ALL)
     known = released(ALL.known["GPU-0"], RED.id, 59)
-    early = MeteredGpu.of(known.evidence, known.counted, known.sku)
+    early = MeteredGpu.compute(known.evidence, known.counted, known.sku)
     day = START // DAY_NS + 2
     ledger.write(early.day(day, MeteringComputation("1", (day + 1) * DAY_NS - 1)))
     with pytest.raises(ClosingError, match=r"not final in the ledger: 1 GPU-day \(GPU-0 on"):
@@ -187,7 +187,7 @@ if {dies!r}:
     event.listen(ledger.database.engine, "after_cursor_execute", die)
 print("ready", flush=True)
 sys.stdin.readline()
-print(BillingBooks.of(ledger).close(ONE, after(ONE)).closing.manifest_root)
+print(BillingBooks.for_ledger(ledger).close(ONE, after(ONE)).closing.manifest_root)
 """
 
 

@@ -226,7 +226,7 @@ def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
     meddling = Meddling(
         ALL.known, [lambda: administration.record(books, given, after(ONE), force=True)]
     )
-    closed = BillingBooks.of(ledger, meddling).close(ONE, after(ONE))
+    closed = BillingBooks.for_ledger(ledger, meddling).close(ONE, after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
     assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
 
@@ -243,7 +243,7 @@ def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
             return super().gpus(start_ns, end_ns)
 
     with pytest.raises(ClosingError, match="prices, invoices or closings keep changing"):
-        BillingBooks.of(ledger, Always(ALL.known)).close(ONE, after(ONE))
+        BillingBooks.for_ledger(ledger, Always(ALL.known)).close(ONE, after(ONE))
     assert books.store.closings() == []
 
 

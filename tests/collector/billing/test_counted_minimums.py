@@ -16,7 +16,7 @@ from collector.billing.rating import target_ns
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay, SampleStretch
-from collector.metering.placement import PlacementGpu, UnplacedClaim, place
+from collector.metering.placement import PlacementGpu, UnplacedClaim, place_counts
 from collector.metering.units import Period
 from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
@@ -45,7 +45,7 @@ def job(number: int, start: float, end: float, **more: object) -> UnplacedClaim:
 def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedClaim]) -> Ledger:
     """A ledger of five days of a node."""
     named = {f"GPU-{at}": claims for at, claims in enumerate(gpus)}
-    placed = place([PlacementGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
+    placed = place_counts([PlacementGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
     ledger = Ledger.open("sqlite://", metadata)
     for name, claims in named.items():
         evidence = Evidence(
@@ -54,7 +54,7 @@ def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedCla
             (*claims, *placed.claims.get(name, ())),
             stretches=(SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
         )
-        one = MeteredGpu.of(evidence, {}, "h100")
+        one = MeteredGpu.compute(evidence, {}, "h100")
         ledger.write_days(
             [one.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
         )
@@ -128,7 +128,7 @@ def test_a_count_keeps_the_price_of_its_start_on_every_gpu():
 def test_claims_of_one_id_on_two_nodes_are_two():
     one, two = (job(1, 0, 0.25, node=node) for node in ("n1", "n2"))
     found = [
-        place([PlacementGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims
+        place_counts([PlacementGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims
         for c in (one, two)
     ]
     ledger = Ledger.open("sqlite://", metadata)
@@ -138,7 +138,9 @@ def test_claims_of_one_id_on_two_nodes_are_two():
         known = Evidence(
             name, (NodeStay(-DAY_NS, some[0].node),), tuple(some), stretches=(stretch,)
         )
-        ledger.write_days([MeteredGpu.of(known, {}, "h100").day(0, MeteringComputation("1", 0))])
+        ledger.write_days(
+            [MeteredGpu.compute(known, {}, "h100").day(0, MeteringComputation("1", 0))]
+        )
     (charges,) = billed(ledger, 0, 1)
     assert total(charges) == 4
 
@@ -152,8 +154,8 @@ def test_earlier_gpus_of_a_count_are_found_in_a_later_period():
     assert minimum_hours(first) == 0
     assert minimum_hours(second) == Fraction(7, 60), "76 h 3 min, up to whole 10 min"
     period = Period(3 * DAY_NS, 5 * DAY_NS)
-    rests_on = rate_period(ledger, book(HOURLY), period, newest_revisions(ledger)).sources
-    assert {key.day for key in rests_on if key.gpu == "GPU-0"} >= {0, 1}
+    is_current = rate_period(ledger, book(HOURLY), period, newest_revisions(ledger)).sources
+    assert {key.day for key in is_current if key.gpu == "GPU-0"} >= {0, 1}
 
 
 def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where_it_ends():
@@ -176,10 +178,10 @@ def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where
     ]
     assert one.amount == topup.amount
     assert billed(ledger, 3, 4, 5)[0] == [], "not where it does not end"
-    rests_on = rate_period(
+    is_current = rate_period(
         ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), newest_revisions(ledger)
     )
-    assert {key.day for key in rests_on.sources} >= {0}
+    assert {key.day for key in is_current.sources} >= {0}
 
 
 def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
@@ -188,10 +190,10 @@ def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
     ledger = Ledger.open("sqlite://", metadata)
     shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
     for name, count, taken in (("GPU-0", one, shorter), ("GPU-1", two, [])):
-        found = place([PlacementGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
+        found = place_counts([PlacementGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
         stretch = SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
         stay = NodeStay(-FOREVER_NS, count.node)
-        known = MeteredGpu.of(
+        known = MeteredGpu.compute(
             Evidence(name, (stay,), (*taken, *found), stretches=(stretch,)), {}, "h100"
         )
         ledger.write_days(

@@ -60,7 +60,7 @@ def url(
 @pytest.fixture
 def books(url: str) -> Iterator[BillingBooks]:
     ledger = Ledger.open(url, metadata)
-    yield BillingBooks.of(ledger)
+    yield BillingBooks.for_ledger(ledger)
     ledger.close()
 
 

@@ -46,7 +46,9 @@ def manifest(
     file = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
     ledger = Ledger.open(copy_demo_months(demo_months, file), metadata)
     months = closed_months(ledger)
-    order = with_origins(ExportOrder(SELLER, DUE_NS, checkpoint=NOTE), BillingBooks.of(ledger))
+    order = with_origins(
+        ExportOrder(SELLER, DUE_NS, checkpoint=NOTE), BillingBooks.for_ledger(ledger)
+    )
     found = export_invoices(months, order, directory)
     ledger.close()
     return found

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, book, books, price, timelines, usage
 
-from collector.billing.charges import Charge, ChargeKind, exponent_of
+from collector.billing.charges import Charge, ChargeKind, currency_exponent
 from collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
@@ -76,7 +76,7 @@ def test_closing_twice_gives_the_same(usages, prices, random):
     assert [one.content_hash for one in first] == [one.content_hash for one in second]
     assert sum((one.exact for one in first), Fraction(0)) == sum(c.amount for c in charges)
     for one in first:
-        assert abs(one.rounding.amount) * 10 ** exponent_of(prices.currency) <= Fraction(1, 2)
+        assert abs(one.rounding.amount) * 10 ** currency_exponent(prices.currency) <= Fraction(1, 2)
 
 
 @given(timelines(), books(), st.data())

@@ -24,8 +24,8 @@ from collector.billing.reconciliation import reconcile_period
 from collector.commands.bill import bill
 from collector.commands.command_options import evidence_in
 from collector.evidence import evidence_tables
-from collector.evidence.evidence_store import EvidenceStore, compress_chunk
-from collector.evidence.node_chunks import decode_chunk, encode_chunk
+from collector.evidence.evidence_store import EvidenceStore, compress_interval
+from collector.evidence.node_intervals import decode_interval, encode_interval
 from collector.fleet.schema_columns import sku_of
 from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
@@ -58,9 +58,9 @@ def kept(url: str, directory: Path) -> Ledger:
     )
     ledger = Ledger.open(url, metadata)
     store = EvidenceStore(ledger.database)
-    chunks = [one.chunk for one in core.evidence.chunks.by_key.values()]
+    chunks = [one.interval for one in core.evidence.intervals.by_key.values()]
     store.write(
-        [compress_chunk(one, encode_chunk(one)) for one in chunks],
+        [compress_interval(one, encode_interval(one)) for one in chunks],
         list(core.evidence.unwritten),
         at(0),
     )
@@ -69,7 +69,7 @@ def kept(url: str, directory: Path) -> Ledger:
         computed = MeteringComputation("1", at((day - DAY + 1) * DAY_SECONDS + 3600))
         for name in ("GPU-0", "GPU-1"):
             known = store.evidence(name, day * DAY_NS, (day + 1) * DAY_NS)
-            gpu = MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
+            gpu = MeteredGpu.compute(known.evidence, known.counted, known.sku, known.profiles)
             ledger.write(gpu.day(day, computed))
     return ledger
 
@@ -79,7 +79,7 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
     evidence = evidence_in(ledger.database)
     assert evidence is not None
     assert evidence.gpus(at(0), at(1)) == ["GPU-0", "GPU-1"]
-    books = BillingBooks.of(ledger, evidence)
+    books = BillingBooks.for_ledger(ledger, evidence)
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     closed = books.close(PERIOD, TimedActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
@@ -101,26 +101,26 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
 
 
 def damaged(connection: Connection) -> None:
-    parts = evidence_tables.evidence_parts
+    parts = evidence_tables.evidence_intervals
     connection.execute(update(parts).where(parts.c.start_ns >= at(0)).values(content=b"x"))
 
 
 def forged(connection: Connection) -> None:
     """Other samples under a name that is the hash of what is in the row now."""
-    parts = evidence_tables.evidence_parts
+    parts = evidence_tables.evidence_intervals
     for row in connection.execute(select(parts).where(parts.c.start_ns >= at(0))).all():
-        chunk = decode_chunk(zstd.decompress(row.content))
+        chunk = decode_interval(zstd.decompress(row.content))
         for sighted in chunk.gpus.values():
             del sighted.spans[:]
-        content = encode_chunk(chunk)
+        content = encode_interval(chunk)
         values = {"part": sha256(content).hexdigest(), "content": zstd.compress(content)}
         connection.execute(update(parts).where(parts.c.part == row.part).values(**values))
 
 
 def removed(connection: Connection) -> None:
     connection.execute(
-        delete(evidence_tables.evidence_parts).where(
-            evidence_tables.evidence_parts.c.start_ns >= at(0)
+        delete(evidence_tables.evidence_intervals).where(
+            evidence_tables.evidence_intervals.c.start_ns >= at(0)
         )
     )
 
@@ -150,7 +150,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 ) -> None:
     """No head covers them: the ledger days that they make again are not those of the ledger."""
     with closing(kept(url, tmp_path)) as ledger:
-        books = BillingBooks.of(ledger, evidence_in(ledger.database))
+        books = BillingBooks.for_ledger(ledger, evidence_in(ledger.database))
         prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
         administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
         checks = reconcile_period(books, PERIOD, SELLER)
@@ -159,7 +159,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
             without_triggers(connection)
             change(connection)
         checks = reconcile_period(
-            BillingBooks.of(ledger, evidence_in(ledger.database)), PERIOD, SELLER
+            BillingBooks.for_ledger(ledger, evidence_in(ledger.database)), PERIOD, SELLER
         )
         (found,) = [check for check in checks if check.rule == "R7"]
         assert not found.passes

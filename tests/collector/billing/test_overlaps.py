@@ -20,7 +20,7 @@ DAY = 20_000
 
 
 def claim(name: str, start: int, end: int, **more: object) -> MeteredClaim:
-    given: dict = {"level": ClaimAuthority.SCHEDULER, "id": name, "tenant": f"{name}-tenant"}
+    given: dict = {"authority": ClaimAuthority.SCHEDULER, "id": name, "tenant": f"{name}-tenant"}
     begin = DAY * DAY_NS
     return MeteredClaim(
         **(given | {"start_ns": begin + start * S, "end_ns": begin + end * S} | more)
@@ -36,12 +36,12 @@ def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
     claims = (
         claim("job", 0, 100),
         claim("check", 40, 42, system=True),
-        claim("lease", 300, 400, level=ClaimAuthority.ADMINISTRATOR),
+        claim("lease", 300, 400, authority=ClaimAuthority.ADMINISTRATOR),
         claim("late", 320, 350),
         *thirds,
     )
     evidence = Evidence("GPU-1", (NodeStay(DAY * DAY_NS, "n1"),), claims=claims)
-    ledger.write(MeteredGpu.of(evidence, {}, "sku").day(DAY, MeteringComputation("1", 1)))
+    ledger.write(MeteredGpu.compute(evidence, {}, "sku").day(DAY, MeteringComputation("1", 1)))
     ledger.close()
     day = "2024-10-04..2024-10-04"
     outcome = CliRunner().invoke(

@@ -138,7 +138,7 @@ def test_a_price_that_cannot_be_is_refused(wrong):
 @given(books(), st.integers(-DAY_NS, 40 * DAY_NS), st.sampled_from(["team-a", "team-b"]))
 def test_at_every_instant_the_tenants_own_price_applies_or_else_the_listed(prices, instant, tenant):
     key = (SKU, "", PriceGroup.TIME)
-    found, list_nano = prices.timeline(tenant, key).at(instant)
+    found, list_nano = prices.timeline(tenant, key).price_at(instant)
     valid = [p for p in prices.prices if p.key == key and p.from_ns <= instant < p.to_ns]
     own = [p for p in valid if p.tenant == tenant]
     (listed,) = [p for p in valid if not p.tenant]
@@ -154,7 +154,9 @@ def test_stretches_are_whole_and_each_has_the_price_of_all_its_instants(prices, 
     assert stretches[-1].end_ns == start + length
     for one in stretches:
         assert (
-            timeline.at(one.start_ns) == timeline.at(one.end_ns - 1) == (one.price, one.list_nano)
+            timeline.price_at(one.start_ns)
+            == timeline.price_at(one.end_ns - 1)
+            == (one.price, one.list_nano)
         )
 
 
@@ -234,7 +236,7 @@ def test_what_is_accepted_leaves_every_price_of_the_past(one, other, instant, pu
             past = min(instant, published - 1)
             key = (SKU, "", group)
             (old, listed), (new, still) = (
-                version.timeline(tenant, key).at(past) for version in (before, after)
+                version.timeline(tenant, key).price_at(past) for version in (before, after)
             )
             assert old is not None
             assert new is not None

@@ -97,7 +97,7 @@ def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
     books = closed(ledger, world(here))
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
     longer = gpu("GPU-0", RED, stays=(NodeStay(hours(1), "a", hours(50) + 1),))
-    checks = reconcile_period(BillingBooks.of(ledger, world(longer)), ONE, SELLER)
+    checks = reconcile_period(BillingBooks.for_ledger(ledger, world(longer)), ONE, SELLER)
     (per_day,) = [check for check in checks if check.rule == "R1"]
     (cluster,) = [check for check in checks if check.rule == "R2"]
     assert (per_day.difference, cluster.difference) == (-GPU_CAPACITY, -2 * GPU_CAPACITY)
@@ -107,7 +107,7 @@ def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
 def test_missing_days_and_gpus_without_evidence_are_differences(ledger: Ledger) -> None:
     books = closed(ledger)
     known = SimulatedEvidence({**ALL.known, "GPU-2": gpu("GPU-2")})
-    checks = reconcile_period(BillingBooks.of(books.ledger, known), ONE, SELLER)
+    checks = reconcile_period(BillingBooks.for_ledger(books.ledger, known), ONE, SELLER)
     assert {"R1", "R2", "R4", "R7"} <= rules(checks)
 
 
@@ -129,7 +129,7 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     red = ALL.known["GPU-0"]
     day = START // DAY_NS
-    wrong = MeteredGpu.of(red.evidence, red.counted, SKU).day(
+    wrong = MeteredGpu.compute(red.evidence, red.counted, SKU).day(
         day, MeteringComputation("1", 2 * day * DAY_NS)
     )
     first, *rest = wrong.shares
@@ -145,7 +145,7 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
 def test_evidence_that_says_something_else_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     known = world(released(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
-    checks = reconcile_period(BillingBooks.of(ledger, known), ONE, SELLER)
+    checks = reconcile_period(BillingBooks.for_ledger(ledger, known), ONE, SELLER)
     assert rules(checks) == {"R7"}
     assert [check.where for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
     # Once the ledger has it, all is equal again; the closed period stays what it was.
@@ -256,7 +256,7 @@ def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
     )
     known = world(gpu("GPU-0", claim("red", 1, 74)))
     meter(ledger, known)
-    books = BillingBooks.of(ledger, known)
+    books = BillingBooks.for_ledger(ledger, known)
     administration.publish(books, prices, "p", after(ONE))
     first = books.close(ONE, after(ONE)).invoices
     (second,) = books.close(TWO, after(TWO)).invoices

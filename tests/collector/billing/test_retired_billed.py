@@ -49,7 +49,7 @@ async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site
     )
     await site.round(LATER, everything=True)
     ledger = site.door.ledger
-    books = BillingBooks.of(ledger, evidence_in(ledger.database))
+    books = BillingBooks.for_ledger(ledger, evidence_in(ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     first = books.close(ONE, TimedActor(BOSS, ONE.end_ns + CLOSE_AFTER_NS))

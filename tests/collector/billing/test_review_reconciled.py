@@ -37,7 +37,7 @@ LATER = DAY_SECONDS + 2 * HOUR
 
 def checked(site: Site) -> dict[str, ReconciliationCheck]:
     """The checks of the day; each must pass."""
-    books = BillingBooks.of(site.door.ledger, evidence_in(site.door.ledger.database))
+    books = BillingBooks.for_ledger(site.door.ledger, evidence_in(site.door.ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     checks = reconcile_period(books, PERIOD, SELLER)

@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings, strategies as st
 from collector.billing.charges import (
     EXPONENTS,
     UnknownCurrencyError,
-    exponent_of,
+    currency_exponent,
     spread_rounding,
     to_minor,
 )
@@ -58,13 +58,13 @@ def test_exact_lines_stay_as_they_are():
     [("JPY", 12), ("EUR", 1235), ("USD", 1235), ("CNY", 1235), ("KWD", 12346), ("BHD", 12346)],
 )
 def test_every_currency_has_its_own_minor_unit(currency, minor):
-    assert to_minor(Fraction("12.3456"), exponent_of(currency)) == minor
+    assert to_minor(Fraction("12.3456"), currency_exponent(currency)) == minor
 
 
 @pytest.mark.parametrize("currency", ["", "eur", "XXX", "BTC"])
 def test_a_currency_that_is_not_known_is_an_error(currency):
     with pytest.raises(UnknownCurrencyError, match="expected one of AED"):
-        exponent_of(currency)
+        currency_exponent(currency)
 
 
 def lines_add_up(implementation: Spread) -> Callable[[], None]:

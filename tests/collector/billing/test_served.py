@@ -27,7 +27,7 @@ from collector.tables import metadata
 def books(demo_months: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BillingBooks]:
     file = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
     ledger = Ledger.open(copy_demo_months(demo_months, file), metadata)
-    yield BillingBooks.of(ledger)
+    yield BillingBooks.for_ledger(ledger)
     ledger.close()
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
     with pytest.raises(BillingUnavailableError, match="unknown billing account"):
         nobody_pays.export("vision", "2026-09", "csv")
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)
-    gone = replace(served, books=BillingBooks.of(ledger))
+    gone = replace(served, books=BillingBooks.for_ledger(ledger))
     ledger.close()
     (tmp_path / "ledger.sqlite").write_bytes(b"this was a database once, and is none any more")
     with pytest.raises(BillingUnavailableError, match=r"ledger\.sqlite"):

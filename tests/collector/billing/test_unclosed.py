@@ -177,7 +177,7 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
     assert b"Not billed" in STATEMENT_FORMATS["html"](found)
     assert statement_periods(books, "blue") == [ONE]
     served = BillingReader(books, lambda _tenants: SELLER)
-    assert [(one.tenant, one.invoice != "") for one in served.issued(None)] == [
+    assert [(one.tenant, one.invoice != "") for one in served.issued_invoices(None)] == [
         ("blue", False),
         ("red", True),
     ]
@@ -220,7 +220,7 @@ GRANULAR = PRICES.replace(
 
 def _metered(ledger: Ledger, days: range, *known: AssembledGpu) -> None:
     computed = MeteringComputation("1", (days.stop + 1) * DAY_NS)
-    gpus = [MeteredGpu.of(one.evidence, {}, one.sku) for one in known]
+    gpus = [MeteredGpu.compute(one.evidence, {}, one.sku) for one in known]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
 
 
@@ -228,7 +228,7 @@ def _metered(ledger: Ledger, days: range, *known: AssembledGpu) -> None:
 def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, days_known):
     running = gpu("GPU-0", claim("red", 71.5, 73))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + days_known), running)
-    books = BillingBooks.of(ledger)
+    books = BillingBooks.for_ledger(ledger)
     administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
     first = books.close(ONE, after(ONE))
     assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
@@ -243,7 +243,7 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
 def test_a_claim_that_lost_its_gpu_has_its_minimum_where_it_ends(ledger, red):
     lost = gpu("GPU-0", claim("red", 11, 100, **red), claim("blue", 48, 110))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), lost)
-    books = BillingBooks.of(ledger)
+    books = BillingBooks.for_ledger(ledger)
     administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
     found = []
     for period in (ONE, TWO):
@@ -359,7 +359,7 @@ def test_the_commands_list_and_open(tmp_path):
 def test_minimums_of_seconds_are_not_lost_where_a_claim_ends_at_the_cut(ledger):
     ended = gpu("GPU-0", claim("red", 71, 72))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 4), ended)
-    books = BillingBooks.of(ledger)
+    books = BillingBooks.for_ledger(ledger)
     prices = GRANULAR.replace("minimum_seconds = 86400", "minimum_seconds = 7200")
     administration.publish(books, prices, "p", TimedActor(BOSS, START))
     assert exact(books.close(ONE, after(ONE)).invoices) == {"red": 2 * Fraction("2.49")}

@@ -50,7 +50,7 @@ def test_a_claim_has_the_lower_of_the_reported_rank_and_the_limit(
     core: CollectorState, reported: str, limit: int, rank: int
 ):
     accept(core, told(limit, level=reported))
-    assert [claim.level for claim in known_of(core, "GPU-0").evidence.claims] == [
+    assert [claim.authority for claim in known_of(core, "GPU-0").evidence.claims] == [
         ClaimAuthority(rank)
     ]
 

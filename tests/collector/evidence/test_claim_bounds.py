@@ -71,6 +71,6 @@ def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(co
 
 def test_a_restart_counts_on(core: CollectorState):
     tell(core, full(MAX_IN_FORCE))
-    core.evidence.resume(core.evidence.gpus, [], [])
+    core.evidence.restore(core.evidence.gpus, [], [])
     tell(core, [started(GPU, "one more", 11)], second=11)
     assert core.evidence.rejected_claims == 1

@@ -15,10 +15,10 @@ from collector.evidence.claim_events import (
     ReportedClaim,
     ReportedEnd,
     ReportingBoot,
-    ends_of,
-    first_report,
+    find_ends,
+    first_report_key,
+    is_repetition,
     parse_claim_event,
-    repeats,
 )
 from collector.evidence.node_claims import reported_id
 from collector.state.collector_state import CollectorState
@@ -134,15 +134,15 @@ def test_no_node_has_the_authority_of_an_administrator(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, tenant="mallory", level="administrator")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     (found,) = known_of(core, "GPU-0").evidence.claims
-    assert found.level is ClaimAuthority.SCHEDULER
+    assert found.authority is ClaimAuthority.SCHEDULER
 
 
 def test_what_was_stored_with_more_authority_is_lowered_too(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10)))
     stored = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.ADMINISTRATOR, tenant="alice")
-    core.evidence.learn([stored])
+    core.evidence.add_claims([stored])
     (found,) = known_of(core, "GPU-0").evidence.claims
-    assert found.level is ClaimAuthority.SCHEDULER
+    assert found.authority is ClaimAuthority.SCHEDULER
 
 
 def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: CollectorState):
@@ -184,10 +184,10 @@ def report(
 
 def test_a_report_that_is_repeated_adds_nothing_though_the_clocks_drift():
     first = report("boot-1", 5, 0)
-    assert repeats(first, report("boot-1", 3600, -0.07)), "the same start, an hour later"
-    assert not repeats(first, report("boot-1", 4, 0.5)), "an earlier report arrives later"
-    assert not repeats(first, report("boot-2", 3600, 0)), "another boot"
-    assert not repeats(report("", 5, 0, by_boot=False), report("", 9, 1, by_boot=False))
+    assert is_repetition(first, report("boot-1", 3600, -0.07)), "the same start, an hour later"
+    assert not is_repetition(first, report("boot-1", 4, 0.5)), "an earlier report arrives later"
+    assert not is_repetition(first, report("boot-2", 3600, 0)), "another boot"
+    assert not is_repetition(report("", 5, 0, by_boot=False), report("", 9, 1, by_boot=False))
 
 
 @given(
@@ -202,7 +202,7 @@ def test_a_report_that_is_repeated_adds_nothing_though_the_clocks_drift():
 def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(
     reports: list[ReportedClaim],
 ):
-    assert min(reports, key=first_report).start_ns == at(0)
+    assert min(reports, key=first_report_key).start_ns == at(0)
 
 
 def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
@@ -218,8 +218,8 @@ def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
         end_ns=at(-3000),
     )
     end = ReportedEnd(at(500), "GPU-0", "n1", "a")
-    assert ends_of([one, later], [end], []) == {("n1", "a"): at(500)}
-    assert ends_of([one, later], [], []) == {("n1", "a"): at(-3000)}
+    assert find_ends([one, later], [end], []) == {("n1", "a"): at(500)}
+    assert find_ends([one, later], [], []) == {("n1", "a"): at(-3000)}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from support.story import (
     started,
 )
 
-from collector.evidence.gpu_evidence import evidence_of
+from collector.evidence.gpu_evidence import build_evidence
 from collector.framelog.framelog import FrameLog
 from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
@@ -35,7 +35,7 @@ deltas = st.one_of(
 def roots(core: CollectorState, files) -> dict[str, str]:
     """What is known of each GPU, as the ledger names it."""
     return {
-        gpu: evidence_root(evidence_of(core.evidence.facts(gpu), files)[0])
+        gpu: evidence_root(build_evidence(core.evidence.facts(gpu), files)[0])
         for gpu in core.evidence.gpus
     }
 

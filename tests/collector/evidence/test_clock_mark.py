@@ -24,7 +24,7 @@ from support.story import (
 )
 
 from collector.account.account_cells import account_json
-from collector.evidence.node_chunks import MAX_DOUBTS, EvidenceChunk, SuspectPeriod
+from collector.evidence.node_intervals import MAX_DOUBTS, EvidenceInterval, SuspectPeriod
 from collector.finalization.ledger_days import ENGINE_VERSION
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.row_conversion import GpuDay
@@ -144,7 +144,7 @@ async def test_the_ledger_computes_its_marks_again(site: Site):
     await site.round(LAST, everything=True)
     assert len(marks(site)) == 2
     known = site.door.store.evidence("GPU-0", at(0), at(2 * DAY_SECONDS))
-    gpu = MeteredGpu.of(
+    gpu = MeteredGpu.compute(
         known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
     )
     for key, doubts in marks(site).items():
@@ -163,10 +163,10 @@ def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: CollectorState):
 
 
 def test_marks_of_a_part_are_bounded():
-    chunk = EvidenceChunk("n1", "boot", 1, 0, 100)
+    interval = EvidenceInterval("n1", "boot", 1, 0, 100)
     for number in range(3 * MAX_DOUBTS):
-        chunk.doubt(SuspectPeriod(7, 0, f"GPU-{number}", number, number + 1))
-    assert len(chunk.doubts) == MAX_DOUBTS + 1
-    (rest,) = [one for one in chunk.doubts if not one.gpu]
+        interval.mark_suspect(SuspectPeriod(7, 0, f"GPU-{number}", number, number + 1))
+    assert len(interval.doubts) == MAX_DOUBTS + 1
+    (rest,) = [one for one in interval.doubts if not one.gpu]
     assert (rest.first_ns, rest.last_ns) == (MAX_DOUBTS, 3 * MAX_DOUBTS)
-    assert chunk.end_ns == 3 * MAX_DOUBTS
+    assert interval.end_ns == 3 * MAX_DOUBTS

@@ -53,11 +53,11 @@ def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(st
     assert restarted.received == before.received
     assert facts_of(restarted)[0] == facts_of(before)[0]
     assert restarted.evidence.unwritten.keys() == before.evidence.unwritten.keys()
-    chunks = [
-        {key: kept.chunk.ordered() for key, kept in core.evidence.chunks.by_key.items()}
+    intervals = [
+        {key: kept.interval.sorted_copy() for key, kept in core.evidence.intervals.by_key.items()}
         for core in (restarted, before)
     ]
-    assert chunks[0] == chunks[1]
+    assert intervals[0] == intervals[1]
     assert {seen.key for seen in restarted.events} == {seen.key for seen in before.events}
     accept(late, envelopes[cut:])
     for stream, told in present_of(late).items():

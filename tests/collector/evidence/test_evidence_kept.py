@@ -14,9 +14,9 @@ from support.finalizing import Site, content
 from support.metered import revision_of
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, gpus_of, host, seconds_of, started
 
-from collector.evidence.evidence_store import compress_chunk
-from collector.evidence.evidence_tables import evidence_parts, gpu_nodes, reported_claims
-from collector.evidence.node_chunks import encode_chunk
+from collector.evidence.evidence_store import compress_interval
+from collector.evidence.evidence_tables import evidence_intervals, gpu_nodes, reported_claims
+from collector.evidence.node_intervals import encode_interval
 
 
 async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: str):
@@ -49,8 +49,8 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
     assert hours(one)["inferred", "alice"] > 1
     accept(one.core, envelopes[20:30])
     written = [
-        compress_chunk(kept.chunk, encode_chunk(kept.chunk))
-        for kept in one.core.evidence.chunks.by_key.values()
+        compress_interval(kept.interval, encode_interval(kept.interval))
+        for kept in one.core.evidence.intervals.by_key.values()
     ]
     one.door.store.write(written, [], at(LATER + 60))
     await two.round(LATER + 90)
@@ -108,7 +108,7 @@ async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
         await one.round(LATER)
         with one.door.ledger.database.transaction() as connection:
             counts.append(
-                connection.execute(select(func.count()).select_from(evidence_parts)).scalar()
+                connection.execute(select(func.count()).select_from(evidence_intervals)).scalar()
             )
     assert counts[0] == counts[1] > 0
     assert revision_of(sides[0].door.ledger, "GPU-0", DAY).number == 1
@@ -145,7 +145,7 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
         assert not await site.finalizer.attempt()
         assert not await site.finalizer.attempt()
         assert not site.live.ready
-        waiting = len(site.core.evidence.chunks.by_key)
+        waiting = len(site.core.evidence.intervals.by_key)
         assert waiting > 90
         assert site.core.evidence.unwritten
         checkpoint = site.checkpoint()
@@ -161,13 +161,13 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
 async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Site):
     accept(site.core, a_day(Reporter(), until=12 * HOURS))
     await site.round(12 * HOURS)
-    stored = len(site.core.evidence.chunks.by_key)
+    stored = len(site.core.evidence.intervals.by_key)
     site.door.store.write = _fail  # type: ignore[method-assign]
     accept(site.core, a_day(Reporter(run="run-2")))
     site.now = LATER
     assert not await site.finalizer.attempt()
-    assert len(site.core.evidence.chunks.by_key) > stored
-    assert not any(kept.stored for kept in site.core.evidence.chunks.by_key.values())
+    assert len(site.core.evidence.intervals.by_key) > stored
+    assert not any(kept.stored for kept in site.core.evidence.intervals.by_key.values())
     del site.door.store.write
     assert await site.finalizer.attempt()
     assert hours(site)["observed", "alice"] == 12
@@ -216,11 +216,13 @@ async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_
     await site.round(3 * HOURS)
     with site.door.ledger.database.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER evidence_part_no_update"))
-        rows = connection.execute(select(evidence_parts).order_by(evidence_parts.c.start_ns)).all()
+        rows = connection.execute(
+            select(evidence_intervals).order_by(evidence_intervals.c.start_ns)
+        ).all()
         for row, content_ in ((rows[2], rows[3].content), (rows[3], b"nonsense")):
             connection.execute(
-                evidence_parts.update()
-                .where(evidence_parts.c.part == row.part)
+                evidence_intervals.update()
+                .where(evidence_intervals.c.part == row.part)
                 .values(content=content_)
             )
     with capture_logs() as logs:
@@ -232,13 +234,15 @@ async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_
 
 async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
     accept(site.core, a_day(Reporter(), until=6 * HOURS))
-    *_, last = site.core.evidence.chunks.by_key.values()
-    end_ns, last.chunk.end_ns = last.chunk.end_ns, 1 << 70
-    waiting = len(site.core.evidence.chunks.by_key)
+    *_, last = site.core.evidence.intervals.by_key.values()
+    end_ns, last.interval.end_ns = last.interval.end_ns, 1 << 70
+    waiting = len(site.core.evidence.intervals.by_key)
     for now in (7 * HOURS, 8 * HOURS):
         assert not await _attempted(site, now)
-        assert len(site.core.evidence.chunks.by_key) == waiting, "nothing goes before it is written"
-    last.chunk.end_ns = end_ns
+        assert len(site.core.evidence.intervals.by_key) == waiting, (
+            "nothing goes before it is written"
+        )
+    last.interval.end_ns = end_ns
     assert await _attempted(site, 9 * HOURS)
     await site.round(LATER)
     assert hours(site)["idle", ""] == pytest.approx(6, abs=1 / 60)
@@ -269,7 +273,7 @@ async def test_stored_evidence_cannot_be_changed(site: Site):
     accept(site.core, a_day(Reporter(), until=8 * HOURS))
     await site.round(9 * HOURS)
     engine = site.door.ledger.database.engine
-    for table in (evidence_parts, reported_claims, gpu_nodes):
+    for table in (evidence_intervals, reported_claims, gpu_nodes):
         for change in (table.update().values({table.c.node: "x"}), table.delete()):
             with engine.connect() as connection:
                 with pytest.raises(DBAPIError, match="append-only"):

@@ -17,7 +17,7 @@ from support.story import SECOND, accept, at, core_in, known_of, no_turns
 from collector.account.account_sums import sum_entries
 from collector.account.live_account import LiveAccount
 from collector.evidence.claim_events import ReportedClaim
-from collector.evidence.gpu_evidence import evidence_of
+from collector.evidence.gpu_evidence import build_evidence
 from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
 
@@ -84,7 +84,7 @@ async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
         assert account.balances
         expected: dict = {}
         for gpu in core.evidence.gpus:
-            evidence, _ = evidence_of(core.evidence.facts(gpu), story.files)
+            evidence, _ = build_evidence(core.evidence.facts(gpu), story.files)
             since = min((stay.start_ns for stay in evidence.stays), default=now_ns)
             if since < now_ns:
                 for key, quantity in sum_entries(tile(evidence, since, now_ns)).items():
@@ -105,7 +105,7 @@ def test_a_restart_at_any_point_changes_nothing(story, these, data):
     same(whole, second, story.files)
     for gpu in whole.evidence.gpus:
         roots = [
-            evidence_root(evidence_of(core.evidence.facts(gpu), story.files)[0])
+            evidence_root(build_evidence(core.evidence.facts(gpu), story.files)[0])
             for core in (whole, second)
         ]
         assert roots[0] == roots[1]

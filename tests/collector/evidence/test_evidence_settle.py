@@ -22,7 +22,7 @@ from support.story import (
 )
 
 from collector.account.account_cells import quota_days
-from collector.evidence.evidence_tables import evidence_parts, reported_claims
+from collector.evidence.evidence_tables import evidence_intervals, reported_claims
 from collector.ledger.audit_outbox import HEAD, outbox_rows
 from collector.metering.tiling import SlotState
 from railscope.claim_terms import GPU_CAPACITY
@@ -69,11 +69,11 @@ async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_settl
 
 async def test_what_is_stored_leaves_the_memory(site: Site):
     accept(site.core, a_day(Reporter()))
-    assert len(site.core.evidence.chunks.by_key) > 90
+    assert len(site.core.evidence.intervals.by_key) > 90
     await site.round(DAY_SECONDS + HOURS - 30)
-    assert len(site.core.evidence.chunks.by_key) <= 2, "but what is still growing"
+    assert len(site.core.evidence.intervals.by_key) <= 2, "but what is still growing"
     await site.round(LATER)
-    assert not site.core.evidence.chunks.by_key
+    assert not site.core.evidence.intervals.by_key
     assert not site.core.evidence.unwritten
     assert len(site.checkpoint()) < 5000
 
@@ -264,7 +264,7 @@ async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: S
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x28\xb5\x2f\xfd", b"\xc1"])
-@pytest.mark.parametrize("table", [evidence_parts, reported_claims])
+@pytest.mark.parametrize("table", [evidence_intervals, reported_claims])
 async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
     site: Site, table: Table, content: bytes
 ) -> None:

@@ -8,7 +8,7 @@ from reports import HOUR
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started
 
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_chunks import FirstContact
+from collector.evidence.node_intervals import FirstContact
 from collector.evidence.review_rules import (
     MAX_GPUS_AT_ONCE,
     MAX_NEW_GPUS,

@@ -23,7 +23,7 @@ from support.story import (
     started,
 )
 
-from collector.evidence.node_chunks import MAX_GPUS
+from collector.evidence.node_intervals import MAX_GPUS
 from collector.state.collector_state import CollectorState
 
 

@@ -29,17 +29,17 @@ from collector.evidence.claim_events import (
     ClaimGap,
     ReportedClaim,
     ReportedEnd,
-    dated,
-    ends_of,
-    first_report,
-    freed_of,
-    gaps_of,
-    repeats,
+    find_ends,
+    find_gaps,
+    find_untrusted_ends,
+    first_report_key,
+    is_repetition,
+    with_receipt,
 )
 from collector.evidence.claim_placement import ClaimPlacer
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.gpu_places import GpuPresence
-from collector.evidence.node_chunks import SampleSpan
+from collector.evidence.gpu_node_history import GpuPresence
+from collector.evidence.node_intervals import SampleSpan
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
@@ -196,23 +196,23 @@ def told_at(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim
 def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
     first, revived = told_at(5, "boot-1", 0), told_at(900, "boot-2", 600)
     boots = [GpuPresence("n1", "boot-2", at(100), [SampleSpan(at(100), at(999))], at(200))]
-    assert gaps_of([first], boots) == {}
-    assert ends_of([first], [], boots) == {("n1", "job"): at(200)}
-    assert gaps_of([first, revived], boots) == {
+    assert find_gaps([first], boots) == {}
+    assert find_ends([first], [], boots) == {("n1", "job"): at(200)}
+    assert find_gaps([first, revived], boots) == {
         ("n1", "job"): [ClaimGap(at(100), at(200), at(600))]
     }
-    assert ends_of([first, revived], [], boots) == {}
+    assert find_ends([first, revived], [], boots) == {}
     in_time = told_at(901, "boot-3", 100)
-    assert gaps_of([first, revived, in_time], boots) == {}
+    assert find_gaps([first, revived, in_time], boots) == {}
 
 
 def test_an_end_of_a_later_boot_counts_unless_another_was_reported_by_then():
     claims = [told_at(5, "boot-1", 0), told_at(900, "boot-2", 600, end_ns=at(700))]
     before = ReportedEnd(at(500), "GPU-0", "n1", "job", at(300))
     after = ReportedEnd(at(800), "GPU-0", "n1", "job", at(650))
-    assert ends_of(claims, [before], []) == {("n1", "job"): at(500)}
-    assert freed_of(claims, [before], [], ends_of(claims, [before], [])) == {}
-    assert ends_of(claims, [after], []) == {("n1", "job"): at(700)}
+    assert find_ends(claims, [before], []) == {("n1", "job"): at(500)}
+    assert find_untrusted_ends(claims, [before], [], find_ends(claims, [before], [])) == {}
+    assert find_ends(claims, [after], []) == {("n1", "job"): at(700)}
 
 
 def test_every_report_has_its_receipt_and_its_horizon():
@@ -220,19 +220,19 @@ def test_every_report_has_its_receipt_and_its_horizon():
         one = ReportedClaim(
             at(start), "GPU-0", "n1", "job", ClaimAuthority.PROCESS, reported_ns=at(100)
         )
-        assert dated(one, at(300), at(400)) == replace(
+        assert with_receipt(one, at(300), at(400)) == replace(
             one, reported_ns=at(300), trusted_from_ns=at(300), received_ns=at(400)
         )
-    end = dated(ReportedEnd(at(900), "GPU-0", "n1", "job"), at(300), at(400))
+    end = with_receipt(ReportedEnd(at(900), "GPU-0", "n1", "job"), at(300), at(400))
     assert end == ReportedEnd(at(900), "GPU-0", "n1", "job", at(300))
 
 
 def test_the_first_receipt_counts_whatever_the_node_states():
     first = told_at(400, "boot-1", 100)
     again = replace(first, reported_ns=at(200), received_ns=at(500), tenant="blue")
-    assert min([again, first], key=first_report) == first
-    assert repeats(first, replace(first, reported_ns=at(500), received_ns=at(500)))
-    assert not repeats(first, replace(first, received_ns=at(399)))
+    assert min([again, first], key=first_report_key) == first
+    assert is_repetition(first, replace(first, reported_ns=at(500), received_ns=at(500)))
+    assert not is_repetition(first, replace(first, received_ns=at(399)))
 
 
 # Whatever is reported later ---------------------------------------------------------------------

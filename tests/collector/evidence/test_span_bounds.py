@@ -13,10 +13,10 @@ from support.examples import fewer
 from support.finalizing import Site
 from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
 
-from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
+from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, max_new_spans
 from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_chunks import SampleSpan, add_spans
+from collector.evidence.node_intervals import SampleSpan, add_spans
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.metering.evidence import GAP_NS
 from collector.state.collector_state import CollectorState
@@ -44,7 +44,9 @@ def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorStat
     assert MAX_OF_A_GPU - 100 < held(book, "GPU-0") <= MAX_OF_A_GPU
     assert held(book, "GPU-0") + book.excess_spans == MAX_OF_A_GPU + 500
     assert Counter(one.kind for one in heard) == {"too_many_spans": 1}
-    stored = [kept.chunk.gpus["GPU-0"] for kept in book.chunks.by_key.values() if kept.chunk.gpus]
+    stored = [
+        kept.interval.gpus["GPU-0"] for kept in book.intervals.by_key.values() if kept.interval.gpus
+    ]
     assert sum(len(one.spans) for one in stored) <= MAX_OF_A_GPU + len(stored)
     assert core.counts.frames == MAX_OF_A_GPU + 500, "they are acknowledged all the same"
 
@@ -76,14 +78,14 @@ def test_a_node_has_a_bound_over_all_of_its_gpus():
     gpus = MAX_OF_A_NODE // MAX_OF_A_GPU
     for number in range(gpus):
         name = f"GPU-{number}"
-        assert not counts.beyond("n1", name, MAX_OF_A_GPU)
+        assert not counts.limit_exceeded("n1", name, MAX_OF_A_GPU)
         counts.add("n1", name, MAX_OF_A_GPU)
-        assert "of one GPU" in counts.beyond("n1", name, 1)
-    assert "of one node" in counts.beyond("n1", "GPU-99", 1)
-    assert not counts.beyond("n1", "GPU-99", 0), "what only goes on is kept"
-    assert not counts.beyond("n2", "GPU-0", MAX_OF_A_GPU)
+        assert "of one GPU" in counts.limit_exceeded("n1", name, 1)
+    assert "of one node" in counts.limit_exceeded("n1", "GPU-99", 1)
+    assert not counts.limit_exceeded("n1", "GPU-99", 0), "what only goes on is kept"
+    assert not counts.limit_exceeded("n2", "GPU-0", MAX_OF_A_GPU)
     counts.count("GPU-0", [], {})
-    assert not counts.beyond("n1", "GPU-99", MAX_OF_A_GPU)
+    assert not counts.limit_exceeded("n1", "GPU-99", MAX_OF_A_GPU)
 
 
 def test_a_restart_has_the_same_bound(core: CollectorState, tmp_path):
@@ -140,7 +142,7 @@ def ordered(found: list[tuple[int, int, int]]) -> list[SampleSpan]:
 @given(spans, spans)
 def test_no_more_stretches_are_added_than_were_announced(known, more):
     before, new = ordered(known), ordered(more)
-    count, announced = len(before), new_spans(before, new)
+    count, announced = len(before), max_new_spans(before, new)
     add_spans(before, new)
     assert len(before) - count <= announced
-    assert new_spans((), new) == len(new)
+    assert max_new_spans((), new) == len(new)

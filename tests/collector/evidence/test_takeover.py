@@ -29,15 +29,15 @@ from support.story import (
 )
 
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.gpu_places import (
+from collector.evidence.gpu_node_history import (
     LEFT_NS,
     NodeListing,
+    divide_occupancy,
     intersect_periods,
-    occupancy,
     subtract_periods,
     unite_periods,
 )
-from collector.evidence.node_chunks import SampleSpan
+from collector.evidence.node_intervals import SampleSpan
 from collector.evidence.review_decisions import (
     ReviewDecision,
     find_pending_evidence,
@@ -297,7 +297,7 @@ def test_at_each_instant_one_node_at_most_is_believed(found: list):
         NodeListing(f"n{number}", heard * STEP_NS, made(listed), made([*listed, *more]), verdict)
         for number, (listed, heard, more, verdict) in enumerate(found)
     ]
-    divided = occupancy(listings)
+    divided = divide_occupancy(listings)
     everything = list(divided.believed.values())
     for at_, some in enumerate(everything):
         for other in everything[at_ + 1 :]:
@@ -308,7 +308,7 @@ def test_at_each_instant_one_node_at_most_is_believed(found: list):
             assert one.node not in divided.believed
         elif one.verdict is None:
             left = subtract_periods(listed, divided.believed[one.node])
-            assert not subtract_periods(left, divided.waiting.get(one.node, [])), (
+            assert not subtract_periods(left, divided.under_review.get(one.node, [])), (
                 "believed or waiting"
             )
 
@@ -317,8 +317,8 @@ def test_at_each_instant_one_node_at_most_is_believed(found: list):
 def test_the_first_node_keeps_all_that_it_listed_and_its_silences(mine: list, others: list):
     first = NodeListing("n1", 0, made(mine), made(mine))
     second = NodeListing("n2", 10**15, made(others), made(others))
-    divided = occupancy([second, first])
-    assert "n1" not in divided.waiting
+    divided = divide_occupancy([second, first])
+    assert "n1" not in divided.under_review
     listed = made(mine)
     silences = [(a.last_ns, b.first_ns) for a, b in pairwise(listed)]
     assert not intersect_periods(unite_periods(divided.believed["n2"]), unite_periods(silences))
@@ -329,8 +329,8 @@ def test_departure_takes_two_minutes_of_reports():
         listed = [SampleSpan(0, 100 * 10**9)]
         reports = [SampleSpan(0, (130 + seconds) * 10**9)]
         other = NodeListing("n2", 10**15, [SampleSpan(10**12, 2 * 10**12)])
-        divided = occupancy([NodeListing("n1", 0, listed, reports), other])
-        assert ("n2" not in divided.waiting) is is_free
+        divided = divide_occupancy([NodeListing("n1", 0, listed, reports), other])
+        assert ("n2" not in divided.under_review) is is_free
     assert LEFT_NS == 120 * 10**9
 
 

@@ -24,7 +24,7 @@ from support.story import (
     started,
 )
 
-from collector.evidence.claim_events import unplaced_in
+from collector.evidence.claim_events import unplaced_key
 from collector.evidence.claim_placement import ClaimPlacer
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.review_decisions import find_pending_evidence
@@ -281,4 +281,4 @@ async def test_counts_of_the_past_are_forgotten(tmp_path: Path, url: str):
     site = Site(tmp_path / "one", url)
     accept(site.core, a_day(Reporter()))
     await site.round(LATER, everything=True)
-    assert not site.core.evidence.gpus[unplaced_in("n1")].claims
+    assert not site.core.evidence.gpus[unplaced_key("n1")].claims

@@ -52,7 +52,7 @@ def written(ledger: Ledger, *claims: MeteredClaim) -> None:
         claims,
         sightings=(NodeSighting(NodeWitness.SCHEDULER, *_span()),),
     )
-    ledger.write(MeteredGpu.of(evidence, {}).day(0, MeteringComputation("test", 0)))
+    ledger.write(MeteredGpu.compute(evidence, {}).day(0, MeteringComputation("test", 0)))
 
 
 def _span() -> tuple[int, int]:

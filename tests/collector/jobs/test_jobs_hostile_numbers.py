@@ -32,7 +32,7 @@ def test_a_line_of_alibabas_list_is_reported_and_the_others_are_imported(column:
 
 def test_a_label_of_a_node_that_is_no_number_is_unknown() -> None:
     labels = {"nvidia.com/gpu.memory": NINES, "nvidia.com/gpu.replicas": NINES}
-    assert NodeGpuLabels.of(labels) == NodeGpuLabels()
+    assert NodeGpuLabels.parse(labels) == NodeGpuLabels()
 
 
 @pytest.mark.parametrize(

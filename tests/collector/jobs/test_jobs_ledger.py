@@ -87,7 +87,7 @@ def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
     for job in jobs:
         expected[job.tenant] += sum(part.gpus for part in job.unplaced) * job.duration_ns
     metered = meter_jobs(placed)
-    assert metered.clashes == ()
+    assert metered.overlaps == ()
     assert metered.balances
     assert {tenant: time for tenant, time in metered.tenants.items() if time} == {
         tenant: time for tenant, time in expected.items() if time

@@ -172,7 +172,7 @@ def test_p26_a_list_changes_no_gpu_of_other_sources_or_periods(found, more):
     import_list(ledger, one := listed(source, period, *own), BY)
     after = contents(ledger)
     with ledger.database.transaction() as connection:
-        touched = imported_lists.gpus_of(connection, source, period)
+        touched = imported_lists.find_listed_gpus(connection, source, period)
     days = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
     for key in before.keys() | after.keys():
         if key[0] not in touched or key[1] not in days:

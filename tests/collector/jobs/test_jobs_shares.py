@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from collector.jobs.imported_lists import newest_lists
 from collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus
 from collector.jobs.job_list_import import number_stand_ins
-from collector.jobs.job_list_reader import format_of, read_alibaba, read_jobs
+from collector.jobs.job_list_reader import detect_format, read_alibaba, read_jobs
 from collector.jobs.job_metering import meter_jobs
 from collector.jobs.kubernetes import read_kubernetes
 from collector.ledger.ledger_store import Ledger
@@ -122,7 +122,7 @@ pod-6,4000,16384,1,2000,,LS,Succeeded,0,9,5
 
 
 def test_the_trace_of_alibaba_is_read():
-    assert format_of(TRACE) == "alibaba"
+    assert detect_format(TRACE) == "alibaba"
     found = read_jobs(TRACE, strict=False)
     assert [
         (one.id, one.tenant, one.unplaced[0].share, one.unplaced[0].model) for one in found.jobs
@@ -190,6 +190,6 @@ def test_shares_are_exact_and_never_overlap(found):
     metered = meter_jobs(placed)
     assert metered.tenants == expected
     assert metered.balances
-    assert metered.clashes == ()
+    assert metered.overlaps == ()
     for job in placed:
         assert len(set(job.gpus)) == len(job.gpus), "each part is on a GPU of its own"

@@ -55,7 +55,7 @@ def swept(uses: Iterable[Use]) -> tuple[Counter[str], int, int]:
 
 def moved_ns(metered: Any) -> Fraction:
     """Time that conflicts moved, of whole GPUs."""
-    return sum((Fraction(clash.conflict.quantity) / 840 for clash in metered.clashes), Fraction(0))
+    return sum((Fraction(clash.conflict.quantity) / 840 for clash in metered.overlaps), Fraction(0))
 
 
 def straight(uses: dict[Any, list[Use]]) -> tuple[dict[str, int], int, int]:
@@ -134,7 +134,7 @@ def test_without_overlap_a_tenant_has_the_sum_of_its_durations(jobs):
     for job in jobs:
         expected[job.tenant] += job.duration_ns
     metered = meter_jobs(jobs)
-    assert metered.clashes == ()
+    assert metered.overlaps == ()
     assert metered.tenants == {job.tenant: expected[job.tenant] for job in jobs}
 
 
@@ -198,7 +198,7 @@ def test_the_later_job_prevails_and_both_are_named():
     metered = meter_jobs([made(1, 0, 10, "a", GPUS[:1]), made(2, 4, 3, "b", GPUS[:1])])
     assert metered.tenants == {"a": 7 * S, "b": 3 * S}
     assert (metered.held_ns, metered.free_ns, metered.capacity_ns) == (10 * S, 0, 10 * S)
-    ((gpu, conflict),) = metered.clashes
+    ((gpu, conflict),) = metered.overlaps
     assert gpu == GPUS[0]
     assert (conflict.claim, conflict.other) == ("1@0", "2@4")
     assert (conflict.start_ns, conflict.end_ns) == (4 * S, 7 * S)

@@ -19,7 +19,7 @@ from collector.metering.measures import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
-    increments,
+    compute_increments,
 )
 from collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
 from railscope.claim_terms import ClaimAuthority
@@ -38,7 +38,7 @@ def metered(
     counted: dict[CountedQuantity, CounterIncrements] | None = None,
 ) -> DayTiling:
     """What metering makes of a day."""
-    gpu = MeteredGpu.of(evidence, counted or {}, "h100-sxm")
+    gpu = MeteredGpu.compute(evidence, counted or {}, "h100-sxm")
     return gpu.day(day, MeteringComputation(engine, (day + 1) * DAY_NS))
 
 
@@ -68,7 +68,7 @@ def claims(draw):
     compute, memory = draw(slots)
     start, end = draw(instants), draw(st.one_of(instants, st.just(FOREVER_NS)))
     return MeteredClaim(
-        level=draw(
+        authority=draw(
             st.sampled_from([one for one in ClaimAuthority if one is not ClaimAuthority.REVIEW])
         ),
         start_ns=start,
@@ -106,7 +106,9 @@ def counts(draw):
         )
         elapsed, counters = zip((0, 0), *steps, strict=True)
         at = draw(instants) + np.cumsum(np.array(elapsed, np.int64))
-        found[measure] = increments([CounterReadings("boot", at, np.array(counters, np.int64))])
+        found[measure] = compute_increments(
+            [CounterReadings("boot", at, np.array(counters, np.int64))]
+        )
     return found
 
 

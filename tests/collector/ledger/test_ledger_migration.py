@@ -14,7 +14,7 @@ from support.metered import revision_of, sizes_of_day
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import content_root, units_of
+from collector.ledger.day_tiling import content_root, find_capacity_units
 from collector.ledger.head_chain import HashedRow, read_rows
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
@@ -131,7 +131,7 @@ def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
     for _ in range(2):  # the second time it is of this version
         ledger = Ledger.open(url, metadata)
         old = revision_of(ledger, "GPU-0", DAY, 1)
-        assert (old.content_root, units_of(old.tiling)) == (ROOT, 840)
+        assert (old.content_root, find_capacity_units(old.tiling)) == (ROOT, 840)
         assert [(e.slot_lo, e.slot_hi, e.claim) for e in old.tiling.entries] == [
             (0, 840, "job-1"),
             (0, 840, "job-1"),
@@ -141,7 +141,7 @@ def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
         new = metered(held("GPU-0", "red", "blue"))
         assert ledger.write(new).revision == 2
         found = revision_of(ledger, "GPU-0", DAY)
-        assert (found.supersedes, units_of(found.tiling)) == (1, 84_000)
+        assert (found.supersedes, find_capacity_units(found.tiling)) == (1, 84_000)
         assert sum(sizes_of_day(ledger, DAY).values()) == 2 * 840 * DAY_NS
         ledger.close()
 
@@ -178,7 +178,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
         assert before <= hashes(ledger)
         (claim,) = evidence.claims
         part = msgspec.structs.replace(claim, compute=compute_slices(0, 2))
-        gpu = MeteredGpu.of(
+        gpu = MeteredGpu.compute(
             msgspec.structs.replace(evidence, claims=(part,)), {}, "h100-sxm", {claim.id: "2g.20gb"}
         )
         ledger.write(gpu.day(DAY, MeteringComputation("1", START + DAY_NS)))
@@ -248,7 +248,7 @@ def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
     ledger = Ledger.open(url, metadata)
     evidence = held("GPU-0", "red")
     (claim,) = evidence.claims
-    used = msgspec.structs.replace(claim, level=ClaimAuthority.PROCESS)
+    used = msgspec.structs.replace(claim, authority=ClaimAuthority.PROCESS)
     ledger.write(metered(msgspec.structs.replace(evidence, claims=(used,))))
     written = revision_of(ledger, "GPU-0", DAY)
     totals = ledger.totals(START, START + DAY_NS)

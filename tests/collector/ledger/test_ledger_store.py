@@ -22,7 +22,7 @@ from collector.metering.measures import (
     AmountAttribution,
     CountedQuantity,
     CounterReadings,
-    increments,
+    compute_increments,
 )
 from collector.metering.tiling import SlotState
 from collector.metering.units import Tiling
@@ -119,7 +119,7 @@ def test_another_amount_model_or_start_is_another_revision(ledger, drawn):
 
 def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
     counted = {
-        CountedQuantity.ENERGY: increments(
+        CountedQuantity.ENERGY: compute_increments(
             [
                 CounterReadings(
                     "b",
@@ -221,7 +221,9 @@ def test_a_window_without_time_has_nothing(ledger):
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
 def test_the_database_refuses_to_change_what_is_written(url, table, change):
     ledger = Ledger.open(url, metadata)
-    counted = increments([CounterReadings("b", np.array([START, START + HOUR]), np.array([0, 9]))])
+    counted = compute_increments(
+        [CounterReadings("b", np.array([START, START + HOUR]), np.array([0, 9]))]
+    )
     written = metered(held("GPU-0", "red"), counted={CountedQuantity.ENERGY: counted})
     ledger.write(written)
     columns = {

@@ -108,7 +108,7 @@ def p20_requested_is_held_and_moved(metering: Metering, case: Case) -> None:
 def _names_both_claims(evidence: Evidence, one: Overlap) -> None:
     """Both claims are in force throughout, and the kind is that of their ranks."""
     for instant in (one.start_ns, one.end_ns - 1):
-        levels = {claim.id: claim.level for claim in model.in_force(evidence, instant)}
+        levels = {claim.id: claim.authority for claim in model.in_force(evidence, instant)}
         assert {one.claim, one.other} <= levels.keys()
         higher = levels[one.other] > levels[one.claim]
         assert higher == (one.kind is OverlapKind.OVERRIDE)
@@ -144,7 +144,7 @@ def p21_only_the_order_of_ids_matters(metering: Metering, case: Case) -> None:
 
 def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
     """Claims of one rank on a GPU, a part of which a claim of a higher rank may hold."""
-    usual = {"level": ClaimAuthority.SCHEDULER, "review": "", "exclusive": False, "node": "",
+    usual = {"authority": ClaimAuthority.SCHEDULER, "review": "", "exclusive": False, "node": "",
              "compute": WHOLE, "memory": WHOLE, "end_ns": FOREVER_NS}  # fmt: skip
     first = {claim.id: claim for claim in case.evidence.claims}.values()
     members = [
@@ -153,7 +153,7 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
     ]
     above = msgspec.structs.replace(
         case.extra,
-        level=ClaimAuthority.ADMINISTRATOR,
+        authority=ClaimAuthority.ADMINISTRATOR,
         review="",
         exclusive=True,
         share=None,
@@ -182,10 +182,12 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
 
 
 def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case: Case) -> None:
-    level = min(case.extra.level, ClaimAuthority.SCHEDULER)
-    extra = msgspec.structs.replace(case.extra, level=level)
+    level = min(case.extra.authority, ClaimAuthority.SCHEDULER)
+    extra = msgspec.structs.replace(case.extra, authority=level)
     high = {
-        claim.id for claim in case.evidence.claims if claim.level is ClaimAuthority.ADMINISTRATOR
+        claim.id
+        for claim in case.evidence.claims
+        if claim.authority is ClaimAuthority.ADMINISTRATOR
     }
     before, after = (
         claim_time(metering.tile(evidence, case.start, case.end))
@@ -196,8 +198,10 @@ def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case:
 
 
 def p24_a_claim_under_review_moves_no_other_claims_time(metering: Metering, case: Case) -> None:
-    extra = msgspec.structs.replace(case.extra, level=ClaimAuthority.REVIEW, review="late")
-    waiting = {claim.id for claim in case.evidence.claims if claim.level is ClaimAuthority.REVIEW}
+    extra = msgspec.structs.replace(case.extra, authority=ClaimAuthority.REVIEW, review="late")
+    waiting = {
+        claim.id for claim in case.evidence.claims if claim.authority is ClaimAuthority.REVIEW
+    }
     entries = metering.tile(with_claims(case.evidence, extra), case.start, case.end)
     before = claim_time(metering.tile(case.evidence, case.start, case.end))
     after = claim_time(entries)

@@ -113,7 +113,7 @@ def claims(draw, ids=names):
     level = draw(levels)
     exclusive = draw(st.sampled_from([True, True, False]))
     return MeteredClaim(
-        level=level,
+        authority=level,
         start_ns=start,
         id=draw(ids),
         tenant=draw(tenants),
@@ -142,7 +142,7 @@ def claim_sets(draw):
             start = min(found[at].start_ns, end)
             inner = {"start_ns": max(start, outer.start_ns), "end_ns": end}
             found[at] = msgspec.structs.replace(
-                found[at], **inner, level=outer.level, review=outer.review
+                found[at], **inner, authority=outer.authority, review=outer.review
             )
     if found and draw(st.booleans()):
         found.append(msgspec.structs.replace(found[0], end_ns=found[0].start_ns + draw(lengths)))

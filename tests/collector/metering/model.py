@@ -52,8 +52,8 @@ def _run(text: str) -> tuple[str, str]:
 
 def before(one: MeteredClaim, other: MeteredClaim) -> bool:
     """True if one claim takes slots after another: lower rank, earlier start, lower id or source."""
-    if (one.level, one.start_ns) != (other.level, other.start_ns):
-        return (one.level, one.start_ns) < (other.level, other.start_ns)
+    if (one.authority, one.start_ns) != (other.authority, other.start_ns):
+        return (one.authority, one.start_ns) < (other.authority, other.start_ns)
     if one.id != other.id:
         return id_before(one.id, other.id)
     return one.source < other.source
@@ -110,7 +110,7 @@ def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[Part]:
 
 def _group(waiting: list[MeteredClaim], tiling: Tiling) -> list[MeteredClaim]:
     """The shared claims of the first one's rank without an exclusive claim on their device between."""
-    same = [claim for claim in waiting if claim.level == waiting[0].level]
+    same = [claim for claim in waiting if claim.authority == waiting[0].authority]
     return [
         claim
         for at, claim in enumerate(same)
@@ -196,7 +196,7 @@ def ended(evidence: Evidence) -> list[MeteredClaim]:
         claim.id: min(
             [
                 *(other.end_ns for other in evidence.claims if other.id == claim.id),
-                *(r.instant_ns for r in evidence.releases if r.claim == claim.id),
+                *(r.timestamp_ns for r in evidence.releases if r.claim == claim.id),
             ]
         )
         for claim in evidence.claims
@@ -292,14 +292,14 @@ def instants(evidence: Evidence) -> set[int]:
         instant
         for fact in (*evidence.claims, *evidence.outages, *evidence.stays)
         for instant in (fact.start_ns, fact.end_ns)
-    } | {release.instant_ns for release in evidence.releases}
+    } | {release.timestamp_ns for release in evidence.releases}
 
 
 def counted(runs: Iterable[CounterReadings]) -> list[tuple[int, int, int, bool]]:
     """Start, end, energy and whether the counter went on, of every two readings in turn."""
     boots: dict[str, set[tuple[int, int]]] = {}
     for run in runs:
-        pairs = zip(run.instants_ns.tolist(), run.counters.tolist(), strict=True)
+        pairs = zip(run.timestamps_ns.tolist(), run.counters.tolist(), strict=True)
         boots.setdefault(run.boot, set()).update(pairs)
     found = []
     last: tuple[str, int, int] | None = None

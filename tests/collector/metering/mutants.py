@@ -20,11 +20,11 @@ from collector.metering.measures import (
     CounterIncrements,
     CounterReadings,
     SlotOwners,
-    increments,
-    owners,
-    shares,
+    attribute_shares,
+    compute_increments,
+    find_owners,
 )
-from collector.metering.overlaps import Overlap, overlaps
+from collector.metering.overlaps import Overlap, find_overlaps
 from collector.metering.tiling import SlotState, TilingEntry
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
@@ -77,13 +77,13 @@ def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[
 
 def clamped_reset(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """A counter that fell has counted nothing."""
-    right = increments(runs)
+    right = compute_increments(runs)
     return msgspec.structs.replace(right, amounts=np.where(right.same, right.amounts, 0))
 
 
 def negative_reset(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """A counter that fell gives back what it counted."""
-    right = increments(runs)
+    right = compute_increments(runs)
     return msgspec.structs.replace(
         right, amounts=np.where(right.same, right.amounts, -right.amounts)
     )
@@ -91,13 +91,13 @@ def negative_reset(runs: Iterable[CounterReadings]) -> CounterIncrements:
 
 def restart_attributed(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """Whoever holds the GPU pays for what its counter says after a restart."""
-    right = increments(runs)
+    right = compute_increments(runs)
     return msgspec.structs.replace(right, same=np.ones_like(right.same))
 
 
 def handover_guessed(evidence: Evidence) -> SlotOwners:
     """What was used over a handover is the earlier holder's."""
-    right = owners(evidence)
+    right = find_owners(evidence)
     return msgspec.structs.replace(right, ends_ns=np.full_like(right.ends_ns, FOREVER_NS))
 
 
@@ -108,14 +108,14 @@ def parts_rounded_one_by_one(
     large = msgspec.structs.replace(counted, amounts=counted.amounts * GPU_CAPACITY)
     found = (
         msgspec.structs.replace(share, amount=share.amount // GPU_CAPACITY)
-        for share in shares(owned, large, start, end)
+        for share in attribute_shares(owned, large, start, end)
     )
     return [share for share in found if share.amount]
 
 
 def counted_before_it_was_read(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """An increment counts in the window that its earlier reading lies in."""
-    right = increments(runs)
+    right = compute_increments(runs)
     return msgspec.structs.replace(right, ends_ns=right.starts_ns)
 
 
@@ -147,10 +147,11 @@ def clipped_samples(evidence: Evidence, start: int, end: int) -> list[TilingEntr
 
 def ignored_level(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """The latest claim holds, whoever's word it is."""
-    highest = max((claim.level for claim in evidence.claims), default=None)
+    highest = max((claim.authority for claim in evidence.claims), default=None)
     review = "late" if highest is ClaimAuthority.REVIEW else ""
     same = tuple(
-        msgspec.structs.replace(claim, level=highest, review=review) for claim in evidence.claims
+        msgspec.structs.replace(claim, authority=highest, review=review)
+        for claim in evidence.claims
     )
     return tile(msgspec.structs.replace(evidence, claims=same), start, end)
 
@@ -196,7 +197,7 @@ def later_ends_earlier(evidence: Evidence, start: int, end: int) -> list[TilingE
                         + [
                             other.start_ns
                             for other in claims
-                            if other.level == one.level and other.start_ns > one.start_ns
+                            if other.authority == one.authority and other.start_ns > one.start_ns
                             if other.compute == one.compute
                         ]
                     ),
@@ -234,7 +235,7 @@ def ids_as_text_in_overlaps(evidence: Evidence) -> list[Overlap]:
     claims = (msgspec.structs.replace(one, id=place[one.id]) for one in evidence.claims)
     return [
         msgspec.structs.replace(one, claim=names[int(one.claim)], other=names[int(one.other)])
-        for one in overlaps(changed(evidence, *claims))
+        for one in find_overlaps(changed(evidence, *claims))
     ]
 
 
@@ -285,7 +286,7 @@ def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[T
 def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """What waits for a person counts like what a scheduler reports."""
     claims = (
-        msgspec.structs.replace(one, level=ClaimAuthority.SCHEDULER, review="")
+        msgspec.structs.replace(one, authority=ClaimAuthority.SCHEDULER, review="")
         if one.review
         else one
         for one in evidence.claims
@@ -296,10 +297,12 @@ def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry
 def review_attributed(evidence: Evidence) -> SlotOwners:
     """What was used while a person has yet to decide is the claim's."""
     claims = (
-        msgspec.structs.replace(one, level=ClaimAuthority.PROCESS, review="") if one.review else one
+        msgspec.structs.replace(one, authority=ClaimAuthority.PROCESS, review="")
+        if one.review
+        else one
         for one in evidence.claims
     )
-    return owners(changed(evidence, *claims))
+    return find_owners(changed(evidence, *claims))
 
 
 MUTANTS = {

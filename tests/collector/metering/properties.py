@@ -26,10 +26,14 @@ class Metering:
     """An implementation of metering; ours, if nothing else is said."""
 
     tile: Callable[[Evidence, int, int], list[TilingEntry]] = metered.tile
-    overlaps: Callable[[Evidence], list[Overlap]] = overlaps.overlaps
-    increments: Callable[[Iterable[CounterReadings]], CounterIncrements] = measures.increments
-    owners: Callable[[Evidence], SlotOwners] = measures.owners
-    divide: Callable[[SlotOwners, CounterIncrements, int, int], list[AmountShare]] = measures.shares
+    overlaps: Callable[[Evidence], list[Overlap]] = overlaps.find_overlaps
+    increments: Callable[[Iterable[CounterReadings]], CounterIncrements] = (
+        measures.compute_increments
+    )
+    owners: Callable[[Evidence], SlotOwners] = measures.find_owners
+    divide: Callable[[SlotOwners, CounterIncrements, int, int], list[AmountShare]] = (
+        measures.attribute_shares
+    )
 
     def shares(
         self, evidence: Evidence, counted: CounterIncrements, start: int, end: int
@@ -124,9 +128,9 @@ def _as_the_model_says(evidence: Evidence, entry: TilingEntry, slot: Units, inst
         assert entry.state is outage
     elif claim:
         expected = {SlotState.OBSERVED, SlotState.INFERRED}
-        expected = {SlotState.UNCLAIMED} if claim.level == 1 else expected
+        expected = {SlotState.UNCLAIMED} if claim.authority == 1 else expected
         expected = {SlotState.SYSTEM} if claim.system else expected
-        expected = {SlotState.REVIEW} if claim.level == 0 else expected
+        expected = {SlotState.REVIEW} if claim.authority == 0 else expected
         assert entry.state in expected
         assert entry.reason == (claim.review if entry.state is SlotState.REVIEW else "")
     elif model.stranded(evidence, entry.tiling, slot, instant):

@@ -20,7 +20,7 @@ from collector.metering.measures import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
-    increments,
+    compute_increments,
 )
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period, Tiling
@@ -53,12 +53,13 @@ def days_of(case: Case, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
         case.evidence, **{name: moved(value, by_ns) for name, value in facts.items()}
     )
     runs = [
-        CounterReadings(r.boot, r.instants_ns + by_ns, r.counters, r.driver) for r in case.readings
+        CounterReadings(r.boot, r.timestamps_ns + by_ns, r.counters, r.driver)
+        for r in case.readings
     ]
     found: dict[CountedQuantity, CounterIncrements] = (
-        {CountedQuantity.ENERGY: increments(runs)} if counted else {}
+        {CountedQuantity.ENERGY: compute_increments(runs)} if counted else {}
     )
-    gpu = MeteredGpu.of(evidence, found, SKU)
+    gpu = MeteredGpu.compute(evidence, found, SKU)
     return [gpu.day(day, MeteringComputation("1", 0)) for day in range(3)]
 
 

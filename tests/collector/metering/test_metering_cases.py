@@ -12,7 +12,7 @@ import pytest
 from support.metered import tile
 
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from collector.metering.overlaps import overlaps
+from collector.metering.overlaps import find_overlaps
 from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 
@@ -54,7 +54,7 @@ def test_case(path: Path, tiling: Tiling) -> None:
         for entry in tile(known, 0, case["seconds"] * S):
             if entry.tiling is tiling:
                 held[entry.claim] += Fraction(entry.quantity) / gpu_second
-        for one in overlaps(known):
+        for one in find_overlaps(known):
             if one.tiling is tiling:
                 key = (one.claim, one.other, one.kind.value, str(one.ratio))
                 moved[key] += Fraction(one.quantity) / gpu_second

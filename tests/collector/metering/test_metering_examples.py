@@ -27,11 +27,11 @@ from collector.metering.measures import (
     AmountShare,
     CounterReadings,
     CounterRestart,
-    increments,
-    owners,
-    shares,
+    attribute_shares,
+    compute_increments,
+    find_owners,
 )
-from collector.metering.overlaps import OverlapKind, overlaps
+from collector.metering.overlaps import OverlapKind, find_overlaps
 from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices
 from railscope.claim_terms import ClaimAuthority
@@ -50,8 +50,8 @@ def told(evidence, end=100, tiling=Tiling.COMPUTE, start=0):
     ]
 
 
-def claim(name, start, end, level=ClaimAuthority.SCHEDULER, **rest: object):
-    return MeteredClaim(level, start * S, name, f"tenant of {name}", end * S, **rest)
+def claim(name, start, end, authority=ClaimAuthority.SCHEDULER, **rest: object):
+    return MeteredClaim(authority, start * S, name, f"tenant of {name}", end * S, **rest)
 
 
 def seen(*seconds: int, boot="a", uncertainty=0):
@@ -71,7 +71,7 @@ def moved(evidence):
     """Start, end, both claims, kind and units of each overlap in compute."""
     return [
         (one.start_ns // S, one.end_ns // S, one.claim, one.other, one.kind, one.units)
-        for one in overlaps(evidence)
+        for one in find_overlaps(evidence)
         if one.tiling is Tiling.COMPUTE
     ]
 
@@ -118,7 +118,7 @@ def test_an_exclusive_claim_on_one_instance_does_not_divide_shares_of_another():
         (540, 720, "b"),
         (720, 840, ""),
     ]
-    found = [one for one in overlaps(evidence) if one.tiling is Tiling.COMPUTE]
+    found = [one for one in find_overlaps(evidence) if one.tiling is Tiling.COMPUTE]
     assert [(o.claim, o.other, o.kind, o.units, o.ratio) for o in found] == [
         ("a", "b", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),
         ("b", "a", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),
@@ -300,7 +300,7 @@ def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
         (Tiling.MEMORY, 50, 0, 840, SlotState.IDLE, "l"),
     ]
     one = PartitionLayout(50 * S, "l", halves[:1])
-    assert one.stranded(Tiling.COMPUTE) == one.stranded(Tiling.MEMORY) == ()
+    assert one.stranded_slots(Tiling.COMPUTE) == one.stranded_slots(Tiling.MEMORY) == ()
     with pytest.raises(ValueError, match="overlap"):
         PartitionLayout(0, "l", (halves[0], halves[0]))
 
@@ -339,8 +339,10 @@ def counters(*pairs: tuple[int, int], boot="a"):
 
 def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 55), claim("b", 55, 100)))
-    counted = increments([counters((0, 1000), (10, 1100), (50, 1500), (60, 1570), (70, 1600))])
-    assert shares(owners(evidence), counted, 0, 70 * S) == [
+    counted = compute_increments(
+        [counters((0, 1000), (10, 1100), (50, 1500), (60, 1570), (70, 1600))]
+    )
+    assert attribute_shares(find_owners(evidence), counted, 0, 70 * S) == [
         AmountShare(0, 55 * S, 0, 840, AmountAttribution.ATTRIBUTED, 500, "tenant of a", "", "a"),
         AmountShare(50 * S, 60 * S, 0, 840, AmountAttribution.UNATTRIBUTED, 70),
         AmountShare(
@@ -352,10 +354,10 @@ def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
 
 def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
     runs = [counters((0, 1000), (10, 1200), (20, 50), (30, 90)), counters((60, 400), boot="b")]
-    counted = increments(runs)
+    counted = compute_increments(runs)
     assert counted.amounts.tolist() == [200, 50, 40, 400]
     assert counted.resets() == [CounterRestart(10 * S, 20 * S), CounterRestart(30 * S, 60 * S)]
-    found = shares(owners(Evidence("g", HERE)), counted, 0, 100 * S)
+    found = attribute_shares(find_owners(Evidence("g", HERE)), counted, 0, 100 * S)
     assert [(share.use, share.amount) for share in found] == [
         (AmountAttribution.IDLE, 240),
         (AmountAttribution.UNATTRIBUTED, 50),
@@ -367,15 +369,17 @@ def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
     thirds = tuple(
         claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
     )
-    counted = increments([counters((0, 0), (10, 100))])
-    found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
+    counted = compute_increments([counters((0, 0), (10, 100))])
+    found = attribute_shares(find_owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
     assert [(share.claim, share.amount) for share in found] == [("c0", 33), ("c1", 33), ("c2", 34)]
 
 
 def test_the_bytes_of_a_fast_port_are_divided_exactly():
     most = (1 << 63) - 1
-    counted = increments([counters((0, 0), (10, most), (20, 5), (30, most))])
-    found = shares(owners(Evidence("g", HERE, claims=(claim("a", 0, 100),))), counted, 0, 100 * S)
+    counted = compute_increments([counters((0, 0), (10, most), (20, 5), (30, most))])
+    found = attribute_shares(
+        find_owners(Evidence("g", HERE, claims=(claim("a", 0, 100),))), counted, 0, 100 * S
+    )
     assert [(share.use, share.amount) for share in found] == [
         (AmountAttribution.ATTRIBUTED, 2 * most - 5),
         (AmountAttribution.UNATTRIBUTED, 5),
@@ -383,8 +387,8 @@ def test_the_bytes_of_a_fast_port_are_divided_exactly():
     thirds = tuple(
         claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
     )
-    counted = increments([counters((0, 0), (10, most))])
-    found = shares(owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
+    counted = compute_increments([counters((0, 0), (10, most))])
+    found = attribute_shares(find_owners(Evidence("g", HERE, claims=thirds)), counted, 0, 100 * S)
     assert [share.amount for share in found] == [
         most * (i + 1) // 3 - most * i // 3 for i in range(3)
     ]
@@ -414,7 +418,7 @@ def calls_of_overlaps(number: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        found = overlaps(evidence)
+        found = find_overlaps(evidence)
     finally:
         sys.setprofile(before)
     assert len(found) == 2 * number

@@ -8,7 +8,13 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from collector.metering.evidence import MeteredClaim
-from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, UnplacedClaim, place
+from collector.metering.placement import (
+    ClaimExcess,
+    Placement,
+    PlacementGpu,
+    UnplacedClaim,
+    place_counts,
+)
 from railscope.claim_terms import ClaimAuthority
 
 N, S = ClaimAuthority.NODE_PLUGIN, ClaimAuthority.SCHEDULER
@@ -30,7 +36,7 @@ def claim(
 def count(
     number: int, start: int = 0, end: int = END, name: str = "u", **more: object
 ) -> UnplacedClaim:
-    usual = {"level": S, "tenant": name, "node": "n", "count": number}
+    usual = {"authority": S, "tenant": name, "node": "n", "count": number}
     return UnplacedClaim(start_ns=start, id=name, end_ns=end, **{**usual, **more})  # type: ignore[arg-type]  # of a test
 
 
@@ -54,50 +60,54 @@ def times(found: Placement) -> dict[str, Fraction]:
 
 def test_whole_gpus_take_free_ones_first():
     gpus = [gpu(0, claim(N, 0, END)), gpu(1), gpu(2, claim(S, 0, END)), gpu(3)]
-    found = place(gpus, [count(2)])
+    found = place_counts(gpus, [count(2)])
     assert shown(found) == {"g1": [("u", 0, END, "1", True)], "g3": [("u", 0, END, "1", True)]}
-    found = place(gpus, [count(3)])
+    found = place_counts(gpus, [count(3)])
     assert shown(found)["g0"] == [("u", 0, END, "1", True)], "a lower rank gives way"
-    assert place(gpus, [count(5)]).excess == [ClaimExcess("u", "u", 0, END, Fraction(2))]
+    assert place_counts(gpus, [count(5)]).excess == [ClaimExcess("u", "u", 0, END, Fraction(2))]
 
 
 def test_all_gpus_of_a_node_are_certain():
-    found = place([gpu(0), gpu(1)], [count(2)])
+    found = place_counts([gpu(0), gpu(1)], [count(2)])
     assert not any(one.assumed for claims in found.claims.values() for one in claims)
 
 
 def test_devices_that_another_provider_names_are_certain():
     named = claim(N, 0, END, workload="7", source="slurm")
-    found = place([gpu(0), gpu(1, named), gpu(2)], [count(2, workload="7", source="slurm")])
+    found = place_counts([gpu(0), gpu(1, named), gpu(2)], [count(2, workload="7", source="slurm")])
     assert shown(found) == {"g0": [("u", 0, END, "1", True)], "g1": [("u", 0, END, "1", False)]}
 
 
 def test_workloads_are_compared_as_r3_compares_them():
     named = claim(N, 0, END, workload="7", source="cgroup")
-    found = place([gpu(0), gpu(1, named)], [count(1, workload="slurm:7", source="slurm")])
+    found = place_counts([gpu(0), gpu(1, named)], [count(1, workload="slurm:7", source="slurm")])
     assert shown(found) == {"g1": [("u", 0, END, "1", False)]}
     half = count(1, workload="7", source="slurm", share=Fraction(1, 2))
-    assert list(place([gpu(0), gpu(1, named)], [half]).claims) == ["g1"]
+    assert list(place_counts([gpu(0), gpu(1, named)], [half]).claims) == ["g1"]
     other = claim(N, 0, END, workload="research/7", source="cgroup")
-    found = place([gpu(0), gpu(1, other)], [count(1, workload="7", source="slurm")])
+    found = place_counts([gpu(0), gpu(1, other)], [count(1, workload="7", source="slurm")])
     assert list(found.claims) == ["g0"]
     nameless = claim(N, 0, END, source="cgroup")
-    assert list(place([gpu(0), gpu(1, nameless)], [count(1)]).claims) == ["g0"], "no name is no job"
+    assert list(place_counts([gpu(0), gpu(1, nameless)], [count(1)]).claims) == ["g0"], (
+        "no name is no job"
+    )
 
 
 def test_a_gpu_that_a_higher_rank_gives_the_workload_is_one_of_the_number():
     given = claim(ClaimAuthority.ADMINISTRATOR, 0, 60, workload="slurm:7", source="file")
     one, two = (count(n, workload="7", source="slurm") for n in (1, 2))
-    assert shown(place([gpu(0), gpu(1, given)], [one])) == {"g0": [("u", 60, END, "1", True)]}
-    assert times(place([gpu(0), gpu(1, given)], [two])) == {"u": 140}
+    assert shown(place_counts([gpu(0), gpu(1, given)], [one])) == {
+        "g0": [("u", 60, END, "1", True)]
+    }
+    assert times(place_counts([gpu(0), gpu(1, given)], [two])) == {"u": 140}
     own = claim(S, 0, END, workload="7", source="slurm")
-    found = place([gpu(0), gpu(1, own)], [one])
+    found = place_counts([gpu(0), gpu(1, own)], [one])
     assert list(found.claims) == ["g0"], "a source counts what it does not name"
 
 
 def test_positions_change_only_where_something_begins_or_ends():
     gpus = [gpu(0, claim(S, 20, 40)), gpu(1), gpu(2)]
-    found = place(gpus, [count(1)])
+    found = place_counts(gpus, [count(1)])
     assert shown(found) == {
         "g0": [("u", 0, 20, "1", True)],
         "g1": [("u", 20, END, "1", True)],
@@ -106,7 +116,7 @@ def test_positions_change_only_where_something_begins_or_ends():
 
 def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
     gpus = [gpu(0, claim(S, 20, 40), claim(S, 60, 80, "y")), gpu(1, claim(S, 50, 70, "z"))]
-    found = place(gpus, [count(1, 5, 90)])
+    found = place_counts(gpus, [count(1, 5, 90)])
     claims = [one for some in found.claims.values() for one in some]
     assert len(claims) == 4
     assert {(one.id, one.start_ns, one.end_ns, one.counted) for one in claims} == {
@@ -117,7 +127,9 @@ def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
 
 
 def test_a_later_count_leaves_the_gpus_that_another_has():
-    found = place([gpu(0), gpu(1), gpu(2)], [count(1, name="early"), count(1, 30, 60, name="late")])
+    found = place_counts(
+        [gpu(0), gpu(1), gpu(2)], [count(1, name="early"), count(1, 30, 60, name="late")]
+    )
     assert shown(found) == {
         "g0": [("early", 0, END, "1", True)],
         "g1": [("late", 30, 60, "1", True)],
@@ -127,28 +139,28 @@ def test_a_later_count_leaves_the_gpus_that_another_has():
 def test_precedence_decides_who_fits():
     gpus = [gpu(0), gpu(1), gpu(2)]
     early, late = count(2, name="j9"), count(2, name="j10")
-    assert times(place(gpus, [early, late])) == {"j10": 200, "j9": 100}, "10 is after 9"
+    assert times(place_counts(gpus, [early, late])) == {"j10": 200, "j9": 100}, "10 is after 9"
     later = count(2, 50, END, name="a")
-    assert times(place(gpus, [early, later])) == {"j9": 150, "a": 100}
-    high = count(3, name="low", level=ClaimAuthority.SCHEDULER_LIST)
-    assert times(place(gpus, [high, later])) == {"low": 300}
+    assert times(place_counts(gpus, [early, later])) == {"j9": 150, "a": 100}
+    high = count(3, name="low", authority=ClaimAuthority.SCHEDULER_LIST)
+    assert times(place_counts(gpus, [high, later])) == {"low": 300}
 
 
 def test_fractions_take_what_is_left_and_are_split():
     half = claim(S, 0, END, exclusive=False, share=Fraction(1, 2))
-    found = place([gpu(0, half), gpu(1, half)], [count(1, share=Fraction(3, 4))])
+    found = place_counts([gpu(0, half), gpu(1, half)], [count(1, share=Fraction(3, 4))])
     assert shown(found) == {"g0": [("u", 0, END, "1/2", True)], "g1": [("u", 0, END, "1/4", True)]}
-    found = place([gpu(0), gpu(1)], [count(2, share=Fraction(1, 3))])
+    found = place_counts([gpu(0), gpu(1)], [count(2, share=Fraction(1, 3))])
     assert shown(found) == {"g0": [("u", 0, END, "1/3", True)], "g1": [("u", 0, END, "1/3", True)]}
-    found = place([gpu(0, half)], [count(2, share=Fraction(1, 3))])
+    found = place_counts([gpu(0, half)], [count(2, share=Fraction(1, 3))])
     assert found.excess == [ClaimExcess("u", "u", 0, END, Fraction(1, 6))]
 
 
 def test_a_gpu_that_leaves_its_node_is_held_no_more():
-    found = place([gpu(0, stays=((0, 30),)), gpu(1, stays=((30, END),))], [count(1)])
+    found = place_counts([gpu(0, stays=((0, 30),)), gpu(1, stays=((30, END),))], [count(1)])
     assert times(found) == {"u": 100}
     assert found.excess == []
-    assert place([], [count(1, 0, 10)]).excess == [ClaimExcess("u", "u", 0, 10, Fraction(1))]
+    assert place_counts([], [count(1, 0, 10)]).excess == [ClaimExcess("u", "u", 0, 10, Fraction(1))]
 
 
 spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(
@@ -173,10 +185,10 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
     """The oracle counts at each instant: nothing is said of which GPU, only of how many."""
     gpus = [gpu(number, *claims) for number, claims in enumerate(held)]
     counts = [
-        count(number, *span, name=f"t{place_}", level=level)
+        count(number, *span, name=f"t{place_}", authority=level)
         for place_, (number, span, level) in enumerate(wanted)
     ]
-    found = place(gpus, counts)
+    found = place_counts(gpus, counts)
     for now in range(0, 110, 10):
         in_force = [one for one in counts if one.start_ns <= now < one.end_ns]
         given_ = {
@@ -190,14 +202,15 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
         over = {e.claim: e.amount for e in found.excess if e.start_ns <= now < e.end_ns}
         assert all(given_[one.id] + over.get(one.id, 0) == one.count for one in in_force)
         there = now < END
-        top = max((one.level for one in in_force), default=None)
+        top = max((one.authority for one in in_force), default=None)
         if top is not None:
             free = sum(
-                there and all(c.level < top or not c.begins_ns <= now < c.end_ns for c in g.claims)
+                there
+                and all(c.authority < top or not c.begins_ns <= now < c.end_ns for c in g.claims)
                 for g in gpus
             )
-            need = sum(one.count for one in in_force if one.level == top)
-            assert sum(given_[o.id] for o in in_force if o.level == top) == min(need, free)
+            need = sum(one.count for one in in_force if one.authority == top)
+            assert sum(given_[o.id] for o in in_force if o.authority == top) == min(need, free)
     for claims in found.claims.values():
         for one in claims:
             assert not any(
@@ -221,7 +234,7 @@ def counts_of(draw: st.DrawFn, *levels: ClaimAuthority) -> UnplacedClaim:
         start,
         end,
         name,
-        level=level,
+        authority=level,
         share=draw(shares),
         workload=draw(workloads),
         source=draw(st.sampled_from(["slurm", "file"])),
@@ -283,7 +296,7 @@ def where(found: Placement, names: set[str]) -> set[tuple[str, int, str, str, bo
 def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, late, cuts):
     """Nor does the instant at which a part of a claim that waits begins."""
     names = {one.tenant for one in counts}
-    before = place([gpu(number, *claims) for number, claims in enumerate(held)], counts)
+    before = place_counts([gpu(number, *claims) for number, claims in enumerate(held)], counts)
     times_ = [5 * number for number in cuts]
     also: list[list[MeteredClaim]] = [
         [part for at, one in enumerate(some) for part in parted(one, times_[at % len(times_)])]
@@ -296,7 +309,7 @@ def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, la
     ]
     waiting = [replace(one, tenant="mallory", id=f"late-{one.id}") for one in late]
     gpus = [gpu(number, *claims) for number, claims in enumerate(also)]
-    assert where(place(gpus, [*split, *waiting]), names) == where(before, names)
+    assert where(place_counts(gpus, [*split, *waiting]), names) == where(before, names)
 
 
 @given(
@@ -304,5 +317,5 @@ def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, la
     st.permutations([count(2, name="a"), count(1, 20, 80, name="b"), count(2, 5, 30, name="c")]),
 )
 def test_the_order_of_gpus_and_claims_changes_nobodys_time(gpus, counts):
-    reference = times(place(sorted(gpus, key=lambda g: g.gpu), sorted(counts)))
-    assert times(place(gpus, counts)) == reference
+    reference = times(place_counts(sorted(gpus, key=lambda g: g.gpu), sorted(counts)))
+    assert times(place_counts(gpus, counts)) == reference

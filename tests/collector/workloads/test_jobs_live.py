@@ -15,7 +15,7 @@ from collector.config import CollectorSettings
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import tenancy_files
 from collector.view_refresh import ViewRefresher
-from collector.workloads.job_roster import pattern_of
+from collector.workloads.job_roster import compile_pattern
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as catalog, gpu as gpu_catalog
 from railscope.catalog.entities import GPU
@@ -208,13 +208,13 @@ async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_
     site.report("n1", 10, (90, 80), *claims("1", "n1-0", "n1-1"))
     await site.jobs(11)
     row = site.core.fleet.nodes["n1"].rows["gpu_activity"]
-    table = site.refresher.positions.of(row.block)
+    table = site.refresher.positions.find(row.block)
     assert table
     rows = np.array([row.index])
-    assert list(site.refresher.positions.unchanged(row.block, rows)) == [row.index]
+    assert list(site.refresher.positions.select_unchanged(row.block, rows)) == [row.index]
     row.block.nodes[row.index] = "n2"
     site.core.fleet.touched.add("n2")
-    assert list(site.refresher.positions.unchanged(row.block, rows)) == []
+    assert list(site.refresher.positions.select_unchanged(row.block, rows)) == []
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path)
 @pytest.mark.parametrize("setting", ["(", "no-group", "(?P<name>.+)-worker"])
 def test_a_pattern_that_cannot_work_is_refused(setting: str):
     with pytest.raises(SettingsError, match="pod_job_pattern"):
-        pattern_of(setting)
+        compile_pattern(setting)
 
 
 def test_without_a_pattern_each_pod_is_a_job():
-    assert not pattern_of("").fullmatch("bert-worker-0")
-    assert not pattern_of("").fullmatch("")
+    assert not compile_pattern("").fullmatch("bert-worker-0")
+    assert not compile_pattern("").fullmatch("")

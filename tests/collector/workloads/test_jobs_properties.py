@@ -34,7 +34,7 @@ from collector.workloads.job_roster import (
     JobKey,
     JobRoster,
     RunningJob,
-    holdings,
+    find_holdings,
 )
 from collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
 from railscope.catalog import METRICS, account as catalog, gpu
@@ -56,12 +56,12 @@ RDMA_SENT = METRICS["railscope_rdma_transmit_bytes_total"]
 @given(cases(), st.integers(0, LAST + 50))
 def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
     now_ns = second * S
-    entries = GpuTimeline.of(case.evidence).entries(now_ns, now_ns + 1)
+    entries = GpuTimeline.compute(case.evidence).entries(now_ns, now_ns + 1)
     held: dict[str, int] = defaultdict(int)
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in HELD:
             held[entry.tenant] += entry.slot_hi - entry.slot_lo
-    found = holdings(case.evidence, entries, now_ns)
+    found = find_holdings(case.evidence, entries, now_ns)
     by_tenant: dict[str, int] = defaultdict(int)
     for holding in found:
         by_tenant[holding.job.tenant] += holding.units
@@ -87,7 +87,7 @@ parts = st.lists(keys, max_size=3, unique=True).flatmap(
 def test_the_roster_is_what_was_put_last(puts):
     roster, model = JobRoster(), {}
     for name, held in puts:
-        roster.put(name, held)
+        roster.set_holdings(name, held)
         model[name] = held
         for node in {holding.node for holding in held}:
             assert node in roster.touched
@@ -113,14 +113,14 @@ def test_many_gpus_have_seats_and_leave_them_again():
     roster = JobRoster()
     for turn in range(3):
         for number in range(1000):
-            roster.put(
+            roster.set_holdings(
                 f"GPU-{number}", [JobHolding(JobKey("t", "slurm", str(turn)), "n", 840, turn)]
             )
         (job,) = roster.jobs()
         assert len(job.places) == 1000
         assert set(roster.job_of_position[[p.position for p in job.places]]) == {job.number}
     for number in range(1000):
-        roster.put(f"GPU-{number}", ())
+        roster.set_holdings(f"GPU-{number}", ())
     assert roster.jobs() == []
     assert roster.positions == {}
     assert set(roster.job_of_position) == {NO_JOB}
@@ -197,13 +197,13 @@ def view_of(streams, held) -> RunningJobs:
         instant_ns = NOW if fresh else SECOND
         core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, instant_ns))
     for (node, name), jobs in held.items():
-        roster.put(name, [JobHolding(job, node, 840 // len(jobs), 1) for job in jobs])
+        roster.set_holdings(name, [JobHolding(job, node, 840 // len(jobs), 1) for job in jobs])
     positions, gathered = FleetPositions(core, roster), GatheredReadings()
     asyncio.run(positions.refresh(lambda: asyncio.sleep(0)))
     for block in core.fleet.blocks():
-        rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), positions.of(block)
+        rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), positions.find(block)
         if table:
-            gathered.add(table, positions.unchanged(block, rows))
+            gathered.add(table, positions.select_unchanged(block, rows))
     return RunningJobs(
         NOW, tuple(roster.jobs()), 0, gathered, roster.job_of_position, roster.numbers, frozenset()
     )
@@ -268,7 +268,7 @@ def test_the_straggler_is_the_one_furthest_below_the_median(positions):
             for position, (job, _) in enumerate(positions)
             if job == number
         )
-        found = compared.of(RunningJob(KEY, number, places))
+        found = compared.straggler(RunningJob(KEY, number, places))
         if len(places) < 2 or len(told) < 2 or statistics.median(told) == 0:
             assert isinstance(found, str)
             assert found
@@ -305,7 +305,7 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
             (position, value) for position, (_, value) in enumerate(positions) if value is not None
         ]
         gathered = GatheredReadings({key: 0})
-        gathered.take(
+        gathered.add_readings(
             GpuReadings(
                 np.array([position for position, _ in read], np.int32),
                 np.zeros(len(read), np.int32),
@@ -320,7 +320,7 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
                 history[position] = []
             if value is None:
                 assert math.isnan(told.values[position])
-                assert told.why(position) == "stale"
+                assert told.absence_reason(position) == "stale"
                 continue
             faded = math.exp(-seconds / OVER_SECONDS)
             history[position] = [(v, w * faded) for v, w in history[position]] + [

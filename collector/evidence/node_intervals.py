@@ -1,6 +1,6 @@
-"""Facts from a node's envelopes: metering facts in chunks, and receipts.
+"""Facts from a node's envelopes: metering facts in intervals, and receipts.
 
-A chunk has the metering facts from a node's frames of 15 minutes. Chunks are divided by the node's
+An interval has the metering facts from a node's frames of 15 minutes. Intervals are divided by the node's
 boot clock. Timestamps are on the collector's clock: the boot clock gives the age of a frame,
 however wrong the node's wall clock is. Of each 30 seconds of the boot clock the first reading of
 every counter is stored, so the result does not depend on the transport of frames.
@@ -28,10 +28,10 @@ from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, SentAt
 
 GRID_NS = 30_000_000_000
-CHUNK_CELLS = 30
-CHUNK_NS = GRID_NS * CHUNK_CELLS
+INTERVAL_CELLS = 30
+INTERVAL_NS = GRID_NS * INTERVAL_CELLS
 MAX_DOUBTS = 256
-"""Maximum per chunk for single GPUs; further ones apply to all GPUs of the node."""
+"""Maximum per interval for single GPUs; further ones apply to all GPUs of the node."""
 
 
 class SampleSpan(msgspec.Struct, array_like=True, order=True, gc=False):
@@ -74,7 +74,7 @@ def add_span(spans: list[SampleSpan], new: SampleSpan) -> bool:
     return add_spans(spans, (new,))
 
 
-def believed_from(spans: Sequence[SampleSpan], known_ns: int, new_ns: int, first_ns: int) -> int:
+def trusted_start(spans: Sequence[SampleSpan], known_ns: int, new_ns: int, first_ns: int) -> int:
     """Return the trusted start of a boot, once samples are added to `spans`.
 
     `known_ns` is that of `spans` (0: their first sample); `first_ns` and `new_ns` are the first of
@@ -87,7 +87,7 @@ def believed_from(spans: Sequence[SampleSpan], known_ns: int, new_ns: int, first
     return new_ns if new_ns > first_ns else 0
 
 
-def bare_spans(spans: Iterable[SampleSpan]) -> list[SampleSpan]:
+def copy_times(spans: Iterable[SampleSpan]) -> list[SampleSpan]:
     """Return copies of spans with their time only."""
     return [SampleSpan(span.first_ns, span.last_ns) for span in spans]
 
@@ -101,14 +101,14 @@ def _merge(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> None:
     """Merge new spans into others, joining those of one skew that are at most a gap apart."""
     first_ns = min(span.first_ns for span in new)
     last_ns = max(span.last_ns for span in new)
-    wanted = {span.skew_ns for span in new}
+    skews = {span.skew_ns for span in new}
     low = bisect_left(spans, first_ns, key=_first_ns)
     high = bisect_right(spans, last_ns + GAP_NS, key=_first_ns)
     reach = low
-    while wanted and reach:
+    while skews and reach:
         reach -= 1
-        if spans[reach].skew_ns in wanted:
-            wanted.discard(spans[reach].skew_ns)
+        if spans[reach].skew_ns in skews:
+            skews.discard(spans[reach].skew_ns)
             low = reach
     joined: list[SampleSpan] = []
     newest: dict[int, SampleSpan] = {}
@@ -127,7 +127,7 @@ def _first_ns(span: SampleSpan) -> int:
     return span.first_ns
 
 
-class SightedGpu(msgspec.Struct, array_like=True):
+class ReportedGpu(msgspec.Struct, array_like=True):
     """A GPU in a node's frames: its first receipt from the node, its rail, and its samples."""
 
     received_ns: int
@@ -142,7 +142,7 @@ class CounterReading(msgspec.Struct, array_like=True, order=True, gc=False):
     """One reading of all counters of a stream, eight bytes each; -1 for no value."""
 
     boot_ns: int
-    instant_ns: int
+    timestamp_ns: int
     values: bytes
 
 
@@ -180,7 +180,7 @@ class LayoutSpans(msgspec.Struct, array_like=True):
     spans: list[SampleSpan] = []
 
 
-class EvidenceChunk(msgspec.Struct, array_like=True):
+class EvidenceInterval(msgspec.Struct, array_like=True):
     """All facts of one node and boot; all timestamps lie from `start_ns` to `end_ns`."""
 
     node: str
@@ -188,7 +188,7 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
     number: int
     start_ns: int
     end_ns: int
-    gpus: dict[str, SightedGpu] = {}
+    gpus: dict[str, ReportedGpu] = {}
     reports: list[SampleSpan] = []
     """Time in which the node reported anything but GPUs."""
     series: dict[str, CounterSeries] = {}
@@ -198,33 +198,35 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
     """Time in which a GPU was listed in frames of which some have no value of it."""
 
     def cover(self, first_ns: int, last_ns: int) -> None:
-        """Extend the chunk's time."""
+        """Extend the interval's time."""
         self.start_ns = min(self.start_ns, first_ns)
         self.end_ns = max(self.end_ns, last_ns)
 
-    def sight(self, gpu: str, new: SightedGpu) -> None:
+    def record_gpu(self, gpu: str, new: ReportedGpu) -> None:
         """Record a GPU in the node; `new` may be shared: its spans are copied."""
-        found = self.gpus.get(gpu)
-        if found is None:
-            found = self.gpus[gpu] = SightedGpu(new.received_ns, new.rail, new.sku, [])
+        known = self.gpus.get(gpu)
+        if known is None:
+            known = self.gpus[gpu] = ReportedGpu(new.received_ns, new.rail, new.sku, [])
         first_ns = new.spans[0].first_ns
         believed_ns = max(new.believed_ns, first_ns)
-        found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
-        found.received_ns = min(found.received_ns, new.received_ns)
-        found.rail, found.sku = max(found.rail, new.rail), max(found.sku, new.sku)
-        add_spans(found.spans, new.spans)
+        known.believed_ns = trusted_start(known.spans, known.believed_ns, believed_ns, first_ns)
+        known.received_ns = min(known.received_ns, new.received_ns)
+        known.rail, known.sku = max(known.rail, new.rail), max(known.sku, new.sku)
+        add_spans(known.spans, new.spans)
 
-    def cut(self, gpu: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+    def record_layout(
+        self, gpu: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan
+    ) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         cuts = self.cuts.setdefault(gpu, [])
         for cut in cuts:
             if cut.parts == parts:
                 add_span(cut.spans, span)
                 return
-        cuts.append(LayoutSpans(parts, bare_spans([span])))
+        cuts.append(LayoutSpans(parts, copy_times([span])))
         cuts.sort(key=lambda cut: cut.parts)
 
-    def doubt(self, new: SuspectPeriod) -> None:
+    def mark_suspect(self, new: SuspectPeriod) -> None:
         """Mark evidence that was received while the collector's clock was suspect."""
         self.cover(new.first_ns, new.last_ns)
         if len(self.doubts) >= MAX_DOUBTS:
@@ -238,15 +240,15 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
 
     def list_valueless(self, gpu: str, spans: Sequence[SampleSpan]) -> None:
         """Record that a GPU was listed without a value; `spans` may be shared: they are copied."""
-        add_spans(self.valueless.setdefault(gpu, []), bare_spans(spans))
+        add_spans(self.valueless.setdefault(gpu, []), copy_times(spans))
 
-    def attended(self) -> list[SampleSpan]:
+    def report_spans(self) -> list[SampleSpan]:
         """Return the time in which the node reported anything."""
         listed = (sighted.spans for sighted in self.gpus.values())
         spans = chain(self.reports, *listed, *self.valueless.values())
-        return bare_spans(spans)
+        return copy_times(spans)
 
-    def ordered(self) -> EvidenceChunk:
+    def sorted_copy(self) -> EvidenceInterval:
         """Return a copy with everything in order, so that equal facts have equal bytes."""
         series = {
             name: CounterSeries(one.run, one.counters, dict(sorted(one.cells.items())))
@@ -263,16 +265,16 @@ class EvidenceChunk(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(EvidenceChunk)
+_decoder = msgspec.msgpack.Decoder(EvidenceInterval)
 
 
-def encode_chunk(chunk: EvidenceChunk) -> bytes:
-    """Encode a chunk: equal facts give equal bytes."""
-    return _encoder.encode(chunk.ordered())
+def encode_interval(interval: EvidenceInterval) -> bytes:
+    """Encode an interval: equal facts give equal bytes."""
+    return _encoder.encode(interval.sorted_copy())
 
 
-def decode_chunk(content: bytes) -> EvidenceChunk:
-    """Decode a chunk. Raises msgspec.MsgspecError."""
+def decode_interval(content: bytes) -> EvidenceInterval:
+    """Decode an interval. Raises msgspec.MsgspecError."""
     return _decoder.decode(content)
 
 
@@ -285,7 +287,7 @@ MAX_AGE_NS = 72 * LATE_NS
 MAX_GPUS = 256
 """GPUs that a node may ever have reported; further ones are not accepted as evidence."""
 
-MAX_STRETCHES = 4096
+MAX_REPORT_SPANS = 4096
 """Maximum number of spans of a node's reports; they show that a GPU has left it."""
 
 
@@ -319,12 +321,12 @@ class NodeReceipts(msgspec.Struct, array_like=True):
         if min(ages, default=LATE_NS + 1) <= LATE_NS:
             self.current_ns = max(self.current_ns, received_ns)
 
-    def attend(self, spans: Iterable[SampleSpan]) -> None:
+    def record_reports(self, spans: Iterable[SampleSpan]) -> None:
         """Record the time of a node's reports."""
-        add_spans(self.reports, bare_spans(spans))
-        del self.reports[:-MAX_STRETCHES]
+        add_spans(self.reports, copy_times(spans))
+        del self.reports[:-MAX_REPORT_SPANS]
 
-    def meet(self, gpu: str, contact: FirstContact) -> bool:
+    def record_contact(self, gpu: str, contact: FirstContact) -> bool:
         """Record the first receipt of a GPU; true if it is earlier than the recorded one."""
         known = self.gpus.get(gpu)
         if known is not None and known <= contact:

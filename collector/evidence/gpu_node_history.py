@@ -6,7 +6,7 @@ a value is a departure. Another node that lists the GPU meanwhile is pending rev
 loses nothing to a node that lists its GPU. Of two periods the earlier one counts, and no period
 begins before the collector received it, whatever timestamps its frames have.
 
-Of several nodes that report a GPU, `occupancy` determines the one that has it; the samples of the
+Of several nodes that report a GPU, `divide_occupancy` determines the one that has it; the samples of the
 others do not count meanwhile, and their reports of the GPU are under review. Samples from before
 the first contact with a GPU in a node do not count.
 """
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.evidence import node_chunks
-from collector.evidence.node_chunks import NO_CONTACTS, SampleSpan, floor_ns
+from collector.evidence import node_intervals
+from collector.evidence.node_intervals import NO_CONTACTS, SampleSpan, floor_ns
 from collector.metering import evidence, timeline
 from railscope.timestamps import FOREVER_NS
 
@@ -52,10 +52,10 @@ class GpuOccupancy(NamedTuple):
     """Time in which each node has the GPU, and in which its reports are under review."""
 
     believed: Mapping[str, Periods]
-    waiting: Mapping[str, Periods]
+    under_review: Mapping[str, Periods]
 
 
-def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
+def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     """Divide the time of one GPU among the nodes that reported it.
 
     An accepted node has the GPU wherever it lists it; of two accepted nodes, the one received
@@ -74,23 +74,25 @@ def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
         )
         believed[one.node] = subtract_periods(near, taken)
         taken = unite_periods([*taken, *near])
-    taken = unite_periods(taken + [period for one in accepted for period in _periods(one)])
+    taken = unite_periods(taken + [period for one in accepted for period in _owned_periods(one)])
     claims = sorted(
         (is_excess, max(start, one.received_ns), one.received_ns, one.node, start, end)
         for one in others
-        for is_excess, periods in enumerate(_by_expectation(one))
+        for is_excess, periods in enumerate(_split_by_expectation(one))
         for start, end in periods
     )
     ranked = (
         timeline.TimePiece(start, end, (-rank, node))
         for rank, (*_, node, start, end) in enumerate(claims)
     )
-    for start, end, (_, node) in timeline.prevailing(ranked):
+    for start, end, (_, node) in timeline.resolve_overlaps(ranked):
         believed[node].append((start, end))
     for one in others:
         believed[one.node] = subtract_periods(unite_periods(believed[one.node]), taken)
-    waiting = {one.node: subtract_periods(_until_last(one), believed[one.node]) for one in others}
-    return GpuOccupancy(believed, {node: found for node, found in waiting.items() if found})
+    under_review = {
+        one.node: subtract_periods(_reported_periods(one), believed[one.node]) for one in others
+    }
+    return GpuOccupancy(believed, {node: found for node, found in under_review.items() if found})
 
 
 def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
@@ -105,37 +107,37 @@ def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
 
 def unite_periods(periods: Iterable[Period]) -> Periods:
     """Return the time that is in any of the periods, in order."""
-    found: Periods = []
+    united: Periods = []
     for start, end in sorted(periods):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if united and start <= united[-1][1]:
+            united[-1] = united[-1][0], max(end, united[-1][1])
         elif start < end:
-            found.append((start, end))
-    return found
+            united.append((start, end))
+    return united
 
 
-def periods_of_spans(spans: Iterable[SampleSpan]) -> Periods:
+def join_spans(spans: Iterable[SampleSpan]) -> Periods:
     """Return the time of spans; a single report lasts a nanosecond."""
     return unite_periods((span.first_ns, span.last_ns + 1) for span in spans)
 
 
 def subtract_periods(periods: Iterable[Period], taken: Sequence[Period]) -> Periods:
     """Return the time in the periods that is in none of `taken`; both in order and disjoint."""
-    found: Periods = []
-    at = 0
+    remaining: Periods = []
+    position = 0
     for start, end in periods:
         now = start
-        at = bisect_right(taken, now, lo=at, key=itemgetter(1))
-        ahead = at
+        position = bisect_right(taken, now, lo=position, key=itemgetter(1))
+        ahead = position
         while ahead < len(taken) and taken[ahead][0] < end:
             if now < taken[ahead][0]:
-                found.append((now, taken[ahead][0]))
+                remaining.append((now, taken[ahead][0]))
             now = max(now, taken[ahead][1])
             ahead += 1
-        at = max(at, ahead - 1)
+        position = max(position, ahead - 1)
         if now < end:
-            found.append((now, end))
-    return found
+            remaining.append((now, end))
+    return remaining
 
 
 def intersect_periods(periods: Sequence[Period], others: Sequence[Period]) -> Periods:
@@ -143,26 +145,26 @@ def intersect_periods(periods: Sequence[Period], others: Sequence[Period]) -> Pe
     return subtract_periods(periods, subtract_periods(periods, others))
 
 
-def _periods(one: NodeListing) -> Periods:
+def _owned_periods(one: NodeListing) -> Periods:
     """Return the time in which a node has the GPU by its own reports, including gaps in them."""
     near = unite_periods((span.first_ns, span.last_ns + evidence.GAP_NS + 1) for span in one.listed)
-    reports = periods_of_spans(one.reports)
-    found: Periods = []
-    for at, (first_ns, end_ns) in enumerate(near):
-        until_ns = near[at + 1][0] if at + 1 < len(near) else FOREVER_NS
+    reports = join_spans(one.reports)
+    owned: Periods = []
+    for position, (first_ns, end_ns) in enumerate(near):
+        until_ns = near[position + 1][0] if position + 1 < len(near) else FOREVER_NS
         left = has_left(reports, end_ns - evidence.GAP_NS - 1, until_ns)
-        found.append((first_ns, end_ns if left else until_ns))
-    return unite_periods(found)
+        owned.append((first_ns, end_ns if left else until_ns))
+    return unite_periods(owned)
 
 
-def _until_last(one: NodeListing) -> Periods:
+def _reported_periods(one: NodeListing) -> Periods:
     """Return the same time, up to the last report of the GPU."""
     last_ns = max((span.last_ns for span in one.listed), default=-FOREVER_NS) + 1
-    return [(start, min(end, last_ns)) for start, end in _periods(one) if start < last_ns]
+    return [(start, min(end, last_ns)) for start, end in _owned_periods(one) if start < last_ns]
 
 
-def _by_expectation(one: NodeListing) -> tuple[Periods, Periods]:
-    periods = _periods(one)
+def _split_by_expectation(one: NodeListing) -> tuple[Periods, Periods]:
+    periods = _owned_periods(one)
     return subtract_periods(periods, one.excess), intersect_periods(periods, one.excess)
 
 
@@ -177,7 +179,7 @@ class GpuPresence(msgspec.Struct, array_like=True):
     """The trusted start of the boot; 0: its first sample."""
 
 
-class NodeAttendance(NamedTuple):
+class NodeReports(NamedTuple):
     """Facts by node that decide between several nodes that report one GPU."""
 
     valueless: Mapping[str, Sequence[SampleSpan]] = {}
@@ -190,49 +192,51 @@ class NodeAttendance(NamedTuple):
     """Time in which the GPU exceeds the number expected of the node."""
 
 
-class GpuPlaces(msgspec.Struct, frozen=True):
+class GpuNodeHistory(msgspec.Struct, frozen=True):
     """Nodes in which a GPU was, its observed time, and the nodes with unused reports."""
 
     stays: tuple[evidence.NodeStay, ...]
     stretches: tuple[evidence.SampleStretch, ...]
-    refused: tuple[tuple[str, str], ...] = ()
+    rejected: tuple[tuple[str, str], ...] = ()
     """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
-    waiting: Mapping[str, Periods] = {}
+    under_review: Mapping[str, Periods] = {}
     """By node, when it listed the GPU while another node has it: under review."""
     disputed: Mapping[str, Periods] = {}
     """The same, and when another node under review claims the GPU."""
 
 
-def find_places(
+def find_node_history(
     presences: Iterable[GpuPresence],
     gpu: str = "",
-    contacts: node_chunks.Contacts = NO_CONTACTS,
-    attendance: NodeAttendance = NodeAttendance(),  # noqa: B008 - immutable
-) -> GpuPlaces:
+    contacts: node_intervals.Contacts = NO_CONTACTS,
+    node_reports: NodeReports = NodeReports(),  # noqa: B008 - immutable
+) -> GpuNodeHistory:
     """Combine the presences of one GPU into its places."""
-    joined = _joined(presences)
+    joined = _join_by_boot(presences)
     floors = {
         node: floor_ns(contacts, gpu, node, (p.received_ns for p in joined if p.node == node))
         for node in {presence.node for presence in joined}
     }
     since = [
-        msgspec.structs.replace(p, spans=_since(floors[p.node], p.spans))
+        msgspec.structs.replace(p, spans=_clip_start(floors[p.node], p.spans))
         for p in sorted(joined, key=lambda p: (p.received_ns, p.node, p.boot))
     ]
     believed = [presence for presence in since if presence.spans]
     divided = GpuOccupancy({}, {})
     if len({presence.node for presence in believed}) > 1:
-        divided = _divided(believed, floors, attendance)
+        divided = _divide_time(believed, floors, node_reports)
         clipped = (
-            msgspec.structs.replace(p, spans=_within(p.spans, divided.believed.get(p.node, ())))
+            msgspec.structs.replace(
+                p, spans=_clip_to_periods(p.spans, divided.believed.get(p.node, ()))
+            )
             for p in believed
         )
         believed = [presence for presence in clipped if presence.spans]
-    refused = {
+    rejected = {
         (stands, node)
-        for node, waiting in divided.waiting.items()
+        for node, under_review in divided.under_review.items()
         for stands, periods in divided.believed.items()
-        if intersect_periods(periods, waiting)
+        if intersect_periods(periods, under_review)
     }
     stretches = tuple(
         evidence.SampleStretch(
@@ -241,49 +245,51 @@ def find_places(
         for p in believed
         for span in p.spans
     )
-    return GpuPlaces(_stays(believed), stretches, tuple(sorted(refused)), divided.waiting)
+    return GpuNodeHistory(
+        _build_stays(believed), stretches, tuple(sorted(rejected)), divided.under_review
+    )
 
 
-def is_undecided(gpu: str, chunks: Iterable[node_chunks.EvidenceChunk]) -> bool:
-    """True if chunks of a node neither list a GPU nor show that it has left the node."""
+def is_undecided(gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]) -> bool:
+    """True if intervals of a node neither list a GPU nor show that it has left the node."""
     reports: list[SampleSpan] = []
-    for chunk in chunks:
-        if gpu in chunk.gpus or gpu in chunk.valueless:
+    for interval in intervals:
+        if gpu in interval.gpus or gpu in interval.valueless:
             return False
-        reports += chunk.attended()
-    return not has_left(periods_of_spans(reports), -FOREVER_NS, FOREVER_NS)
+        reports += interval.report_spans()
+    return not has_left(join_spans(reports), -FOREVER_NS, FOREVER_NS)
 
 
-def _divided(
-    believed: Sequence[GpuPresence], floors: Mapping[str, int], attendance: NodeAttendance
+def _divide_time(
+    believed: Sequence[GpuPresence], floors: Mapping[str, int], node_reports: NodeReports
 ) -> GpuOccupancy:
     """Divide the time of a GPU among the nodes that reported it."""
-    verdicts = {node: attendance.verdicts.get(node) for node in floors}
+    verdicts = {node: node_reports.verdicts.get(node) for node in floors}
     if all(verdict is False for verdict in verdicts.values()):
         verdicts = {}
     listings = []
     for node in sorted({presence.node for presence in believed}):
         listed = [span for p in believed if p.node == node for span in p.spans]
-        listed += _since(floors[node], attendance.valueless.get(node, ()))
-        reports = attendance.reports.get(node, ())
-        excess = unite_periods((start, end) for start, end, _ in attendance.excess.get(node, ()))
-        since_ns, verdict = floors[node] + node_chunks.TOLERANCE_NS, verdicts.get(node)
+        listed += _clip_start(floors[node], node_reports.valueless.get(node, ()))
+        reports = node_reports.reports.get(node, ())
+        excess = unite_periods((start, end) for start, end, _ in node_reports.excess.get(node, ()))
+        since_ns, verdict = floors[node] + node_intervals.TOLERANCE_NS, verdicts.get(node)
         listings.append(NodeListing(node, since_ns, listed, reports, verdict, excess))
-    return occupancy(listings)
+    return divide_occupancy(listings)
 
 
-def _joined(presences: Iterable[GpuPresence]) -> list[GpuPresence]:
-    found: dict[tuple[str, str], GpuPresence] = {}
+def _join_by_boot(presences: Iterable[GpuPresence]) -> list[GpuPresence]:
+    joined: dict[tuple[str, str], GpuPresence] = {}
     for one in presences:
         key = (one.node, one.boot)
-        if key not in found:
-            found[key] = GpuPresence(one.node, one.boot, one.received_ns, [])
-        found[key].received_ns = min(found[key].received_ns, one.received_ns)
-        node_chunks.add_spans(found[key].spans, one.spans)
-    return list(found.values())
+        if key not in joined:
+            joined[key] = GpuPresence(one.node, one.boot, one.received_ns, [])
+        joined[key].received_ns = min(joined[key].received_ns, one.received_ns)
+        node_intervals.add_spans(joined[key].spans, one.spans)
+    return list(joined.values())
 
 
-def _since(floor_ns: int, spans: Sequence[SampleSpan]) -> list[SampleSpan]:
+def _clip_start(floor_ns: int, spans: Sequence[SampleSpan]) -> list[SampleSpan]:
     """Return the samples from `floor_ns` on."""
     return [
         span if span.first_ns >= floor_ns else msgspec.structs.replace(span, first_ns=floor_ns)
@@ -292,21 +298,21 @@ def _since(floor_ns: int, spans: Sequence[SampleSpan]) -> list[SampleSpan]:
     ]
 
 
-def _within(spans: Sequence[SampleSpan], periods: Periods | tuple[()]) -> list[SampleSpan]:
+def _clip_to_periods(spans: Sequence[SampleSpan], periods: Periods | tuple[()]) -> list[SampleSpan]:
     """Return the samples within periods, which are in order and disjoint."""
-    found: list[SampleSpan] = []
+    clipped: list[SampleSpan] = []
     for span in spans:
-        at = max(bisect_right(periods, span.first_ns, key=itemgetter(0)) - 1, 0)
-        while at < len(periods) and periods[at][0] <= span.last_ns:
-            first_ns = max(span.first_ns, periods[at][0])
-            last_ns = min(span.last_ns, periods[at][1] - 1)
+        position = max(bisect_right(periods, span.first_ns, key=itemgetter(0)) - 1, 0)
+        while position < len(periods) and periods[position][0] <= span.last_ns:
+            first_ns = max(span.first_ns, periods[position][0])
+            last_ns = min(span.last_ns, periods[position][1] - 1)
             if first_ns <= last_ns:
-                found.append(msgspec.structs.replace(span, first_ns=first_ns, last_ns=last_ns))
-            at += 1
-    return found
+                clipped.append(msgspec.structs.replace(span, first_ns=first_ns, last_ns=last_ns))
+            position += 1
+    return clipped
 
 
-def _stays(believed: Iterable[GpuPresence]) -> tuple[evidence.NodeStay, ...]:
+def _build_stays(believed: Iterable[GpuPresence]) -> tuple[evidence.NodeStay, ...]:
     """Return the stays of a GPU: it stays in a node until it is seen in another one."""
     seen = sorted((span.first_ns, p.node) for p in believed for span in p.spans)
     if not seen:
