@@ -8,25 +8,6 @@ amount.
 A SKU is one metered quantity: the time of a GPU model, the time of one MIG profile of it, the
 energy of that model. The prices of a SKU differ by tariff and by version of the price book. A price
 id does not contain the tenant: it is the same for all payers.
-
-Seller and payers are data of an export that invoices do not contain, as TOML:
-
-    provider = "Machine Hall"          # provides, publishes and bills
-    service = "GPU Cluster"            # ServiceName; this is the default
-
-    [region]                           # location of the GPUs; optional
-    id = "hall-1"
-    name = "Machine hall 1"
-
-    [tenant.language]                  # one table for every tenant that is billed
-    account = "research"               # BillingAccountId: the group that pays
-    account_name = "Research"
-    name = "Language models"           # SubAccountName; default: the tenant's id
-    type = "Account"                   # or Namespace: type of the tenant
-    tags = { CostCenter = "4711" }
-
-A further key is publisher: the producer of the service, if it is not the provider. The provider
-issues the invoices: FOCUS requires a BilledCost of 0 for charges that are paid to a third party.
 """
 
 from __future__ import annotations
@@ -167,7 +148,27 @@ class GpuRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Seller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Issuer of invoices: provider, service, and the account that pays for each tenant."""
+    """Issuer of invoices: provider, service, and the account that pays for each tenant.
+
+    Seller and payers are data of an export that invoices do not contain, as TOML:
+
+        provider = "Machine Hall"          # provides, publishes and bills
+        service = "GPU Cluster"            # ServiceName; this is the default
+
+        [region]                           # location of the GPUs; optional
+        id = "hall-1"
+        name = "Machine hall 1"
+
+        [tenant.language]                  # one table for every tenant that is billed
+        account = "research"               # BillingAccountId: the group that pays
+        account_name = "Research"
+        name = "Language models"           # SubAccountName; default: the tenant's id
+        type = "Account"                   # or Namespace: type of the tenant
+        tags = { CostCenter = "4711" }
+
+    A further key is publisher: the producer of the service, if it is not the provider. The provider
+    issues the invoices: FOCUS requires a BilledCost of 0 for charges that are paid to a third party.
+    """
 
     provider: _Name
     accounts: dict[_Name, PayerAccount] = msgspec.field(default_factory=dict, name="tenant")

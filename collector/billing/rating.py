@@ -9,11 +9,6 @@ Billable by state of the ledger:
     reserved      the reservation
     unclaimed     for review; and use without a tenant or without a SKU
     all others    nothing
-
-Billed time of a claim beyond its use is in separate lines; usage and its charges are not changed. A
-claim on a device has one minimum on it. A claim for a number of GPUs has one for its first GPU, its
-second and so on, whichever these are: its quantity at an instant is added up over its GPUs, so that
-the placement does not affect the result.
 """
 
 from __future__ import annotations
@@ -59,7 +54,13 @@ class _ClaimBilling:
 
 
 class ClaimMinimums:
-    """Billed time of every claim, up to the end of a period."""
+    """Billed time of every claim, up to the end of a period.
+
+    Billed time of a claim beyond its use is in separate lines; usage and its charges are not changed.
+    A claim on a device has one minimum on it. A claim for a number of GPUs has one for its first GPU,
+    its second and so on, whichever these are: its quantity at a time is added up over its GPUs, so
+    that the placement does not affect the result.
+    """
 
     def __init__(self, period: units.Period) -> None:
         self._period = period

@@ -9,8 +9,6 @@ R6  shares of inferred and unknown time, with their bounds
 R7  a closed period, computed again from the revisions and the prices of its closing, gives the
     same root, and evidence the same ledger
 R8  every row equals the hash in its ledger head and in its record in the audit log's outbox
-
-R1, R2, R4, R7 and R9 compare the ledger with the evidence it was computed from.
 """
 
 from __future__ import annotations
@@ -343,7 +341,7 @@ MAX_UNKNOWN = Fraction(1, 1000)
 def reconcile_period(
     books: period_closing.BillingBooks, period: Period, seller: focus_rows.Seller
 ) -> list[ReconciliationCheck]:
-    """All checks of a period; R1, R2 and R4 need evidence.
+    """All checks of a period; R1, R2, R4, R7 and R9 compare the ledger with its evidence.
 
     Raises LedgerError, ClosingError, MissingPriceError.
     """

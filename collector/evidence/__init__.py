@@ -1,12 +1,11 @@
 """Usage evidence: facts about each GPU from frames, claim events and administrators' files.
 
-  node_intervals      facts from a node's frames of 15 minutes, and its receipts
+  node_intervals   facts from a node's frames of 15 minutes, and its receipts
   claim_events     facts from claim events, and the ends of claims
   batch_facts      facts from one batch, and bounds on facts in memory
   evidence_memory, evidence_book   facts in memory, fed by the state of the collector
   evidence_tables, evidence_store, evidence_records   facts in the ledger's database, audit records
-  gpu_places       the node that has a GPU, and when
-  node_claims, claim_placement   the claims that hold a GPU, and when
+  gpu_node_history, node_claims, claim_placement   the node and the claims that have a GPU, and when
   review_rules, review_decisions   evidence that is pending review, and its decisions
   gpu_evidence     facts in the form that metering reads
 

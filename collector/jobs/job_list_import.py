@@ -7,10 +7,6 @@ as observation; such days are marked by a separate engine version.
 The ledger is a function of the newest list of each source and period. A list states all jobs of its
 source and period, so a GPU that it names is present throughout the period. A GPU that no list of a
 day names has no entries on that day.
-
-GPUs that a list counts and does not name can be written as stand-ins, by source, node and model:
-numbered, as many as were held at once. The time per tenant does not depend on the assignment of
-stand-ins to jobs.
 """
 
 from __future__ import annotations
@@ -67,7 +63,11 @@ class StandInGpus(NamedTuple):
 def number_stand_ins(
     jobs: Iterable[job_list.ListedJob], source: str, models: job_list.GpuModels
 ) -> StandInGpus:
-    """Number the GPUs that jobs of a source only count, by node and model."""
+    """Number the GPUs that jobs of a source only count, by node and model, as stand-ins.
+
+    There are as many as were held at once. The time per tenant does not depend on the assignment of
+    stand-ins to jobs.
+    """
     pools: dict[tuple[str, str], _StandInPool] = defaultdict(_StandInPool)
     stand_ins = StandInGpus([], {})
     for job in sorted(jobs):

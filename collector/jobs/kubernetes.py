@@ -5,11 +5,8 @@ change, of which the last one of a pod counts. Any number of lists, pods and cha
 another.
 
 The kubelet assigns devices to a pod when it admits it (status.startTime), and releases them when
-its last container has ended. A pod gets the sum of its containers' requests, or the largest request
-of an init container if that is larger; a sidecar is an init container that keeps running
-(kubernetes/kubernetes:pkg/api/v1/resource/helpers.go). Kubernetes does not report which GPUs these
-are. Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of
-dynamic resource allocation (resourceClaims) are not counted: a pod does not contain their number.
+its last container has ended. Kubernetes does not report which GPUs these are. Fields and times:
+kubernetes/api:core/v1/types.go; times are whole seconds in UTC.
 
 Shares are those of `railscope.pod_shares`. A list that also contains nodes (`kubectl get
 nodes,pods`) provides models, memory and replicas of their GPUs, which are required for shares of
@@ -236,7 +233,13 @@ def _unnamed_gpus(
 
 
 def _pod_requests(pod: _JobPod) -> pod_shares.PodEntry:
-    """GPU requests of a pod."""
+    """GPU requests of a pod.
+
+    A pod gets the sum of its containers' requests, or the largest request of an init container if
+    that is larger; a sidecar is an init container that keeps running
+    (kubernetes/kubernetes:pkg/api/v1/resource/helpers.go). Devices of dynamic resource allocation
+    (resourceClaims) are not counted: a pod does not contain their number.
+    """
     meta = pod.metadata
     containers = [
         (str(one.name), {name: str(amount) for name, amount in one.limits.items()})

@@ -8,9 +8,6 @@ its log in order (`drain`), and notes the position of each:
     audit_outbox   content of the record, by an id that its writer chooses
     audit_taken    log that records it: several collectors may share a database, and one takes it
     audit_placed   number of its record, and the size of a checkpoint that covers it
-
-`LedgerRecords` gathers the records of an audit log about the ledger's database, for a comparison
-with it.
 """
 
 from __future__ import annotations
@@ -108,7 +105,7 @@ class RecordedRow(NamedTuple):
 
 @dataclass(slots=True)
 class LedgerRecords:
-    """All records about a ledger's database in an audit log or an outbox."""
+    """All records about a ledger's database in an audit log or an outbox, to compare them with it."""
 
     log: str = ""
     """Hash of the log's first record; empty for an outbox."""

@@ -5,14 +5,8 @@ are integers of the revision's capacity units (84,000, or more if claims hold ot
 in ledgers of earlier releases). A GPU-day of 84,000 units is 7.3e18 cap-unit-nanoseconds, which is
 within 64 bits; larger products are not, and sums over many days are computed outside the database.
 
-Other packages have tables in the same database: they declare them on `metadata` in modules of
-their own, which `collector.tables` imports, and make them append-only.
-
-Migration: version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions
-keep their slots: each revision states its capacity units, and 840 is the default. Version 3 did
-not store the size of the MIG instance of a claim, version 4 no mark of revisions
-(`clock_suspect`), version 5 no undecided use of a fractional capacity (`exact_units`): these columns
-are empty in migrated rows.
+Other packages declare tables of the same database on `metadata` in modules of their own, which
+`collector.tables` imports, and make them append-only.
 """
 
 from __future__ import annotations
@@ -289,7 +283,14 @@ _REVIEW, _EXACT_UNITS = "billing_review", "exact_units"
 
 
 def migrate(connection: sa.Connection, version: int) -> bool:
-    """Migrate a ledger to this version; return False for an unsupported version."""
+    """Migrate a ledger to this version; return False for an unsupported version.
+
+    Version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions keep their
+    slots: each revision states its capacity units, and 840 is the default. Version 3 did not store
+    the size of the MIG instance of a claim, version 4 no mark of revisions (`clock_suspect`), version
+    5 no undecided use of a fractional capacity (`exact_units`): these columns are empty in migrated
+    rows.
+    """
     if version not in {2, 3, 4, 5}:
         return version == VERSION
     if version <= 4:  # noqa: PLR2004 - the schema version

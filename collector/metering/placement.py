@@ -6,13 +6,6 @@ provider names for the same workload, then free ones, of these first the one hel
 Fractions take the remainders, split if needed. Precedence decides which claims fit; the order of
 the GPUs gives positions. Claims that do not fit are excess. The time of each tenant is the same for
 every placement that fits.
-
-A GPU that a claim of another source already holds for the same workload, with the same or a higher
-rank, is one of the number. A count is one claim on all GPUs that it holds, with its own start and
-end.
-
-Claims under review take the remainder after all others, so a late report moves no other claim:
-neither by its holds nor by the times at which parts of it begin or end.
 """
 
 from __future__ import annotations
@@ -127,8 +120,10 @@ class _GpuOccupancy:
 def place_counts(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
     """Place the counts of a node on its GPUs, which are in the order in which positions are given.
 
-    Those under review are placed after all others, at all times: they get the remainder and change
-    nothing.
+    A GPU that a claim of another source already holds for the same workload, with the same or a
+    higher rank, is one of the number. A count is one claim on all GPUs that it holds, with its own
+    start and end. Claims under review take the remainder after all others, so a late report moves no
+    other claim: neither by its holds nor by the times at which parts of it begin or end.
     """
     counts = list(unplaced)
     counting = [

@@ -191,8 +191,8 @@ def known_of(
     intervals = [kept.interval for kept in book.intervals.by_key.values()]
     memory = book.gpus[name]
     contacts = book.facts(name).contacts
-    facts = collect_facts(name, chunks, memory.claims, memory.ended, contacts)
-    return assemble_gpu(facts, chunks, files or AdministratorInputs())
+    facts = collect_facts(name, intervals, memory.claims, memory.ended, contacts)
+    return assemble_gpu(facts, intervals, files or AdministratorInputs())
 
 
 async def no_turns() -> None:

@@ -20,7 +20,7 @@ from collector.billing.focus_rows import (
 
 
 def test_the_example_in_the_documentation_is_one():
-    lines = inspect.cleandoc(focus_rows.__doc__ or "").splitlines()
+    lines = inspect.cleandoc(focus_rows.Seller.__doc__ or "").splitlines()
     example = "\n".join(line for line in lines if line.startswith("    "))
     assert parse_seller(inspect.cleandoc(example), "example") == Seller(
         provider="Machine Hall",
