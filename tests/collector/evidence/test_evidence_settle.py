@@ -240,7 +240,7 @@ async def test_a_counter_that_starts_over_is_told(site: Site):
     accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
     await site.round(3 * HOURS)
     await site.round(3 * HOURS + 60)
-    assert [(t.kind, t.gpu, t.facts["measure"], t.instant_ns) for t in heard] == [
+    assert [(t.kind, t.gpu, t.facts["measure"], t.timestamp_ns) for t in heard] == [
         ("counter_reset", "GPU-0", "energy", at(HOURS))
     ]
 

@@ -41,7 +41,7 @@ def moved(facts: object, by_ns: int) -> object:
     later = {
         name: value + by_ns if value < 1 << 62 else value
         for name, value in msgspec.structs.asdict(facts).items()
-        if name in {"start_ns", "end_ns", "first_ns", "last_ns", "instant_ns"}
+        if name in {"start_ns", "end_ns", "first_ns", "last_ns", "timestamp_ns"}
     }
     return msgspec.structs.replace(facts, **later)
 
