@@ -240,7 +240,7 @@ def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(
     note = Checkpoint("own", TreeHead(3, bytes(32))).sign(SecretKey.generate("own"))
     (state / "audit" / "checkpoint").write_text(note)
     ledger = Ledger.open(copy_demo_months(demo_months, state / "ledger.sqlite"), metadata)
-    issued = BillingBooks.of(ledger).store.invoices(MONTH)
+    issued = BillingBooks.for_ledger(ledger).store.invoices(MONTH)
     ledger.close()
     config = tmp_path / "collector.toml"
     config.write_text(f'state_directory = "{state}"\n')
