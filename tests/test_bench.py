@@ -99,12 +99,17 @@ FIGURES = {
 """Text in the output of each bench."""
 EXACT = {"agent_fabric": "driver calls", "tenants": "<= 0", "dashboards": "rejects  "}
 """Limits that hold after a quick run as well, by text in their lines."""
+SLOW = {"agent_fabric", "dashboards"}
+"""Left to `make thorough`: each takes more CPU time than five others together."""
 NEEDED = {"agent_gpu": "cc", "dashboards": "prometheus"}
 """Program that a bench needs."""
 
 
 @pytest.mark.timeout(110)
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in BENCHES],
+)
 def test_a_quick_bench_ends_and_prints_its_figures(name):
     if name in NEEDED and shutil.which(NEEDED[name]) is None:
         pytest.skip(f"{NEEDED[name]} is not installed")

@@ -86,7 +86,15 @@ async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+# The tests below send the other two: SIGTERM to a demo that starts, SIGHUP by its terminal.
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.thorough),
+    ],
+)
 async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal.Signals):
     directory = tmp_path / "demo"
     async with demo(directory) as process:

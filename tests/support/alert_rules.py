@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _VALUES = re.compile(
 _GAP = re.compile(r"(?:_|stale)(?:x(?P<times>\d+))?")
 
 
+@cache
 def rules_of(path: Path) -> list[dict[str, Any]]:
     """Return every rule of a file, recording and alerting."""
     return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]

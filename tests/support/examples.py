@@ -10,6 +10,8 @@ DEFAULT = 25
 """Examples of a property in a full run; the profile `thorough` sets more."""
 _THOROUGH_FACTOR = 25
 _THOROUGH_FACTOR_OF_FEWER = 10
+_SHARE = 2
+_SHARE_OF_FEWER = 3
 
 
 # Built rather than filtered: of all characters too few are printable for `filter(str.isprintable)`.
@@ -25,16 +27,20 @@ def names(max_size: int) -> st.SearchStrategy[str]:
 
 
 def few_examples(count: int) -> settings:
-    """`count` examples, and many with the profile `thorough`, for a property of a simulated node."""
+    """Half of `count` examples, and many with the profile `thorough`, for a property of a simulated node."""
     return settings(
-        max_examples=count * (_THOROUGH_FACTOR if _is_thorough() else 1),
+        max_examples=count * _THOROUGH_FACTOR if _is_thorough() else -(-count // _SHARE),
         suppress_health_check=list(HealthCheck),
     )
 
 
 def fewer(count: int) -> settings:
-    """This number in a full run, and ten times as many in the thorough one: each example is slow."""
-    return settings(max_examples=count * (_THOROUGH_FACTOR_OF_FEWER if _is_thorough() else 1))
+    """A third of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
+    return settings(
+        max_examples=(
+            count * _THOROUGH_FACTOR_OF_FEWER if _is_thorough() else -(-count // _SHARE_OF_FEWER)
+        )
+    )
 
 
 def _is_thorough() -> bool:
