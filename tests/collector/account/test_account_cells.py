@@ -58,7 +58,7 @@ def test_an_account_in_json_adds_up_and_names_every_state():
     assert page["tenants"]["bob"]["states"] == {"observed": str(2 * HOUR), "inferred": str(HOUR)}
 
 
-def test_cells_tell_time_amounts_and_quotas():
+def test_cells_have_time_amounts_and_quotas():
     quotas = parse_quotas(
         HEADER + "alice,100,day,4,2020-01-01T00:00:00Z,\nalice,,month,,2020-01-01T00:00:00Z,\n"
         "bob,2.5,month,,2020-01-01T00:00:00Z,\nbob,7,month,,2099-01-01T00:00:00Z,\n"
@@ -111,5 +111,5 @@ def test_every_day_is_in_one_month(day: int):
     assert quota_days("day", day * 24 * HOUR) == (day, day + 1)
 
 
-def test_no_quotas_say_nothing():
+def test_no_quotas_have_no_cells():
     assert not list(Quotas().in_force(NOW))

@@ -39,8 +39,8 @@ def found(url: str) -> Iterator[tuple[billing_demo.BillingDemo, BillingBooks]]:
     ledger.close()
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(bill, list(words))
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(bill, list(arguments))
 
 
 def test_the_month_is_what_one_works_out_by_hand(
@@ -145,7 +145,7 @@ def test_all_forms_of_a_statement_come_to_the_same(
 
 
 class _Page(html.parser.HTMLParser):
-    """What a page is made of."""
+    """Elements of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ class _Page(html.parser.HTMLParser):
 @pytest.mark.usefixtures("found")
 def test_the_page_of_a_statement_is_whole_and_alone(url: str, tmp_path: Path) -> None:
     file = tmp_path / "statement.html"
-    words = ("statement", "vision", "2026-09", "--format", "html", "--output", str(file))
-    assert run(*words, "--ledger", url).exit_code == 0
+    arguments = ("statement", "vision", "2026-09", "--format", "html", "--output", str(file))
+    assert run(*arguments, "--ledger", url).exit_code == 0
     page = _Page()
     page.feed(file.read_text(encoding="utf-8"))
     assert page.open == []
@@ -184,7 +184,7 @@ def test_the_page_of_a_statement_is_whole_and_alone(url: str, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("found")
 def test_statements_that_are_not_there(url: str) -> None:
-    for words, said in (
+    for arguments, expected_text in (
         (("statement", "nobody", "2026-09"), "no invoice of 'nobody' in 2026-09: expected one of"),
         (
             ("statement", "vision", "2026-11"),
@@ -202,10 +202,10 @@ def test_statements_that_are_not_there(url: str) -> None:
         ),
         (("credit", "visoin", "2026-10", "5", "--reason", "x"), "unknown tenant 'visoin'"),
     ):
-        result = run(*words, "--ledger", url)
-        assert result.exit_code != 0, words
-        assert result.output, (words, result.exception)
-        assert said in result.output.splitlines()[-1]
+        result = run(*arguments, "--ledger", url)
+        assert result.exit_code != 0, arguments
+        assert result.output, (arguments, result.exception)
+        assert expected_text in result.output.splitlines()[-1]
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_the_demo_leaves_a_ledger_alone_that_is_in_use(url: str) -> None:
 
 
 def test_months_go_through_the_commands(tmp_path: Path) -> None:
-    """What an accountant does, with prices that change while nobody looks."""
+    """Steps of an accountant, with prices that change in between."""
     ledger_file, prices = tmp_path / "ledger.sqlite", tmp_path / "prices.toml"
     place = ("--ledger", f"sqlite:///{ledger_file}")
     ledger = Ledger.open(place[1], metadata)
@@ -282,11 +282,11 @@ def test_a_price_book_is_checked_and_printed(tmp_path: Path) -> None:
     assert printed.exit_code == 0
     assert printed.output.startswith("version 1, published 2026-08-20T09:00:00Z, EUR\n")
     assert "tenant language" in printed.output
-    for words in (
+    for arguments in (
         ("prices", str(second), "--before"),
         ("prices", "check", str(second), "--before"),
     ):
-        changed = run(*words, str(first))
+        changed = run(*arguments, str(first))
         assert changed.exit_code == 1
         assert str(second) in changed.output
 
@@ -337,8 +337,8 @@ def test_what_is_no_price_book_is_one_clear_line(tmp_path: Path, text: str) -> N
 
 
 def test_a_ledger_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    for words in (("close", "2026-09"), ("reconcile",), ("statement", "a", "2026-09")):
-        result = run(*words, "--ledger", f"sqlite:///{tmp_path / 'none.sqlite'}")
+    for arguments in (("close", "2026-09"), ("reconcile",), ("statement", "a", "2026-09")):
+        result = run(*arguments, "--ledger", f"sqlite:///{tmp_path / 'none.sqlite'}")
         assert result.exit_code == 1
         assert "no ledger in sqlite:" in result.output
         assert len(result.output.splitlines()) == 1

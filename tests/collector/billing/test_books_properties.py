@@ -139,7 +139,7 @@ def rows_of_prices(draw: st.DrawFn, **more: object) -> list[Price]:
 
 
 @st.composite
-def dear_books(draw: st.DrawFn) -> PriceBook:
+def expensive_books(draw: st.DrawFn) -> PriceBook:
     """Prices of time, energy and reservation; their dates count from the start of the worlds."""
     extras = {
         "minimum_ns": draw(st.sampled_from([0, 60 * SECOND_NS, HOUR_NS])),
@@ -165,7 +165,7 @@ def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[BillingBooks]:
 
 
 @few
-@given(worlds(), dear_books())
+@given(worlds(), expensive_books())
 def test_p8_p11_a_closing_is_exact_and_the_same_when_computed_again(
     known: SimulatedEvidence, book: PriceBook
 ) -> None:
@@ -185,7 +185,7 @@ def test_p8_p11_a_closing_is_exact_and_the_same_when_computed_again(
 
 
 @few
-@given(worlds(), dear_books(), st.data())
+@given(worlds(), expensive_books(), st.data())
 def test_p10_invoiced_and_corrections_are_what_is_known_now(
     known: SimulatedEvidence, book: PriceBook, data: st.DataObject
 ) -> None:
@@ -214,18 +214,18 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
 
 
 @few
-@given(worlds(), dear_books())
+@given(worlds(), expensive_books())
 def test_p16_minimums_only_add_topups(known: SimulatedEvidence, book: PriceBook) -> None:
     plain = PriceBook(
         book.version, book.published_ns, book.currency, tuple(without_minimum(book.prices))
     )
     with opened(known, book) as books, opened(known, plain) as others:
-        dear, cheap = (each.close(ONE, after(ONE)) for each in (books, others))
-        assert _charges(dear, topups=False) == _charges(cheap, topups=True)
+        expensive, cheap = (each.close(ONE, after(ONE)) for each in (books, others))
+        assert _charges(expensive, topups=False) == _charges(cheap, topups=True)
 
 
 @few
-@given(worlds(), dear_books())
+@given(worlds(), expensive_books())
 def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: PriceBook) -> None:
     with opened(known, book) as books:
         for invoice in books.close(ONE, after(ONE)).invoices:
@@ -244,7 +244,7 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
 
 
 @few
-@given(dear_books())
+@given(expensive_books())
 def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -> None:
     text = as_toml(book, START)
     with opened(world(), book) as books:
@@ -262,7 +262,7 @@ def test_a_period_has_the_name_that_it_is_read_from(first: int, more: int) -> No
 
 
 @few
-@given(worlds(), dear_books(), st.sets(st.integers(1, 5), min_size=1))
+@given(worlds(), expensive_books(), st.sets(st.integers(1, 5), min_size=1))
 def test_p27_any_cut_into_periods_bills_the_same(
     known: SimulatedEvidence, book: PriceBook, cuts: set[int]
 ) -> None:
@@ -280,7 +280,7 @@ def test_p27_any_cut_into_periods_bills_the_same(
 
 
 def _amounts(books: BillingBooks, book: PriceBook, period: Period) -> dict[str, Fraction]:
-    """What a period comes to by tenant, with what is on none of its days."""
+    """Total of a period by tenant, with amounts on none of its days."""
     found: dict[str, Fraction] = {}
     for charge in rate_period(books.ledger, book, period, newest_revisions(books.ledger)).charges:
         found[charge.tenant] = found.get(charge.tenant, Fraction(0)) + charge.amount

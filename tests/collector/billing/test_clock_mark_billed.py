@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from msgspec.structs import replace
-from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, told, world
+from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, reported, world
 from support.metered import revision_of
 from support.statement_readers import from_csv, from_json
 
@@ -23,7 +23,7 @@ from railscope.timestamps import DAY_NS, HOUR_NS
 
 DOUBT = ClockDoubt(START + DAY_NS + HOUR_NS, -HOUR_NS)
 RETURNED = ClockDoubt(START + DAY_NS + 5 * HOUR_NS)
-WORDS = "since 2024-10-05T01:00:00Z, accepted -3,600.000000000 s later"
+TERMS = "since 2024-10-05T01:00:00Z, accepted -3,600.000000000 s later"
 
 
 def doubted(*doubts: ClockDoubt):
@@ -40,9 +40,9 @@ def test_a_statement_names_marked_days_and_why(ledger):
     closed = books.close(ONE, after(ONE))
     issued = read_statement(books, "red", ONE)
     for one in (early, issued):
-        assert dict(one.facts)["Clock suspect"].startswith(f"1 GPU-day: {WORDS}; since 2024")
-        assert WORDS in as_text(one)
-        assert WORDS in as_html(one)
+        assert dict(one.facts)["Clock suspect"].startswith(f"1 GPU-day: {TERMS}; since 2024")
+        assert TERMS in as_text(one)
+        assert TERMS in as_html(one)
         lines = from_json(as_json(one)).lines
         marked = {line.start[:10] for line in lines if line.clock_suspect}
         assert marked == {"2024-10-05"}
@@ -61,7 +61,7 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
     books.close(ONE, after(ONE))
     before = exact(books.store.invoices())
     number = revision_of(ledger, "GPU-0", FIRST_DAY + 1).number
-    books = told(books, doubted(DOUBT))
+    books = reported(books, doubted(DOUBT))
     assert revision_of(ledger, "GPU-0", FIRST_DAY + 1).number == number + 1
     assert [charge for _, some in books.pending().corrections for charge in some] == []
     assert exact(books.store.invoices()) == before

@@ -28,7 +28,7 @@ from support.books import (
     meter,
     opened,
     released,
-    told,
+    reported,
     world,
 )
 
@@ -82,9 +82,9 @@ def test_each_charge_leads_back_to_one_revision(ledger):
 def test_computing_again_gives_the_same_whatever_came_since(ledger):
     books = opened(ledger, ALL)
     closed = [books.close(ONE, after(ONE))]
-    books = told(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
+    books = reported(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
     closed.append(books.close(TWO, after(TWO)))
-    books = told(books, world(gpu("GPU-0"), gpu("GPU-1")))
+    books = reported(books, world(gpu("GPU-0"), gpu("GPU-1")))
     for one in closed:
         again = recompute_closing(books, one.closing, one.invoices)
         assert again.manifest_root == one.closing.manifest_root
@@ -133,7 +133,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     marks = read_statement(books, "green", ONE).marks
     assert "PROVISIONAL" in marks[0]
     assert "GPU-1" not in marks[0], "a tenant reads it, and the GPU may be of another"
-    books = told(books, ALL)
+    books = reported(books, ALL)
     books.close(TWO, after(TWO))
     rate = Fraction("2.49") + Fraction("0.31") / 2
     assert exact(books.store.invoices())["green"] == (60 + 72) * rate
@@ -217,7 +217,7 @@ def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, req
 
 @dataclass(frozen=True)
 class Overtaken(BillingStore):
-    """After each look at the closings, somebody else does the next of these."""
+    """After each read of the closings, another process does the next of these."""
 
     others: list[Callable[[], object]] = field(default_factory=list)
 
@@ -228,10 +228,10 @@ class Overtaken(BillingStore):
         return found
 
 
-@pytest.mark.parametrize("looks", [0, 1])
-def test_who_is_overtaken_finds_the_period_closed(ledger, looks):
+@pytest.mark.parametrize("polls", [0, 1])
+def test_a_slower_closing_finds_the_period_closed(ledger, polls):
     books = opened(ledger, ALL)
-    others = [*[object] * looks, lambda: books.close(ONE, after(ONE))]
+    others = [*[object] * polls, lambda: books.close(ONE, after(ONE))]
     found = BillingBooks(ledger, Overtaken(ledger.database, others)).close(ONE, after(ONE))
     assert not others
     assert not found.added

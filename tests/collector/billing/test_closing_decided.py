@@ -1,4 +1,4 @@
-"""What is closed stays as it is; what comes late, or is decided, is billed by the next closing."""
+"""Closed periods are unchanged; late or decided evidence is billed by the next closing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.books import (
     in_outbox,
     opened,
     released,
-    told,
+    reported,
     world,
 )
 
@@ -51,7 +51,7 @@ def test_what_comes_late_is_corrected_in_the_next_period(ledger):
         released(gpu("GPU-0", RED), RED.id, 50),
         gpu("GPU-1", GREEN, claim("blue", 24, 30)),
     )
-    books = told(books, news)
+    books = reported(books, news)
     later = books.close(TWO, after(TWO))
     assert later.closing.corrected == (ONE,)
     corrections = [
@@ -74,7 +74,7 @@ def test_what_comes_late_is_corrected_in_the_next_period(ledger):
 def test_what_was_corrected_is_not_corrected_again(ledger):
     books = opened(ledger, ALL)
     books.close(ONE, after(ONE))
-    books = told(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
+    books = reported(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
     books.close(TWO, after(TWO))
     last = books.close(THREE, after(THREE))
     assert last.closing.corrected == ()
@@ -168,7 +168,7 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     news = world(
         released(gpu("GPU-0", RED), RED.id, 50), released(gpu("GPU-1", GREEN), GREEN.id, 70)
     )
-    books = told(books, news)
+    books = reported(books, news)
     replaced = administration.replace(books, red.invoice_id, "the job had ended", after(ONE))
     (fresh,) = replaced.invoices
     rate = Fraction("2.49") + Fraction("0.31") / 2
@@ -210,7 +210,7 @@ def test_credits_and_adjustments_are_billed_once(ledger):
 
 @dataclass
 class Meddling(SimulatedEvidence):
-    """Evidence that is looked at in the middle of a closing, when somebody records a credit."""
+    """Evidence that is read in the middle of a closing, when a person records a credit."""
 
     meddle: list[Callable[[], None]] = field(default_factory=list)
 
@@ -231,12 +231,12 @@ def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
     assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
 
 
-def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
+def test_constant_changes_keep_a_period_open(ledger):
     books = opened(ledger, ALL)
     credits_ = [credit_charge("red", Fraction(n), ONE, "again") for n in range(1, 9)]
 
     class Always(SimulatedEvidence):
-        """Somebody records a credit whenever it is looked at."""
+        """A person records a credit whenever it is read."""
 
         def gpus(self, start_ns: int, end_ns: int) -> list[str]:
             administration.record(books, credits_.pop(), after(ONE), force=True)
@@ -276,7 +276,7 @@ def test_prices_that_are_dated_after_now_are_not_billed_by(ledger):
     assert books.store.closings() == []
 
 
-def test_a_statement_says_where_the_audit_log_has_it(ledger):
+def test_a_statement_names_its_record_in_the_audit_log(ledger):
     books = opened(ledger, ALL)
     closed = books.close(ONE, after(ONE))
     name = f"billing.issue/{closed.invoices[0].invoice_id}"
@@ -288,7 +288,7 @@ def test_a_statement_says_where_the_audit_log_has_it(ledger):
     assert ("Audit log", "record 41, under the checkpoint of size 50") in found.facts
 
 
-def test_reservations_and_what_nobody_saw(ledger):
+def test_reservations_and_unobserved_time(ledger):
     kept = SlotReservation(hours(0), "kept-1", "blue", hours(24))
     silent = gpu("GPU-1", GREEN, stretches=(), reservations=(kept,))
     books = opened(ledger, world(gpu("GPU-0", RED), silent))

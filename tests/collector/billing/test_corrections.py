@@ -128,7 +128,7 @@ def test_a_void_invoice_counts_for_nothing(first, second, prices, which):
 @given(timelines(), books())
 def test_the_same_evidence_again_corrects_nothing(usages, prices):
     charges = rate(usages, prices, MONTH).charges
-    paid = [*charges, *(credit_charge(who, Fraction(1), MONTH, "Thanks") for who in TENANTS)]
+    paid = [*charges, *(credit_charge(holder, Fraction(1), MONTH, "Thanks") for holder in TENANTS)]
     assert not correction_charges(
         issued(paid, MONTH, prices.currency), charges, MONTH, MONTH.end_ns
     )

@@ -192,7 +192,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
 # The whole export --------------------------------------------------------------------------------
 
 
-def test_the_manifest_says_what_the_files_hold(months: tuple[Invoice, ...], tmp_path: Path):
+def test_the_manifest_lists_the_content_of_the_files(months: tuple[Invoice, ...], tmp_path: Path):
     manifest = export_invoices(
         months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "directory"
     )
@@ -243,8 +243,8 @@ def test_only_what_is_issued_and_asked_for_is_exported(months: tuple[Invoice, ..
     manifest = export_invoices((gone, *months[1:], drafted), order, tmp_path)
     assert [one.tenant for one in manifest.invoices] == ["vision"]
     assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
-    nobody = replace(ORDER, tenant="a/../b", forms=(ExportFormat.CSV,))
-    assert export_invoices((gone, drafted), nobody, tmp_path).invoices == ()
+    no_seller = replace(ORDER, tenant="a/../b", forms=(ExportFormat.CSV,))
+    assert export_invoices((gone, drafted), no_seller, tmp_path).invoices == ()
     assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
@@ -252,10 +252,10 @@ def test_nothing_is_overwritten_unless_asked(months: tuple[Invoice, ...], tmp_pa
     export_invoices((all_kinds(),), ORDER, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
-    told: list[object] = []
+    reported: list[object] = []
     with pytest.raises(StagingError, match=r"focus-1\.2\.parquet: already exists"):
-        export_invoices(months, ORDER, tmp_path, record=told.append)
-    assert told == []
+        export_invoices(months, ORDER, tmp_path, record=reported.append)
+    assert reported == []
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert left == {name: raw for name, raw in before.items() if name != "focus-1.2.csv"}
     export_invoices(months, ORDER, tmp_path, replace=True)
@@ -265,16 +265,16 @@ def test_nothing_is_overwritten_unless_asked(months: tuple[Invoice, ...], tmp_pa
 
 
 def test_no_export_is_without_its_record(tmp_path: Path):
-    told = []
+    reported = []
 
     def refuse(manifest: object) -> None:
-        told.append((manifest, [path.suffix for path in tmp_path.iterdir()]))
+        reported.append((manifest, [path.suffix for path in tmp_path.iterdir()]))
         message = "the database is away"
         raise OSError(message)
 
     with pytest.raises(OSError, match="is away"):
         export_invoices((all_kinds(),), ORDER, tmp_path, record=refuse)
-    assert [suffixes for _, suffixes in told] == [[".partial"] * 3]
+    assert [suffixes for _, suffixes in reported] == [[".partial"] * 3]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -182,7 +182,7 @@ def test_the_checkpoint_of_the_audit_log_is_in_every_row(url: str, tmp_path: Pat
     assert not (tmp_path / "none").exists()
 
 
-def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
+def test_a_file_names_the_seller_and_the_payers(url: str, tmp_path: Path):
     sellers = tmp_path / "seller.toml"
     sellers.write_text(SELLER)
     assert run(url, tmp_path, "--seller", str(sellers), "--format", "csv").exit_code == 0
@@ -204,7 +204,7 @@ def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected_text"),
     [
         (["--format", "csv,xml"], "separated by commas"),
         (["--format", ""], "separated by commas"),
@@ -212,13 +212,15 @@ def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
         (["--focus", "1.4"], "1.4"),
     ],
 )
-def test_what_cannot_be_asked_for_is_said(url: str, tmp_path: Path, options: list[str], said: str):
+def test_invalid_options_are_reported(
+    url: str, tmp_path: Path, options: list[str], expected_text: str
+):
     result = run(url, tmp_path, *options)
     assert result.exit_code == 2
-    assert said in result.output
+    assert expected_text in result.output
 
 
-def test_a_month_without_invoices_is_said_to_be_empty(url: str, tmp_path: Path):
+def test_a_month_without_invoices_is_reported_as_empty(url: str, tmp_path: Path):
     result = run(url, tmp_path, "--period", "2027-01", "--format", "csv")
     assert result.exit_code == 0
     assert "no invoice is issued" in result.output.splitlines()
@@ -232,7 +234,7 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(url: str, tmp_path
     assert len(result.output.splitlines()) == 1
 
 
-def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(
+def test_the_default_ledger_is_the_collectors_own_with_its_audit_log(
     demo_months: Path, tmp_path: Path
 ):
     state = tmp_path / "state"

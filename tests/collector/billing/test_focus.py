@@ -44,7 +44,7 @@ EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns
 SELLER = Seller(
     "Machine Hall",
-    {who: PayerAccount("research", tenant_type="Namespace") for who in TENANTS},
+    {holder: PayerAccount("research", tenant_type="Namespace") for holder in TENANTS},
 )
 MANDATORY = [
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
@@ -137,7 +137,7 @@ def test_every_kind_of_charge_has_its_category():
     assert billed_cost(found) == invoice.payable
 
 
-def test_a_correction_says_so_and_may_be_negative():
+def test_a_correction_is_marked_and_may_be_negative():
     prices = book(price(2 * EUR))
     (before,) = draft_invoices(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH, "EUR")
     found = correction_charges([issue_invoice(before, DUE_NS)], [], MONTH, NEXT_MONTH.start_ns)
@@ -185,7 +185,7 @@ def test_each_row_of_every_kind_has_the_values_that_are_allowed():
     assert (instance["SubAccountName"], instance["ResourceName"]) == ('Team "A"', None)
 
 
-def test_what_a_seller_supports_follows_from_what_is_said_of_it():
+def test_supported_features_follow_from_the_seller_file():
     plain = applicability_criteria(SELLER)
     assert "SUB_ACCOUNT_SUPPORTED" in plain
     optional = ["ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED"]
@@ -314,7 +314,7 @@ def test_csv_as_it_stands():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("BilledCost\r\n1.5\r\n", "line 2, BilledCost: '1.5': expected a number with 12 decimals"),
         ("BilledCost\r\n1e3\r\n", "expected a number"),
@@ -323,10 +323,10 @@ def test_csv_as_it_stands():
         ('InvoiceId\r\n"open', "line 2"),
     ],
 )
-def test_what_is_no_export_of_ours_is_refused_with_line_and_column(text, said):
+def test_what_is_no_export_of_ours_is_refused_with_line_and_column(text, expected_text):
     with pytest.raises(FocusCsvError) as caught:
         parse_csv(text)
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
 
 
 def test_nothing_is_exported_as_nothing():

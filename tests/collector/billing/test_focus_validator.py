@@ -1,4 +1,4 @@
-"""What the official validator of FOCUS 1.2 says of our exports, and that it would say otherwise."""
+"""Results of the official validator of FOCUS 1.2 for our exports, and for invalid ones."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_no_rule_fails(manifest, directory, form):
 
 @pytest.mark.parametrize("form", list(ExportFormat))
 def test_no_rule_fails_with_reservations(manifest, directory, tmp_path, form):
-    """Two rules about reservations have conditions that the validator does not read; we mend them."""
+    """Two rules about reservations have conditions that the validator does not read; we add them."""
     mended = readable_rules(tmp_path)
     assert mended == {"CapacityReservationStatus-C-003-C", "CapacityReservationStatus-C-004-C"}
     outcome = validate(

@@ -45,7 +45,7 @@ SELLER = Seller("Hall", {"red": PayerAccount("red"), "ns/green": PayerAccount("g
 
 
 def kept(url: str, directory: Path) -> Ledger:
-    """Two GPUs of a node over two days and a bit, kept and settled as a collector does."""
+    """Two GPUs of a node over two days and a bit, stored and finalized as a collector does."""
     core = core_in(directory)
     events = {
         3600: [started("GPU-0", "c1", 3600, tenant="red", node="n1")],
@@ -74,7 +74,7 @@ def kept(url: str, directory: Path) -> Ledger:
     return ledger
 
 
-def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
+def test_reports_of_agents_are_billed(url: str, tmp_path: Path) -> None:
     ledger = kept(url, tmp_path)
     evidence = evidence_in(ledger.database)
     assert evidence is not None
@@ -93,8 +93,8 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
     assert [check for check in checks if not check.passes] == []
     assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9"}
     assert sum(check.parts for check in checks if check.rule == "R4") == 4 * 2
-    words = ["reconcile", period_name(PERIOD), "--ledger", url]
-    result = CliRunner().invoke(bill, words)
+    arguments = ["reconcile", period_name(PERIOD), "--ledger", url]
+    result = CliRunner().invoke(bill, arguments)
     assert result.exit_code == 0, result.output
     assert "not compared" not in result.output
     ledger.close()
@@ -135,7 +135,7 @@ def released_later(connection: Connection) -> None:
 
 
 def decided(connection: Connection) -> None:
-    """An administrator's file that nobody wrote."""
+    """An administrator's file that does not exist."""
     text = "gpu,from,to,why\nGPU-1,2020-01-01T00:00:00Z,,sold\n"
     row = {"kind": "retired", "recorded_ns": 1, "digest": "d", "content": text}
     connection.execute(insert(evidence_tables.file_versions).values(row))

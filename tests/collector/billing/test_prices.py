@@ -1,4 +1,4 @@
-"""Price books: what a file may say, which price applies, and that the past stays."""
+"""Price books: valid files, the price that applies, and the unchanged past."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_key_of_a_price_is_read():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("version = ", "prices.toml: invalid TOML"),
         (HEAD.replace("EUR", "XYZ"), "prices.toml: unknown currency 'XYZ'"),
@@ -114,11 +114,11 @@ def test_every_key_of_a_price_is_read():
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_table(text, said):
+def test_what_is_wrong_is_named_with_file_and_table(text, expected_text):
     with pytest.raises(PriceBookError) as caught:
         parse_price_book(text, "prices.toml")
     assert "price book prices.toml: " in str(caught.value)
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_new_version_may_add_end_and_change_what_is_yet_to_come(after):
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "expected_text"),
     [
         ((SECOND,), "from 1970-01-01T00:00:00Z: missing, although it was valid before"),
         ((replace(FIRST, nano=1), SECOND), "changed, although it was valid before"),
@@ -201,10 +201,10 @@ def test_a_new_version_may_add_end_and_change_what_is_yet_to_come(after):
         ((FIRST, replace(SECOND, nano=1)), "changed in version 2: expected version = 2, not 1"),
     ],
 )
-def test_a_new_version_may_not_change_the_past_and_the_entry_is_named(after, said):
+def test_a_new_version_may_not_change_the_past_and_the_entry_is_named(after, expected_text):
     with pytest.raises(PriceBookError) as caught:
         check_appended(*versions(*after))
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
     assert SKU in str(caught.value)
 
 
@@ -244,11 +244,11 @@ def test_what_is_accepted_leaves_every_price_of_the_past(one, other, instant, pu
 
 
 def test_instants_are_exact():
-    for moment, said in (
+    for moment, expected_text in (
         (1, "1970-01-01T00:00:00Z"),
         (1_000_001_000, "1970-01-01T00:00:01.000001Z"),
     ):
-        assert format_timestamp(moment) == said
+        assert format_timestamp(moment) == expected_text
     (read,) = parse_price_book(
         HEAD + ENTRY.replace("00:00:00Z", "00:00:00.000001Z"), "prices.toml"
     ).prices

@@ -231,20 +231,20 @@ def test_unclaimed_use_is_for_review():
 
 
 @pytest.mark.parametrize(
-    ("lacking", "said"),
+    ("lacking", "expected_text"),
     [
         ({"tenant": ""}, "its tenant is unknown"),
         ({"sku": ""}, "the model of the GPU is unknown, so it has no price"),
         ({"tenant": "", "state": SlotState.RESERVED}, "its tenant is unknown"),
     ],
 )
-def test_what_nobody_can_be_billed_for_is_for_review(lacking, said):
+def test_usage_without_a_payer_is_for_review(lacking, expected_text):
     (review,) = rate([usage(0, HOUR_NS, **lacking)], book(), MONTH).reviews
-    assert (review.reason, review.start_ns, review.end_ns) == (said, 0, HOUR_NS)
+    assert (review.reason, review.start_ns, review.end_ns) == (expected_text, 0, HOUR_NS)
 
 
 @pytest.mark.parametrize(
-    ("prices", "said"),
+    ("prices", "expected_text"),
     [
         ([], "1970-01-01T00:00:00Z to 1970-01-01T01:00:00Z"),
         ([price(EUR, sku="other")], "h100"),
@@ -256,10 +256,10 @@ def test_what_nobody_can_be_billed_for_is_for_review(lacking, said):
         ),
     ],
 )
-def test_usage_without_a_price_is_an_error_that_names_both(prices, said):
+def test_usage_without_a_price_is_an_error_that_names_both(prices, expected_text):
     with pytest.raises(MissingPriceError, match="no price of") as caught:
         rate([usage(0, HOUR_NS, energy_millijoules=1)], book(*prices), MONTH)
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
     assert "GPU-0, claim c1" in str(caught.value)
 
 

@@ -45,7 +45,7 @@ def amount_by_segments(usages: Sequence[Usage], prices: PriceBook, period: Perio
 
 
 def silence(one: Usage, usages: Sequence[Usage]) -> int:
-    """How long no one saw the resource around a usage: grow the span while something touches it."""
+    """Unobserved time around a usage: extend the span while something touches it."""
     start, end = one.start_ns, one.end_ns
     for _ in usages:
         for other in usages:

@@ -24,7 +24,7 @@ from support.books import (
     meter,
     opened,
     released,
-    told,
+    reported,
     without_counter,
     world,
 )
@@ -142,14 +142,14 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     assert (energy.difference, energy.where) == (7, "GPU-0 on 2024-10-04")
 
 
-def test_evidence_that_says_something_else_is_found(ledger: Ledger) -> None:
+def test_different_evidence_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     known = world(released(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
     checks = reconcile_period(BillingBooks.for_ledger(ledger, known), ONE, SELLER)
     assert rules(checks) == {"R7"}
     assert [check.where for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
     # Once the ledger has it, all is equal again; the closed period stays what it was.
-    informed = told(books, known)
+    informed = reported(books, known)
     assert rules(reconcile_period(informed, ONE, SELLER)) == set()
 
 
@@ -185,7 +185,7 @@ def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) 
     assert "R5 invoices" in found
 
 
-def test_what_nobody_saw_is_reported_and_no_difference(ledger: Ledger) -> None:
+def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
     half = (SampleStretch("boot", START, hours(36)),)
     seen = (NodeSighting(NodeWitness.SCHEDULER, START, TWO.end_ns),)
     books = closed(ledger, world(gpu("GPU-0", RED, stretches=half, sightings=seen)))
@@ -194,7 +194,7 @@ def test_what_nobody_saw_is_reported_and_no_difference(ledger: Ledger) -> None:
     assert [(check.passes, check.within) for check in checks] == [(True, False)] * 2
 
 
-def test_energy_that_nobody_counted_waits_for_a_decision(ledger: Ledger) -> None:
+def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:
     books = closed(ledger, world(without_counter(gpu("GPU-0", RED))))
     assert {one.reason for one in books.store.reviews(1)} == {"its energy is unknown: unsupported"}
     assert rules(reconcile_period(books, ONE, SELLER)) == set()

@@ -12,16 +12,16 @@ import pytest
 RESPELL = runpy.run_path(str(Path(__file__).parents[2] / "validator" / "respell.py"))
 
 
-def said(expression: str, keys: list[str]) -> object:
+def expected_text(expression: str, keys: list[str]) -> object:
     return eval(expression, {"ignore_keys": keys})  # noqa: S307 - the line itself is on trial
 
 
 def test_the_new_line_means_what_the_old_one_does():
     keys = ["plain", 'with "quotes"', "with 'single ones'"]
     expected = ", ".join("'{}'".format(key.replace('"', '""')) for key in keys)
-    assert said(RESPELL["RESPELLED"], keys) == expected
+    assert expected_text(RESPELL["RESPELLED"], keys) == expected
     if sys.version_info >= (3, 12):
-        assert said(RESPELL["WRITTEN"], keys) == expected
+        assert expected_text(RESPELL["WRITTEN"], keys) == expected
     else:
         with pytest.raises(SyntaxError):
             ast.parse(RESPELL["WRITTEN"])

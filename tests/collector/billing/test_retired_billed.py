@@ -28,7 +28,7 @@ LATER = 2 * DAY_SECONDS + 2 * HOURS
 
 
 def amounts(closed: ClosedPeriod) -> dict[str, Fraction]:
-    """What is billed for time, by what the charges correct; empty for the period's own."""
+    """Amounts billed for time, by corrected period; empty for the period's own."""
     found: dict[str, Fraction] = {}
     for invoice in closed.invoices:
         for line in invoice.lines:

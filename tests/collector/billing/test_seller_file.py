@@ -1,4 +1,4 @@
-"""Who bills and who pays, as TOML."""
+"""Seller and payers, as TOML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_little_is_enough():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("", "provider"),
         ("provider = ", "invalid TOML"),
@@ -52,10 +52,10 @@ def test_little_is_enough():
         ('provider = "P"\n[tenant.a]\naccount = "x"\ntags = { a = 1 }', "tags"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_file(text, said):
+def test_what_is_wrong_is_named_with_the_file(text, expected_text):
     with pytest.raises(SellerFileError, match="seller file f: ") as caught:
         parse_seller(text, "f")
-    assert said in str(caught.value)
+    assert expected_text in str(caught.value)
 
 
 def test_the_sample_can_be_read(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What the API gives out of the books is what the commands write."""
+"""The API returns the same content of the books as the commands write."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_statements_come_in_their_forms(served):
 
 
 def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
-    nobody_pays = replace(
+    unpaid = replace(
         served, seller=lambda _tenants: structs.replace(billing_demo.SELLER, accounts={})
     )
     with pytest.raises(BillingUnavailableError, match="unknown billing account"):
-        nobody_pays.export("vision", "2026-09", "csv")
+        unpaid.export("vision", "2026-09", "csv")
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)
     gone = replace(served, books=BillingBooks.for_ledger(ledger))
     ledger.close()

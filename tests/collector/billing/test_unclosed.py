@@ -28,7 +28,7 @@ from support.books import (
     in_outbox,
     opened,
     released,
-    told,
+    reported,
     without_counter,
     world,
 )
@@ -111,7 +111,7 @@ def test_earlier_time_that_comes_late_is_not_lost_silently(ledger):
     late = world(gpu("GPU-0", claim("red", 80)), gpu("GPU-1", claim("green", 80)))
     books = opened(ledger, late)
     books.close(TWO, after(TWO))
-    books = told(books, ALL)
+    books = reported(books, ALL)
     with pytest.raises(ClosingError, match="earlier days are not closed") as caught:
         books.close(THREE, after(THREE))
     assert "fix: exclude them with `railscope bill opening 2024-10-07" in str(caught.value)
@@ -139,7 +139,7 @@ def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger
     books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
     books.close(ONE, after(ONE))
     unseen = gpu("GPU-0", RED, stretches=(SampleStretch("b", START - DAY_NS, hours(10)),))
-    books = told(books, world(without_counter(unseen)))
+    books = reported(books, world(without_counter(unseen)))
     waiting = read_listing(books)
     assert [(one[0], one[1][0].tenant) for one in waiting.pending.corrections] == [(ONE, "red")]
     assert sum(one.gpu_hours for _, one in waiting.undecided) == 0
@@ -313,7 +313,7 @@ def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
     administration.record(
         books, credit_charge("red", Fraction("12.5"), ONE, "power cut"), after(ONE)
     )
-    books = told(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
+    books = reported(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
     document = listing_document(read_listing(books))
     assert [one["period"] for one in document["periods"]] == ["2024-10-04..2024-10-06"]
     assert {one["invoice"] for one in document["invoices"]} == {
@@ -340,8 +340,8 @@ def test_the_commands_list_and_open(tmp_path):
     books.close(ONE, after(ONE))
     ledger.close()
 
-    def run(*words: str) -> str:
-        result = CliRunner().invoke(railscope, ["bill", *words, "--ledger", url])
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(railscope, ["bill", *arguments, "--ledger", url])
         assert result.exit_code == 0, result.output
         return result.output
 

@@ -1,4 +1,4 @@
-"""Where the helpers of these tests are, a core, and collectors that settle."""
+"""Path of the helpers of these tests, a core, and collectors that finalize days."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A day of a GPU, and what the ledger and the account say of it."""
+"""A day of a GPU, with its time in the ledger and in the account."""
 
 from __future__ import annotations
 
-from looks import ALICE
+from core_queries import ALICE
 from support.finalizing import Site
 from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
 
@@ -18,7 +18,7 @@ MAP = "tenant,source,owner,from,to\n"
 
 
 def a_day(node: Reporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
-    """A GPU's day and an hour; alice holds it from 6:00 to 18:00, somebody's namespace after."""
+    """A GPU's day and an hour; alice holds it from 6:00 to 18:00, a namespace after."""
     events = {
         6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)],
         18 * HOURS: [
@@ -30,7 +30,7 @@ def a_day(node: Reporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
 
 
 def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
-    """What the ledger has of a day, in GPU-hours of compute by state and tenant."""
+    """Time of a day in the ledger, in GPU-hours of compute by state and tenant."""
     totals = site.door.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
     return {
         (of.state.value, of.tenant): quantity / (GPU_CAPACITY * HOURS * 10**9)
@@ -40,7 +40,7 @@ def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
 
 
 def amount(site: Site, tenant: str, measure: CountedQuantity = CountedQuantity.ENERGY) -> int:
-    """What the account has of a tenant."""
+    """Time of a tenant in the account."""
     return site.live.amounts.totals().get(
         AmountKey(measure, AmountAttribution.ATTRIBUTED, tenant), 0
     )

@@ -1,4 +1,4 @@
-"""Stories of a few nodes, with everything that may happen, for properties to look at."""
+"""Stories of a few nodes, with everything that may happen, for properties to check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOTS = ["0-840", "0-840", "0-420", "420-840", "120-360"]
 
 
 class Story:
-    """Frames of each node's runs, as they are made; and what administrators say."""
+    """Frames of each node's runs, in order; and the administrators' files."""
 
     def __init__(self, runs: list[tuple[Reporter, list]], files: AdministratorInputs) -> None:
         self.runs, self.files = runs, files
@@ -47,8 +47,8 @@ class Story:
 
 def _shown(frame) -> str:
     second = (frame.instant.boot_ns - 5000 * 10**9) // 10**9
-    told = [(e.event_class.name, *e.entity.key, e.facts) for e in frame.events]
-    return f"{frame.schema.stream}@{second}{told or ''}"
+    reported = [(e.event_class.name, *e.entity.key, e.facts) for e in frame.events]
+    return f"{frame.schema.stream}@{second}{reported or ''}"
 
 
 seconds = st.integers(0, LAST)
@@ -56,7 +56,7 @@ seconds = st.integers(0, LAST)
 
 @st.composite
 def claim_events(draw, gpus, shift=0):
-    """Claims that begin and perhaps end, told somewhat later, or earlier; from a second on."""
+    """Claims that begin and perhaps end, reported somewhat later, or earlier; from a second on."""
     found: dict[int, list] = {}
 
     def soon(second: int) -> int:
@@ -75,8 +75,8 @@ def claim_events(draw, gpus, shift=0):
             "exclusive": draw(st.sampled_from(["true", "false"])),
             "system": draw(st.sampled_from(["false", "false", "true"])),
         }
-        told = started(gpu, name, shift + begin, **facts)
-        found.setdefault(soon(begin), []).append(told)
+        reported = started(gpu, name, shift + begin, **facts)
+        found.setdefault(soon(begin), []).append(reported)
         if draw(st.booleans()):
             last = begin + draw(st.integers(-10, 900))
             found.setdefault(soon(last), []).append(ended(gpu, name, shift + last))
@@ -97,7 +97,7 @@ def visits(draw):
 
 @st.composite
 def runs_of(draw, node, gpus, boots):
-    """What one node reports over its boots."""
+    """Reports of one node over its boots."""
     found = []
     for number in range(boots):
         reporter = Reporter(
@@ -132,7 +132,7 @@ def _stamp(second: int) -> str:
 
 @st.composite
 def spelled_files(draw):
-    """What administrators write, by the kind of the file."""
+    """Content of administrators' files, by the kind of the file."""
     spans = st.tuples(seconds, seconds).map(sorted).filter(lambda s: s[0] < s[1])
     spelled = spans.map(lambda s: (_stamp(s[0]), _stamp(s[1])))
     claims = ["tenant,holds,from,to"]
@@ -164,7 +164,7 @@ def spelled_files(draw):
 
 
 def read(texts: dict[str, str]) -> AdministratorInputs:
-    """What that says."""
+    """Content of the file."""
     return AdministratorInputs(
         tenancy_files.parse_claims(texts["claims"]),
         tenancy_files.parse_tenants(texts["tenants"]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from core_queries import states, troubles
 from hypothesis import given, strategies as st
-from looks import states, troubles
 from msgspec.structs import replace
 from stories import SLOTS
 from support.metered import tile
@@ -21,7 +21,7 @@ from railscope.claim_terms import ClaimAuthority
 FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
 
 
-def told(max_rank: int = 3, **facts: str) -> list:
+def reports_(max_rank: int = 3, **facts: str) -> list:
     """One claim of a node whose token has this limit."""
     events = {10: [started("GPU-0", "job", 10, tenant="guest", **facts)]}
     made = Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events)
@@ -29,11 +29,11 @@ def told(max_rank: int = 3, **facts: str) -> list:
 
 
 def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: CollectorState):
-    heard = troubles(core)
-    accept(core, told(level="administrator"))
+    problems = troubles(core)
+    accept(core, reports_(level="administrator"))
     files = AdministratorInputs(tenancy_files.parse_claims(FILE))
     assert states(core, 100, files=files) == [("observed", "owner", 0, 100)]
-    assert [(one.kind, one.node, one.facts) for one in heard] == [
+    assert [(one.kind, one.node, one.facts) for one in problems] == [
         (
             "rank_lowered",
             "n1",
@@ -49,7 +49,7 @@ def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core:
 def test_a_claim_has_the_lower_of_the_reported_rank_and_the_limit(
     core: CollectorState, reported: str, limit: int, rank: int
 ):
-    accept(core, told(limit, level=reported))
+    accept(core, reports_(limit, level=reported))
     assert [claim.authority for claim in known_of(core, "GPU-0").evidence.claims] == [
         ClaimAuthority(rank)
     ]
@@ -58,7 +58,7 @@ def test_a_claim_has_the_lower_of_the_reported_rank_and_the_limit(
 def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
     core: CollectorState, tmp_path: Path
 ):
-    heard = troubles(core)
+    problems = troubles(core)
     for number in range(5):
         events = {
             second + 1000 * number: [
@@ -69,16 +69,16 @@ def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
         }
         reporter = Reporter(run=f"run-{number}")
         accept(core, reporter.told(gpus_of("GPU-0"), sorted(events), events=events))
-    assert sorted(one.facts["source"] for one in heard) == ["file", "other", "slurm"]
+    assert sorted(one.facts["source"] for one in problems) == ["file", "other", "slurm"]
     again = core_in(tmp_path / "again")
     later = troubles(again)
     events = {9000: [started("GPU-0", "x", 9000, level="administrator", source="file")]}
     accept(again, Reporter(run="late").told(gpus_of("GPU-0"), [9000], events=events))
-    assert later[0].id in {one.id for one in heard}, "a restart does not record it again"
+    assert later[0].id in {one.id for one in problems}, "a restart does not record it again"
 
 
 def test_a_record_of_the_frame_log_keeps_the_limit_of_its_token():
-    record = told(2)[0][0]
+    record = reports_(2)[0][0]
     old = FrameRecord(record.node, record.received_wall_ns, record.sent, record.body)
     assert (record.max_rank, old.max_rank) == (2, 3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from looks import troubles
+from core_queries import troubles
 from support.story import Reporter, accept, ended, gpus_of, started
 
 from collector.evidence.batch_facts import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
@@ -11,7 +11,7 @@ from collector.state.collector_state import CollectorState
 GPU = "GPU-0"
 
 
-def tell(core: CollectorState, events: list, node: str = "n1", second: int = 10) -> None:
+def report(core: CollectorState, events: list, node: str = "n1", second: int = 10) -> None:
     """One envelope of a node with these events."""
     reporter = Reporter(node, run=f"run-{second}")
     accept(core, reporter.told(gpus_of(GPU), [second], events={second: events}))
@@ -23,54 +23,54 @@ def full(count: int) -> list:
 
 
 def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(core: CollectorState):
-    heard = troubles(core)
-    tell(core, full(MAX_IN_FORCE + 5))
-    tell(core, [started(GPU, "mine", 10)], node="n2")
-    told = [one for gpu in core.evidence.gpus.values() for one in gpu.claims]
-    assert (len(told), core.evidence.rejected_claims) == (MAX_IN_FORCE + 1, 5)
-    assert {one.node for one in told} == {"n1", "n2"}
-    (trouble,) = [one for one in heard if one.kind == "rejected_claim"]
+    reported_problems = troubles(core)
+    report(core, full(MAX_IN_FORCE + 5))
+    report(core, [started(GPU, "mine", 10)], node="n2")
+    reported = [one for gpu in core.evidence.gpus.values() for one in gpu.claims]
+    assert (len(reported), core.evidence.rejected_claims) == (MAX_IN_FORCE + 1, 5)
+    assert {one.node for one in reported} == {"n1", "n2"}
+    (trouble,) = [one for one in reported_problems if one.kind == "rejected_claim"]
     assert trouble.facts == {"problem": f"the node has {MAX_IN_FORCE} claims in force"}
 
 
 def test_claims_on_one_gpu_are_bounded_and_those_on_others_and_of_others_are_not(
     core: CollectorState,
 ):
-    heard = troubles(core)
-    tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE_ON_GPU + 2)])
+    reported_problems = troubles(core)
+    report(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE_ON_GPU + 2)])
     assert core.evidence.rejected_claims == 2
-    (trouble,) = [one for one in heard if one.kind == "rejected_claim"]
+    (trouble,) = [one for one in reported_problems if one.kind == "rejected_claim"]
     problem = f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
     assert trouble.facts == {"problem": problem}
-    tell(core, [started("GPU-1", "other", 11)], second=11)
-    tell(core, [started(GPU, "mine", 11)], node="n2", second=11)
-    tell(core, [ended(GPU, "c7", 12), started(GPU, "next", 12)], second=12)
+    report(core, [started("GPU-1", "other", 11)], second=11)
+    report(core, [started(GPU, "mine", 11)], node="n2", second=11)
+    report(core, [ended(GPU, "c7", 12), started(GPU, "next", 12)], second=12)
     assert core.evidence.rejected_claims == 2
     assert {"mine", "next"} <= {one.id for one in core.evidence.gpus[GPU].claims}
 
 
-def test_a_claim_that_ended_makes_room(core: CollectorState):
-    tell(core, full(MAX_IN_FORCE))
-    tell(core, [ended(GPU, "c7", 11), started(GPU, "another", 11)], second=11)
+def test_a_claim_that_ended_frees_its_place(core: CollectorState):
+    report(core, full(MAX_IN_FORCE))
+    report(core, [ended(GPU, "c7", 11), started(GPU, "another", 11)], second=11)
     assert core.evidence.rejected_claims == 0
     assert "another" in {one.id for one in core.evidence.gpus[GPU].claims}
 
 
-def test_one_claim_told_in_ever_new_words_is_bounded_too(core: CollectorState):
-    tell(core, [started(GPU, "c", 10, owner=str(n)) for n in range(MAX_REPORTS + 3)])
+def test_different_reports_of_one_claim_are_bounded_too(core: CollectorState):
+    report(core, [started(GPU, "c", 10, owner=str(n)) for n in range(MAX_REPORTS + 3)])
     assert (len(core.evidence.gpus[GPU].claims), core.evidence.rejected_claims) == (MAX_REPORTS, 3)
 
 
 def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(core: CollectorState):
-    heard = troubles(core)
-    tell(core, [started(GPU, f"c{number}", 10, level=str(number)) for number in range(300)])
+    reported_problems = troubles(core)
+    report(core, [started(GPU, f"c{number}", 10, level=str(number)) for number in range(300)])
     assert core.evidence.rejected_claims == 300
-    assert len([one for one in heard if one.kind == "rejected_claim"]) == 200
+    assert len([one for one in reported_problems if one.kind == "rejected_claim"]) == 200
     assert core.evidence.problems.suppressed == 100
 
 
 def test_a_restart_counts_on(core: CollectorState):
-    tell(core, full(MAX_IN_FORCE))
+    report(core, full(MAX_IN_FORCE))
     core.evidence.restore(core.evidence.gpus, [], [])
-    tell(core, [started(GPU, "one more", 11)], second=11)
+    report(core, [started(GPU, "one more", 11)], second=11)
     assert core.evidence.rejected_claims == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from core_queries import ALICE, states, troubles
 from hypothesis import given, strategies as st
-from looks import ALICE, states, troubles
 from msgspec.structs import replace
 from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started
 
@@ -74,7 +74,7 @@ def test_a_claim_is_exclusive_unless_it_is_reported_as_shared(text: str, *, expe
 
 
 @pytest.mark.parametrize("text", ["maybe", "False", "1", " true"])
-def test_exclusive_has_no_other_words(text: str):
+def test_exclusive_has_no_other_values(text: str):
     with pytest.raises(
         ClaimEventError, match=f"invalid exclusive '{text}': expected true or false"
     ):
@@ -160,16 +160,16 @@ def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Colle
 
 
 def test_a_boot_time_beyond_all_time_is_rejected(core: CollectorState):
-    heard = troubles(core)
+    problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
-    assert [t.kind for t in heard] == ["rejected_claim"]
+    assert [t.kind for t in problems] == ["rejected_claim"]
 
 
 def report(
-    boot: str, told_second: float, start_second: float, *, by_boot: bool = True
+    boot: str, reported_second: float, start_second: float, *, by_boot: bool = True
 ) -> ReportedClaim:
-    """A report of one claim, by an anchor that says the start was at this second."""
+    """A report of one claim, by an anchor that places the start at this second."""
     return ReportedClaim(
         at(start_second),
         "GPU-0",
@@ -177,7 +177,7 @@ def report(
         "a",
         ClaimAuthority.SCHEDULER,
         boot=boot,
-        reported_ns=at(told_second),
+        reported_ns=at(reported_second),
         start_boot_ns=BOOTED * SECOND if by_boot else -1,
     )
 

@@ -1,4 +1,4 @@
-"""What has one name is one claim: no node ends the claim of another by its choice of an id."""
+"""One name is one claim: no node ends the claim of another by its choice of an id."""
 
 from __future__ import annotations
 

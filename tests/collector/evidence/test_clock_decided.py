@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from core_queries import ALICE, states, troubles
 from hypothesis import given, strategies as st
-from looks import ALICE, states, troubles
 from msgspec.structs import replace
 from reports import HOUR, doubted, read_again, reporting
 from stories import stories
@@ -33,7 +33,7 @@ deltas = st.one_of(
 
 
 def roots(core: CollectorState, files) -> dict[str, str]:
-    """What is known of each GPU, as the ledger names it."""
+    """Evidence of each GPU, by its name in the ledger."""
     return {
         gpu: evidence_root(build_evidence(core.evidence.facts(gpu), files)[0])
         for gpu in core.evidence.gpus
@@ -93,19 +93,19 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
 
 
 def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: CollectorState):
-    heard = troubles(core)
+    problems = troubles(core)
     wrong, _ = doubted(reporting("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND)
     accept(core, wrong)
-    assert heard == []
+    assert problems == []
     assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.stretches] == [0]
     assert [one[0] for one in states(core, 600)] != []
 
 
 def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
-    heard = troubles(core)
+    problems = troubles(core)
     wrong, _ = doubted(reporting("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND)
     accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
-    assert {one.kind for one in heard} == {"quarantine"}
+    assert {one.kind for one in problems} == {"quarantine"}
 
 
 async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(

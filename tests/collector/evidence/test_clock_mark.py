@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from looks import ALICE
+from core_queries import ALICE
 from msgspec.structs import replace
 from reports import HOUR, doubted, read_again, reporting
 from support.finalizing import Site
@@ -59,7 +59,7 @@ def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
 
 
 async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(site: Site):
-    """It returned by itself: what was received is placed right, and says so."""
+    """The clock returned by itself: received facts are placed correctly and marked."""
     mine, since_ns = suspect(two_days(), 30 * HOUR, 31 * HOUR)
     accept(site.core, [*mine, *reporting("GPU-9", until=2 * DAY_SECONDS + HOUR, node="n2")])
     await site.round(LAST, everything=True)
@@ -95,8 +95,8 @@ async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
     assert marks(site) == {}
 
 
-async def test_evidence_of_a_suspect_time_marks_a_day_that_is_settled_already(site: Site):
-    """Frames of the first day come after it was settled, by a suspect clock; its content stays."""
+async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(site: Site):
+    """Frames of the first day arrive after it was finalized, by a suspect clock; its content stays."""
     envelopes = two_days()
     late = [
         one

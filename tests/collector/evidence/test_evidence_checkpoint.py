@@ -23,7 +23,7 @@ def empty() -> CollectorState:
 
 
 def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[int], list[float]]]:
-    """What the newest frame of each stream says."""
+    """Content of the newest frame of each stream."""
     return {
         (name, stream): (
             row.instant_ns,
@@ -37,7 +37,7 @@ def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[in
 
 @fewer(60)
 @given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
-def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(story, sizes, data):
+def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, sizes, data):
     """A restart reads the checkpoint, and all segments that were not full when it was begun."""
     envelopes = story.envelopes(sizes)
     cut = data.draw(st.integers(0, len(envelopes)))
@@ -60,14 +60,14 @@ def test_what_comes_while_a_checkpoint_is_made_is_neither_lost_nor_told_twice(st
     assert intervals[0] == intervals[1]
     assert {seen.key for seen in restarted.events} == {seen.key for seen in before.events}
     accept(late, envelopes[cut:])
-    for stream, told in present_of(late).items():
+    for stream, reported in present_of(late).items():
         assert present_of(restarted)[stream][:2] == present_of(before)[stream][:2], stream
-        np.testing.assert_equal(present_of(restarted)[stream][2], told[2])
+        np.testing.assert_equal(present_of(restarted)[stream][2], reported[2])
     for name, node in before.fleet.nodes.items():
         assert restarted.fleet.nodes[name].instant_ns == node.instant_ns
 
 
-def test_a_stream_heard_again_does_not_make_a_resumed_node_older():
+def test_a_stream_received_again_does_not_make_a_resumed_node_older():
     """The newest frame is of a stream that has not reported since the checkpoint."""
     node = Reporter()
     host_frame, gpu_frame = node.told(host(), [50]), node.told(gpus_of("GPU-0"), [10])
@@ -106,6 +106,6 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
         (MAGIC + b"12345", "cannot read the part at byte 23"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(content: bytes, problem: str):
+def test_defects_of_a_file_are_reported(content: bytes, problem: str):
     with pytest.raises(StateCheckpointError, match=problem):
         decode(content)

@@ -1,9 +1,9 @@
-"""Whose a GPU is: claims, parts of a GPU, and who may speak of which."""
+"""Holders of a GPU: claims, parts of a GPU, and the nodes that may report them."""
 
 from __future__ import annotations
 
 import pytest
-from looks import ALICE, stamp, states, troubles
+from core_queries import ALICE, stamp, states, troubles
 from support.metered import tile
 from support.story import (
     SECOND,
@@ -101,7 +101,7 @@ def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
 
 
 async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: CollectorState):
-    heard = troubles(core)
+    problems = troubles(core)
     events = {
         60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
         10: [started("GPU-0", "a", 0, **ALICE)],
@@ -111,22 +111,24 @@ async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: Col
         ("observed", "alice"): 50,
         ("observed", "bob"): 50,
     }
-    assert not heard
+    assert not problems
 
 
-async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core: CollectorState):
-    heard = troubles(core)
+async def test_two_claims_of_one_authority_on_one_slot_are_reported_and_billed_once(
+    core: CollectorState,
+):
+    problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 40, tenant="bob")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 40,
         ("observed", "bob"): 60,
     }
-    assert [(t.kind, t.gpu, t.facts["earlier"], t.facts["later"]) for t in heard] == [
+    assert [(t.kind, t.gpu, t.facts["earlier"], t.facts["later"]) for t in problems] == [
         ("conflict", "GPU-0", "a", "b")
     ]
     await account_at(core, 100)
-    assert len(heard) == 1, "said once"
+    assert len(problems) == 1, "said once"
 
 
 async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
@@ -162,14 +164,14 @@ async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: 
 async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_other_gives(
     core: CollectorState,
 ):
-    heard = troubles(core)
+    problems = troubles(core)
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(1000, 1101, 10)))
     thief = Reporter("n2", "boot-9")
     frames = thief.frames(gpus_of("GPU-0"), range(900, 1201, 10))
     accept(core, [thief.record(frames, sent=1200)])
     account = await account_at(core, 1200)
     assert account.balances
-    assert [(t.kind, t.gpu, t.node) for t in heard] == [("seen_twice", "GPU-0", "n2")]
+    assert [(t.kind, t.gpu, t.node) for t in problems] == [("seen_twice", "GPU-0", "n2")]
     stays = [
         (s.node, (s.start_ns - at(0)) // SECOND) for s in known_of(core, "GPU-0").evidence.stays
     ]
@@ -189,7 +191,7 @@ def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
     assert states(core, 100) == [("idle", "", 0, 100)]
 
 
-def test_the_end_that_a_stranger_tells_ends_nothing(core: CollectorState):
+def test_an_end_reported_by_another_node_ends_nothing(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     accept(
@@ -201,7 +203,7 @@ def test_the_end_that_a_stranger_tells_ends_nothing(core: CollectorState):
     assert states(core, 100) == [("observed", "alice", 0, 100)]
 
 
-def test_an_end_may_be_heard_before_the_start(core: CollectorState):
+def test_an_end_may_be_received_before_the_start(core: CollectorState):
     node = Reporter()
     early = node.told(
         gpus_of("GPU-0"), range(0, 51, 10), events={20: [started("GPU-0", "a", 10, **ALICE)]}
@@ -220,10 +222,10 @@ def test_an_end_may_be_heard_before_the_start(core: CollectorState):
     [{"level": "king"}, {"start_ns": "soon"}, {"compute": "0-900"}, {"compute": "500-400"},
      {"owner": "a" * (MAX_CHARACTERS + 1)}, {"start_ns": "9" * 19}],
 )  # fmt: skip
-def test_a_claim_that_cannot_be_is_told_and_left_out(core: CollectorState, facts: dict[str, str]):
-    heard = troubles(core)
+def test_an_impossible_claim_is_reported_and_ignored(core: CollectorState, facts: dict[str, str]):
+    problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **facts)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert core.evidence.rejected_claims == 1
-    assert [t.kind for t in heard] == ["rejected_claim"]
+    assert [t.kind for t in problems] == ["rejected_claim"]
     assert states(core, 50) == [("idle", "", 0, 50)]

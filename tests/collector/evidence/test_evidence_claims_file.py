@@ -79,7 +79,7 @@ def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
     assert watched.valid, "the same words as before it went away"
 
 
-def test_a_file_that_was_never_valid_tells_nothing(tmp_path: Path):
+def test_a_file_that_was_never_valid_has_no_claims(tmp_path: Path):
     assert claims_file(None).known, "no file: no one holds anything"
     path = tmp_path / "claims.csv"
     watched = claims_file(path)
@@ -137,8 +137,8 @@ def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
     with capture_logs() as logs:
         watched.refresh()
         watched.refresh()
-    said = [line for line in logs if line["event"] == "claims_overlapped"]
-    assert [(line["holds"], line["earlier"], line["later"]) for line in said] == [
+    expected_text = [line for line in logs if line["event"] == "claims_overlapped"]
+    assert [(line["holds"], line["earlier"], line["later"]) for line in expected_text] == [
         (f"n{i}", "a", "b") for i in range(10)
     ]
 

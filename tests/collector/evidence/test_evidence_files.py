@@ -1,9 +1,9 @@
-"""What administrators' files say of owners, claims, maintenance and reservations, and how they cannot be read."""
+"""Administrators' files of owners, claims, maintenance and reservations, and invalid ones."""
 
 from __future__ import annotations
 
 import pytest
-from looks import ALICE, stamp, states
+from core_queries import ALICE, stamp, states
 from support.story import Reporter, accept, account_at, at, gpus_of, known_of, seconds_of, started
 
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -16,7 +16,7 @@ def test_stamps_are_seconds_of_the_story():
     assert next(iter(found)).start_ns == at(3661)
 
 
-def test_an_owner_is_whose_the_file_says_at_each_instant(core: CollectorState):
+def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, owner="ns", source="kubernetes")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert states(core, 100) == [("observed", "kubernetes:ns", 0, 100)], "marked, and not lost"
@@ -44,7 +44,7 @@ def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     ) == [("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100)]
 
 
-async def test_a_calendar_says_maintenance_outages_and_reservations(core: CollectorState):
+async def test_a_calendar_has_maintenance_outages_and_reservations(core: CollectorState):
     events = {0: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
     text = f"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from core_queries import ALICE
 from ledger_days import HOURS, LATER, MAP, a_day, amount, hours
-from looks import ALICE
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
@@ -136,7 +136,9 @@ async def test_a_restart_at_any_point_leaves_the_ledger_as_it_would_be(
     assert site.live.amounts.totals() == whole.live.amounts.totals()
 
 
-async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(make, tmp_path: Path):
+async def test_while_the_database_is_unavailable_nothing_is_lost_and_it_is_logged_once(
+    make, tmp_path: Path
+):
     gone = tmp_path / "gone"
     site = make("one", f"sqlite:///{gone / 'ledger.db'}")
     accept(site.core, a_day(Reporter()))
@@ -153,8 +155,8 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
         site.restart(checkpoint)
         site.now = LATER
         assert await site.finalizer.attempt()
-    said = [line["event"] for line in logs if line["log_level"] == "error"]
-    assert said == ["evidence_write_failed"]
+    expected_text = [line["event"] for line in logs if line["log_level"] == "error"]
+    assert expected_text == ["evidence_write_failed"]
     assert hours(site)["observed", "alice"] == 12
 
 
@@ -174,9 +176,7 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
     assert site.finalizer.counts.failures == 1
 
 
-async def test_claims_that_another_collector_was_told_are_asked_for_until_they_are_known(
-    make, url: str
-):
+async def test_claims_received_by_another_collector_are_read_until_they_are_known(make, url: str):
     one, two = make("one", url), make("two", url)
     claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
     node = Reporter()
@@ -192,7 +192,7 @@ async def test_claims_that_another_collector_was_told_are_asked_for_until_they_a
     assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
 
 
-async def test_open_amounts_that_could_not_be_counted_anew_are_counted_anew_later(site: Site):
+async def test_open_amounts_that_could_not_be_counted_again_are_counted_later(site: Site):
     node = Reporter()
     accept(site.core, node.told(gpus_of("GPU-0"), range(0, 6 * HOURS, 30), each=40))
     await site.round(6 * HOURS, everything=True)
@@ -210,7 +210,7 @@ def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_path: Path):
+async def test_an_altered_interval_is_logged_and_counts_as_not_observed(make, tmp_path: Path):
     site = make("one", f"sqlite:///{tmp_path / 'ledger.db'}")
     accept(site.core, a_day(Reporter(), until=2 * HOURS))
     await site.round(3 * HOURS)

@@ -36,14 +36,16 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         alone = site(directory, "alone", "alone.db")
-        sides = {who: site(directory, who, "shared.db") for who in ("one", "two")}
+        sides = {holder: site(directory, holder, "shared.db") for holder in ("one", "two")}
         for each in (alone, *sides.values()):
             each.texts = dict(texts)
         envelopes = story.envelopes(these)
         accept(alone.core, envelopes)
         shares = {
-            who: [e for i, e in enumerate(envelopes) if hands[i % len(hands)] in {who, "both"}]
-            for who in sides
+            holder: [
+                e for i, e in enumerate(envelopes) if hands[i % len(hands)] in {holder, "both"}
+            ]
+            for holder in sides
         }
         cut = data.draw(st.integers(0, len(shares["one"])))
         accept(sides["one"].core, shares["one"][:cut])

@@ -32,7 +32,7 @@ def empty() -> CollectorState:
 
 
 def same(one: CollectorState, other: CollectorState, files) -> None:
-    """Whether two cores know the same of every GPU."""
+    """True if two cores have the same facts of every GPU."""
     assert one.evidence.gpus.keys() == other.evidence.gpus.keys()
     for gpu in one.evidence.gpus:
         first, second = known_of(one, gpu, files), known_of(other, gpu, files)
@@ -44,9 +44,11 @@ def same(one: CollectorState, other: CollectorState, files) -> None:
             assert np.array_equal(counted.amounts, again.amounts)
 
 
-def reports(told: list[ReportedClaim]) -> list[ReportedClaim]:
+def reports(reported: list[ReportedClaim]) -> list[ReportedClaim]:
     """Claims in order, without the times of their reports, which depend on their receipt."""
-    return sorted({replace(one, reported_ns=0, trusted_from_ns=0, received_ns=0) for one in told})
+    return sorted(
+        {replace(one, reported_ns=0, trusted_from_ns=0, received_ns=0) for one in reported}
+    )
 
 
 @few

@@ -296,16 +296,16 @@ async def test_an_auditor_learns_of_each_retirement_once(make, url: str):
             .where(outbox_rows.c.type != BILLING_HEAD)
             .order_by(outbox_rows.c.number)
         ).all()
-    told = [
+    reported = [
         (row.type, msgspec.json.decode(row.subject)["gpu"], msgspec.json.decode(row.data))
         for row in rows
     ]
-    assert [(kind, gpu, data["what"], data["why"]) for kind, gpu, data in told] == [
+    assert [(kind, gpu, data["what"], data["why"]) for kind, gpu, data in reported] == [
         ("device.retire", "GPU-0", "retired", "burnt"),
         ("device.retire", "GPU-0", "withdrawn", "burnt"),
         ("device.retire", "GPU-1", "retired", "lent"),
     ]
-    assert told[2][2]["to_ns"] == str(at(14 * HOURS))
+    assert reported[2][2]["to_ns"] == str(at(14 * HOURS))
     assert {msgspec.json.decode(row.actor)["kind"] for row in rows} == {"administrator"}
 
 

@@ -1,4 +1,4 @@
-"""Evidence that waits for a person: late claims, late ends, GPUs that nobody expects."""
+"""Evidence that waits for a person: late claims, late ends, unexpected GPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
+from core_queries import ALICE, energy, states
 from hypothesis import given, strategies as st
-from looks import ALICE, energy, states
 from reports import HOUR, SENT, reporting
 from sqlalchemy import select
 from support.finalizing import Site
@@ -54,7 +54,7 @@ from railscope.frame import Event
 
 
 def inventory(*rows: str) -> AdministratorInputs:
-    """What an inventory says: rows of node,gpus."""
+    """An inventory: rows of node,gpus."""
     lines = ["node,gpus,rdma_ports,from,to", *(f"{row},,2026-01-01T00:00:00Z," for row in rows)]
     return AdministratorInputs(inventory=device_files.parse_inventory("\n".join(lines) + "\n"))
 
@@ -74,7 +74,7 @@ def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: CollectorS
     ]
 
 
-def test_what_a_claim_says_of_the_time_before_waits(core: CollectorState):
+def test_the_earlier_time_of_a_claim_waits(core: CollectorState):
     events = {5 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
     accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
@@ -260,7 +260,7 @@ def test_without_an_inventory_a_node_has_so_many_gpus(core: CollectorState):
 
 
 def everything(site: Site, second: int) -> list[PendingEvidence]:
-    """What waits at a second."""
+    """Evidence under review at a second."""
     return find_pending_evidence(site.door.store, site.door.ledger.database, at(second))
 
 
@@ -331,7 +331,7 @@ async def test_time_before_first_contact_is_in_the_ledger_as_review(site: Site):
     assert account.balances
 
 
-async def test_two_collectors_tell_the_same_of_late_claims(site: Site):
+async def test_two_collectors_report_the_same_of_late_claims(site: Site):
     events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
     envelopes = reports_of(until=24 * HOUR, events=events)
     accept(site.core, envelopes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from looks import ALICE, energy, states, troubles
+from core_queries import ALICE, energy, states, troubles
 from structlog.testing import capture_logs
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.metered import tile
@@ -102,12 +102,12 @@ def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Co
         ("inferred", "alice", 90, 105),
         ("idle", "", 105, 195),
     ]
-    told = after.told(host(), [400], events={400: events[0]})
-    accept(core, told)
+    reported = after.told(host(), [400], events={400: events[0]})
+    accept(core, reported)
     assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
 
 
-def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core: CollectorState):
+def test_the_rest_of_the_boot_before_is_as_old_as_by_the_wall_clock(core: CollectorState):
     before = Reporter()
     frames = before.frames(gpus_of("GPU-0"), range(0, 51, 10))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=80)
@@ -161,7 +161,7 @@ def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Co
 def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
     core: CollectorState,
 ):
-    heard = troubles(core)
+    problems = troubles(core)
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10)))
     node.skew = 30
@@ -169,11 +169,11 @@ def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
     flagged = known_of(core, "GPU-0").evidence.stretches
     assert {s.skew_ns > 2 * SECOND for s in flagged} == {False, True}
     assert states(core, 110) == [("idle", "", 0, 110)], "the boot clock counts"
-    assert not heard
+    assert not problems
     node.skew = 3600
     accept(core, node.told(gpus_of("GPU-0"), range(120, 171, 10)))
     assert states(core, 170) == [("idle", "", 0, 110), ("unknown", "", 110, 170)]
-    assert [(t.kind, t.node) for t in heard] == [("quarantine", "n1")]
+    assert [(t.kind, t.node) for t in problems] == [("quarantine", "n1")]
 
 
 def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
@@ -194,11 +194,11 @@ def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
     }
     columns = [(m.name, e.key[0]) for m, e in ports_of(2).columns]
     rate = {name: 10**place for place, name in enumerate(columns)}
-    for measure, word in (
+    for measure, text in (
         (CountedQuantity.RECEIVED, "receive"),
         (CountedQuantity.TRANSMITTED, "transmit"),
     ):
-        expected = 120 * rate[f"railscope_rdma_{word}_bytes_total", "mlx5_1"]
+        expected = 120 * rate[f"railscope_rdma_{text}_bytes_total", "mlx5_1"]
         assert totals[AmountKey(measure, AmountAttribution.ATTRIBUTED, "alice")] == expected
     assert known.sku == sku_of("NVIDIA H100 80GB HBM3") == "h100-80gb-hbm3"
 
@@ -212,7 +212,7 @@ def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path:
     assert facts_of(again) == facts_of(core)
 
 
-def test_trouble_is_said_in_the_log(core: CollectorState):
+def test_problems_are_logged(core: CollectorState):
     with capture_logs() as logs:
         node = Reporter(skew=7200)
         accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))

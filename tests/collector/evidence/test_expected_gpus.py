@@ -1,9 +1,9 @@
-"""How many GPUs of a node are expected without an inventory: 32 at once, 64 new ones in 30 days."""
+"""Number of GPUs of a node expected without an inventory: 32 at once, 64 new ones in 30 days."""
 
 from __future__ import annotations
 
+from core_queries import ALICE
 from hypothesis import given, strategies as st
-from looks import ALICE
 from reports import HOUR
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started
 
@@ -40,7 +40,7 @@ def replaced(count: int, every: int) -> RetiredGpus:
 
 
 def reasons(count: int, every: int, expected: ExpectedGpus) -> dict[str, str]:
-    """Why each GPU waits, of those that a node reports one after the other."""
+    """Reason for the review of each GPU, of those that a node reports one after the other."""
     gpus = {name_of(n): FirstContact(at(n * every), f"0000:{n:02x}:00.0") for n in range(count)}
     found = {}
     for gpu, contact in gpus.items():

@@ -1,11 +1,11 @@
-"""Nothing is observed before a node, and a GPU in it, was first heard; nor what is too old."""
+"""Nothing is observed before the first frame of a node, and of a GPU in it; nor facts that are too old."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from core_queries import energy, troubles
 from hypothesis import given, settings, strategies as st
-from looks import energy, troubles
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
@@ -43,7 +43,7 @@ def past(node: str = "n1", gpu: str = "GPU-0", days: int = 2) -> list:
     ]
 
 
-def test_at_most_two_minutes_are_observed_before_a_new_node_was_heard(core: CollectorState):
+def test_at_most_two_minutes_are_observed_before_the_first_frame_of_a_node(core: CollectorState):
     accept(core, past())
     assert observed(core) == [(2 * DAY_SECONDS - 120, 2 * DAY_SECONDS)]
     stays = known_of(core, "GPU-0").evidence.stays
@@ -97,16 +97,16 @@ def test_nothing_is_observed_before_first_contact(tmp_path_factory, random, node
 
 
 def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
-    heard = troubles(core)
+    problems = troubles(core)
     for number in range(MAX_GPUS + 20):
         node = Reporter(run=f"run-{number}")
         accept(core, node.told(gpus_of(f"GPU-{number}"), [10 * number]))
     assert len(core.evidence.gpus) == MAX_GPUS
     assert core.evidence.excess_gpus == 20
-    assert Counter(one.kind for one in heard)["too_many_gpus"] == 1
+    assert Counter(one.kind for one in problems)["too_many_gpus"] == 1
 
 
-def test_a_restart_knows_when_a_gpu_was_first_heard(core: CollectorState, tmp_path):
+def test_a_restart_keeps_the_first_receipt_of_a_gpu(core: CollectorState, tmp_path):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
     again = core_in(tmp_path / "schemas")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from core_queries import ALICE, states
 from hypothesis import given, strategies as st
-from looks import ALICE, states
 from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer
 from support.finalizing import Site

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
+from core_queries import ALICE, states
 from hypothesis import given, strategies as st
-from looks import ALICE, states
 from msgspec.structs import replace
 from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer
@@ -178,7 +178,7 @@ def test_a_claim_that_is_reported_after_a_reboot_goes_on(core: CollectorState):
     assert all(one[3] == other[2] for one, other in pairwise(held))
 
 
-def told_at(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim:
+def report_second(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim:
     return ReportedClaim(
         at(0),
         "GPU-0",
@@ -194,7 +194,7 @@ def told_at(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim
 
 
 def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
-    first, revived = told_at(5, "boot-1", 0), told_at(900, "boot-2", 600)
+    first, revived = report_second(5, "boot-1", 0), report_second(900, "boot-2", 600)
     boots = [GpuPresence("n1", "boot-2", at(100), [SampleSpan(at(100), at(999))], at(200))]
     assert find_gaps([first], boots) == {}
     assert find_ends([first], [], boots) == {("n1", "job"): at(200)}
@@ -202,12 +202,12 @@ def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
         ("n1", "job"): [ClaimGap(at(100), at(200), at(600))]
     }
     assert find_ends([first, revived], [], boots) == {}
-    in_time = told_at(901, "boot-3", 100)
+    in_time = report_second(901, "boot-3", 100)
     assert find_gaps([first, revived, in_time], boots) == {}
 
 
 def test_an_end_of_a_later_boot_counts_unless_another_was_reported_by_then():
-    claims = [told_at(5, "boot-1", 0), told_at(900, "boot-2", 600, end_ns=at(700))]
+    claims = [report_second(5, "boot-1", 0), report_second(900, "boot-2", 600, end_ns=at(700))]
     before = ReportedEnd(at(500), "GPU-0", "n1", "job", at(300))
     after = ReportedEnd(at(800), "GPU-0", "n1", "job", at(650))
     assert find_ends(claims, [before], []) == {("n1", "job"): at(500)}
@@ -228,7 +228,7 @@ def test_every_report_has_its_receipt_and_its_horizon():
 
 
 def test_the_first_receipt_counts_whatever_the_node_states():
-    first = told_at(400, "boot-1", 100)
+    first = report_second(400, "boot-1", 100)
     again = replace(first, reported_ns=at(200), received_ns=at(500), tenant="blue")
     assert min([again, first], key=first_report_key) == first
     assert is_repetition(first, replace(first, reported_ns=at(500), received_ns=at(500)))

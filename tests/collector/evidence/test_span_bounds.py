@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from core_queries import troubles
 from hypothesis import given, strategies as st
-from looks import troubles
 from reports import HOUR
 from stories import stories
 from support.checkpoints import checkpoint_of, resume_from
@@ -38,12 +38,12 @@ def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
 
 
 def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorState):
-    heard = troubles(core)
+    problems = troubles(core)
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 500))
     book = core.evidence
     assert MAX_OF_A_GPU - 100 < held(book, "GPU-0") <= MAX_OF_A_GPU
     assert held(book, "GPU-0") + book.excess_spans == MAX_OF_A_GPU + 500
-    assert Counter(one.kind for one in heard) == {"too_many_spans": 1}
+    assert Counter(one.kind for one in problems) == {"too_many_spans": 1}
     stored = [
         kept.interval.gpus["GPU-0"] for kept in book.intervals.by_key.values() if kept.interval.gpus
     ]
@@ -101,7 +101,7 @@ def test_a_restart_has_the_same_bound(core: CollectorState, tmp_path):
     assert known_of(again, "GPU-0").evidence == known_of(core, "GPU-0").evidence
 
 
-async def test_what_is_in_the_ledger_makes_room(site: Site):
+async def test_time_in_the_ledger_frees_its_place(site: Site):
     accept(site.core, scattered(["GPU-0"], DAY_SECONDS // APART))
     assert site.core.evidence.spans.by_node["n1"] == DAY_SECONDS // APART
     await site.round(DAY_SECONDS + 2 * HOUR, everything=True)

@@ -47,7 +47,7 @@ def test_spans_are_joined_by_the_rule_in_whatever_order_they_come(parts: list[li
 
 
 @given(st.lists(spans, min_size=1, max_size=8), spans)
-def test_the_last_span_only_grew_where_that_is_said(before: list[SampleSpan], new: SampleSpan):
+def test_the_last_span_only_grew_where_that_is_reported(before: list[SampleSpan], new: SampleSpan):
     found: list[SampleSpan] = []
     add_spans(found, sorted(before))
     kept = [(span, list(span.__rich_repr__())) for span in found]

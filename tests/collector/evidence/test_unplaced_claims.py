@@ -6,8 +6,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from core_queries import troubles
 from ledger_days import HOURS, LATER, hours
-from looks import troubles
 from support.finalizing import Site
 from support.story import (
     DAY,
@@ -65,15 +65,15 @@ async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: 
     assert seconds_of(await account_at(core, 100)) == {("observed", "bob"): 100, ("idle", ""): 100}
 
 
-async def test_what_does_not_fit_displaces_nobody(core: CollectorState):
-    heard = troubles(core)
+async def test_excess_displaces_no_claim(core: CollectorState):
+    problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), count("u", 0, 2, **BOB)]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 100,
         ("observed", "bob"): 100,
     }
-    assert [(one.kind, one.node, one.facts) for one in heard] == [
+    assert [(one.kind, one.node, one.facts) for one in problems] == [
         ("unplaced_excess", "n1", {"claim": "u", "tenant": "bob", "gpus": "1"})
     ]
 
@@ -181,7 +181,7 @@ BELIEVED = LATE - 600 - HOURS
 
 
 def reported(*events: Event, **more: list[Event]) -> Envelopes:
-    """A node with two GPUs for ten hours, an envelope every ten minutes; events are told at 5:00."""
+    """A node with two GPUs for ten hours, an envelope every ten minutes; events are reported at 5:00."""
     at_start = {0: more.get("first", [])}
     schema = gpus_of("GPU-0", "GPU-1")
     seconds = range(0, 10 * HOURS + 1, 30)
@@ -207,7 +207,7 @@ async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: Collec
 
 
 @pytest.mark.parametrize("decided", [{}, {ReviewSubject(ReviewKind.GPU, "n1", "GPU-1"): False}])
-async def test_a_claim_on_a_gpu_that_waits_makes_no_room_for_a_count(
+async def test_a_claim_on_a_gpu_that_waits_frees_no_place_for_a_count(
     core: CollectorState, decided: dict
 ):
     inventory = device_files.parse_inventory(
@@ -233,7 +233,7 @@ async def test_a_late_part_does_not_raise_the_precedence_of_a_count(core: Collec
 async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
     tmp_path: Path, url: str
 ):
-    heard = troubles((site := Site(tmp_path / "one", url)).core)
+    problems = troubles((site := Site(tmp_path / "one", url)).core)
     seconds = range(2 * DAY_SECONDS, 3 * DAY_SECONDS + HOURS, 30)
     events = {2 * DAY_SECONDS: [count("u", 0, 2, **BOB)]}
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
@@ -245,7 +245,7 @@ async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
     (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
     assert (one.gpus, one.gpu_ns) == ((), 2 * (2 * DAY_SECONDS - 120) * SECOND)
     assert (await site.account(now)).balances
-    assert not [one.kind for one in heard if one.kind == "unplaced_excess"]
+    assert not [one.kind for one in problems if one.kind == "unplaced_excess"]
     assert site.accept_all(now) == 1
     await site.round(now + 60)
     assert hours(site) == {("inferred", "bob"): 48}

@@ -1,4 +1,4 @@
-"""A real cluster's month of 156 applications: whole GPUs, and parts of network cards in percent."""
+"""A real cluster's month of 156 applications: whole GPUs, and parts of NICs in percent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trace() -> Path:
 
 
 def straight(path: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Application, nanoseconds, GPUs and percent of a card of each instance, read for itself."""
+    """Application, nanoseconds, GPUs and percent of a NIC of each instance, read independently."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     last = max(float(row["deletion_time"]) for row in rows if row["deletion_time"])
@@ -62,7 +62,7 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
     assert len(found) > 100
 
 
-def test_the_ledger_of_some_of_its_gpus_is_what_the_list_says(trace, tmp_path):
+def test_the_ledger_of_some_of_its_gpus_equals_the_list(trace, tmp_path):
     listed = with_stand_ins(tenants.jobs_of_trace(tenants.read_trace(trace)))
     gpus = {gpu for job in listed for gpu in job.gpus if int(gpu.address) % 40 == 1}
     some = [job for job in listed if gpus.issuperset(job.gpus)]
@@ -74,7 +74,7 @@ def test_the_ledger_of_some_of_its_gpus_is_what_the_list_says(trace, tmp_path):
     assert found.jobs == len(some) > 100
 
 
-def test_parts_of_cards_that_are_whole_units_are_exact_and_the_others_are_told(trace):
+def test_parts_of_nics_that_are_whole_units_are_exact_and_the_others_are_reported(trace):
     expected: Counter[str] = Counter()
     inexact = 0
     for application, length, _, percent in straight(trace):
@@ -86,17 +86,17 @@ def test_parts_of_cards_that_are_whole_units_are_exact_and_the_others_are_told(t
     assert len(left) == inexact
     assert {one.nic for one in left} == {Fraction(1, 100), Fraction(51, 100)}
     found: Counter[str] = Counter()
-    for card in metered:
-        for entry in timeline_entries(card):
+    for nic_percent in metered:
+        for entry in timeline_entries(nic_percent):
             if entry.tenant and entry.tiling is Tiling.COMPUTE:
                 found[entry.tenant] += entry.quantity
     assert found == expected
 
 
-def test_no_part_of_a_card_is_given_twice(trace):
+def test_no_part_of_a_nic_is_given_twice(trace):
     metered, _ = tenants.nic_evidence(tenants.read_trace(trace))
-    for card in islice(metered, 200):
-        claims = sorted(card.claims, key=lambda claim: (claim.compute, claim.start_ns))
+    for nic_percent in islice(metered, 200):
+        claims = sorted(nic_percent.claims, key=lambda claim: (claim.compute, claim.start_ns))
         for _, own in groupby(claims, key=lambda claim: claim.compute):
             spans = [(claim.start_ns, claim.end_ns) for claim in own]
             assert all(before[1] <= after[0] for before, after in pairwise(spans))

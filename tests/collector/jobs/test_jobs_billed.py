@@ -63,8 +63,8 @@ class Cluster:
     def books(self, *rows: str) -> Path:
         return self.file("sacct.txt", "\n".join([HEADER, *rows, ""]))
 
-    def bill(self, *words: object) -> Result:
-        given = [*map(str, words), "--ledger", self.url]
+    def bill(self, *arguments: object) -> Result:
+        given = [*map(str, arguments), "--ledger", self.url]
         return CliRunner().invoke(railscope, ["bill", *given])
 
     def publish(self) -> None:
@@ -93,9 +93,9 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def totals(printed: str) -> dict[str, str]:
-    """What each tenant pays, as a closing prints it."""
+    """Amount of each tenant, as a closing prints it."""
     lines = [line.split() for line in printed.splitlines() if line.endswith("EUR")]
-    return {words[0]: words[-2] for words in lines}
+    return {arguments[0]: arguments[-2] for arguments in lines}
 
 
 def test_history_is_billed_and_agrees_with_the_books(cluster):

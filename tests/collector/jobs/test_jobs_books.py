@@ -1,4 +1,4 @@
-"""Which of a ledger's claims are compared with which books, and what is said of it."""
+"""Selection of a ledger's claims to compare with books, and the report of the comparison."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     found.close()
 
 
-def told(
+def reported(
     name: str, workload: str, start: int, end: int, tenant: str = "slurm:physics"
 ) -> MeteredClaim:
-    """A claim as an agent tells it."""
+    """A claim as an agent reports it."""
     return MeteredClaim(
         ClaimAuthority.SCHEDULER, start * S, f"{name}/{start}", tenant, end * S, workload, "n1"
     )
@@ -68,10 +68,10 @@ def books(directory: Path, text: str = SACCT, scheduler: str = "slurm") -> Sched
 def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger, tmp_path):
     written(
         ledger,
-        told("slurm/n1/7/GPU-0", "7", 100, 200),
-        told("slurm/n1/8/GPU-0", "8", 300, 400),
-        told("docker/n1/abc/GPU-0", "abc", 500, 600, "docker:anna"),
-        told("kubernetes/n1/lab/p/GPU-0", "lab/p", 700, 800, "kubernetes:lab"),
+        reported("slurm/n1/7/GPU-0", "7", 100, 200),
+        reported("slurm/n1/8/GPU-0", "8", 300, 400),
+        reported("docker/n1/abc/GPU-0", "abc", 500, 600, "docker:anna"),
+        reported("kubernetes/n1/lab/p/GPU-0", "lab/p", 700, 800, "kubernetes:lab"),
     )
     found = books(tmp_path).compare_with(ledger, DAY, 0)
     assert found.agrees
@@ -84,17 +84,17 @@ def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger
 def test_a_claim_of_a_file_may_be_one_of_slurm(ledger, tmp_path):
     written(
         ledger,
-        told("file/n1/slurm:7/GPU-0", "slurm:7", 100, 200),
-        told("file/n1/night/GPU-0", "night", 500, 600),
+        reported("file/n1/slurm:7/GPU-0", "slurm:7", 100, 200),
+        reported("file/n1/night/GPU-0", "night", 500, 600),
     )
     assert books(tmp_path).compare_with(ledger, DAY, 0).agrees
 
 
-def test_a_difference_in_words(ledger, tmp_path):
+def test_a_difference_as_text(ledger, tmp_path):
     written(
         ledger,
-        told("slurm/n1/7/GPU-0", "7", 100, 260),
-        told("slurm/n1/9/GPU-0", "9", 300, 400, "staff"),
+        reported("slurm/n1/7/GPU-0", "7", 100, 260),
+        reported("slurm/n1/9/GPU-0", "9", 300, 400, "staff"),
     )
     found = books(tmp_path).compare_with(ledger, DAY, 15 * S)
     assert list(comparison_text(found)) == [

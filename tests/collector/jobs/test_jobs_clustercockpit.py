@@ -1,4 +1,4 @@
-"""What a line of a ClusterCockpit list may be, and what is said of one that is wrong."""
+"""Valid lines of a ClusterCockpit list, and messages about invalid ones."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ S = 1_000_000_000
 GPU = "00000000:01:00.0"
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(railscope, ["bill", "import-jobs", *map(str, words)])
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(railscope, ["bill", "import-jobs", *map(str, arguments)])
 
 
 def job(number: int, start: int, seconds: int, project: str, *named: str) -> str:
@@ -68,26 +68,30 @@ def test_a_person_reads_tenants_conflicts_and_what_is_not_placed(jobs):
 
 
 def test_a_program_reads_the_same(jobs):
-    told = json.loads(run(jobs, "--json").stdout)
-    assert told["tenants"] == [
+    reported = json.loads(run(jobs, "--json").stdout)
+    assert reported["tenants"] == [
         {"tenant": "first", "held_ns": str(7140 * S), "gpu_hours": "1:59:00"},
         {"tenant": "second", "held_ns": str(60 * S), "gpu_hours": "0:01:00"},
     ]
-    assert told["conflicts"] == [
+    assert reported["conflicts"] == [
         {
             "gpu": f"n1/{GPU}", "start_ns": str(3600 * S), "end_ns": str(3660 * S),
             "earlier": "1@0", "later": "2@3600", "moved_ns": str(60 * S),
         }
     ]  # fmt: skip
-    assert told["not_placed"] == [
+    assert reported["not_placed"] == [
         {
             "job": "3", "tenant": "third", "where": "n1", "gpus": 1, "held_ns": str(9 * S),
             "reason": '"": expected a PCI address',
         }
     ]  # fmt: skip
-    assert int(told["held_ns"]) + int(told["free_ns"]) == int(told["capacity_ns"]) == 7200 * S
-    assert told["balances"] is True
-    assert told["without_gpus"] == 1
+    assert (
+        int(reported["held_ns"]) + int(reported["free_ns"])
+        == int(reported["capacity_ns"])
+        == 7200 * S
+    )
+    assert reported["balances"] is True
+    assert reported["without_gpus"] == 1
 
 
 def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
@@ -101,9 +105,9 @@ def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
     assert refused.stderr == (
         f"Error: {found}: line 2: Start: invalid time 2024-01-01T00:00:00: expected a time zone\n"
     )
-    told = run(found, "--format", "sacct", "--timezone", "Europe/Berlin")
+    reported = run(found, "--format", "sacct", "--timezone", "Europe/Berlin")
     line = "  job 7 of a on n[1-2]: 16 GPUs, 16:00:00: sacct does not list the GPUs"
-    assert line in told.stdout.splitlines()
+    assert line in reported.stdout.splitlines()
     assert run(found, "--timezone", "Europe/Nowhere").exit_code == 2
 
 
@@ -128,14 +132,14 @@ def test_json_of_another_kind_asks_for_the_format(tmp_path, content):
     assert outcome.stderr.startswith(f"Error: {found}: line 1: ")
 
 
-def test_pods_are_told_from_jobs(tmp_path):
+def test_pods_are_distinguished_from_jobs(tmp_path):
     found = tmp_path / "pods.json"
     found.write_text('{"kind": "List", "items": []}')
     assert run(found).stdout.startswith("TENANT")
     assert run(found, "--format", "clustercockpit").exit_code == 1
 
 
-def test_a_ledger_is_written_once_and_never_loses_what_another_list_told(jobs, tmp_path):
+def test_a_ledger_is_written_once_and_never_loses_another_list(jobs, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     assert run(jobs, "--ledger", url, "--sku", "h100").stdout.splitlines()[-1] == (
         "ledger: 1 GPU-day written, 0 unchanged"
@@ -157,11 +161,11 @@ def test_a_ledger_that_cannot_be_opened_is_one_clear_line(jobs):
 
 
 def test_the_list_of_a_real_cluster_adds_up():
-    told = json.loads(run(captured("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout)
-    held = sum(int(tenant["held_ns"]) for tenant in told["tenants"])
-    assert held == int(told["held_ns"])
-    assert held + int(told["free_ns"]) == int(told["capacity_ns"])
-    (part,) = told["not_placed"]
+    reported = json.loads(run(captured("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout)
+    held = sum(int(tenant["held_ns"]) for tenant in reported["tenants"])
+    assert held == int(reported["held_ns"])
+    assert held + int(reported["free_ns"]) == int(reported["capacity_ns"])
+    (part,) = reported["not_placed"]
     assert part["reason"] == '"": expected a PCI address'
 
 

@@ -41,11 +41,11 @@ class ImportDirectory:
         self.directory = directory
         self.url = f"sqlite:///{directory / 'ledger.sqlite'}"
 
-    def run(self, text: str, *words: str) -> Result:
+    def run(self, text: str, *arguments: str) -> Result:
         file = self.directory / "jobs"
         file.write_text(text)
         return CliRunner().invoke(
-            railscope, ["bill", "import-jobs", str(file), "--ledger", self.url, *words]
+            railscope, ["bill", "import-jobs", str(file), "--ledger", self.url, *arguments]
         )
 
     def held(self) -> dict[str, int]:
@@ -242,13 +242,13 @@ def test_models_of_a_cluster_are_read_from_an_inventory(place):
         clustercockpit(2, 0, "n1", GPU_2),
         clustercockpit(3, 0, "n2", GPU_1),
     ]
-    words = ("--inventory", str(inventory), "--sku", "h100")
-    assert place.run(json.dumps(jobs_), *OCTOBER, *words).exit_code == 0
+    arguments = ("--inventory", str(inventory), "--sku", "h100")
+    assert place.run(json.dumps(jobs_), *OCTOBER, *arguments).exit_code == 0
     ledger = Ledger.open(place.url, metadata)
     found = {one.tiling.gpu: one.tiling.sku for one in ledger.revisions(ledger.newest(0, 30_000))}
     assert found == {f"n1/{GPU_1}": "a40", f"n1/{GPU_2}": "a100", f"n2/{GPU_1}": "h100"}
     inventory.write_text("node,gpu,model\nn1,,a40\nn1,,a100\n")
-    refused = place.run(json.dumps(jobs_), *OCTOBER, *words)
+    refused = place.run(json.dumps(jobs_), *OCTOBER, *arguments)
     assert refused.exit_code == 1
     assert "line 3: 'a100' of n1: expected 'a40'" in refused.output
 
@@ -263,12 +263,12 @@ def test_slurm_names_models_of_gpus_it_counts(place):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0, 1)])
-def test_a_real_cluster_in_two_periods_is_what_its_list_says(place, order):
+def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
     text = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text()
     halves = ("2023-02-01..2023-02-14", "2023-02-15..2023-02-28")
     for number in order:
-        words = ("--period", halves[number], "--as-of", "2024-01-01", "--stand-ins")
-        assert place.run(text, *words).exit_code == 0
+        arguments = ("--period", halves[number], "--as-of", "2024-01-01", "--stand-ins")
+        assert place.run(text, *arguments).exit_code == 0
     ledger = Ledger.open(place.url, metadata)
     totals = ledger.totals(0, FOREVER_NS).items()
     found = {
@@ -288,5 +288,5 @@ def test_a_real_cluster_in_two_periods_is_what_its_list_says(place, order):
         "--stand-ins",
         "--json",
     )
-    told = {one["tenant"]: int(one["held_ns"]) for one in json.loads(whole.stdout)["tenants"]}
-    assert found == {tenant: held_ns for tenant, held_ns in told.items() if held_ns}
+    reported = {one["tenant"]: int(one["held_ns"]) for one in json.loads(whole.stdout)["tenants"]}
+    assert found == {tenant: held_ns for tenant, held_ns in reported.items() if held_ns}

@@ -1,4 +1,4 @@
-"""Pods as Kubernetes tells them: how many GPUs each had, and when."""
+"""Pods as Kubernetes lists them: their number of GPUs, and their times."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_containers_ask_for_together_or_one_before_them():
     assert job.unplaced == (UnnamedGpus("n1", 3, KUBERNETES_UNNAMED),)
 
 
-def test_parts_of_gpus_are_told_and_not_counted():
+def test_parts_of_gpus_are_reported_and_not_counted():
     spec = {"containers": [container(**{"mig-1g.10gb": 2, "gpu.shared": 1, "gpu": 1})]}
     (job,) = read(pod() | {"spec": spec}).jobs
     assert [(part.gpus, part.reason.partition(" ")[0]) for part in job.unplaced] == [

@@ -1,4 +1,4 @@
-"""Job lists as ledgers: every tenant has there what the list says, to the nanosecond."""
+"""Job lists as ledgers: every tenant has the time of the list, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def counted_jobs() -> st.SearchStrategy[list[ListedJob]]:
 
 
 def max_at_once(jobs: Sequence[ListedJob]) -> int:
-    """How many GPUs were held at one instant, at most; jobs that last no time need one, too."""
+    """Maximum number of GPUs held at once; jobs that last no time need one, too."""
     edges = [
         (at, way, sum(part.gpus for part in job.unplaced))
         for job in jobs
@@ -123,7 +123,7 @@ def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
     assert compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
 
 
-def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
+def test_an_operator_without_an_agent_may_count_reports_as_observation(ledger):
     job = ListedJob(0, "7", "a", "u", 100 * S, unplaced=(UnnamedGpus("n1", 2, "counted"),))
     write_jobs(ledger, with_stand_ins([job]), as_observed=True)
     assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}

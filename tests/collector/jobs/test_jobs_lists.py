@@ -71,7 +71,7 @@ def test_a_list_of_another_source_leaves_what_is_there():
     assert held(ledger) == {"a": 10, "b": 4}
 
 
-def test_a_later_period_says_nothing_of_gpus_that_it_does_not_name():
+def test_a_later_period_changes_no_gpu_that_it_does_not_name():
     ledger = imported(listed("alex", FIRST, A1), listed("alex", SECOND, job(2, "n1/g1", 80, 90)))
     assert {gpu for gpu, day in contents(ledger) if day >= 3} == {"n1/g1"}
 

@@ -139,7 +139,7 @@ def test_a_job_that_lost_its_gpu_to_another_is_named():
     ]
 
 
-def test_a_source_may_say_whose_job_a_workload_is_and_states_of_the_node_are_not_in_the_books():
+def test_a_source_may_name_the_job_of_a_workload_and_states_of_the_node_are_not_in_the_books():
     job = ListedJob(0, "7", "a", "u", 100 * S, (GPUS[0],))
     entries = [
         msgspec.structs.replace(entry, workload="slurm:7", state=state)
@@ -285,7 +285,7 @@ def as_sacct(jobs: Sequence[ListedJob]) -> str:
     return "\n".join(lines)
 
 
-def test_the_ledger_of_a_real_cluster_is_what_its_accounting_says():
+def test_the_ledger_of_a_real_cluster_equals_its_accounting():
     lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
     jobs = [job for job in read_clustercockpit(lines).jobs if job.gpus and not job.unplaced]
     books = read_sacct(as_sacct(jobs)).jobs
@@ -297,9 +297,9 @@ def test_the_ledger_of_a_real_cluster_is_what_its_accounting_says():
     assert {one.job for one in without.differences} == {dropped.id}
 
 
-def test_what_slurm_tells_of_running_jobs_and_its_accounting_are_one_ledger():
+def test_running_jobs_of_slurm_and_its_accounting_are_one_ledger():
     """Indices of GPUs by scontrol, and the same jobs as sacct would print them at their planned end."""
-    told, rows = {}, []
+    reported, rows = {}, []
     for name in ("main_array_job", "multi_node"):
         text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
         for job in parse_text(text.replace("=RUNNING", "=COMPLETED"), UTC):
@@ -312,16 +312,16 @@ def test_what_slurm_tells_of_running_jobs_and_its_accounting_are_one_ledger():
                 for index in gres.indices or ()
             )
             span = job.start_seconds, job.end_seconds
-            told[str(job.id)] = ListedJob(
+            reported[str(job.id)] = ListedJob(
                 span[0] * S, str(job.id), job.account, job.user, span[1] * S, tuple(sorted(gpus))
             )
             where = ",".join(job.nodes)
             ids = f"{job.id}|{job.user}|{job.account}"
             rows.append(f"{ids}|{span[0]}|{span[1]}|{where}|gres/gpu={len(gpus)}")
     books = read_sacct("\n".join(["|".join(COLUMNS), *rows])).jobs
-    found = compare_jobs(ledger(list(told.values())), books, 0)
+    found = compare_jobs(ledger(list(reported.values())), books, 0)
     assert found.agrees
-    assert found.jobs == len(books) == len(told) == 3
+    assert found.jobs == len(books) == len(reported) == 3
     expected: Counter[str] = Counter()
     for book in books:
         expected[book.tenant] += book.unplaced[0].gpus * book.duration_ns

@@ -23,7 +23,7 @@ Compare = Callable[[Iterable[TilingEntry], Iterable[ListedJob], int], JobCompari
 def totals_only(
     entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
 ) -> JobComparison:
-    """What tenants had is compared, and not how it came about."""
+    """Compare the time of tenants, and not its origin."""
     return replace(compare_jobs(entries, records, tolerance), differences=())
 
 
@@ -57,7 +57,7 @@ def one_gpu_of_each_job(
 def tenants_ignored(
     entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
 ) -> JobComparison:
-    """Whose it was is not looked at."""
+    """Ignore the tenant."""
     return compare_jobs(
         [msgspec.structs.replace(entry, tenant="all") for entry in entries],
         [msgspec.structs.replace(job, tenant="all") for job in records],
@@ -123,7 +123,7 @@ MUTANTS = [
 
 
 def holds(implementation: Compare, jobs: list[ListedJob], data: st.DataObject) -> None:
-    """What a comparison owes: nothing on what agrees, the job's name on what does not."""
+    """Required result of a comparison: nothing for equal jobs, the job's name for others."""
     assert implementation(ledger(jobs), jobs, TOLERANCE).agrees
     off = data.draw(st.integers(-2 * S, 2 * S))
     late = [

@@ -1,4 +1,4 @@
-"""What sacct tells of GPUs: how many, for how long, and never which."""
+"""GPUs in sacct: their number and time, and never their names."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_time_that_slurm_does_not_know_is_no_time(text):
         ("gres/gpumem=40G,gres/gpuutil=7,license/x=1", []),
     ],
 )
-def test_gpus_are_counted_and_parts_of_gpus_only_told(tres, parts):
+def test_gpus_are_counted_and_parts_of_gpus_only_reported(tres, parts):
     jobs = read(row(AllocTRES=tres))
     found = [(part.gpus, part.reason) for job in jobs.jobs for part in job.unplaced]
     assert found == parts
@@ -165,16 +165,20 @@ def test_output_of_another_command_is_no_list():
 
 
 def test_the_resources_that_slurm_printed_are_counted():
-    """The AllocTRES and NodeList of real jobs, as scontrol tells them."""
+    """The AllocTRES and NodeList of real jobs, as scontrol prints them."""
     rows, expected = [], []
     for name in ("all_gpus", "multi_node"):
         text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
-        told = dict(part.split("=", 1) for part in text.split() if "=" in part)
-        times = {"Start": told["StartTime"], "End": told["EndTime"], "User": told["UserId"]}
-        names = {"JobIDRaw": told["JobId"], "Account": told["Account"]}
-        tres = {key: told[key] for key in ("AllocTRES", "NodeList")}
+        reported = dict(part.split("=", 1) for part in text.split() if "=" in part)
+        times = {
+            "Start": reported["StartTime"],
+            "End": reported["EndTime"],
+            "User": reported["UserId"],
+        }
+        names = {"JobIDRaw": reported["JobId"], "Account": reported["Account"]}
+        tres = {key: reported[key] for key in ("AllocTRES", "NodeList")}
         rows.append(row(**names, **times, **tres))
-        expected.append((told["NodeList"], int(told["AllocTRES"].rpartition("=")[2])))
+        expected.append((reported["NodeList"], int(reported["AllocTRES"].rpartition("=")[2])))
     jobs = read(*rows, zone=ZoneInfo("UTC")).jobs
     assert [(part.where, part.gpus) for job in jobs for part in job.unplaced] == expected
     assert meter_jobs(jobs).unplaced_ns == {"test_account": (8 * 12 + 64 * 7 * 24) * 3600 * S}

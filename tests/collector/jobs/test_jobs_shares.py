@@ -140,9 +140,9 @@ def test_the_trace_of_alibaba_is_read():
 def test_the_trace_of_alibaba_is_in_the_ledger(tmp_path):
     file, url = tmp_path / "openb.csv", f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     file.write_text(TRACE)
-    words = ("--ledger", url, "--period", "1970-01", "--as-of", "1970-01-01T03:00:00Z")
+    arguments = ("--ledger", url, "--period", "1970-01", "--as-of", "1970-01-01T03:00:00Z")
     found = CliRunner().invoke(
-        railscope, ["bill", "import-jobs", str(file), *words, "--stand-ins", "--as-observed"]
+        railscope, ["bill", "import-jobs", str(file), *arguments, "--stand-ins", "--as-observed"]
     )
     assert found.exit_code == 0, found.output
     ledger = Ledger.open(url, metadata)

@@ -1,4 +1,4 @@
-"""What tenants had, against a calculation that knows nothing of metering."""
+"""Time of tenants, compared with a calculation that is independent of metering."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
 
 def swept(uses: Iterable[Use]) -> tuple[Counter[str], int, int]:
-    """Of one GPU: who had it for how long, first start to last end, and how much time was moved.
+    """Time of one GPU by tenant, first start to last end, and the time that was moved.
 
     At each instant the job that began last has it; of two that began at once the one with the
     greater number. When it ends, the one before has it again.
@@ -118,7 +118,7 @@ def queues(draw: st.DrawFn) -> list[ListedJob]:
 
 
 @given(job_lists())
-def test_tenants_have_what_a_sweep_over_the_intervals_says(jobs):
+def test_tenants_have_the_time_of_a_sweep_over_the_intervals(jobs):
     metered = meter_jobs(jobs)
     tenants, capacity, cut = straight(uses_of(jobs))
     assert metered.tenants == tenants
@@ -145,7 +145,7 @@ def test_the_order_of_a_list_means_nothing(jobs, random):
 
 
 @given(job_lists())
-def test_both_tilings_are_complete_and_held_time_is_on_the_schedulers_word(jobs):
+def test_both_tilings_are_complete_and_held_time_is_reported_by_the_scheduler(jobs):
     for known in job_evidence(jobs).values():
         (stay,) = known.stays
         for tiling in Tiling:
@@ -170,7 +170,7 @@ def test_what_would_be_rated_is_what_tenants_have(jobs):
 
 
 @given(job_lists())
-def test_a_list_of_clustercockpit_says_what_its_jobs_say(jobs):
+def test_a_list_of_clustercockpit_equals_its_jobs(jobs):
     lines = starmap(as_line, enumerate(jobs))
     read = read_clustercockpit(lines)
     with_gpus = [job for job in jobs if job.gpus]
@@ -237,14 +237,14 @@ def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
     assert len(tenants) > 20
 
 
-def test_a_real_list_that_is_told_twice_is_the_same_list():
+def test_a_real_list_that_is_read_twice_is_the_same_list():
     lines = captured(CAPTURE).read_text().splitlines()
     once = read_clustercockpit(lines)
     assert read_clustercockpit([*lines, *reversed(lines)]) == once
 
 
 @pytest.mark.parametrize("shift", [1, 60])
-def test_a_real_list_that_is_requeued_too_early_is_moved_as_the_sweep_says(shift):
+def test_a_real_list_that_is_requeued_too_early_is_moved_as_in_the_sweep(shift):
     """Every job runs again before its end: all of them collide."""
     lines = captured(CAPTURE).read_text().splitlines()
     jobs = list(read_clustercockpit(lines).jobs)

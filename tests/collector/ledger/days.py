@@ -37,7 +37,7 @@ def metered(
     engine: str = ENGINE,
     counted: dict[CountedQuantity, CounterIncrements] | None = None,
 ) -> DayTiling:
-    """What metering makes of a day."""
+    """Result of metering of a day."""
     gpu = MeteredGpu.compute(evidence, counted or {}, "h100-sxm")
     return gpu.day(day, MeteringComputation(engine, (day + 1) * DAY_NS))
 
@@ -98,7 +98,7 @@ def histories(draw):
 
 @st.composite
 def counts(draw):
-    """What the counters of a GPU counted about one day: one or several of them, which may fall."""
+    """Counters of a GPU around one day: one or several of them, which may fall."""
     found = {}
     for measure in draw(st.sets(st.sampled_from(CountedQuantity), max_size=3)):
         steps = draw(

@@ -16,7 +16,7 @@ from collector.tables import metadata
 
 @pytest.fixture
 def refused() -> int:
-    """A TCP port that nobody listens on while the test runs."""
+    """A TCP port without a listener while the test runs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What is written to the ledger is there, once, and stays."""
+"""Writes to the ledger are stored once and stay."""
 
 from __future__ import annotations
 

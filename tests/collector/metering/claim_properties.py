@@ -21,7 +21,7 @@ from railscope.timestamps import FOREVER_NS
 
 
 def claim_time(entries: Iterable[TilingEntry]) -> Counter:
-    """What each claim holds, by tiling."""
+    """Holds of each claim, by tiling."""
     total: Counter = Counter()
     for entry in entries:
         if entry.claim and entry.state is not SlotState.RESERVED:

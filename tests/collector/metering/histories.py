@@ -1,4 +1,4 @@
-"""Histories of one GPU, with everything that may happen to it, for properties to look at."""
+"""Histories of one GPU, with everything that may happen to it, for properties to check."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def meet(one: tuple, other: tuple) -> bool:
 def amounts(
     members: list[MeteredClaim], device: CapacityRange, left: Fraction
 ) -> dict[MeteredClaim, Fraction]:
-    """What each claim of a group on one device gets of what is left of it."""
+    """Part of the remainder of a device that each claim of a group on it gets."""
     size = Fraction(device.high - device.low)
     asked = {claim: size * claim.share for claim in members if claim.share is not None}
     total = sum(asked.values(), Fraction(0))
@@ -165,7 +165,7 @@ def _give(
 
 
 def held(claims: list[MeteredClaim], tiling: Tiling) -> dict[MeteredClaim, Fraction]:
-    """What each of the claims in force holds, given greatest first."""
+    """Holds of the claims in force, given greatest first."""
     found = dict.fromkeys(claims, Fraction(0))
     for part in divided(claims, tiling):
         if part.claim is not None:
@@ -174,7 +174,7 @@ def held(claims: list[MeteredClaim], tiling: Tiling) -> dict[MeteredClaim, Fract
 
 
 def requested(claim: MeteredClaim, tiling: Tiling) -> Fraction | None:
-    """What a claim requests; None for one that is shared and names no share."""
+    """Size that a claim requests; None for one that is shared and names no share."""
     size = Fraction(claim.slots(tiling).high - claim.slots(tiling).low)
     if claim.exclusive:
         return size
@@ -209,15 +209,15 @@ def present(evidence: Evidence, instant: int) -> bool:
 
 
 def node(evidence: Evidence, instant: int) -> str:
-    """Where the GPU is by the latest word."""
+    """Node of the GPU by the latest report."""
     here = [stay for stay in evidence.stays if stay.start_ns <= instant < stay.end_ns]
     return max(here, key=lambda stay: (stay.start_ns, stay.node)).node
 
 
 def witness(evidence: Evidence, instant: int) -> NodeWitness:
-    """The best of those who say that the node was there."""
-    said = [s.witness for s in evidence.sightings if s.start_ns <= instant < s.end_ns]
-    return max(said, default=NodeWitness.NONE)
+    """The best of the witnesses that the node was there."""
+    expected_text = [s.witness for s in evidence.sightings if s.start_ns <= instant < s.end_ns]
+    return max(expected_text, default=NodeWitness.NONE)
 
 
 def silence_ns(evidence: Evidence, instant: int) -> int:
@@ -229,7 +229,7 @@ def silence_ns(evidence: Evidence, instant: int) -> int:
 
 
 def seen(evidence: Evidence, instant: int) -> bool:
-    """Whether samples of one boot lie on both sides near enough, for samples with exact clocks."""
+    """True if samples of one boot lie on both sides near enough, for samples with exact clocks."""
     samples = {(stretch.boot, stretch.first_ns) for stretch in evidence.stretches}
     return any(
         boot == other and before <= instant < after <= before + GAP_NS
@@ -247,7 +247,7 @@ def out_of_order(evidence: Evidence, instant: int) -> SlotState | None:
 
 
 def stranded(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> bool:
-    """Whether no instance has the slot and none can be made with it."""
+    """True if no instance has the slot and none can be made with it."""
     begun = [layout for layout in evidence.layouts if layout.start_ns <= instant]
     layout = max(begun, key=lambda layout: (layout.start_ns, layout.id, layout), default=None)
     if layout is None or not layout.instances:
@@ -267,7 +267,7 @@ def stranded(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> b
 def the_entry(
     entries: Iterable[TilingEntry], tiling: Tiling, slot: Units, instant: int
 ) -> TilingEntry:
-    """The one entry that says something of a slot and instant."""
+    """The one entry of a slot and time."""
     found = at(entries, tiling, slot, instant)
     assert len(found) == 1
     return found[0]
@@ -276,7 +276,7 @@ def the_entry(
 def at(
     entries: Iterable[TilingEntry], tiling: Tiling, slot: Units, instant: int
 ) -> list[TilingEntry]:
-    """All entries that say something of a slot and instant."""
+    """All entries of a slot and time."""
     return [
         entry
         for entry in entries

@@ -31,7 +31,7 @@ from railscope.timestamps import FOREVER_NS
 
 
 def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """What is still open when the window ends is forgotten."""
+    """Forget facts that are still open when the window ends."""
     return [entry for entry in tile(evidence, start, end) if entry.t1_ns < end]
 
 
@@ -50,7 +50,7 @@ def arrival_order(evidence: Evidence, start: int, end: int) -> list[TilingEntry]
 
 
 def counted_twice(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """Every claim has its slots, whoever else has them."""
+    """Every claim has its slots, even if others have them."""
     claims = {piece.value for piece in claims_in_force(evidence)}
     alone = [tile(msgspec.structs.replace(evidence, claims=()), start, end)]
     alone += [
@@ -66,7 +66,7 @@ def counted_twice(evidence: Evidence, start: int, end: int) -> list[TilingEntry]
 
 
 def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """What no one saw, no one held."""
+    """Unobserved time has no holder."""
     lost = {"state": SlotState.UNKNOWN, "witness": None, "silence_ns": 0}
     lost |= {"tenant": "", "workload": "", "claim": ""}
     return [
@@ -90,13 +90,13 @@ def negative_reset(runs: Iterable[CounterReadings]) -> CounterIncrements:
 
 
 def restart_attributed(runs: Iterable[CounterReadings]) -> CounterIncrements:
-    """Whoever holds the GPU pays for what its counter says after a restart."""
+    """The holder of the GPU pays for the whole counter after a restart."""
     right = compute_increments(runs)
     return msgspec.structs.replace(right, same=np.ones_like(right.same))
 
 
 def handover_guessed(evidence: Evidence) -> SlotOwners:
-    """What was used over a handover is the earlier holder's."""
+    """Use over a handover belongs to the earlier holder."""
     right = find_owners(evidence)
     return msgspec.structs.replace(right, ends_ns=np.full_like(right.ends_ns, FOREVER_NS))
 
@@ -146,7 +146,7 @@ def clipped_samples(evidence: Evidence, start: int, end: int) -> list[TilingEntr
 
 
 def ignored_level(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """The latest claim holds, whoever's word it is."""
+    """The latest claim holds, whatever its authority."""
     highest = max((claim.authority for claim in evidence.claims), default=None)
     review = "late" if highest is ClaimAuthority.REVIEW else ""
     same = tuple(
@@ -163,7 +163,7 @@ def whole_gpu_memory(evidence: Evidence, start: int, end: int) -> list[TilingEnt
 
 
 def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """Who holds a GPU pays for its outages."""
+    """The holder of a GPU pays for its outages."""
     inferred = {"state": SlotState.INFERRED, "witness": NodeWitness.NONE, "silence_ns": 1}
     outage = {SlotState.MAINTENANCE, SlotState.DOWN}
     return [
@@ -175,7 +175,7 @@ def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[TilingE
 
 
 def no_overlaps(_: Evidence) -> list[Overlap]:
-    """What a claim requested and did not hold is on no record."""
+    """Time that a claim requested and did not hold is on no record."""
     return []
 
 
@@ -284,7 +284,7 @@ def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[T
 
 
 def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """What waits for a person counts like what a scheduler reports."""
+    """Claims under review count like those that a scheduler reports."""
     claims = (
         msgspec.structs.replace(one, authority=ClaimAuthority.SCHEDULER, review="")
         if one.review
@@ -295,7 +295,7 @@ def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry
 
 
 def review_attributed(evidence: Evidence) -> SlotOwners:
-    """What was used while a person has yet to decide is the claim's."""
+    """Use under review belongs to the claim."""
     claims = (
         msgspec.structs.replace(one, authority=ClaimAuthority.PROCESS, review="")
         if one.review

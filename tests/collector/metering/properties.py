@@ -23,7 +23,7 @@ from railscope.claim_terms import GPU_CAPACITY
 
 @dataclass(frozen=True)
 class Metering:
-    """An implementation of metering; ours, if nothing else is said."""
+    """An implementation of metering; ours by default."""
 
     tile: Callable[[Evidence, int, int], list[TilingEntry]] = metered.tile
     overlaps: Callable[[Evidence], list[Overlap]] = overlaps.find_overlaps
@@ -38,7 +38,7 @@ class Metering:
     def shares(
         self, evidence: Evidence, counted: CounterIncrements, start: int, end: int
     ) -> list[AmountShare]:
-        """What was counted in one window."""
+        """Amounts counted in one window."""
         return self.divide(self.owners(evidence), counted, start, end)
 
 
@@ -54,11 +54,11 @@ KIND = {
 
 
 def everything(entries: Iterable[TilingEntry]) -> Counter:
-    """Quantity by all that entries say but for their slots and times."""
+    """Quantity by all content of entries but their slots and times."""
     total: Counter = Counter()
     for entry in entries:
-        said = msgspec.structs.astuple(entry)
-        total[(said[0], said[1], *said[6:])] += entry.quantity
+        expected_text = msgspec.structs.astuple(entry)
+        total[(expected_text[0], expected_text[1], *expected_text[6:])] += entry.quantity
     return total
 
 
@@ -72,7 +72,7 @@ def by_claim(entries: Iterable[TilingEntry]) -> Counter:
 
 
 def present_ns(case: Case) -> int:
-    """How much of the window the GPU was in some node."""
+    """Time of the window in which the GPU was in some node."""
     edges = {case.start, case.end}
     edges |= {e for stay in case.evidence.stays for e in (stay.start_ns, stay.end_ns)}
     inside = sorted(edge for edge in edges if case.start <= edge <= case.end)
@@ -110,12 +110,12 @@ def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
         for each in Tiling:
             if case.start <= instant < case.end and model.present(evidence, instant):
                 entry = model.the_entry(entries, each, slot, instant)
-                _as_the_model_says(evidence, entry, slot, instant)
+                _equals_the_model(evidence, entry, slot, instant)
             else:
                 assert not model.at(entries, each, slot, instant)
 
 
-def _as_the_model_says(evidence: Evidence, entry: TilingEntry, slot: Units, instant: int) -> None:
+def _equals_the_model(evidence: Evidence, entry: TilingEntry, slot: Units, instant: int) -> None:
     claim = model.holder(evidence, entry.tiling, slot, instant)
     outage = model.out_of_order(evidence, instant)
     assert entry.node == model.node(evidence, instant)
@@ -241,7 +241,7 @@ def p13_handover_has_one_holder_at_every_instant(metering: Metering, case: Case)
         for each in Tiling:
             for slot in {0, *(claim.slots(each).low for claim in evidence.claims)}:
                 entry = model.the_entry(entries, each, slot, instant)
-                _as_the_model_says(evidence, entry, slot, instant)
+                _equals_the_model(evidence, entry, slot, instant)
 
 
 def p14_both_tilings_are_complete_in_every_layout(metering: Metering, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""What is rated is what was metered: no more, no less, and nothing twice; also over midnight."""
+"""Exactly the metered time is rated: no more, no less, and nothing twice; also over midnight."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ def test_the_start_of_a_claim_is_that_of_the_evidence(case: Case, by_ns: int) ->
 
 
 @given(cases(), shifts)
-def test_energy_that_nobody_counted_is_not_known(case: Case, by_ns: int) -> None:
+def test_uncounted_energy_is_not_known(case: Case, by_ns: int) -> None:
     for usage in usages(days_of(case, by_ns, counted=False)):
         assert usage.energy_millijoules is Absent.UNSUPPORTED

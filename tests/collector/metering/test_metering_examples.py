@@ -1,4 +1,4 @@
-"""One GPU, one story each: what the rules mean where a property only says that they hold."""
+"""One GPU, one story each: examples of the rules that properties check in general."""
 
 import sys
 from fractions import Fraction
@@ -41,7 +41,7 @@ S = 1_000_000_000
 HERE = (NodeStay(0, "n1"),)
 
 
-def told(evidence, end=100, tiling=Tiling.COMPUTE, start=0):
+def reported(evidence, end=100, tiling=Tiling.COMPUTE, start=0):
     """Seconds, state and claim of each entry of a tiling."""
     return [
         (entry.t0_ns // S, entry.t1_ns // S, entry.state, entry.claim)
@@ -78,7 +78,7 @@ def moved(evidence):
 
 def test_the_earlier_of_two_equal_claims_holds_again_and_an_overlap_names_both():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 90), claim("b", 20, 40)))
-    assert told(evidence) == [
+    assert reported(evidence) == [
         (0, 20, SlotState.INFERRED, "a"),
         (20, 40, SlotState.INFERRED, "b"),
         (40, 90, SlotState.INFERRED, "a"),
@@ -138,7 +138,7 @@ def test_a_share_that_another_group_of_its_rank_leaves_nothing_is_in_conflict():
 def test_a_claim_keeps_its_precedence_where_the_gpu_comes_later():
     late = (NodeStay(50 * S, "n1"), NodeStay(70 * S, "n1"))
     claims = (claim("z", 0, 90, node="n1"), claim("a", 20, 80, node="n1"))
-    assert told(Evidence("g", late, claims=claims)) == [
+    assert reported(Evidence("g", late, claims=claims)) == [
         (50, 80, SlotState.INFERRED, "a"),
         (80, 90, SlotState.INFERRED, "z"),
         (90, 100, SlotState.UNKNOWN, ""),
@@ -148,7 +148,7 @@ def test_a_claim_keeps_its_precedence_where_the_gpu_comes_later():
 def test_a_claim_without_a_node_is_in_force_while_the_gpu_is_in_any():
     moves = (NodeStay(10 * S, "n1", 20 * S), NodeStay(40 * S, "n2"))
     evidence = Evidence("g", moves, claims=(claim("a", 0, 60), claim("b", 15, 50)))
-    assert [(row[0], row[1], row[3]) for row in told(evidence)] == [
+    assert [(row[0], row[1], row[3]) for row in reported(evidence)] == [
         (10, 15, "a"),
         (15, 20, "b"),
         (40, 50, "b"),
@@ -164,13 +164,13 @@ def test_a_claim_without_a_node_is_in_force_while_the_gpu_is_in_any():
 )
 def test_ids_are_ordered_by_the_numbers_in_them(lower, higher):
     both = (claim(lower, 0, 100), claim(higher, 0, 40))
-    assert [row[3] for row in told(Evidence("g", HERE, claims=both))] == [higher, lower]
+    assert [row[3] for row in reported(Evidence("g", HERE, claims=both))] == [higher, lower]
 
 
 def test_a_higher_rank_holds_for_as_long_as_it_lasts():
     override = claim("o", 20, 40, ClaimAuthority.ADMINISTRATOR, system=True)
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 60), override))
-    assert told(evidence) == [
+    assert reported(evidence) == [
         (0, 20, SlotState.INFERRED, "a"),
         (20, 40, SlotState.SYSTEM, "o"),
         (40, 60, SlotState.INFERRED, "a"),
@@ -182,7 +182,7 @@ def test_a_higher_rank_holds_for_as_long_as_it_lasts():
 def test_a_claim_under_review_holds_what_no_other_claim_does():
     late = claim("r", 0, 50, ClaimAuthority.REVIEW, review="received too late")
     evidence = Evidence("g", HERE, claims=(late, claim("p", 20, 30, ClaimAuthority.PROCESS)))
-    assert told(evidence) == [
+    assert reported(evidence) == [
         (0, 20, SlotState.REVIEW, "r"),
         (20, 30, SlotState.UNCLAIMED, "p"),
         (30, 50, SlotState.REVIEW, "r"),
@@ -196,7 +196,7 @@ def test_a_process_that_no_one_gave_the_gpu_to_is_unclaimed_use():
     evidence = Evidence(
         "g", HERE, claims=(claim("p", 10, 20, ClaimAuthority.PROCESS), claim("s", 15, 50))
     )
-    assert [row[2] for row in told(evidence)] == [
+    assert [row[2] for row in reported(evidence)] == [
         SlotState.UNKNOWN,
         SlotState.UNCLAIMED,
         SlotState.INFERRED,
@@ -208,19 +208,19 @@ def test_a_release_may_come_before_its_claim_and_the_first_counts():
     releases = (ClaimRelease("a", 50 * S), ClaimRelease("a", 30 * S), ClaimRelease("other", 0))
     open_end = MeteredClaim(ClaimAuthority.SCHEDULER, 10 * S, "a", "t")
     evidence = Evidence("g", HERE, claims=(open_end,), releases=releases)
-    assert told(evidence)[1] == (10, 30, SlotState.INFERRED, "a")
+    assert reported(evidence)[1] == (10, 30, SlotState.INFERRED, "a")
     never = Evidence("g", HERE, claims=(open_end,), releases=(ClaimRelease("a", 5 * S),))
-    assert told(never) == [(0, 100, SlotState.UNKNOWN, "")]
+    assert reported(never) == [(0, 100, SlotState.UNKNOWN, "")]
 
 
-def test_a_claim_that_is_told_again_with_its_end_has_ended():
+def test_a_claim_that_is_reported_again_with_its_end_has_ended():
     open_end = MeteredClaim(ClaimAuthority.SCHEDULER, 10 * S, "a", "t")
     evidence = Evidence(
         "g",
         HERE,
         claims=(MeteredClaim(ClaimAuthority.SCHEDULER, 10 * S, "a", "t", 30 * S), open_end),
     )
-    assert told(evidence)[1:] == [
+    assert reported(evidence)[1:] == [
         (10, 30, SlotState.INFERRED, "a"),
         (30, 100, SlotState.UNKNOWN, ""),
     ]
@@ -230,7 +230,7 @@ def test_a_claim_on_a_node_holds_while_the_gpu_is_in_it():
     moves = (NodeStay(0, "n1", 30 * S), NodeStay(40 * S, "n2"))
     here, there = claim("c1", 10, 90, node="n1"), claim("c2", 0, 80, node="n2")
     evidence = Evidence("g", moves, claims=(here, there))
-    assert told(evidence) == [
+    assert reported(evidence) == [
         (0, 10, SlotState.UNKNOWN, ""),
         (10, 30, SlotState.INFERRED, "c1"),
         (40, 80, SlotState.INFERRED, "c2"),
@@ -266,19 +266,19 @@ def test_a_first_sample_just_after_a_claim_began_leaves_no_sliver():
     late = Evidence(
         "g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51, uncertainty=1)
     )
-    assert told(late) == [
+    assert reported(late) == [
         (0, 9, SlotState.UNKNOWN, ""),
         (9, 50, SlotState.OBSERVED, "a"),
         (50, 100, SlotState.UNKNOWN, ""),
     ]
     exact = Evidence("g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51))
-    assert [row[:2] for row in told(exact)] == [(0, 9), (9, 10), (10, 50), (50, 51), (51, 100)]
+    assert [row[:2] for row in reported(exact)] == [(0, 9), (9, 10), (10, 50), (50, 51), (51, 100)]
 
 
 def test_samples_of_a_clock_a_minute_off_show_nothing():
     off = tuple(SampleStretch("a", first * S, first * S, 0, 61 * S) for first in (0, 10))
-    assert told(Evidence("g", HERE, stretches=off)) == [(0, 100, SlotState.UNKNOWN, "")]
-    assert told(Evidence("g", HERE, stretches=seen(0, 10)))[0] == (0, 10, SlotState.IDLE, "")
+    assert reported(Evidence("g", HERE, stretches=off)) == [(0, 100, SlotState.UNKNOWN, "")]
+    assert reported(Evidence("g", HERE, stretches=seen(0, 10)))[0] == (0, 10, SlotState.IDLE, "")
 
 
 def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
@@ -313,7 +313,7 @@ def test_maintenance_is_no_outage_and_a_reservation_counts_where_it_is_not_used(
         outages=(GpuOutage(False, 10 * S, 40 * S), GpuOutage(True, 20 * S, 30 * S)),  # noqa: FBT003
         reservations=(SlotReservation(50 * S, "r", "kept", 90 * S),),
     )
-    assert told(evidence) == [
+    assert reported(evidence) == [
         (0, 10, SlotState.INFERRED, "a"),
         (10, 20, SlotState.DOWN, "a"),
         (20, 30, SlotState.MAINTENANCE, "a"),
@@ -352,7 +352,7 @@ def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
     assert counted.resets() == []
 
 
-def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
+def test_a_counter_that_starts_over_counts_from_zero_and_reports_the_loss():
     runs = [counters((0, 1000), (10, 1200), (20, 50), (30, 90)), counters((60, 400), boot="b")]
     counted = compute_increments(runs)
     assert counted.amounts.tolist() == [200, 50, 40, 400]

@@ -16,7 +16,7 @@ def test_metering(holds, case):
 
 
 def refuted(holds, metering):
-    """Whether a property finds something wrong; the first such case will do."""
+    """True if a property finds a defect; the first such case is enough."""
 
     @settings(
         max_examples=3000,

@@ -1,4 +1,4 @@
-"""Counts of GPUs without their names: who fits, and that no placement that fits gives other times."""
+"""Counts of GPUs without their names: the claims that fit, and equal times of all placements that fit."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_later_count_leaves_the_gpus_that_another_has():
     }
 
 
-def test_precedence_decides_who_fits():
+def test_precedence_decides_which_claims_fit():
     gpus = [gpu(0), gpu(1), gpu(2)]
     early, late = count(2, name="j9"), count(2, name="j10")
     assert times(place_counts(gpus, [early, late])) == {"j10": 200, "j9": 100}, "10 is after 9"
@@ -182,7 +182,7 @@ whole_counts = st.lists(
 
 @given(st.lists(placed_claims, min_size=1, max_size=4), whole_counts)
 def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
-    """The oracle counts at each instant: nothing is said of which GPU, only of how many."""
+    """The oracle counts at each time: it has the number of GPUs, not their names."""
     gpus = [gpu(number, *claims) for number, claims in enumerate(held)]
     counts = [
         count(number, *span, name=f"t{place_}", authority=level)

@@ -1,4 +1,4 @@
-"""Where the helpers of these tests are."""
+"""Path of the helpers of these tests."""
 
 from __future__ import annotations
 

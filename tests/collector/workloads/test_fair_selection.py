@@ -1,4 +1,4 @@
-"""Where there are too many jobs, no node hides those of another."""
+"""With too many jobs, no node hides those of another."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Site:
         *events: Event,
         reasons: bytes = b"",
     ) -> None:
-        """A node says how active its GPUs are (in percent), and what happened."""
+        """A node reports the activity of its GPUs (in percent), and its events."""
         reporter = self.reporters.setdefault(node, Reporter(node, f"boot of {node}"))
         of_gpus, of_activity = busy(node)
         frames = reporter.frames(of_gpus, [second], events={second: events})
@@ -89,7 +89,7 @@ def unnamed(_: str, gpu: str) -> dict[str, str]:
     return {"index": "", "uuid": gpu, "pci_address": ""}
 
 
-def told(jobs: RunningJobs) -> list[dict[str, Any]]:
+def reported(jobs: RunningJobs) -> list[dict[str, Any]]:
     return [jobs.to_json(job, unnamed) for job in jobs.jobs]
 
 
@@ -106,7 +106,7 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     site = Site(tmp_path)
     site.report("n1", 10, (90, 90), *claims("4711", "n1-0", "n1-1"))
     site.report("n2", 10, (90, 45), *claims("4711", "n2-0", "n2-1", second=5))
-    (job,) = told(await site.jobs(12))
+    (job,) = reported(await site.jobs(12))
     assert (job["tenant"], job["source"], job["workload"]) == ("vision", "slurm", "4711")
     assert (job["gpus"], job["nodes"], job["start_ns"]) == (4, 2, at(0))
     assert (job["stale_gpus"], job["shared_gpus"]) == (0, 0)
@@ -134,11 +134,11 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
 
     ends = [ended(f"n2-{i}", f"4711 on n2-{i}", 20) for i in range(2)]
     site.report("n2", 20, (0, 0), *ends)
-    (job,) = told(await site.jobs(21))
+    (job,) = reported(await site.jobs(21))
     assert (job["gpus"], job["nodes"]) == (2, 1)
     site.report("n1", 22, (0, 0), *[ended(f"n1-{i}", f"4711 on n1-{i}", 22) for i in range(2)])
     jobs = await site.jobs(23)
-    assert told(jobs) == []
+    assert reported(jobs) == []
     assert list(jobs.cells()) == []
 
 
@@ -148,14 +148,14 @@ async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
         site.report(node, 10, (90, 80), *claims("1", f"{node}-0", f"{node}-1"))
     site.report("n1", 50, (90, 80))
     jobs = await site.jobs(60)
-    (job,) = told(jobs)
+    (job,) = reported(jobs)
     assert (job["gpus"], job["stale_gpus"]) == (4, 2)
     assert straggler(job)["gpu"] == "n1-1"
     readings = {
         p["gpu"]: p["readings"][0] for p in jobs.places(jobs.jobs[0], site.core.names_of_gpu)
     }
     assert readings["n2-0"] == {"measure": "sm_activity", "absent": "stale"}
-    (job,) = told(await site.jobs(200))
+    (job,) = reported(await site.jobs(200))
     assert job["stale_gpus"] == 4
     assert straggler(job) == {"measure": "sm_activity", "unknown": "stale"}
     assert not any(r["metric"].endswith("sm_activity_ratio") for r in job["rollups"])
@@ -176,7 +176,7 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
         *claims("right", "n4-0", "n4-1", **halves[1]),
     )
     jobs = await site.jobs(11)
-    found = {job["workload"]: job for job in told(jobs)}
+    found = {job["workload"]: job for job in reported(jobs)}
     assert {name: straggler(job).get("unknown") for name, job in found.items()} == {
         "denied": "denied", "one": "one GPU", "idle": "idle", "left": "shared", "right": "shared",
     }  # fmt: skip
@@ -186,19 +186,19 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
     assert named == set()
 
 
-async def test_jobs_beyond_the_most_are_counted_and_not_told_of(tmp_path: Path):
+async def test_jobs_beyond_the_maximum_are_counted_and_not_reported(tmp_path: Path):
     site = Site(tmp_path, max_jobs=1)
     site.report("n1", 10, (90, 80), *claims("first", "n1-0"))
     await site.jobs(11)
     site.report("n1", 12, (90, 80), *claims("second", "n1-1"))
     jobs = await site.jobs(13)
-    assert [job["workload"] for job in told(jobs)] == ["first"]
+    assert [job["workload"] for job in reported(jobs)] == ["first"]
     cells = {cell.metric: cell.value for cell in site.refresher.views.cluster.cells}
     assert (cells[catalog.CLUSTER_JOBS], cells[catalog.SUPPRESSED_JOBS]) == (2, 1)
     holders = [cell.labels for cell in jobs.cells() if cell.metric is catalog.HOLDER_INFO]
     assert [labels[1] for labels in holders] == ["n1-0"]
     site.report("n1", 14, (90, 80), ended("n1-0", "first on n1-0", 14))
-    assert [job["workload"] for job in told(await site.jobs(15))] == ["second"]
+    assert [job["workload"] for job in reported(await site.jobs(15))] == ["second"]
 
 
 async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_ones(
@@ -246,11 +246,11 @@ async def test_pods_of_one_job_are_one_job(tmp_path: Path):
     for number, node in enumerate(("n1", "n2")):
         pod = f"research/bert-worker-{number}"
         site.report(node, 10, (90, 80), *claims(pod, f"{node}-0", f"{node}-1", source="kubernetes"))
-    (job,) = told(await site.jobs(11))
+    (job,) = reported(await site.jobs(11))
     assert (job["workload"], job["gpus"], job["nodes"]) == ("research/bert", 4, 2)
 
 
-async def test_an_administrators_word_says_whose_it_is_and_the_scheduler_what_runs(tmp_path: Path):
+async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(tmp_path: Path):
     lines = (
         "tenant,holds,from,to\nspeech,n1,2020-01-01T00:00:00Z,\nspeech,n2,2020-01-01T00:00:00Z,\n"
     )

@@ -166,7 +166,7 @@ WIRE = {
 
 @st.composite
 def fleets(draw):
-    """Values and reasons of each stream of each node, whether it is fresh, and who holds what."""
+    """Values and reasons of each stream of each node, its freshness, and the holders."""
     jobs = [JobKey("red", "slurm", "1"), JobKey("red", "slurm", "2"), JobKey("blue", "slurm", "1")]
     streams = {}
     for place, (schema, _) in WIRE.items():
@@ -183,7 +183,7 @@ def fleets(draw):
 
 
 def view_of(streams, held) -> RunningJobs:
-    """What the collector makes of it."""
+    """Result of the collector."""
     core, roster = CollectorState(KNOWN), JobRoster()
     for (node, stream), (first, last, codes, fresh) in streams.items():
         _, known = WIRE[node, stream]
@@ -245,10 +245,10 @@ def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
             (840 // len(jobs)) / 840 for jobs in held.values() if key in jobs
         )
     view = view_of(streams, held)
-    told = {name for name, _ in expected} | {
+    reported = {name for name, _ in expected} | {
         derived_name(m, "job", r) for m, found in catalog.BY_JOB.items() for r in found
     }
-    cells = {(c.metric.name, c.labels): c.value for c in view.cells() if c.metric.name in told}
+    cells = {(c.metric.name, c.labels): c.value for c in view.cells() if c.metric.name in reported}
     assert cells.keys() == expected.keys()
     for key, number in expected.items():
         assert math.isclose(cells[key], number, rel_tol=1e-6), key
@@ -262,21 +262,21 @@ def test_the_straggler_is_the_one_furthest_below_the_median(positions):
     values = np.array([math.nan if v is None else float(v) for _, v in positions])
     compared = compare_gpus(GpuValues(values, np.isnan(values).astype(np.uint8)), jobs, 4)
     for number in range(4):
-        told = [v for job, v in positions if job == number and v is not None]
+        reported = [v for job, v in positions if job == number and v is not None]
         places = tuple(
             JobGpu(str(position), position, JobHolding(KEY, "n", 840, 1), alone=True)
             for position, (job, _) in enumerate(positions)
             if job == number
         )
         found = compared.straggler(RunningJob(KEY, number, places))
-        if len(places) < 2 or len(told) < 2 or statistics.median(told) == 0:
+        if len(places) < 2 or len(reported) < 2 or statistics.median(reported) == 0:
             assert isinstance(found, str)
             assert found
         else:
             assert isinstance(found, Straggler)
-            assert positions[found.position] == (number, min(told))
-            assert found.median == statistics.median(told)
-            assert math.isclose(found.deviation, min(told) / found.median - 1)
+            assert positions[found.position] == (number, min(reported))
+            assert found.median == statistics.median(reported)
+            assert math.isclose(found.deviation, min(reported) / found.median - 1)
 
 
 refreshes = st.lists(
@@ -314,13 +314,13 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
             )
         )
         jobs = np.array([job for job, _ in positions], np.int32)
-        told = averages.follow(gathered, jobs, now_ns)["sm_activity"]
+        reported = averages.follow(gathered, jobs, now_ns)["sm_activity"]
         for position, (job, value) in enumerate(positions):
             if job != before[position] or job == -1 or value is None:
                 history[position] = []
             if value is None:
-                assert math.isnan(told.values[position])
-                assert told.absence_reason(position) == "stale"
+                assert math.isnan(reported.values[position])
+                assert reported.absence_reason(position) == "stale"
                 continue
             faded = math.exp(-seconds / OVER_SECONDS)
             history[position] = [(v, w * faded) for v, w in history[position]] + [
@@ -328,5 +328,5 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
             ]
             weights = sum(weight for _, weight in history[position])
             mean = sum(v * weight for v, weight in history[position]) / weights
-            assert math.isclose(told.values[position], mean, abs_tol=1e-9)
+            assert math.isclose(reported.values[position], mean, abs_tol=1e-9)
         before = [job for job, _ in positions]

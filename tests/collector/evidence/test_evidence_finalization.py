@@ -1,10 +1,10 @@
-"""From frames to the ledger, on SQLite and PostgreSQL: stored once, settled, and revised by what comes late."""
+"""From frames to the ledger, on SQLite and PostgreSQL: stored once, finalized, and revised by late facts."""
 
 from __future__ import annotations
 
 import pytest
+from core_queries import ALICE
 from ledger_days import HOURS, LATER, MAP, a_day, amount, hours
-from looks import ALICE
 from sqlalchemy import Table, select, text, update
 from support.finalizing import Site
 from support.metered import revision_of, sizes_of_day, tile
@@ -55,7 +55,7 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert sorted(site.door.store.homes()) == ["GPU-0"]
 
 
-async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_settled(site: Site):
+async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_finalized(site: Site):
     accept(site.core, a_day(Reporter(booted_at=-6000)))
     await site.round(DAY_SECONDS + HOURS - 1, everything=True)
     expected = {"alice": 500 * 12 * HOURS, "kubernetes:ns": 500 * (7 * HOURS - 30)}
@@ -101,12 +101,12 @@ async def test_late_evidence_makes_a_revision(site: Site):
     assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2, "nothing new, no revision"
 
 
-async def test_a_claim_told_late_moves_settled_time_to_its_tenant(site: Site):
+async def test_a_claim_reported_late_moves_finalized_time_to_its_tenant(site: Site):
     node = Reporter()
     accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
     await site.round(LATER)
-    told = started("GPU-0", "x", 20 * HOURS, **ALICE)
-    accept(site.core, node.told(host(), [LATER], events={LATER: [told]}))
+    reported = started("GPU-0", "x", 20 * HOURS, **ALICE)
+    accept(site.core, node.told(host(), [LATER], events={LATER: [reported]}))
     await site.round(LATER + 600)
     waits = hours(site)
     assert waits["review", "alice"] > 3.9, "all but the last seconds of the hour before"
@@ -145,7 +145,7 @@ async def test_a_tenants_file_that_is_corrected_soon_after_a_change_counts_as_co
     assert hours(site)["observed", "bob"] == 6
 
 
-async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(site: Site):
+async def test_a_claim_reported_late_counts_though_another_ended_where_it_starts(site: Site):
     node = Reporter()
     accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
     bob = started("GPU-0", "y", 20 * HOURS, tenant="bob")
@@ -159,15 +159,17 @@ async def test_a_claim_told_late_counts_though_another_ended_where_it_starts(sit
     assert hours(site) == {("idle", ""): 10, ("observed", "alice"): 10, ("observed", "bob"): 4}
 
 
-async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_settled(site: Site):
+async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_finalized(
+    site: Site,
+):
     noon = 12 * HOURS
     events = {6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)]}
     before = Reporter().told(gpus_of("GPU-0"), range(0, noon, 30), each=40, events=events)
     accept(site.core, before)
-    anew = Reporter(boot_id="boot-2", run="run-2", booted_at=noon - 60)
+    again = Reporter(boot_id="boot-2", run="run-2", booted_at=noon - 60)
     for day in range(3):
         seconds = range(max(noon, day * DAY_SECONDS), (day + 1) * DAY_SECONDS, 30)
-        accept(site.core, anew.told(gpus_of("GPU-0"), seconds, each=200))
+        accept(site.core, again.told(gpus_of("GPU-0"), seconds, each=200))
         await site.round((day + 1) * DAY_SECONDS, everything=True)
     assert hours(site)["observed", "alice"] == pytest.approx(6 - 30 / HOURS)
     assert hours(site, DAY + 1) == {("idle", ""): 24}
@@ -177,7 +179,7 @@ async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_s
     assert not site.core.evidence.gpus["GPU-0"].claims, "it is not kept for ever"
 
 
-async def test_a_node_that_never_comes_back_is_settled_day_by_day(site: Site):
+async def test_a_node_that_never_returns_is_finalized_day_by_day(site: Site):
     accept(site.core, a_day(Reporter(), until=20 * HOURS))
     await site.round(3 * DAY_SECONDS + 2 * HOURS)
     assert hours(site, DAY + 1) == {("inferred", "kubernetes:ns"): 24}
@@ -215,7 +217,7 @@ async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
     assert seconds_of(after)["inferred", "kubernetes:ns"] == 5 * HOURS + 60
 
 
-async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
+async def test_the_first_node_of_a_gpu_has_it_on_later_days_too(site: Site):
     end = 4 * DAY_SECONDS
     rightful = Reporter().told(gpus_of("GPU-0"), range(0, end + 3600, 30), each=120)
     other = Reporter("n2", "boot-9").told(
@@ -232,15 +234,15 @@ async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
     assert {entry.node for entry in entries} == {"n1"}
 
 
-async def test_a_counter_that_starts_over_is_told(site: Site):
-    heard: list = []
-    site.core.evidence.problems.listeners.append(heard.append)
+async def test_a_counter_that_starts_over_is_reported(site: Site):
+    reported_problems: list = []
+    site.core.evidence.problems.listeners.append(reported_problems.append)
     accept(site.core, a_day(Reporter(), until=HOURS))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=HOURS)
     accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
     await site.round(3 * HOURS)
     await site.round(3 * HOURS + 60)
-    assert [(t.kind, t.gpu, t.facts["measure"], t.timestamp_ns) for t in heard] == [
+    assert [(t.kind, t.gpu, t.facts["measure"], t.timestamp_ns) for t in reported_problems] == [
         ("counter_reset", "GPU-0", "energy", at(HOURS))
     ]
 

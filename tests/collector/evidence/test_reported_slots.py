@@ -1,4 +1,4 @@
-"""MIG instances lie where the agent of their node says that they do."""
+"""MIG instances have the slots that the agent of their node reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def device(instance: int, compute: str, memory: str) -> dict[str, str]:
     return {"gpu_instance": str(instance), "compute_slots": compute, "memory_slots": memory}
 
 
-def test_slots_that_are_told_count():
+def test_reported_slots_count():
     second = device(1, "480-840", "420-840")
     assert layout(second) == (ReportedMigInstance((480, 840), (420, 840)),)
     assert layout(second, device(2, "0-360", "0-420")) == (
@@ -58,8 +58,8 @@ def test_slots_that_no_gpu_has_are_not_believed():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("0123456789-", max_size=8)), max_size=4))
-def test_whatever_is_told_no_two_instances_overlap(told):
-    parts = layout(*(device(instance, text, text) for instance, text in told))
+def test_no_two_instances_overlap_whatever_is_reported(reported):
+    parts = layout(*(device(instance, text, text) for instance, text in reported))
     for tiling in ("compute", "memory"):
         slots = sorted(getattr(part, tiling) for part in parts)
         assert all(one[1] <= other[0] for one, other in pairwise(slots))

@@ -1,4 +1,4 @@
-"""How a core is looked at: states and energy of a GPU, and what went wrong."""
+"""Queries of a core: states and energy of a GPU, and reported problems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def energy(core: CollectorState, name: str = "GPU-0", files: AdministratorInputs
 
 
 def troubles(core: CollectorState) -> list:
-    """What goes wrong from now on."""
+    """Problems reported from now on."""
     found: list = []
     core.evidence.problems.listeners.append(found.append)
     return found
