@@ -1,4 +1,4 @@
-"""What every test may rely on: a fresh logger, and `support` on the import path."""
+"""Fixtures of every test: a fresh logger, and `support` on the import path."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def promtool(*arguments: str) -> None:
 
 
 def receivers(**labels: str) -> list[str]:
-    """Who hears of an alert by the example for Alertmanager."""
-    told = run(
+    """Receivers of an alert by the example for Alertmanager."""
+    reported = run(
         "amtool",
         "config",
         "routes",
@@ -82,7 +82,7 @@ def receivers(**labels: str) -> list[str]:
         f"--config.file={ALERTMANAGER}",
         *(f"{name}={value}" for name, value in labels.items()),
     )
-    return told.strip().split(",")
+    return reported.strip().split(",")
 
 
 def queries_in(page: Path) -> list[str]:
@@ -113,7 +113,7 @@ def test_alertmanager_accepts_its_example():
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "reported"),
     [
         ({"alertname": "RailscopeGpuLost", "severity": "critical"}, ["pager"]),
         ({"alertname": "RailscopeLinkSpeed", "severity": "warning"}, ["tickets"]),
@@ -123,8 +123,8 @@ def test_alertmanager_accepts_its_example():
         ({"alertname": ALWAYS_FIRES, "severity": "info"}, ["watch"]),
     ],
 )
-def test_alertmanager_tells_whom_it_should(labels: dict[str, str], told: list[str]):
-    assert receivers(**labels) == told
+def test_alertmanager_notifies_the_right_receivers(labels: dict[str, str], reported: list[str]):
+    assert receivers(**labels) == reported
 
 
 def test_alertmanager_names_only_alerts_and_labels_that_exist():
@@ -135,8 +135,8 @@ def test_alertmanager_names_only_alerts_and_labels_that_exist():
     for inhibition in example["inhibit_rules"]:
         assert set(inhibition.get("equal", [])) <= known
     for pattern in re.findall(r'alertname=~?"([^"]*)"', ALERTMANAGER.read_text()):
-        for word in pattern.split("|"):
-            assert any(re.fullmatch(word, name) for name in NAMES), word
+        for term in pattern.split("|"):
+            assert any(re.fullmatch(term, name) for name in NAMES), term
 
 
 NAMES_OF_DEVICES = {
@@ -193,7 +193,7 @@ def test_the_scrape_configuration_keeps_the_label_node():
 
 
 @EACH_ALERT
-def test_an_alert_says_how_urgent_it_is_and_what_it_is_about(rule: dict[str, Any]):
+def test_an_alert_has_a_severity_and_a_subject(rule: dict[str, Any]):
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert "for" in rule
     notes = rule["annotations"]
@@ -217,20 +217,20 @@ def test_recorded_series_are_made_of_what_the_catalog_declares():
 
 
 def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
-    """Prometheus works it out whether anyone looks or not."""
-    told = [rule["expr"] for path in RULES for rule in rules_of(path)]
+    """Prometheus evaluates it also without a reader."""
+    reported = [rule["expr"] for path in RULES for rule in rules_of(path)]
     shown = [
         t["expr"]
         for dashboard in DASHBOARDS.values()
         for p in dashboard["panels"]
         for t in p.get("targets", ())
     ]
-    used = frozenset[str]().union(*map(recorded_in, [*told, *shown]))
+    used = frozenset[str]().union(*map(recorded_in, [*reported, *shown]))
     assert recorded_expressions().keys() == used
 
 
 def test_what_dashboards_show_of_recorded_series_has_its_cases():
-    """As with alerts: promtool says what the rules make, across a reset and a gap."""
+    """As with alerts: promtool evaluates the rules, across a reset and a gap."""
     path = ROOT / "alerts/rules/recorded.yml"
     groups = yaml.safe_load((ROOT / "alerts/tests/recorded_test.yml").read_text())["tests"]
     asked = " ".join(case["expr"] for group in groups for case in group["promql_expr_test"])
@@ -311,7 +311,7 @@ def test_every_case_is_about_an_alert_that_there_is():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ("1x2", [1, 1, 1]),
         ("0x30", [0] * 31),
@@ -319,8 +319,8 @@ def test_every_case_is_about_an_alert_that_there_is():
         ("_x2 -1.5", [None, None, -1.5]),
     ],
 )
-def test_the_notation_of_promtool_is_understood(values: str, told: list[float | None]):
-    assert samples(values) == told
+def test_the_notation_of_promtool_is_understood(values: str, reported: list[float | None]):
+    assert samples(values) == reported
 
 
 @EACH_NAME

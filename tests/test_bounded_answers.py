@@ -97,7 +97,7 @@ class Server:
 
 @pytest.fixture(params=ANSWERS)
 def what(request: pytest.FixtureRequest) -> str:
-    """What the server answers."""
+    """Response of the server."""
     return str(request.param)
 
 

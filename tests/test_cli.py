@@ -23,14 +23,14 @@ from railscope.settings import CONFIGURATION_VARIABLE
 from simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
 
-def walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
-    yield words
+def walk(arguments: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
+    yield arguments
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             member = command.get_command(context, name)
             assert member is not None
-            yield from walk((*words, name), member)
+            yield from walk((*arguments, name), member)
 
 
 COMMANDS = list(walk((), railscope))
@@ -44,20 +44,20 @@ class WholeProgram(click.Command):
         main(args)
 
 
-def run(*words: str, **environment: str) -> Result:
+def run(*arguments: str, **environment: str) -> Result:
     """Run a command in this process, which spares it the start of an interpreter."""
     cleared = dict.fromkeys(
         name
         for name in os.environ
         if name.startswith("RAILSCOPE_") and name != CONFIGURATION_VARIABLE
     )
-    outcome = CliRunner().invoke(WholeProgram("railscope"), words, env=cleared | environment)
+    outcome = CliRunner().invoke(WholeProgram("railscope"), arguments, env=cleared | environment)
     if outcome.exception and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome
 
 
-def run_process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     kept = {
         name: value
@@ -65,7 +65,7 @@ def run_process(*words: str, **environment: str) -> subprocess.CompletedProcess[
         if not name.startswith("RAILSCOPE_") or name == CONFIGURATION_VARIABLE
     }
     return subprocess.run(
-        [sys.executable, "-m", "railscope", *words],
+        [sys.executable, "-m", "railscope", *arguments],
         env=kept | environment,
         capture_output=True,
         text=True,
@@ -89,19 +89,19 @@ INSTALLED = ("agent once", "agent check", "agent run", "claim list", "collector 
              "collector accept-clock --yes", "bill list", "bill review", "bill reconcile")  # fmt: skip
 
 
-@pytest.mark.parametrize("words", INSTALLED)
-def test_all_commands_of_a_program_read_the_same_settings_file(tmp_path: Path, words: str):
-    program = "agent" if words.startswith(("agent", "claim")) else "collector"
+@pytest.mark.parametrize("arguments", INSTALLED)
+def test_all_commands_of_a_program_read_the_same_settings_file(tmp_path: Path, arguments: str):
+    program = "agent" if arguments.startswith(("agent", "claim")) else "collector"
     (tmp_path / f"{program}.toml").write_text("no_such_setting = 1\n")
     named = tmp_path / "named.toml"
     named.write_text("no_other_setting = 1\n")
-    assert f"{tmp_path}/{program}.toml" in trouble(tmp_path, *words.split())
-    assert str(named) in trouble(tmp_path, *words.split(), "--config", str(named))
+    assert f"{tmp_path}/{program}.toml" in trouble(tmp_path, *arguments.split())
+    assert str(named) in trouble(tmp_path, *arguments.split(), "--config", str(named))
 
 
-def trouble(installed: Path, *words: str) -> str:
-    """What a command reports that fails, where settings are installed in a directory."""
-    result = CliRunner().invoke(railscope, words, env={CONFIGURATION_VARIABLE: str(installed)})
+def trouble(installed: Path, *arguments: str) -> str:
+    """Report of a command that fails, where settings are installed in a directory."""
+    result = CliRunner().invoke(railscope, arguments, env={CONFIGURATION_VARIABLE: str(installed)})
     assert result.exit_code != 0
     return f"{result.output}{result.exception}"
 
@@ -114,9 +114,9 @@ def test_a_ledger_that_is_named_needs_no_installed_settings(tmp_path: Path):
     assert "other.db" in found
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself(words: tuple[str, ...]):
-    outcome = CliRunner().invoke(railscope, [*words, "--help"])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(arguments: tuple[str, ...]):
+    outcome = CliRunner().invoke(railscope, [*arguments, "--help"])
     assert outcome.exit_code == 0
     usage, _, explanation = outcome.stdout.partition("\n\n")
     assert usage.startswith("Usage:")
@@ -281,9 +281,9 @@ def test_a_server_that_cannot_be_simulated_leaves_no_directory(tmp_path: Path):
         assert not directory.exists()
 
 
-def test_the_help_names_every_model_mode_and_card():
-    words = set(re.findall(r"\w+", run("simulate", "--help").stdout))
-    assert set(SHORT_NAMES) | set(MODES) | set(NICS) | set(SCHEDULERS) <= words
+def test_the_help_names_every_model_mode_and_nic():
+    arguments = set(re.findall(r"\w+", run("simulate", "--help").stdout))
+    assert set(SHORT_NAMES) | set(MODES) | set(NICS) | set(SCHEDULERS) <= arguments
 
 
 def test_this_server_is_recorded_into_a_new_directory_only(tmp_path: Path):
@@ -328,10 +328,10 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     assert lines[2].startswith('"gpu-1" = "sha256:')
     role = ("--role", "tenant", "--tenant", "vision")
     of_tenant = run("collector", "token", *role, "--days", "30", "board").stdout
-    told, place, line = of_tenant.splitlines()
+    reported, place, line = of_tenant.splitlines()
     found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     ((key, entry),) = found.entries.items()
-    assert key.value == credentials.digest(told.rpartition(" ")[2])
+    assert key.value == credentials.digest(reported.rpartition(" ")[2])
     assert entry.credential == Credential("board", Role.TENANT, "vision")
     assert entry.until_ns
     assert 29 < (entry.until_ns / 1e9 - time.time()) / 86_400 <= 30
@@ -465,4 +465,4 @@ def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
         assert outcome.exit_code == 0, outcome.stdout
         found = [line for line in outcome.stdout.splitlines() if line.startswith("warning")]
         assert len(found) == len(expected), found
-        assert all(words in line for words, line in zip(expected, found, strict=True))
+        assert all(arguments in line for arguments, line in zip(expected, found, strict=True))

@@ -54,14 +54,14 @@ def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
 
 
 def test_a_curve_has_no_more_points_than_it_needs():
-    """What a query holds in memory grows with them: at a thousand servers Prometheus would refuse."""
+    """The memory of a query grows with them: Prometheus rejects it at a thousand nodes."""
     for dashboard in DASHBOARDS.values():
         for panel in dashboard["panels"]:
             if any(not target.get("instant") for target in panel.get("targets", ())):
                 assert panel["maxDataPoints"] <= MAX_POINTS, (dashboard["uid"], panel["id"])
 
 
-def test_a_panel_of_recorded_series_says_what_it_needs():
+def test_a_panel_of_recorded_series_names_its_rules():
     shown = set()
     for panel in (param.values[0] for param in PANELS):
         for name in recorded_in(" ".join(target["expr"] for target in panel["targets"])):
@@ -71,17 +71,17 @@ def test_a_panel_of_recorded_series_says_what_it_needs():
     assert shown == {rule["record"] for group in made for rule in group["rules"]}
 
 
-def test_an_expression_is_told_without_its_recorded_series():
-    told = expand('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
+def test_an_expression_is_expanded_to_its_metrics():
+    reported = expand('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
     rate = 'rate(railscope_nvlink_errors_total{node=~"$node"}[5m])'
-    assert told == f"sum((sum by (node, error) ({rate})))"
+    assert reported == f"sum((sum by (node, error) ({rate})))"
     assert expand("railscope:node_source_state:sum") == (
         "(sum by (node, state) (railscope_source_state))"
     )
 
 
 def test_a_panel_with_a_curve_for_each_server_draws_few():
-    """A thousand curves are dear, and nobody can read them."""
+    """A thousand curves are expensive and unreadable."""
     for dashboard in DASHBOARDS.values():
         several = any(v.get("multi") for v in dashboard["templating"]["list"])
         for panel in dashboard["panels"]:

@@ -31,7 +31,7 @@ def test_rows_and_columns_of_a_grid_are_in_order():
 
 @pytest.mark.parametrize("panel", TABLES)
 def test_a_table_shows_its_worst_rows_first(panel: dict[str, Any]):
-    """By columns of values, from the end at which their colours say that something is wrong."""
+    """By columns of values, from the end at which their colours mean a problem."""
     by = panel["options"]["sortBy"]
     assert by
     steps = {step["id"]: step["options"] for step in panel["transformations"]}

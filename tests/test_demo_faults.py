@@ -125,8 +125,8 @@ FAULT = Fault("f", "n1", 100.0, 200.0, frozenset({"A"}), 60.0, 30.0)
 def test_what_does_not_fit_is_found(firings: list[Firing], now: float, wrong: list[str]):
     found = problems([FAULT], firings, now)
     assert len(found) == len(wrong)
-    for problem, words in zip(found, wrong, strict=True):
-        assert problem.startswith(words)
+    for problem, terms in zip(found, wrong, strict=True):
+        assert problem.startswith(terms)
 
 
 def test_a_series_with_a_gap_is_two_alerts():

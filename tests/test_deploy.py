@@ -1,4 +1,4 @@
-"""What is installed: units, sample files, the Makefile and the run of all checks."""
+"""Installed files: units, samples, the Makefile and the run of all checks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def directives(unit: Path) -> dict[str, list[str]]:
 
 @EACH_UNIT
 def test_systemd_understands_a_unit(unit: Path, tmp_path: Path):
-    """With a program that is there: systemd looks for it."""
+    """With a program that exists: systemd checks for it."""
     here = tmp_path / unit.name
     here.write_text(unit.read_text().replace("/opt/railscope/bin/railscope", sys.executable))
     outcome = systemd_analyze("verify", "--recursive-errors=yes", str(here))
@@ -111,18 +111,18 @@ def test_systemd_understands_every_drop_in(tmp_path: Path):
 
 
 @EACH_UNIT
-def test_a_unit_says_what_it_must(unit: Path):
-    said = directives(unit)
-    assert said["Type"] == ["notify"]
-    assert said["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
-    assert said["Restart"] == ["on-failure"]
-    assert said["DynamicUser"] == ["yes"]
-    assert said["StateDirectory"] == [unit.stem]
-    assert said["ConfigurationDirectory"] == ["railscope"]
-    assert said["LimitNOFILE"] == ["65536"]
-    assert any(value.startswith("MALLOC_ARENA_MAX=") for value in said["Environment"])
-    assert {"WatchdogSec", "MemoryMax", "TasksMax"} <= set(said)
-    (start,) = said["ExecStart"]
+def test_a_unit_has_the_required_settings(unit: Path):
+    printed = directives(unit)
+    assert printed["Type"] == ["notify"]
+    assert printed["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert printed["Restart"] == ["on-failure"]
+    assert printed["DynamicUser"] == ["yes"]
+    assert printed["StateDirectory"] == [unit.stem]
+    assert printed["ConfigurationDirectory"] == ["railscope"]
+    assert printed["LimitNOFILE"] == ["65536"]
+    assert any(value.startswith("MALLOC_ARENA_MAX=") for value in printed["Environment"])
+    assert {"WatchdogSec", "MemoryMax", "TasksMax"} <= set(printed)
+    (start,) = printed["ExecStart"]
     program = unit.stem.removeprefix("railscope-")
     file = f"/etc/railscope/{program}.toml"
     assert start == f"/opt/railscope/bin/railscope {program} run --config {file}"
@@ -132,24 +132,24 @@ def test_a_unit_says_what_it_must(unit: Path):
 @EACH_UNIT
 def test_a_secret_may_be_missing(unit: Path):
     """systemd does not start a unit whose credential cannot be loaded and has no default."""
-    said = directives(unit)
-    loaded = {value.partition(":")[0] for value in said["LoadCredential"]}
-    assert loaded == {value.partition(":")[0] for value in said["SetCredential"]}
+    printed = directives(unit)
+    loaded = {value.partition(":")[0] for value in printed["LoadCredential"]}
+    assert loaded == {value.partition(":")[0] for value in printed["SetCredential"]}
 
 
 def test_the_agent_reaches_the_kernel_log_the_gpus_and_the_network():
-    said = directives(UNITS["agent"])
-    assert said["StandardInput"] == ["file:/dev/kmsg"]
-    assert "char-nvidia* rw" in said["DeviceAllow"]
-    assert said["AmbientCapabilities"] == said["CapabilityBoundingSet"] == [""]
-    assert "AF_NETLINK" in said["RestrictAddressFamilies"][0].split()
-    assert {"PrivateDevices", "PrivateNetwork"} & set(said) == set()
+    printed = directives(UNITS["agent"])
+    assert printed["StandardInput"] == ["file:/dev/kmsg"]
+    assert "char-nvidia* rw" in printed["DeviceAllow"]
+    assert printed["AmbientCapabilities"] == printed["CapabilityBoundingSet"] == [""]
+    assert "AF_NETLINK" in printed["RestrictAddressFamilies"][0].split()
+    assert {"PrivateDevices", "PrivateNetwork"} & set(printed) == set()
 
 
 def test_the_collector_has_no_devices_and_no_capabilities():
-    said = directives(UNITS["collector"])
-    assert said["PrivateDevices"] == ["yes"]
-    assert said["CapabilityBoundingSet"] == [""]
+    printed = directives(UNITS["collector"])
+    assert printed["PrivateDevices"] == ["yes"]
+    assert printed["CapabilityBoundingSet"] == [""]
 
 
 # Under the restrictions of the units -----------------------------------------------------------
@@ -367,9 +367,9 @@ def test_every_target_of_the_makefile_has_its_tools():
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         for line in outcome.stdout.splitlines():
-            words = line.split()
-            if words and words[0] not in {"touch", "make"}:
-                assert words[0].startswith((f"{ROOT}/.venv/", "deploy/", "tests/")), line
+            terms = line.split()
+            if terms and terms[0] not in {"touch", "make"}:
+                assert terms[0].startswith((f"{ROOT}/.venv/", "deploy/", "tests/")), line
 
 
 @pytest.mark.parametrize(

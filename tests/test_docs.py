@@ -162,20 +162,22 @@ def test_commands_that_are_shown_exist(page: Path):
     shown += re.findall(r"`((?:railscope|make) [^`]+)`", page.read_text())
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in shown:
-        words = shlex.split(line, comments=True)
-        if words and words[0] == "make":
-            assert words[1] in targets, line
-        elif words and Path(words[0]).name == "railscope":
-            _exists(words[1:], line)
+        arguments = shlex.split(line, comments=True)
+        if arguments and arguments[0] == "make":
+            assert arguments[1] in targets, line
+        elif arguments and Path(arguments[0]).name == "railscope":
+            _exists(arguments[1:], line)
 
 
-def _exists(words: list[str], line: str) -> None:
+def _exists(arguments: list[str], line: str) -> None:
     name = "railscope"
-    while words and isinstance(COMMANDS[name], click.Group):
-        name, words = f"{name} {words[0]}", words[1:]
+    while arguments and isinstance(COMMANDS[name], click.Group):
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
         assert name in COMMANDS, line
     known = {option for param in COMMANDS[name].params for option in param.opts}
-    assert [word for word in words if word.startswith("--") and word not in known] == [], line
+    assert [
+        argument for argument in arguments if argument.startswith("--") and argument not in known
+    ] == [], line
 
 
 @pytest.mark.parametrize("page", ["operator.md", "tenancy.md"])
@@ -271,17 +273,17 @@ def test_metrics_that_are_named_are_declared(page: Path):
 
 
 def follow(page: Path, tree: Path) -> None:
-    """Do in a copy of the tree what the blocks of a page say."""
+    """Run the blocks of a page in a copy of the tree."""
     text = page.read_text()
     for match in re.finditer(r"^(````*)(\w+)\n(.*?)^\1$", text, re.DOTALL | re.MULTILINE):
         first, _, body = match[3].partition("\n")
-        told = re.search(r"(append to|new file|in) ([\w./]+\.\w+)", first)
-        if told is None:
+        reported = re.search(r"(append to|new file|in) ([\w./]+\.\w+)", first)
+        if reported is None:
             continue
-        file = tree / told[2]
-        if told[1] == "append to":
+        file = tree / reported[2]
+        if reported[1] == "append to":
             file.write_text(file.read_text() + body)
-        elif told[1] == "new file":
+        elif reported[1] == "new file":
             assert not file.exists()
             file.write_text(body)
         else:
@@ -316,9 +318,9 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def within(tree: Path, *words: str) -> str:
+def within(tree: Path, *arguments: str) -> str:
     outcome = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": str(tree)},
         capture_output=True,

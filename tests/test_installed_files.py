@@ -91,9 +91,9 @@ def test_slurms_scripts_use_the_settings_that_are_installed(root: Path, tmp_path
     for script, verb in (("prolog.sh", "start"), ("epilog.sh", "end")):
         environment = {"PATH": "/usr/bin:/bin", "RAILSCOPE": str(tmp_path / "railscope")}
         subprocess.run([share / script], env=environment, capture_output=True, check=False)
-        said = (tmp_path / "railscope.said").read_text().split()
-        assert said[:2] == ["claim", verb]
-        assert said[-2:] == ["--config", f"{root}/etc/rs/agent.toml"]
+        printed = (tmp_path / "railscope.said").read_text().split()
+        assert printed[:2] == ["claim", verb]
+        assert printed[-2:] == ["--config", f"{root}/etc/rs/agent.toml"]
 
 
 def test_prometheus_finds_every_rule_where_it_is_installed(root: Path):

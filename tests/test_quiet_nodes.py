@@ -49,7 +49,7 @@ async def seen(
 
 
 def rises(series: dict[str, Samples], metric: str) -> int:
-    """How many series of a counter have grown by the end."""
+    """Number of series of a counter that have grown by the end."""
     own = [s for name, s in series.items() if name.startswith(f"{metric}{{")]
     return sum(float(s[-1] or 0) > float(s[0] or 0) for s in own)
 
@@ -87,6 +87,6 @@ async def test_a_healthy_server_raises_nothing(tmp_path: Path, kind: str, minute
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("scenario", ["counter_reset", "link_flap"])
-async def test_what_is_over_soon_alarms_nobody(tmp_path: Path, scenario: str) -> None:
+async def test_a_short_fault_raises_no_alert(tmp_path: Path, scenario: str) -> None:
     found, _ = await seen(tmp_path, 30, scenario, gpus=2)
     assert [a for now in found for a in now if a["alertstate"] == "firing"] == []

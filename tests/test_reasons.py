@@ -15,7 +15,7 @@ EXCEPTION = re.compile(
 )
 
 
-def test_an_exception_from_a_rule_says_why() -> None:
+def test_an_exception_from_a_rule_has_a_reason() -> None:
     reasons: dict[tuple[Path, int], str] = {}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         with tokenize.open(path) as file:
@@ -27,7 +27,7 @@ def test_an_exception_from_a_rule_says_why() -> None:
 
 
 def _reason(comment: str) -> str:
-    """What a comment says beside the exceptions."""
+    """Text of a comment beside the exceptions."""
     return EXCEPTION.sub("", comment).strip(" #-")
 
 
@@ -42,5 +42,5 @@ def _reason(comment: str) -> str:
         ("# noqa", ""),
     ],
 )
-def test_a_reason_is_what_is_said_beside_the_exception(comment: str, reason: str) -> None:
+def test_a_reason_is_the_text_beside_the_exception(comment: str, reason: str) -> None:
     assert _reason(comment) == reason

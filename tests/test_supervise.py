@@ -91,7 +91,7 @@ async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
     assert [line["problem"] for line in refused] == [bad]
 
 
-async def test_a_service_that_cannot_start_at_first_says_so():
+async def test_a_service_that_cannot_start_at_first_reports_it():
     with pytest.raises(SettingsError, match="unstartable"):
         await supervise(Services("unstartable").load)
 

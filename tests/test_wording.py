@@ -68,7 +68,7 @@ def test_a_module_is_not_named_by_a_participle(name: str) -> None:
     ["__init__", "__main__", "speed", "feed", "kept_days", "imported_lists", "token", "screen", "embed",
      "read", "metering", "test_bed", "red", "children", "data_need", "infrared"],
 )  # fmt: skip
-def test_other_words_name_a_module(name: str) -> None:
+def test_other_names_of_a_module_have_no_problem(name: str) -> None:
     assert list(problems([module(Path("agent") / f"{name}.py")])) == []
 
 
@@ -109,7 +109,7 @@ c` | 5 reads a second |
         "The command leaves with 1.",
     ],
 )
-def test_a_document_has_no_word_of_the_old_dialect(sentence: str) -> None:
+def test_a_document_has_no_term_of_the_old_dialect(sentence: str) -> None:
     assert list(problems(document("docs/x.md", f"{sentence}\n"))) != []
 
 
@@ -235,7 +235,7 @@ def git(tmp_path: Path) -> Git:
     return run
 
 
-def test_a_commit_subject_has_an_area_72_characters_and_plain_words(
+def test_a_commit_subject_has_an_area_72_characters_and_plain_text(
     git: Git, tmp_path: Path
 ) -> None:
     since = git("rev-parse", "HEAD")
@@ -245,8 +245,8 @@ def test_a_commit_subject_has_an_area_72_characters_and_plain_words(
     assert list(problems(commits(tmp_path, since))) == []
     for subject in ("Read a file", longest + "x", "agent: report what is told"):
         git("commit", "--allow-empty", "-m", subject)
-    word, length, area = problems(commits(tmp_path, since))
-    assert "contains 'told'" in word
+    dialect, length, area = problems(commits(tmp_path, since))
+    assert "contains 'told'" in dialect
     assert "more than 72 characters" in length
     assert "expected `area: change`" in area
     assert area.startswith(git("rev-parse", "--short", "HEAD~2"))

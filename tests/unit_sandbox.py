@@ -53,15 +53,17 @@ def allowed_calls(unit: Path) -> set[str]:
             members.add(match[1])
     allowed = set(_expanded("@default", sets))
     for value in directives(unit, "SystemCallFilter"):
-        calls = {call for word in value.lstrip("~").split() for call in _expanded(word, sets)}
+        calls = {
+            call for argument in value.lstrip("~").split() for call in _expanded(argument, sets)
+        }
         allowed = allowed - calls if value.startswith("~") else allowed | calls
     return allowed
 
 
-def _expanded(word: str, sets: dict[str, set[str]]) -> Iterator[str]:
-    if not word.startswith("@"):
-        yield word
-    for member in sets.get(word, ()):
+def _expanded(argument: str, sets: dict[str, set[str]]) -> Iterator[str]:
+    if not argument.startswith("@"):
+        yield argument
+    for member in sets.get(argument, ()):
         yield from _expanded(member, sets)
 
 

@@ -27,18 +27,18 @@ class Webhook:
     """A receiver of Alertmanager: records the labels of alerts that fire."""
 
     port: int
-    heard: list[Mapping[str, str]] = field(default_factory=list)
+    received: list[Mapping[str, str]] = field(default_factory=list)
 
     async def take(self, request: web.Request) -> web.Response:
         """Receive one message."""
         for alert in (await request.json())["alerts"]:
             if alert["status"] == "firing":
-                self.heard.append(alert["labels"])
+                self.received.append(alert["labels"])
         return web.Response()
 
     def has(self, labels: Mapping[str, str]) -> bool:
         """True if it received an alert with these labels."""
-        return any(labels.items() <= told.items() for told in self.heard)
+        return any(labels.items() <= reported.items() for reported in self.received)
 
 
 @asynccontextmanager
@@ -127,18 +127,18 @@ class Watch:
     hook: Webhook
     prometheus: int
 
-    async def hears(self, wanted: Iterable[Mapping[str, str]]) -> None:
+    async def wait_for_alerts(self, wanted: Iterable[Mapping[str, str]]) -> None:
         """Wait until the webhook has received all of these; fail with the missing ones."""
         every = list(wanted)
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return all(map(self.hook.has, every))
 
         try:
-            await until(told, "the faults are told")
+            await until(reported, "the faults are reported")
         except pytest.fail.Exception:
             missing = [labels for labels in every if not self.hook.has(labels)]
-            names = sorted({(one["alertname"], one.get("node", "")) for one in self.hook.heard})
+            names = sorted({(one["alertname"], one.get("node", "")) for one in self.hook.received})
             pytest.fail(f"not told: {missing}; told: {names}")
 
     async def evaluates_to(self, wanted: Sequence[Mapping[str, str]]) -> None:

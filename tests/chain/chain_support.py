@@ -106,10 +106,10 @@ class Site:
         })  # fmt: skip
         return await self._start(program, "agent_started")
 
-    async def _start(self, program: Program, word: str) -> Program:
+    async def _start(self, program: Program, event: str) -> Program:
         self.programs.append(program)
         await program.start(self.directory)
-        await program.find_logged(word)
+        await program.find_logged(event)
         return program
 
     async def get(self, path: str) -> Any:

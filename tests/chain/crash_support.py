@@ -23,8 +23,8 @@ class SharingAgent(ClaimingAgent):
     """An agent with non-exclusive claims."""
 
     def event(self, number: int) -> Event:
-        told = super().event(number)
-        return replace(told, facts={**told.facts, "exclusive": "false"})
+        reported = super().event(number)
+        return replace(reported, facts={**reported.facts, "exclusive": "false"})
 
 
 def read(directory: Path) -> list[AuditRecord]:

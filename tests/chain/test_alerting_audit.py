@@ -31,7 +31,9 @@ async def page(site: Site) -> str:
         return await answer.text()
 
 
-async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: Site) -> None:
+async def test_a_restored_audit_log_is_reported_by_witnesses_with_later_checkpoints(
+    site: Site,
+) -> None:
     """The collector is stopped, its log replaced by an older copy, and started again."""
     site.prepare(dict.fromkeys(NODES, "training"))
     directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
@@ -58,16 +60,16 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
 
     await until(ahead, "the agents hold what comes after the copy")
     async with watching(site, await pages_of(agents)) as watch:
-        await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
+        await watch.wait_for_alerts([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not any(map(watch.hook.has, TAMPERED))
         await collector.stop()
         shutil.rmtree(directory)
         shutil.copytree(backup, directory)
         await site.collector()
-        await watch.hears(TAMPERED)
+        await watch.wait_for_alerts(TAMPERED)
 
 
-async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
+async def test_a_record_changed_in_place_is_reported(site: Site) -> None:
     """The collector verifies its own log again, and one record differs from the signed one."""
     site.prepare({"n1": "training"})
     collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFICATION_PERIOD_SECONDS="0.5")
@@ -83,10 +85,10 @@ async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
     }  # fmt: skip
     await until(whole, "the collector finds its log whole")
     async with watching(site, await pages_of({"n1": agent})) as watch:
-        await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
+        await watch.wait_for_alerts([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not watch.hook.has(altered)
         for bundle in bundles.iterdir():
             raw = bundle.read_bytes()
             bundle.write_bytes(raw.replace(b'"kind":"collector"', b'"kind":"operator!"'))
-        await watch.hears([altered])
+        await watch.wait_for_alerts([altered])
     await collector.find_logged("audit_verification_failed")

@@ -47,20 +47,20 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
         collector.kill()
         await collector.wait_for_end()
         await facts
-    told, wanted = ROUNDS * BODIES * FRAMES, [f"outbox/fact/{n}" for n in range(ROUNDS * FACTS)]
+    reported, wanted = ROUNDS * BODIES * FRAMES, [f"outbox/fact/{n}" for n in range(ROUNDS * FACTS)]
     collector = await site.collector(**SMALL)
 
     async def all_there() -> bool:
         found = Counter(record.src.kind for record in read(directory))
         with database.transaction() as connection:
-            return found["agent"] >= told and count_unrecorded(connection) == 0
+            return found["agent"] >= reported and count_unrecorded(connection) == 0
 
     await until(all_there, "all that was acknowledged is in the log")
     await collector.stop()
     checked = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (checked.findings, checked.unsigned) == ((), 0)
     log = read(directory)
-    assert sorted(one.src.n for one in log if one.src.kind == "agent") == list(range(told))
+    assert sorted(one.src.n for one in log if one.src.kind == "agent") == list(range(reported))
     through = {one.ref[0]: one.seq for one in log if one.ref and one.ref[0] in set(wanted)}
     assert list(through) == wanted
     assert sum(one.ref[:1] == ["outbox/fact/0"] for one in log) == 1

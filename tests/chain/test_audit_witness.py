@@ -247,7 +247,7 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
     await witness.client.close()
 
 
-async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
+async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
         honest = witness_of(tmp_path / "agents", one.url, "n1")

@@ -40,10 +40,10 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
         (showing(), "status 401"),
         (showing("railscope:operator/n2"), "access denied: not for credentials of role operator"),
     )
-    for shown, said in wrong:
+    for shown, output in wrong:
         agent = await site.agent("n2", **shown)
         line = await agent.find_logged("collector_unreachable")
-        assert said in line.string
+        assert output in line.string
         await agent.stop()
     for shown in (
         showing("railscope:node/n2", days=-1),

@@ -50,8 +50,8 @@ async def shows(site: Site, line: str) -> bool:
 async def accept_clock(site: Site) -> None:
     """Run the command as an administrator does."""
     (site.directory / "collector.toml").write_text('state_directory = "collector"\n')
-    words = ["collector", "accept-clock", "--config", "collector.toml", "--yes"]
-    assert await run_to_end(words, site.directory) == 0
+    terms = ["collector", "accept-clock", "--config", "collector.toml", "--yes"]
+    assert await run_to_end(terms, site.directory) == 0
 
 
 @pytest.mark.parametrize("ahead_ns", [HOUR_NS, -3 * HOUR_NS])

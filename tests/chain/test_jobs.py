@@ -65,7 +65,7 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> No
     (hot,) = [place for place in whole["places"] if place["gpu"] == behind["gpu"]]
     assert hot["index"] == str(SPECS[0].struck)
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         text = await page(site)
         found = [
             labels
@@ -74,7 +74,7 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> No
         ]
         return any((one["node"], one["gpu"]) == (HOT, behind["gpu"]) for one in found)
 
-    await until(told, "the metric names the hot GPU")
+    await until(is_reported, "the metric names the hot GPU")
     text = await page(site)
     holders = [labels for labels, _ in series(text, "railscope_gpu_holder_info")]
     assert {one["node"] for one in holders} == {"n1", "n2"}

@@ -78,7 +78,7 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Railscope itself", "Sources read less often"): "Budgets are off: replays are dear.",
 }
 """Panels without data here, by dashboard and title, with the reason."""
-LOOKS: Mapping[str, Sequence[Values]] = {
+ATTEMPTS: Mapping[str, Sequence[Values]] = {
     "node.json": [{"node": "n4"}],
     "pair.json": [{"node": "n2", "rail": "1"}, {"node": "n3"}],
     "tenant.json": [{"tenant": "slurm:research"}],
@@ -263,7 +263,7 @@ async def check_pictures(running: Running, directory: Path) -> None:
 
     for end in np.arange(time.time(), running.started, -SCRAPE_SECONDS):
         for name in DASHBOARDS:
-            for wanted in ({}, *LOOKS.get(name, ())):
+            for wanted in ({}, *ATTEMPTS.get(name, ())):
                 if missing[name]:
                     await drawn(name, wanted, float(end))
     assert not any(missing.values()), missing
@@ -290,9 +290,9 @@ async def check_command(url: str, directory: Path) -> None:
                "--dashboard", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
                "--sections", "1"]  # fmt: skip
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode == 0
-    assert f"{directory / 'pair.png'}: 8 panels drawn" in said.decode()
+    assert f"{directory / 'pair.png'}: 8 panels drawn" in output.decode()
     with Image.open(directory / "pair.png") as image:
         assert image.size[0] == layout.WIDTH
 

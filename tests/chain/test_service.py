@@ -43,17 +43,17 @@ class Systemd:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    async def said(self, state: str) -> None:
+    async def wait_for(self, state: str) -> None:
         """Wait for a state."""
 
-        async def heard() -> bool:
+        async def is_received() -> bool:
             while True:
                 try:
                     self.states.append(self._socket.recv(4096).decode())
                 except BlockingIOError:
-                    return any(state in said for said in self.states)
+                    return any(state in message for message in self.states)
 
-        await until(heard, f"systemd hears {state}")
+        await until(is_received, f"systemd received {state}")
 
     def forget(self) -> None:
         """Discard the messages so far."""
@@ -74,8 +74,8 @@ def systemd(tmp_path: Path) -> Iterator[Systemd]:
 
 async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str) -> None:
     """Ready, watchdog, a rejected reload, a successful one, and the end."""
-    await systemd.said("READY=1")
-    await systemd.said("WATCHDOG=1")
+    await systemd.wait_for("READY=1")
+    await systemd.wait_for("WATCHDOG=1")
     config.write_text("nonsense = 1\n")
     program.signal(signal.SIGHUP)
     line = await program.find_logged("reload_rejected")
@@ -83,10 +83,10 @@ async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str)
     systemd.forget()
     config.write_text(good)
     program.signal(signal.SIGHUP)
-    await systemd.said("RELOADING=1")
-    await systemd.said("READY=1")
+    await systemd.wait_for("RELOADING=1")
+    await systemd.wait_for("READY=1")
     await program.stop()
-    await systemd.said("STOPPING=1")
+    await systemd.wait_for("STOPPING=1")
     assert program.exit_status == 0
 
 
@@ -198,7 +198,7 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
             assert response.status == expected
 
 
-async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
+async def test_a_wrong_url_is_distinguished_from_an_unreachable_collector(site: Site):
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1", "--collector", f"{site.url}/typo")

@@ -38,7 +38,7 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
     settings = tmp_path / "left/prometheus/prometheus.yml"
     settings.write_text(settings.read_text().replace("15s", "1s"))
     prometheus, alertmanager, _ = left.commands().values()
-    told = f"http://127.0.0.1:{left.ports.alertmanager}/api/v2/alerts"
+    reported = f"http://127.0.0.1:{left.ports.alertmanager}/api/v2/alerts"
     seen = f"http://127.0.0.1:{left.ports.prometheus}/api/v1/targets?state=active"
 
     async def all_seen() -> bool:
@@ -49,7 +49,7 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
         return found == {("railscope-agent", "n1", "up"), ("railscope-collector", None, "up")}
 
     async def warned() -> bool:
-        names = {alert["labels"]["alertname"] for alert in (await fetch(told)) or ()}
+        names = {alert["labels"]["alertname"] for alert in (await fetch(reported)) or ()}
         return "RailscopeDeadMansSwitch" in names
 
     async with (

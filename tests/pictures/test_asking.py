@@ -21,7 +21,7 @@ SEVERAL = {"name": "node", "type": "query", "includeAll": True, "allValue": ".*"
 
 
 class Server:
-    """Answers as told, and remembers what it was asked."""
+    """Client that returns prepared answers and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, str]]] = []
@@ -79,7 +79,7 @@ def test_instants_lie_evenly_and_never_closer_than_scrapes(
         assert grid[-1] <= start + length
 
 
-def test_a_rate_looks_back_over_four_scrapes_at_least():
+def test_a_rate_covers_four_scrapes_at_least():
     window = QueryWindow(0, 600, 15)
     assert window.rate_interval() == "60s"
     assert window.rate_interval(300) == "315s"

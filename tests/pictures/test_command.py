@@ -18,7 +18,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--dashboard", "railz"], "unknown dashboard: railz: expected one of audit, "),
         (
@@ -31,12 +31,12 @@ NOWHERE = "http://127.0.0.1:1"
         (["--dashboard", "audit"], f"no response from {NOWHERE}/api/v1/"),
     ],
 )
-def test_a_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path):
+def test_a_wrong_use_is_one_line(arguments: list[str], output: str, tmp_path: Path):
     outcome = CliRunner().invoke(
         main, ["--prometheus", NOWHERE, "--to", str(tmp_path / "new"), *arguments]
     )
     assert outcome.exit_code in {1, 2}
-    assert said in outcome.output
+    assert output in outcome.output
     assert "Traceback" not in outcome.output
 
 

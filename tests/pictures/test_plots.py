@@ -1,4 +1,4 @@
-"""What is drawn: it stays inside, it is told apart, and what is not known is an error."""
+"""Drawing: inside of its box, distinguishable, and with an error for unknown settings."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def answers(*panels: dict[str, Any], nodes: int = 2) -> DashboardResults:
     return DashboardResults(WINDOW, {}, {one["id"]: (found(one),) for one in panels}, (marks,))
 
 
-def test_every_kind_of_panel_is_drawn_and_said_to_be():
+def test_every_kind_of_panel_is_drawn_and_reported():
     picture = layout.draw_dashboard(dashboard(*KINDS), answers(*KINDS))
     assert picture.drawn == {one["id"]: one["title"] for one in KINDS}
     assert picture.empty == {}
@@ -85,7 +85,7 @@ def test_every_kind_of_panel_is_drawn_and_said_to_be():
     assert len(set(image.convert("RGB").get_flattened_data())) > 20
 
 
-def test_a_panel_without_data_is_said_to_be_empty():
+def test_a_panel_without_data_is_reported_as_empty():
     picture = layout.draw_dashboard(dashboard(*KINDS), answers(*KINDS, nodes=0))
     assert picture.drawn == {}
     assert picture.empty == {one["id"]: one["title"] for one in KINDS}
@@ -96,9 +96,9 @@ def test_only_the_first_sections_are_drawn_where_that_is_wanted():
     below = {**KINDS[0], "id": 9, "title": "below", "gridPos": {"x": 0, "y": 10, "w": 3, "h": 4}}
     whole = dashboard(*KINDS)
     whole["panels"] += [second, below]
-    told = answers(*KINDS, below)
-    assert layout.draw_dashboard(whole, told).drawn[9] == "below"
-    assert 9 not in layout.draw_dashboard(whole, told, sections=1).drawn
+    reported = answers(*KINDS, below)
+    assert layout.draw_dashboard(whole, reported).drawn[9] == "below"
+    assert 9 not in layout.draw_dashboard(whole, reported, sections=1).drawn
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_what_cannot_be_drawn_is_an_error_that_names_the_panel(strange: dict[str
 
 
 @given(TEXTS, st.floats(1, 300), st.sampled_from([11.0, 15.0]))
-def test_a_text_is_clipped_to_its_room(text: str, room: float, size: float):
-    shown = clip_text(text, room, size)
-    assert width_of(shown, size) <= room or shown == ""
+def test_a_text_is_clipped_to_its_width(text: str, limit: float, size: float):
+    shown = clip_text(text, limit, size)
+    assert width_of(shown, size) <= limit or shown == ""
     assert shown in {text, ""} or shown.endswith(ELLIPSIS)
     assert text.startswith(shown.removesuffix(ELLIPSIS))
 
@@ -140,15 +140,15 @@ def test_a_legend_stays_in_its_lines_and_in_order(names: list[str], width: float
     assert all(lines)
 
 
-def test_stacked_curves_stand_on_each_other_and_a_gap_holds_nobody_up():
+def test_stacked_curves_add_up_and_a_gap_counts_as_zero():
     values = (np.array([1.0, np.nan, 3.0]), np.array([10.0, 20.0, 30.0]))
-    told = (
+    reported = (
         QueryResult(
             TIMES[:3],
             tuple(ResultSeries({"node": n}, v) for n, v in zip("ab", values, strict=True)),
         ),
     )
-    upper = [curve.high.tolist() for curve in curves.curves_of(KINDS[1], told, stacked=True)]
+    upper = [curve.high.tolist() for curve in curves.curves_of(KINDS[1], reported, stacked=True)]
     assert upper[1] == [11.0, 20.0, 33.0]
     assert np.isnan(upper[0][1])
 
@@ -181,15 +181,15 @@ def test_bands_cover_what_has_a_state_and_change_where_it_changes(states: list[f
 
 def test_neighbouring_instants_are_one_mark():
     here = np.array([np.nan, 1.0, 1.0, np.nan, 2.0])
-    told = QueryResult(np.arange(5.0), (ResultSeries({}, here),))
-    assert plot.marks_of(told, "#ff0000") == [
+    reported = QueryResult(np.arange(5.0), (ResultSeries({}, here),))
+    assert plot.marks_of(reported, "#ff0000") == [
         plot.MarkedPeriod(1.0, 2.0, "#ff0000"),
         plot.MarkedPeriod(4.0, 4.0, "#ff0000"),
     ]
 
 
 @pytest.mark.parametrize(("ground", "ink"), [("#73BF69", "#111217"), ("#8F3BB8", "#ffffff")])
-def test_words_on_a_colour_can_be_read(ground: str, ink: str):
+def test_texts_on_a_colour_can_be_read(ground: str, ink: str):
     assert drawing.ink_on(ground) == ink
 
 

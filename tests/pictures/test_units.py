@@ -74,7 +74,7 @@ def test_a_text_keeps_what_the_number_is_worth(value: float, unit: str):
     st.integers(1, 8),
     st.sampled_from(sorted(UNITS)),
 )
-def test_marks_of_an_axis_are_in_order_and_told_apart(
+def test_marks_of_an_axis_are_in_order_and_distinct(
     low: float, length: float, most: int, unit: str
 ):
     high = low + max(length, abs(low) * 1e-3)

@@ -44,7 +44,7 @@ def struck(fault: PlannedFault, number: int = 0) -> int:
 
 
 def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
-    """What a fault changes, at a second."""
+    """Changes of a fault at a second."""
     ns = round(second * NS_PER_SECOND)
     number = int(second // ROUND)
     port = build_node_hardware(NODE.spec).ports[struck(FAULTS[0], number)]

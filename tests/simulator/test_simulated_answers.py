@@ -1,4 +1,4 @@
-"""The agent asks simulated GPUs and cards nothing that they do not answer, if only by not having it."""
+"""Calls of the agent to simulated GPUs and NICs: all are answered, if only as unsupported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NotingHost(RecordedHost):
 
 
 def unanswered(spec: NodeSpec, sources: Sequence[Source]) -> tuple[set[str], set[str]]:
-    """The calls without an answer, and the sources that had something to say."""
+    """The calls without an answer, and the sources with readings."""
     capture = simulate(spec, 10, 10)
     host = NotingHost(capture, ManualClock(), lambda: capture.about.duration_ns)
     host.unanswered = set()
@@ -49,14 +49,14 @@ def unanswered(spec: NodeSpec, sources: Sequence[Source]) -> tuple[set[str], set
 @pytest.mark.parametrize(("model", "mode"), ALL_WAYS)
 def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
     sources = [s for s in machine_sources(AgentSettings()) if s.family == "nvml"]
-    missing, told = unanswered(NodeSpec("gpu-001", gpus=2, model=model, mode=mode), sources)
-    assert len(told) >= 6
+    missing, reported = unanswered(NodeSpec("gpu-001", gpus=2, model=model, mode=mode), sources)
+    assert len(reported) >= 6
     assert missing == set()
 
 
 @pytest.mark.parametrize(("model", "nic"), [("b200", "cx7"), *(("h100", nic) for nic in NICS)])
 def test_every_call_about_nics_has_a_result(model: str, nic: str) -> None:
     sources = [s for s in machine_sources(AgentSettings()) if s.family != "nvml"]
-    missing, told = unanswered(NodeSpec("gpu-001", gpus=8, model=model, nic=nic), sources)
-    assert {"nic", "rdma", "link", "pcie"} <= told
+    missing, reported = unanswered(NodeSpec("gpu-001", gpus=8, model=model, nic=nic), sources)
+    assert {"nic", "rdma", "link", "pcie"} <= reported
     assert {call for call in missing if call.startswith(("ethtool.", "netlink.", "lldp."))} == set()

@@ -38,10 +38,10 @@ def xids(capture: Capture) -> list[int]:
 
 
 def events(capture: Capture, second: int = SECONDS) -> list[tuple[int, int]]:
-    told = nvml(capture, "EventSetWait()", second)
-    assert [number for number, *_ in told] == list(range(1, len(told) + 1))
-    assert {gpu for _, gpu, *_ in told} <= {STRUCK}
-    return [(kind, data) for _, _, kind, data, *_ in told]
+    reported = nvml(capture, "EventSetWait()", second)
+    assert [number for number, *_ in reported] == list(range(1, len(reported) + 1))
+    assert {gpu for _, gpu, *_ in reported} <= {STRUCK}
+    return [(kind, data) for _, _, kind, data, *_ in reported]
 
 
 @pytest.mark.parametrize("model", ["v100", "a100", "h100", "b200"])
@@ -66,8 +66,8 @@ def test_the_ratios_of_a_bad_link_get_worse_and_those_of_others_stay() -> None:
     capture = run("nvlink_errors", "b200")
     for entry in (220, 222):
         assert field(capture, STRUCK, f"{entry}:{STRUCK_LINK}", ONSET - 1) == NO_ERROR
-        word = field(capture, STRUCK, f"{entry}:{STRUCK_LINK}")
-        assert (word >> 8) * 10.0 ** -(word & 0xFF) > 1e-12
+        term = field(capture, STRUCK, f"{entry}:{STRUCK_LINK}")
+        assert (term >> 8) * 10.0 ** -(term & 0xFF) > 1e-12
         assert field(capture, STRUCK, f"{entry}:{STRUCK_LINK - 1}") == NO_ERROR
 
 
@@ -99,9 +99,9 @@ def test_an_uncorrectable_error_is_counted_reported_and_ends_the_job(
 ) -> None:
     capture = run("ecc_uncorrected", model)
     assert xids(capture) == numbers
-    told = events(capture)
-    assert [data for kind, data in told if kind == XID] == numbers
-    assert (DOUBLE_BIT, 0) in told
+    reported = events(capture)
+    assert [data for kind, data in reported if kind == XID] == numbers
+    assert (DOUBLE_BIT, 0) in reported
     assert events(capture, ONSET - 1) == []
     for gpu, errors in ((STRUCK, 1), (OTHER, 0)):
         for lifetime in (0, 1):

@@ -1,4 +1,4 @@
-"""What NVML says of the simulated GPUs agrees with itself, for every model."""
+"""NVML readings of the simulated GPUs, consistent for every model."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_idle_node_moves_nothing_and_computes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "word"),
+    ("ratio", "term"),
     [
         (0.0, NO_ERROR),
         (1e-12, 1 << 8 | 12),
@@ -129,8 +129,8 @@ def test_an_idle_node_moves_nothing_and_computes_nothing() -> None:
         (1.0, 0x100),
     ],
 )
-def test_bit_error_ratios_are_written_as_nvml_does(ratio: float, word: int) -> None:
-    assert encode_ratio(ratio) == word
+def test_bit_error_ratios_are_written_as_nvml_does(ratio: float, term: int) -> None:
+    assert encode_ratio(ratio) == term
 
 
 # Models ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Cards of other vendors: their drivers' names, and the same meaning under all of them."""
+"""NICs of other vendors: their drivers' names, and the same meaning under all of them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_each_nic_is_named_and_numbered_as_by_its_driver(nic: str) -> None:
     assert start.names["/sys/class/infiniband"] == sorted(NAMES[nic])
     for device in NAMES[nic]:
         (interface,) = start.names[f"/sys/class/infiniband/{device}/device/net"]
-        told = start.calls[f"ethtool.driver({interface})"]
-        model = RDMA_DRIVERS[told["driver"]]
-        directory = f"/sys/bus/pci/devices/{told['bus']}"
+        reported = start.calls[f"ethtool.driver({interface})"]
+        model = RDMA_DRIVERS[reported["driver"]]
+        directory = f"/sys/bus/pci/devices/{reported['bus']}"
         assert start.files[f"{directory}/vendor"] == f"0x{model.pci_vendor:04x}\n"
         assert start.files[f"{directory}/device"] == f"0x{model.pci_device:04x}\n"
-        assert start.links[f"{directory}/driver"].endswith(f"/{told['driver']}")
+        assert start.links[f"{directory}/driver"].endswith(f"/{reported['driver']}")
         assert start.files[f"/sys/class/infiniband/{device}/fw_ver"] == f"{model.firmware}\n"
-        assert told["firmware"] == model.interface_firmware
+        assert reported["firmware"] == model.interface_firmware
         statistics = start.calls[f"ethtool.statistics({interface})"]["names"]
         assert len(set(statistics)) == len(statistics)
         assert all(len(name) < 32 for name in statistics)
@@ -66,7 +66,7 @@ def test_nics_on_trays_have_names_with_their_pci_domain() -> None:
 
 
 def by_metric(cable: Cable) -> Mapping[tuple[str, str], int]:
-    """What the agent makes of a card's statistics: metric and part, and the value."""
+    """Values that the agent derives from a NIC's statistics, by metric and part."""
     found = ethtool_statistics(cable)
     names = list(found)
     columns = match_statistics(cable.port.nic.driver, names)
@@ -85,33 +85,33 @@ def worked(spec: NodeSpec) -> NodeModel:
 @given(MODELS)
 def test_every_driver_reports_the_same_values_of_a_port(spec: NodeSpec) -> None:
     for cable in worked(spec).cables:
-        seen, told, wire = cable.counters, by_metric(cable), on_the_wire(cable.counters)
-        assert told[catalog.RECEIVED.name, ""] == wire.received_bytes
-        assert told[catalog.SENT.name, ""] == wire.sent_bytes
-        assert told[catalog.DISCARDS_RECEIVED.name, ""] == wire.discards
-        assert told[catalog.CRC_ERRORS.name, ""] == seen.checksum_errors
+        seen, reported, wire = cable.counters, by_metric(cable), on_the_wire(cable.counters)
+        assert reported[catalog.RECEIVED.name, ""] == wire.received_bytes
+        assert reported[catalog.SENT.name, ""] == wire.sent_bytes
+        assert reported[catalog.DISCARDS_RECEIVED.name, ""] == wire.discards
+        assert reported[catalog.CRC_ERRORS.name, ""] == seen.checksum_errors
         driver = cable.port.nic.driver
-        sent = told.get((catalog.PFC_SENT.name, "3"), 0)
-        received = told.get((catalog.PFC_RECEIVED.name, "3"), 0)
+        sent = reported.get((catalog.PFC_SENT.name, "3"), 0)
+        received = reported.get((catalog.PFC_RECEIVED.name, "3"), 0)
         if driver == "ice":
-            sent += told[catalog.PFC_RESUMED_SENT.name, "3"]
-            received += told[catalog.PFC_RESUMED_RECEIVED.name, "3"]
+            sent += reported[catalog.PFC_RESUMED_SENT.name, "3"]
+            received += reported[catalog.PFC_RESUMED_RECEIVED.name, "3"]
         if driver != "mlx5_core" or cable.settings.pausing:
             assert (sent, received) == (seen.pause_frames_sent, seen.pause_frames_received)
         if driver == "ice":
-            assert not any("pause_seconds" in name for name, _ in told)
+            assert not any("pause_seconds" in name for name, _ in reported)
             continue
-        assert told[catalog.LINK_DOWNS.name, ""] == seen.link_downs
-        assert told[catalog.CORRECTED.name, ""] == sum(seen.corrected_bits)
-        assert told[catalog.LINE_RECEIVED.name, ""] == seen.observed_bits
-        assert told[catalog.UNCORRECTED_SYMBOLS.name, ""] == seen.symbol_errors
+        assert reported[catalog.LINK_DOWNS.name, ""] == seen.link_downs
+        assert reported[catalog.CORRECTED.name, ""] == sum(seen.corrected_bits)
+        assert reported[catalog.LINE_RECEIVED.name, ""] == seen.observed_bits
+        assert reported[catalog.UNCORRECTED_SYMBOLS.name, ""] == seen.symbol_errors
         for priority, traffic in enumerate(by_priority(seen)):
             part = str(priority)
-            assert told[catalog.PRIORITY_RECEIVED.name, part] == traffic.received_bytes
-            assert told[catalog.PRIORITY_SENT_PACKETS.name, part] == traffic.sent_packets
+            assert reported[catalog.PRIORITY_RECEIVED.name, part] == traffic.received_bytes
+            assert reported[catalog.PRIORITY_SENT_PACKETS.name, part] == traffic.sent_packets
         if cable.settings.pausing:
-            assert told[catalog.PFC_SENT_TIME.name, "3"] == seen.pausing_ns // 1000
-            assert told[catalog.PFC_RECEIVED_TIME.name, "3"] == seen.paused_ns // 1000
+            assert reported[catalog.PFC_SENT_TIME.name, "3"] == seen.pausing_ns // 1000
+            assert reported[catalog.PFC_RECEIVED_TIME.name, "3"] == seen.paused_ns // 1000
 
 
 def meaning(name: str) -> str:
@@ -126,27 +126,27 @@ def test_every_rdma_driver_counts_the_same(spec: NodeSpec) -> None:
     for cable in worked(spec).cables:
         seen, driver = cable.counters, cable.port.nic.driver
         files = hw_counters(cable)
-        told = {meaning(name): value for name, value in files.items()}
-        assert told[meaning("np_ecn_marked_roce_packets")] == seen.marked_packets
-        assert told[meaning("np_cnp_sent")] == seen.notifications_sent
-        assert told[meaning("rp_cnp_handled")] == seen.notifications_handled
+        reported = {meaning(name): value for name, value in files.items()}
+        assert reported[meaning("np_ecn_marked_roce_packets")] == seen.marked_packets
+        assert reported[meaning("np_cnp_sent")] == seen.notifications_sent
+        assert reported[meaning("rp_cnp_handled")] == seen.notifications_handled
         if driver == "ice":
             assert counters(cable) is None
             assert files["ip4InPkts"] == files["RxUDP"] == seen.received.packets
             assert files["ip4OutOctets"] == seen.sent.data_bytes - 14 * seen.sent.packets
             continue
-        assert told[meaning("out_of_sequence")] == seen.out_of_sequence
-        assert told[meaning("local_ack_timeout_err")] == seen.ack_timeouts
-        assert told[meaning("packet_seq_err")] == seen.sequence_errors
-        words = counters(cable) or {}
-        assert words["port_rcv_data"] * 4 == seen.received.data_bytes
+        assert reported[meaning("out_of_sequence")] == seen.out_of_sequence
+        assert reported[meaning("local_ack_timeout_err")] == seen.ack_timeouts
+        assert reported[meaning("packet_seq_err")] == seen.sequence_errors
+        terms = counters(cable) or {}
+        assert terms["port_rcv_data"] * 4 == seen.received.data_bytes
         if driver == "bnxt_en":
-            assert files["tx_bytes"] == words["port_xmit_data"] * 4
+            assert files["tx_bytes"] == terms["port_xmit_data"] * 4
             assert files["rx_write_req"] == seen.write_requests
             assert optional_counters(cable) == {}
         else:
             assert files["rx_write_requests"] == seen.write_requests % 2**32
-            assert optional_counters(cable)["rdma_tx_bytes"] == words["port_xmit_data"] * 4
+            assert optional_counters(cable)["rdma_tx_bytes"] == terms["port_xmit_data"] * 4
 
 
 def test_a_b200_has_functions_that_are_no_nics() -> None:

@@ -1,4 +1,4 @@
-"""Who has the simulated GPUs, as the agent makes it out."""
+"""Owners of the simulated GPUs, as the agent finds them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def claims_of(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scheduler", ["kubernetes", "slurm"])
-def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) -> None:
+def test_every_process_has_a_claim_but_the_unclaimed_one(scheduler: str, mode: str) -> None:
     for unclaimed in (False, True):
         spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, unclaimed=unclaimed)
         tenancy, events, values = claims_of(spec)
@@ -80,7 +80,7 @@ def test_no_two_claims_have_the_same_slots(mode: str) -> None:
     assert set(values[c.GPU_CLAIMED.name]) == {840}
 
 
-def test_without_a_job_nobody_holds_anything() -> None:
+def test_without_a_job_there_are_no_claims() -> None:
     for scheduler in ("kubernetes", "slurm"):
         spec = NodeSpec("n", gpus=2, scenario="idle", scheduler=scheduler)
         tenancy, events, _ = claims_of(spec)

@@ -105,7 +105,7 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
     grown = {name: amount - before[name] for name, amount in amounts(cable.counters).items()}
     assert min(grown.values()) >= 0
     passed_ns = 5 * step_ns
-    for words, stopped_ns, frames in (
+    for terms, stopped_ns, frames in (
         (grown["sent_words"], grown["paused_ns"], grown["pause_frames_received"]),
         (grown["received_words"], grown["pausing_ns"], grown["pause_frames_sent"]),
     ):
@@ -114,7 +114,7 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
         line_bytes_per_second = cable.gigabits * 125_000_000
         max_bytes = line_bytes_per_second * (passed_ns - stopped_ns) / NS_PER_SECOND
         slack_bytes = 0.01 * line_bytes_per_second * passed_ns / NS_PER_SECOND
-        assert words * 4 <= max_bytes + slack_bytes
+        assert terms * 4 <= max_bytes + slack_bytes
     for way in ("sent", "received", "dropped"):
         assert grown[f"astray_{way}_words"] in {0, grown[f"{way}_words"]}
     assert grown["notifications_sent"] <= grown["marked_packets"] <= grown["received_packets"]

@@ -1,4 +1,4 @@
-"""Faults of links, cards and settings: each shows in all views that it touches, and only there."""
+"""Faults of links, NICs and settings: each shows in all views that it touches, and only there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator import NodeSpec, simulate
 
 STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
 PORT = "/sys/class/infiniband/mlx5_5/ports/1"
-CARD, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
+NIC, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 PCI = "/sys/bus/pci/devices"
 
 
@@ -139,7 +139,7 @@ def test_a_lost_nic_has_no_entries_any_more(nic: str) -> None:
     for directory, entry in (
         ("/sys/class/infiniband", device),
         ("/sys/class/net", interface),
-        (PCI, CARD),
+        (PCI, NIC),
     ):
         assert entry in start.names[directory]
         assert entry not in last["names"][directory]
@@ -165,7 +165,7 @@ def test_the_job_waits_for_a_lost_nic() -> None:
 
 def test_a_nic_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
     before, after = at("pcie_degraded", ONSET - 5), at("pcie_degraded")
-    for end in (CARD, ABOVE):
+    for end in (NIC, ABOVE):
         links = [
             [seen.file(f"{PCI}/{end}/current_link_{what}") for what in ("speed", "width")]
             for seen in (before, after)
@@ -174,21 +174,21 @@ def test_a_nic_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
         assert links[1] in (["16.0 GT/s PCIe", "16"], ["32.0 GT/s PCIe", "8"])
         assert after.file(f"{PCI}/{end}/max_link_width") == "16"
         assert after.file(f"{PCI}/{end}/max_link_speed") == "32.0 GT/s PCIe"
-    assert "BadTLP 40\n" in after.file(f"{PCI}/{CARD}/aer_dev_correctable") + "\n"
+    assert "BadTLP 40\n" in after.file(f"{PCI}/{NIC}/aer_dev_correctable") + "\n"
     assert grown("pcie_degraded", "tx_prio3_pause_duration") > 0.05 * 1e6 * (SECONDS - ONSET)
     assert grown("pcie_degraded", "outbound_pci_stalled_wr_events") > 10
     assert grown("pcie_degraded", "rx_pci_signal_integrity") == 0
     assert after.statistics(STRUCK)["rx_pci_signal_integrity"] == 40
     assert grown("pcie_degraded", "tx_prio3_pause_duration", OTHER) < 10_000
     assert any(
-        f"mlx5_core {CARD}: PCIe Bus Error: severity=Correctable" in x for x in log("pcie_degraded")
+        f"mlx5_core {NIC}: PCIe Bus Error: severity=Correctable" in x for x in log("pcie_degraded")
     )
 
 
 def test_half_the_pcie_bandwidth_is_enough_for_a_slow_nic() -> None:
     capture = simulate(NodeSpec("gpu-001", scenario="pcie_degraded", nic="irdma"), 60, 5)
     end = Seen(capture, 60)
-    width, speed = (end.file(f"{PCI}/{CARD}/current_link_{what}") for what in ("width", "speed"))
+    width, speed = (end.file(f"{PCI}/{NIC}/current_link_{what}") for what in ("width", "speed"))
     assert (width, speed) in {("8", "16.0 GT/s PCIe"), ("16", "8.0 GT/s PCIe")}
     xoffs = [Seen(capture, s).statistics(STRUCK)["tx_priority_3_xoff.nic"] for s in (30, 60)]
     assert xoffs[1] - xoffs[0] < 100

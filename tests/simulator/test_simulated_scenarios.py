@@ -58,7 +58,7 @@ def rate(
 def load(
     scenario: str, way: str, interface: str = STRUCK_INTERFACE, *, early: bool = False
 ) -> float:
-    """Which share of the line rate RDMA took."""
+    """Share of the line rate that RDMA took."""
     name = f"{way}_vport_rdma_unicast_bytes"
     return rate(scenario, name, interface, early=early) / LINE_BYTES_PER_SECOND
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of interfaces beside their counters: links, settings, modules, neighbours."""
+"""Readings of interfaces beside their counters: links, settings, transceivers, neighbours."""
 
 from __future__ import annotations
 
@@ -172,16 +172,16 @@ def test_the_vendors_own_files_exist_for_its_own_nics_only() -> None:
 def test_rdma_statistics_hold_the_files_and_what_no_file_has() -> None:
     for nic, device, extra in (("cx7", "mlx5_0", 7), ("bnxt", "bnxt_re0", 0)):
         seen = Seen(run(nic=nic), SECONDS)
-        told = seen.call(f"netlink.rdma_statistics({device},1)")
+        reported = seen.call(f"netlink.rdma_statistics({device},1)")
         directory = f"/sys/class/infiniband/{device}/ports/1"
         files = set(run(nic=nic).moments[0].names[f"{directory}/hw_counters"]) - {"lifespan"}
-        assert files <= set(told)
-        assert len(told) == len(files) + extra
+        assert files <= set(reported)
+        assert len(reported) == len(files) + extra
         for name in files:
-            assert str(told[name]) == seen.file(f"{directory}/hw_counters/{name}")
+            assert str(reported[name]) == seen.file(f"{directory}/hw_counters/{name}")
         if extra:
             data = int(seen.file(f"{directory}/counters/port_xmit_data"))
-            assert told["rdma_tx_bytes"] == 4 * data
+            assert reported["rdma_tx_bytes"] == 4 * data
 
 
 def test_the_default_route_is_that_of_the_management_interface() -> None:
@@ -221,5 +221,5 @@ def test_directories_of_interfaces_lead_to_the_device_and_back(nic: str) -> None
         }
         assert files | {"driver", "net", "infiniband"} <= set(start.names[f"{directory}/device"])
     assert "device" not in start.names["/sys/class/net/lo"]
-    told = {name for name in seen.cards() if "ecn" in start.names[f"/sys/class/net/{name}"]}
-    assert len(told) == {"cx7": 10, "mixed": 6}.get(nic, 0)
+    reported = {name for name in seen.cards() if "ecn" in start.names[f"/sys/class/net/{name}"]}
+    assert len(reported) == {"cx7": 10, "mixed": 6}.get(nic, 0)

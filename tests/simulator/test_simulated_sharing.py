@@ -1,4 +1,4 @@
-"""Who shares the simulated GPUs, and that the parts add up to the whole."""
+"""Sharing of the simulated GPUs: the parts add up to the whole."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def tree(capture: Capture, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(tree: Path) -> dict[str, Json]:
-    """What psutil says of the tree, in a process of its own: its /proc is the whole process's."""
+    """Readings of psutil from the tree, in a process of its own: psutil's /proc applies to the process."""
     asked = subprocess.run(
         [sys.executable, "-c", ASK, str(tree / "proc"), *FUNCTIONS],
         check=True,

@@ -1,4 +1,4 @@
-"""What the interfaces of the simulated machine show: complete, and in agreement with each other."""
+"""Interfaces of the simulated node: complete, and in agreement with each other."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def _counts(call: str) -> bool:
     return bool(match) and int(match[2]) in (FIELDS if match[1][0] == "D" else CYCLES)
 
 
-class Seen:
-    """A capture as one sees it at an offset."""
+class CaptureView:
+    """Capture at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:
         self._timeline = CaptureTimeline(capture.moments)
         self._offset_ns = round(second * 1e9)
 
-    def look(self, section: str, key: str) -> Json:
+    def result(self, section: str, key: str) -> Json:
         return self._timeline.result_at(section, key, self._offset_ns)
 
     def number(self, path: str) -> int:
-        return int(self.look("files", path))
+        return int(self.result("files", path))
 
     def statistics(self, interface: str) -> dict[str, int]:
-        answer = self.look("calls", f"ethtool.statistics({interface})")
+        answer = self.result("calls", f"ethtool.statistics({interface})")
         return dict(zip(answer["names"], answer["values"], strict=True))
 
     def devices(self) -> Iterator[tuple[str, str]]:
         """RDMA devices that have an interface, and it."""
-        for device in self.look("names", "/sys/class/infiniband"):
-            interfaces = self.look("names", f"/sys/class/infiniband/{device}/device/net")
+        for device in self.result("names", "/sys/class/infiniband"):
+            interfaces = self.result("names", f"/sys/class/infiniband/{device}/device/net")
             if isinstance(interfaces, list):
                 yield device, interfaces[0]
 
@@ -117,25 +117,25 @@ def test_counters_never_decrease_except_when_the_drivers_are_reloaded(
 @SHORT
 @given(SPECS, st.integers(0, 24))
 def test_all_views_of_a_port_agree(spec: NodeSpec, second: int) -> None:
-    check_ports(Seen(simulate(spec, 24), second))
+    check_ports(CaptureView(simulate(spec, 24), second))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_all_views_of_a_port_agree_throughout_a_fault(scenario: str) -> None:
     capture = simulate(NodeSpec("gpu-001", gpus=4, scenario=scenario), 48)
     for second in (0, 24, 25, 27, 36, 48):
-        check_ports(Seen(capture, second))
+        check_ports(CaptureView(capture, second))
 
 
-def check_ports(seen: Seen) -> None:
-    network = seen.look("calls", "psutil.net_io_counters()")
+def check_ports(seen: CaptureView) -> None:
+    network = seen.result("calls", "psutil.net_io_counters()")
     for device, interface in seen.devices():
         port, found = f"/sys/class/infiniband/{device}/ports/1", seen.statistics(interface)
         neighbours = found["rx_packets"]
         for way, sysfs in (("rx", "rcv"), ("tx", "xmit")):
-            words = seen.number(f"{port}/counters/port_{sysfs}_data")
+            terms = seen.number(f"{port}/counters/port_{sysfs}_data")
             packets = seen.number(f"{port}/counters/port_{sysfs}_packets")
-            assert found[f"{way}_vport_rdma_unicast_bytes"] == 4 * words
+            assert found[f"{way}_vport_rdma_unicast_bytes"] == 4 * terms
             assert found[f"{way}_vport_rdma_unicast_packets"] == packets
             for what in ("bytes", "packets"):
                 parts = [found[f"{way}_prio{priority}_{what}"] for priority in range(8)]
@@ -157,7 +157,7 @@ def check_ports(seen: Seen) -> None:
         up = seen.number(f"/sys/class/net/{interface}/carrier")
         assert found["link_down_events_phy"] == downs
         assert seen.number(f"/sys/class/net/{interface}/carrier_changes") == 2 * downs + up
-        assert (seen.look("files", f"{port}/state") == "4: ACTIVE\n") == bool(up)
+        assert (seen.result("files", f"{port}/state") == "4: ACTIVE\n") == bool(up)
 
 
 @SHORT
@@ -166,12 +166,12 @@ def test_energy_and_power_agree_in_what_nvml_answers(spec: NodeSpec) -> None:
     capture = simulate(spec, 16)
     reset_second = 8 if spec.scenario == "counter_reset" else None
     for index in range(spec.gpus):
-        views = [Seen(capture, second) for second in range(17)]
+        views = [CaptureView(capture, second) for second in range(17)]
         energies = [
-            view.look("calls", f"nvml.nvmlDeviceGetTotalEnergyConsumption({index})")
+            view.result("calls", f"nvml.nvmlDeviceGetTotalEnergyConsumption({index})")
             for view in views
         ]
-        powers = [view.look("calls", f"nvml.nvmlDeviceGetPowerUsage({index})") for view in views]
+        powers = [view.result("calls", f"nvml.nvmlDeviceGetPowerUsage({index})") for view in views]
         for second in range(1, 17):
             if isinstance(energies[second], dict):
                 fault = {
@@ -270,7 +270,7 @@ def test_the_first_moment_has_all_results() -> None:
 
 
 def test_only_the_lossless_priority_has_pause_counters() -> None:
-    found = Seen(simulate(NodeSpec("gpu-001", gpus=1), 1), 0).statistics("ens1f0np0")
+    found = CaptureView(simulate(NodeSpec("gpu-001", gpus=1), 1), 0).statistics("ens1f0np0")
     pauses = {name for name in found if "pause" in name}
     assert {name for name in pauses if "prio" in name} == {
         "rx_prio3_pause",
@@ -354,12 +354,12 @@ def test_a_simulation_needs_time(seconds: int, step_seconds: float) -> None:
 def test_the_driver_names_its_gpus_as_nvml_does_and_goes_on_when_one_is_lost() -> None:
     spec = NodeSpec(node="n", gpus=4, model="a100", scenario="xid79")
     capture = simulate(spec, 4)
-    start = Seen(capture, 0)
+    start = CaptureView(capture, 0)
     for index in range(4):
-        bus = start.look("calls", f"nvml.nvmlDeviceGetPciInfo({index})")["busId"].lower()[4:]
+        bus = start.result("calls", f"nvml.nvmlDeviceGetPciInfo({index})")["busId"].lower()[4:]
         path = f"/proc/driver/nvidia/gpus/{bus}/information"
-        uuid = start.look("calls", f"nvml.nvmlDeviceGetUUID({index})")
+        uuid = start.result("calls", f"nvml.nvmlDeviceGetUUID({index})")
         for second in (0, 4):
-            lines = Seen(capture, second).look("files", path).splitlines()
+            lines = CaptureView(capture, second).result("files", path).splitlines()
             assert f"GPU UUID: \t {uuid}" in lines
             assert f"Bus Location: \t {bus}" in lines

@@ -1,4 +1,4 @@
-"""The accounting as JSON, which tells what the text tells."""
+"""The accounting as JSON, with the same content as the text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_json(*jobs: dict[str, Any]) -> list[SlurmJob]:
     return [record.job for record in parse_sacct_json(json.dumps({"jobs": jobs}))]
 
 
-def test_json_tells_what_text_tells():
+def test_json_has_the_content_of_the_text():
     line = f"3385|3380_5|anna|physics|COMPLETED|{START}|{END}|n[01-02]|cpu=64,gres/gpu=5,gres/gpu:h100=5"
     assert parse_sacct_json(json.dumps({"jobs": [in_json()]})) == tuple(
         record._replace(place=1) for record in parse_sacct(f"{HEADER}\n{line}\n", None)

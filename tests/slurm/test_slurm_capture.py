@@ -1,4 +1,4 @@
-"""What the Slurm of a real cluster printed."""
+"""Output of the Slurm of a real cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_two_elements_of_arrays_share_a_server():
     assert second.allocations == (NodeAllocation("node1751", a100s(5, 6, 7, count=8)),)
 
 
-def test_a_job_on_many_servers_is_told_node_by_node():
+def test_a_job_on_many_nodes_is_reported_node_by_node():
     (job,) = jobs("scontrol_out_multi_node.txt")
     names = [f"node{n}" for n in (1433, 1787, 1795, 1854, 1889, 1890, 1968, 1969)]
     assert job.nodes == tuple(names)

@@ -62,7 +62,7 @@ def test_a_job_that_runs():
     assert one(TEXT) == JOB
 
 
-def test_what_was_said_about_a_plan_is_told_when_it_has_come():
+def test_a_planned_start_is_replaced_by_the_actual_one():
     ended = one(TEXT.replace("RUNNING", "COMPLETED"))
     assert (ended.start_seconds, ended.end_seconds) == (START, END)
     waits = one(TEXT.replace("RUNNING", "PENDING"))
@@ -154,7 +154,7 @@ def of_json(*jobs: dict[str, Any]) -> tuple[SlurmJob, ...]:
     return parse_json(json.dumps({"meta": {}, "jobs": jobs, "errors": []}))
 
 
-def test_json_tells_what_text_tells():
+def test_json_has_the_content_of_the_text():
     assert of_json(in_new_json(), in_old_json()) == (JOB, JOB)
 
 

@@ -34,13 +34,13 @@ def rules_of(path: Path) -> list[dict[str, Any]]:
 def samples(values: str) -> list[float | None]:
     """Return the samples of one series in promtool's notation; None for a missing scrape."""
     found: list[float | None] = []
-    for word in values.split():
-        gap = _GAP.fullmatch(word)
+    for term in values.split():
+        gap = _GAP.fullmatch(term)
         if gap:
             found += [None] * int(gap["times"] or 1)
             continue
-        match = _VALUES.fullmatch(word)
-        assert match, word
+        match = _VALUES.fullmatch(term)
+        assert match, term
         first, step = float(match["first"]), float(match["step"] or 0)
         found += [first + step * n for n in range(int(match["times"] or 0) + 1)]
     return found
@@ -58,9 +58,9 @@ class Situation:
         """Yield the minutes at which a rule's alert is evaluated, and True if this rule is to fire."""
         for case in self.cases:
             if case["alertname"] == rule["alert"]:
-                told = [alert["exp_labels"] for alert in case.get("exp_alerts", [])]
+                reported = [alert["exp_labels"] for alert in case.get("exp_alerts", [])]
                 own = rule["labels"].items()
-                yield minutes(case["eval_time"]), any(own <= labels.items() for labels in told)
+                yield minutes(case["eval_time"]), any(own <= labels.items() for labels in reported)
 
     def of(self, metrics: frozenset[str]) -> dict[str, list[float | None]]:
         """Return the series of some metrics."""
@@ -127,5 +127,5 @@ def _is_counter(name: str) -> bool:
 
 def _falls(series: Mapping[str, list[float | None]]) -> bool:
     """True if some series resets: it falls, regardless of gaps in between."""
-    told = [[value for value in values if value is not None] for values in series.values()]
-    return any(after < before for values in told for before, after in pairwise(values))
+    reported = [[value for value in values if value is not None] for values in series.values()]
+    return any(after < before for values in reported for before, after in pairwise(values))

@@ -24,9 +24,9 @@ class BookedRows:
     def issued(self, tenant: str | None) -> list[IssuedInvoice]:
         """Return one for each tenant and month; the number of lines is that of the invoice."""
         return [
-            IssuedInvoice(who, month, str(rows[0][1]), void=False)
-            for (who, month), rows in sorted(self.booked.items())
-            if tenant in (None, who)
+            IssuedInvoice(party, month, str(rows[0][1]), void=False)
+            for (party, month), rows in sorted(self.booked.items())
+            if tenant in (None, party)
         ]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
@@ -41,9 +41,9 @@ class BookedRows:
     def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
         """All lines of a month, of one tenant or of all."""
         found = [
-            [who, what, amount]
-            for (who, month), rows in sorted(self.booked.items())
-            if month == period and tenant in (None, who)
+            [party, what, amount]
+            for (party, month), rows in sorted(self.booked.items())
+            if month == period and tenant in (None, party)
             for what, amount in rows
         ]
         if not found:

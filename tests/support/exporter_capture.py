@@ -19,7 +19,7 @@ H100 = "linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01"
 H200_MIG = "linux-x86_64__nvidia-h200-mig__590.48.01"
 L40S = "linux-x86_64__nvidia-l40s__595.80"
 RTX = "linux-x86_64__nvidia-geforce-rtx-4080-super__595.71.05"
-CASES = [(card, moment) for card in (H100, H200_MIG, L40S, RTX) for moment in ("idle", "load")]
+CASES = [(nic, moment) for nic in (H100, H200_MIG, L40S, RTX) for moment in ("idle", "load")]
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
 
@@ -46,9 +46,9 @@ class Case:
 
 
 @cache
-def read(card: str, moment: str) -> Case:
+def read(nic: str, moment: str) -> Case:
     """Return a GPU at a moment, "idle" or "load"; read once for all tests."""
-    capture = captured(f"{DIRECTORY}/{card}.txt").read_text()
+    capture = captured(f"{DIRECTORY}/{nic}.txt").read_text()
     printed = csv.section(capture, f"{moment} :: query (-q)")
     (lines,) = text.gpus(printed)
     row = text.row(printed, lines) | csv.query(capture, moment)
@@ -59,5 +59,5 @@ def read(card: str, moment: str) -> Case:
     busy = csv.process_samples(capture, moment)
     host.calls["nvml.nvmlDeviceGetProcessUtilization(0)"] = busy
     name_processes(host, running)
-    page = samples(captured(f"{DIRECTORY}/{card}__{moment}.metrics").read_text())
+    page = samples(captured(f"{DIRECTORY}/{nic}__{moment}.metrics").read_text())
     return Case(capture, row, devices, host, read_gpus(host), page)

@@ -116,47 +116,48 @@ for _theirs, _ours in _UNITS.items():
     )
 
 
-def _facts(told: Told) -> dict[str, str]:
-    (facts,) = [dict(facts) for (kind, _), facts in told.facts.items() if kind == "gpu"]
+def _facts(reported: Told) -> dict[str, str]:
+    (facts,) = [dict(facts) for (kind, _), facts in reported.facts.items() if kind == "gpu"]
     return facts
 
 
-def _address(told: Told) -> list[int]:
+def _address(reported: Told) -> list[int]:
     """Domain, bus, device and function."""
-    return [int(part, 16) for part in _facts(told)["pci_address"].replace(".", ":").split(":")]
+    return [int(part, 16) for part in _facts(reported)["pci_address"].replace(".", ":").split(":")]
 
 
-def _mask(told: Told, *, only_active: bool) -> int:
-    active = told.named("gpu_throttle_active")
+def _mask(reported: Told, *, only_active: bool) -> int:
+    active = reported.named("gpu_throttle_active")
     return sum(THROTTLE_BITS[key[-1]] for key, on in active.items() if on or not only_active)
 
 
-def _of(told: Told, metric: str) -> float:
-    (value,) = told.named(metric).values()
+def _of(reported: Told, metric: str) -> float:
+    (value,) = reported.named(metric).values()
     return value
 
 
 MADE: dict[str, Callable[[Told], float]] = {
-    "clocks_event_reasons_active": lambda told: _mask(told, only_active=True),
-    "clocks_event_reasons_supported": lambda told: _mask(told, only_active=False),
+    "clocks_event_reasons_active": lambda reported: _mask(reported, only_active=True),
+    "clocks_event_reasons_supported": lambda reported: _mask(reported, only_active=False),
     "encoder_stats_average_latency": lambda t: 1e6 * _of(t, "gpu_encoder_latency_seconds"),
-    "protected_memory_free_bytes": lambda told: (
-        _of(told, "gpu_protected_memory_size_bytes") - _of(told, "gpu_protected_memory_used_bytes")
+    "protected_memory_free_bytes": lambda reported: (
+        _of(reported, "gpu_protected_memory_size_bytes")
+        - _of(reported, "gpu_protected_memory_used_bytes")
     ),
-    "count": lambda told: sum(kind == "gpu" for kind, _ in told.facts),
-    "compute_apps": lambda told: sum(
+    "count": lambda reported: sum(kind == "gpu" for kind, _ in reported.facts),
+    "compute_apps": lambda reported: sum(
         kind == "gpu_process" and facts["context"] == "compute"
-        for (kind, _), facts in told.facts.items()
+        for (kind, _), facts in reported.facts.items()
     ),
-    "index": lambda told: float(_facts(told)["index"]),
-    "serial": lambda told: float(_facts(told)["serial"]),
-    "compute_cap": lambda told: float(_facts(told)["compute_capability"]),
-    "driver_version": lambda told: float(_facts(told)["driver"]),
-    "kmd_version": lambda told: float(_facts(told)["driver"]),
-    "pci_domain": lambda told: _address(told)[0],
-    "pci_bus": lambda told: _address(told)[1],
-    "pci_device": lambda told: _address(told)[2],
-    "platform_module_id": lambda told: float(_facts(told)["module"]),
+    "index": lambda reported: float(_facts(reported)["index"]),
+    "serial": lambda reported: float(_facts(reported)["serial"]),
+    "compute_cap": lambda reported: float(_facts(reported)["compute_capability"]),
+    "driver_version": lambda reported: float(_facts(reported)["driver"]),
+    "kmd_version": lambda reported: float(_facts(reported)["driver"]),
+    "pci_domain": lambda reported: _address(reported)[0],
+    "pci_bus": lambda reported: _address(reported)[1],
+    "pci_device": lambda reported: _address(reported)[2],
+    "platform_module_id": lambda reported: float(_facts(reported)["module"]),
 }
 """Their metrics derived from ours: from facts, from bits, from parts of a whole."""
 

@@ -52,13 +52,13 @@ def sources() -> list[Source]:
 
 def read_gpus(host: Host) -> Told:
     """Read every GPU source once; none may fail."""
-    told = Told()
+    reported = Told()
     for source in sources():
         outcome = read_once(source, host)
         assert outcome.problem == "", f"{source.name}: {outcome.problem}"
-        told.numbers |= numbers(outcome.frame)
+        reported.numbers |= numbers(outcome.frame)
         found = readings(outcome.frame)
-        told.absent |= {label: r for label, r in found.items() if isinstance(r, Absent)}
+        reported.absent |= {label: r for label, r in found.items() if isinstance(r, Absent)}
         for _, entity in outcome.frame.schema.columns if outcome.frame else ():
-            told.facts[entity.kind.name, entity.key] = entity.facts
-    return told
+            reported.facts[entity.kind.name, entity.key] = entity.facts
+    return reported

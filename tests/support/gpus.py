@@ -27,7 +27,7 @@ def add_gpus(host: FakeHost, count: int) -> None:
 
 def answers(index: int) -> dict[str, Any]:
     """Return the answers to all calls of the sources about one GPU."""
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "UUID": f"GPU-{index}",
         "PciInfo": {"busId": f"00000000:{index + 1:02X}:00.0"},
         "Name": "NVIDIA H100 80GB HBM3",
@@ -60,7 +60,7 @@ def answers(index: int) -> dict[str, Any]:
         "MaxPcieLinkWidth": 16,
         "PcieReplayCounter": 0,
     }  # fmt: skip
-    found = {f"nvml.nvmlDeviceGet{name}({index})": answer for name, answer in told.items()}
+    found = {f"nvml.nvmlDeviceGet{name}({index})": answer for name, answer in reported.items()}
     found[f"nvml.nvmlDeviceGetTemperatureV({index},0)"] = 61
     fields = {82: 70, 83: 10**12, 185: 500_000, 186: 501_000, 91: 0, 230: 0, 94: 0}
     fields |= {field: second * 10**9 for second, field in enumerate(THROTTLE_FIELDS)}

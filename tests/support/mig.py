@@ -30,7 +30,7 @@ def mend(host: FakeHost, index: int) -> None:
 
 def _answers(uuid: str, profile: str) -> dict[str, object]:
     slices = int(profile.partition("g")[0])
-    told: dict[str, object] = {
+    reported: dict[str, object] = {
         "Name": f"NVIDIA H100 80GB HBM3 MIG {profile}",
         "MemoryInfo": {
             "total": slices * 10 * GIBIBYTE, "reserved": 0, "used": slices * GIBIBYTE,
@@ -42,7 +42,7 @@ def _answers(uuid: str, profile: str) -> dict[str, object]:
         },
         "ComputeRunningProcesses": [],
     }  # fmt: skip
-    found = {f"nvml.nvmlDeviceGet{name}({uuid})": answer for name, answer in told.items()}
+    found = {f"nvml.nvmlDeviceGet{name}({uuid})": answer for name, answer in reported.items()}
     found[f"nvml.nvmlDeviceGetTotalEccErrors({uuid},1,0)"] = 0
     for metric in (1, 2, 3, 5, 10):
         found[f"nvml.nvmlGpmMetricsGet({uuid},{metric})"] = [0, 20.0 * slices]

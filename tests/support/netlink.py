@@ -120,7 +120,7 @@ def asking(answer: Answer) -> Iterator[tuple[Netlink, FakeKernel]]:
         kernel.join()
 
 
-def ethtool(command: int, *said: bytes, version: int = 1) -> Answer:
+def ethtool(command: int, *output: bytes, version: int = 1) -> Answer:
     """Return a kernel with an ethtool family that answers one command, and no other."""
 
     def answer(request: Request) -> list[bytes]:
@@ -131,7 +131,7 @@ def ethtool(command: int, *said: bytes, version: int = 1) -> Answer:
             return [request.message(CONTROLLER, struct.pack("=BBxx", 1, 2) + family)]
         if request.kind != ETHTOOL_FAMILY or request.body[0] != command:
             return [request.refused(errno.EOPNOTSUPP)]
-        body = struct.pack("=BBxx", command, version) + b"".join(said)
+        body = struct.pack("=BBxx", command, version) + b"".join(output)
         return [request.message(ETHTOOL_FAMILY, body)]
 
     return answer

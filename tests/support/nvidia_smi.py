@@ -144,15 +144,15 @@ REASONS = (
 
 def machine(rows: Sequence[Row]) -> Answers:
     """Return the answers of a driver that has these GPUs."""
-    told: Answers = {"nvml.nvmlDeviceGetCount()": len(rows)}
+    reported: Answers = {"nvml.nvmlDeviceGetCount()": len(rows)}
     if version := rows[0].get("driver_version"):
-        told["nvml.nvmlSystemGetDriverVersion()"] = version
+        reported["nvml.nvmlSystemGetDriverVersion()"] = version
     if cuda := rows[0].get("cuda_version"):
         major, minor = map(int, cuda.split("."))
-        told["nvml.nvmlSystemGetCudaDriverVersion()"] = 1000 * major + 10 * minor
+        reported["nvml.nvmlSystemGetCudaDriverVersion()"] = 1000 * major + 10 * minor
     for index, row in enumerate(rows):
-        told |= gpu(index, row)
-    return told
+        reported |= gpu(index, row)
+    return reported
 
 
 def gpu(index: int, row: Row) -> Answers:
@@ -177,10 +177,10 @@ def gpu(index: int, row: Row) -> Answers:
     if "fan.speed" in row:
         found["NumFans"] = 0 if isinstance(number(row["fan.speed"]), NvmlError) else 1
     found["CurrentClocksEventReasons"] = _active_reasons(row)
-    told = {f"nvml.nvmlDeviceGet{call}({index})": answer for call, answer in found.items()}
+    reported = {f"nvml.nvmlDeviceGet{call}({index})": answer for call, answer in found.items()}
     for call, *arguments, answer in (*_with_arguments(row), *_errors(row)):
-        told[f"nvml.nvmlDeviceGet{call}({','.join(map(str, (index, *arguments)))})"] = answer
-    return {key: answer for key, answer in told.items() if answer is not None}
+        reported[f"nvml.nvmlDeviceGet{call}({','.join(map(str, (index, *arguments)))})"] = answer
+    return {key: answer for key, answer in reported.items() if answer is not None}
 
 
 # Texts -------------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ def text(printed: str) -> Any:
 
 def number(printed: str, scale: int = 1) -> Any:
     """Return the number in a text, or the error that it represents. Raises ValueError for other texts."""
-    told = text(printed)
-    if isinstance(told, NvmlError):
-        return told
+    reported = text(printed)
+    if isinstance(reported, NvmlError):
+        return reported
     if printed in WORDS:
         return WORDS[printed]
     if printed.startswith("0x"):
@@ -210,16 +210,16 @@ def number(printed: str, scale: int = 1) -> Any:
 
 def items(row: Row, names: Iterable[str], scale: int) -> Any:
     """Return a list of numbers, the error of one of them, or None if they were not printed."""
-    told = [number(row[name], scale) for name in names if name in row]
-    refusals = [item for item in told if isinstance(item, NvmlError)]
-    return refusals[0] if refusals else told or None
+    reported = [number(row[name], scale) for name in names if name in row]
+    refusals = [item for item in reported if isinstance(item, NvmlError)]
+    return refusals[0] if refusals else reported or None
 
 
 def members(row: Row, names: Mapping[str, str], scale: int) -> Any:
     """Return a structure of the printed members without errors; an error if there are none."""
-    told = {member: number(row[name], scale) for member, name in names.items() if name in row}
-    kept = {m: value for m, value in told.items() if not isinstance(value, NvmlError)}
-    refusal = next(iter(told.values()), None)
+    reported = {member: number(row[name], scale) for member, name in names.items() if name in row}
+    kept = {m: value for m, value in reported.items() if not isinstance(value, NvmlError)}
+    refusal = next(iter(reported.values()), None)
     return kept or refusal
 
 
@@ -277,8 +277,8 @@ def _active_reasons(row: Row) -> Any:
     stem = "clocks_event_reasons"
     if f"{stem}.active" in row:
         return number(row[f"{stem}.active"])
-    told = [number(row[f"{stem}.{reason}"]) for reason in REASONS if f"{stem}.{reason}" in row]
-    return sum(active << place for place, active in enumerate(told)) if told else None
+    reported = [number(row[f"{stem}.{reason}"]) for reason in REASONS if f"{stem}.{reason}" in row]
+    return sum(active << place for place, active in enumerate(reported)) if reported else None
 
 
 def _fabric(row: Row) -> Any:
@@ -287,15 +287,15 @@ def _fabric(row: Row) -> Any:
     if isinstance(state, NvmlError):
         return state
     cluster = uuid.UUID(row.get("fabric.clusterUuid", str(uuid.UUID(int=0))))
-    told = {
+    reported = {
         "clusterUuid": list(cluster.bytes), "state": state, "status": number(row["fabric.status"]),
         "cliqueId": number(row.get("fabric.cliqueId", "0")), "healthMask": 0,
     }  # fmt: skip
-    health = {name: told for name, told in row.items() if name.startswith("fabric.health.")}
+    health = {name: reported for name, reported in row.items() if name.startswith("fabric.health.")}
     if set(health.values()) > {"N/A"}:
         message = f"health of the fabric: {health}"
         raise ValueError(message)
-    return told | ({"healthSummary": 0} if "fabric.health.summary" in health else {})
+    return reported | ({"healthSummary": 0} if "fabric.health.summary" in health else {})
 
 
 def _platform(row: Row) -> Any:
@@ -304,7 +304,7 @@ def _platform(row: Row) -> Any:
         return None
     names = {"slotNumber": "slot_number", "trayIndex": "tray_index", "moduleId": "module_id"}
     place = {member: number(row.get(f"platform.{name}", "N/A")) for member, name in names.items()}
-    told = {m: chr(0 if isinstance(value, NvmlError) else value) for m, value in place.items()}
-    return told | {
+    reported = {m: chr(0 if isinstance(value, NvmlError) else value) for m, value in place.items()}
+    return reported | {
         "chassisSerialNumber": row.get("platform.chassis_serial_number", "").strip("N/A")
     }

@@ -86,9 +86,11 @@ def process_samples(capture: str, moment: str) -> list[dict[str, Any]]:
         busy = {name: row[name] for name in ("sm", "mem", "enc", "dec")}
         if set(busy.values()) == {"-"}:
             continue
-        told = {f"{name}Util": 0 if value == "-" else int(value) for name, value in busy.items()}
+        reported = {
+            f"{name}Util": 0 if value == "-" else int(value) for name, value in busy.items()
+        }
         stamp = _SAMPLES_END_US + len(samples)
-        samples.append({"pid": int(row["pid"]), "timeStamp": stamp, **told})
+        samples.append({"pid": int(row["pid"]), "timeStamp": stamp, **reported})
     return samples
 
 

@@ -157,18 +157,18 @@ def gpus(text: str) -> list[Lines]:
 def row(text: str, lines: Lines) -> dict[str, str]:
     """Return the row of one GPU, with the driver fields from the head of the text."""
     head = dict(_paths(text.partition("\nGPU ")[0]))
-    told = {"driver_version": head["Driver Version"], "cuda_version": head["CUDA Version"]}
+    reported = {"driver_version": head["Driver Version"], "cuda_version": head["CUDA Version"]}
     whole = [(path, value) for path, value in lines if path.partition("/")[0] != "MIG Device"]
-    told |= {NAMES[path]: value for path, value in whole if path in NAMES}
-    if "power.draw" not in told and "power.draw.average" in told:
-        told["power.draw"] = told["power.draw.average"]
-    return told
+    reported |= {NAMES[path]: value for path, value in whole if path in NAMES}
+    if "power.draw" not in reported and "power.draw.average" in reported:
+        reported["power.draw"] = reported["power.draw.average"]
+    return reported
 
 
 def processes(lines: Lines) -> list[Process]:
     """Return the processes of one GPU; each begins with the instance it is on."""
     there = [(p.removeprefix("Processes/"), v) for p, v in lines if p.startswith("Processes/")]
-    told = [dict(process) for process in _split(there, "GPU instance ID")]
+    reported = [dict(process) for process in _split(there, "GPU instance ID")]
     return [
         Process(
             int(process["Process ID"]),
@@ -178,7 +178,7 @@ def processes(lines: Lines) -> list[Process]:
             process["Compute instance ID"],
             process["Process ID/Name"],
         )
-        for process in told
+        for process in reported
     ]
 
 
@@ -188,12 +188,12 @@ def mig_devices(lines: Lines) -> list[MigDevice]:
     return [
         MigDevice(
             "",
-            int(told["Index"]),
-            told["GPU Instance ID"],
-            told["Compute Instance ID"],
-            {_MIG_NAMES[path]: value for path, value in told.items() if path in _MIG_NAMES},
+            int(reported["Index"]),
+            reported["GPU Instance ID"],
+            reported["Compute Instance ID"],
+            {_MIG_NAMES[path]: value for path, value in reported.items() if path in _MIG_NAMES},
         )
-        for told in map(dict, _split(there, "Index"))
+        for reported in map(dict, _split(there, "Index"))
     ]
 
 

@@ -141,26 +141,26 @@ def root(path: Path) -> Element:
 def row(log: Element, gpu: Element) -> dict[str, str]:
     """Return the row of one GPU, with the driver fields from the head."""
     heads = {name: log.findtext(name) for name in ("driver_version", "cuda_version")}
-    told = {name: value for name, value in heads.items() if value}
-    told |= _named(gpu, NAMES)
-    told.setdefault("pci.bus_id", gpu.get("id", ""))
-    if "power.draw" not in told and "power.draw.average" in told:
-        told["power.draw"] = told["power.draw.average"]
-    return told
+    reported = {name: value for name, value in heads.items() if value}
+    reported |= _named(gpu, NAMES)
+    reported.setdefault("pci.bus_id", gpu.get("id", ""))
+    if "power.draw" not in reported and "power.draw.average" in reported:
+        reported["power.draw"] = reported["power.draw.average"]
+    return reported
 
 
 def processes(gpu: Element) -> list[Process]:
     """Return the processes of one GPU."""
     return [
         Process(
-            int(_text(told, "pid")),
-            _text(told, "type"),
-            _text(told, "used_memory"),
-            told.findtext("gpu_instance_id") or "N/A",
-            told.findtext("compute_instance_id") or "N/A",
-            _text(told, "process_name"),
+            int(_text(reported, "pid")),
+            _text(reported, "type"),
+            _text(reported, "used_memory"),
+            reported.findtext("gpu_instance_id") or "N/A",
+            reported.findtext("compute_instance_id") or "N/A",
+            _text(reported, "process_name"),
         )
-        for told in gpu.iterfind("processes/process_info")
+        for reported in gpu.iterfind("processes/process_info")
     ]
 
 
@@ -168,13 +168,13 @@ def mig_devices(gpu: Element) -> list[MigDevice]:
     """Return the MIG devices of one GPU; the XML has no UUID and no name of them."""
     return [
         MigDevice(
-            f"MIG-{_text(told, 'gpu_instance_id')}-{_text(told, 'compute_instance_id')}",
-            int(_text(told, "index")),
-            _text(told, "gpu_instance_id"),
-            _text(told, "compute_instance_id"),
-            _named(told, _MIG_NAMES),
+            f"MIG-{_text(reported, 'gpu_instance_id')}-{_text(reported, 'compute_instance_id')}",
+            int(_text(reported, "index")),
+            _text(reported, "gpu_instance_id"),
+            _text(reported, "compute_instance_id"),
+            _named(reported, _MIG_NAMES),
         )
-        for told in gpu.iterfind("mig_devices/mig_device")
+        for reported in gpu.iterfind("mig_devices/mig_device")
     ]
 
 

@@ -52,7 +52,7 @@ def devices(written: Profile) -> list[Profile]:
 def answers(written: Profile) -> Answers:
     """Return the answers of a driver that has the devices of a profile."""
     system = written["system"]
-    told: Answers = {
+    reported: Answers = {
         "nvml.nvmlDeviceGetCount()": len(written["devices"]),
         "nvml.nvmlSystemGetDriverVersion()": system["driver_version"],
         "nvml.nvmlSystemGetCudaDriverVersion()": (
@@ -63,8 +63,10 @@ def answers(written: Profile) -> Answers:
         index = device["index"]
         calls = (*_whole(device), *_with_arguments(device), *_nvlinks(written.get("nvlink", {})))
         for call, *arguments, answer in calls:
-            told[f"nvml.nvmlDeviceGet{call}({','.join(map(str, (index, *arguments)))})"] = answer
-    return told
+            reported[f"nvml.nvmlDeviceGet{call}({','.join(map(str, (index, *arguments)))})"] = (
+                answer
+            )
+    return reported
 
 
 def _merged(base: Profile, over: Profile) -> dict[str, Any]:

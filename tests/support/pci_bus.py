@@ -31,16 +31,16 @@ def add_device(
             host.files[f"{place}/device"] = "0x352a"
         host.files[f"{place}/numa_node"] = files.get("numa_node", "-1")
     place = "/".join(["/sys/devices", bridge, *chain])
-    told = {"class": class_, "vendor": model[0], "device": model[1], **files}
-    host.files |= {f"{place}/{name}": text for name, text in told.items()}
+    reported = {"class": class_, "vendor": model[0], "device": model[1], **files}
+    host.files |= {f"{place}/{name}": text for name, text in reported.items()}
     return chain[-1]
 
 
 def set_link(host: FakeHost, address: str, now: str, most: str) -> None:
     """Set the link of a device or port: "32x16" is 32 GT/s with 16 lanes."""
     place = host.links[f"{DEVICES}/{address}"]
-    for when, told in (("current", now), ("max", most)):
-        speed, width = told.split("x")
+    for when, reported in (("current", now), ("max", most)):
+        speed, width = reported.split("x")
         host.files[f"{place}/{when}_link_speed"] = f"{speed} GT/s PCIe"
         host.files[f"{place}/{when}_link_width"] = width
 

@@ -115,10 +115,10 @@ def ports(server: str) -> list[Port]:
     return found
 
 
-def traffic_capture(server: str, cards: list[Port]) -> Capture:
+def traffic_capture(server: str, nics: list[Port]) -> Capture:
     """Return a capture that begins a second before the first row."""
     by_time: dict[int, list[Port]] = defaultdict(list)
-    for port in cards:
+    for port in nics:
         for at_ms in port.rows:
             by_time[at_ms].append(port)
     start_ms, end_ms = min(by_time) - 1000, max(by_time)
@@ -130,14 +130,14 @@ def traffic_capture(server: str, cards: list[Port]) -> Capture:
         duration_ns=(end_ms - start_ms) * _NS_PER_MS,
         origin="traffic at the ports of a real leaf switch",
     )
-    return Capture(about, (_first(cards), *_moments(by_time, start_ms)))
+    return Capture(about, (_first(nics), *_moments(by_time, start_ms)))
 
 
-def _first(cards: list[Port]) -> CaptureMoment:
+def _first(nics: list[Port]) -> CaptureMoment:
     first = CaptureMoment(0)
-    first.names["/sys/class/net"] = [port.interface for port in cards]
-    first.names["/sys/class/infiniband"] = [port.rdma_device for port in cards]
-    for port in cards:
+    first.names["/sys/class/net"] = [port.interface for port in nics]
+    first.names["/sys/class/infiniband"] = [port.rdma_device for port in nics]
+    for port in nics:
         port.introduce(first)
         port.show(first)
     return first

@@ -81,12 +81,12 @@ def table(calls: Mapping[str, Any], later_us: int = 0) -> str:
 
     An answer is one as in a capture, or an exception in its place.
     """
-    told = [one for key, answer in calls.items() if (one := _parsed(key, answer))]
-    lines = dict(_derived(told))
-    for one in told:
+    reported = [one for key, answer in calls.items() if (one := _parsed(key, answer))]
+    lines = dict(_derived(reported))
+    for one in reported:
         if one.function not in _OTHERWISE_TOLD:
             lines |= [_line(one, later_us)]
-    listed = [*_mig_lines(told), *_event_lines(told)]
+    listed = [*_mig_lines(reported), *_event_lines(reported)]
     return "".join(f"{line}\n" for line in [*listed, *(f"{k}\t{v}" for k, v in lines.items())])
 
 
@@ -98,19 +98,19 @@ def _parsed(key: str, answer: Any) -> _Told | None:
     return _Told(match["function"], match["arguments"], stored)
 
 
-def _line(told: _Told, later_us: int) -> tuple[str, str]:
-    if told.function in _BATCHES:
-        arguments = re.sub(r":0$", "", told.arguments)
-        return f"{told.function}({arguments})", _BATCHES[told.function](told)
-    key = f"{told.function}({told.arguments})"
-    if told.code is not None:
-        return key, str(told.code)
-    if told.function == "DeviceGetSamples":
-        return key, f"0\t{_numbers(number for pair in told.answer for number in pair)}"
-    if told.function in _SAMPLES:
-        return key, f"0\t{_samples(told, later_us)}"
-    encode = _ENCODERS.get(told.function)
-    return key, f"0\t{encode(told.answer) if encode else _encoded(told)}"
+def _line(reported: _Told, later_us: int) -> tuple[str, str]:
+    if reported.function in _BATCHES:
+        arguments = re.sub(r":0$", "", reported.arguments)
+        return f"{reported.function}({arguments})", _BATCHES[reported.function](reported)
+    key = f"{reported.function}({reported.arguments})"
+    if reported.code is not None:
+        return key, str(reported.code)
+    if reported.function == "DeviceGetSamples":
+        return key, f"0\t{_numbers(number for pair in reported.answer for number in pair)}"
+    if reported.function in _SAMPLES:
+        return key, f"0\t{_samples(reported, later_us)}"
+    encode = _ENCODERS.get(reported.function)
+    return key, f"0\t{encode(reported.answer) if encode else _encoded(reported)}"
 
 
 # Batches -----------------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ def _entry(answer: Json) -> list[Json]:
     return answer if isinstance(answer, list) else [0, answer]
 
 
-def _field(told: _Told) -> str:
-    if told.code is not None:
-        return f"!{told.code}"
-    code, value, *wanted = _entry(told.answer)
+def _field(reported: _Told) -> str:
+    if reported.code is not None:
+        return f"!{reported.code}"
+    code, value, *wanted = _entry(reported.answer)
     if code:
         return str(code)
-    number = int(told.arguments.rpartition(",")[2].partition(":")[0])
+    number = int(reported.arguments.rpartition(",")[2].partition(":")[0])
     (kind,) = wanted or [_value_type(number, value)]
     return f"0\t{kind} {value!r}"
 
@@ -143,10 +143,10 @@ def _value_type(field: int, value: Json) -> int:
     return UINT if field in _UINTS and value.bit_length() <= _UINT_BITS else ULLONG
 
 
-def _metric(told: _Told) -> str:
-    if told.code is not None:
-        return f"!{told.code}"
-    code, value = _entry(told.answer)
+def _metric(reported: _Told) -> str:
+    if reported.code is not None:
+        return f"!{reported.code}"
+    code, value = _entry(reported.answer)
     return str(code) if code else f"0\t{float(value)!r}"
 
 
@@ -159,12 +159,12 @@ _BATCHES: dict[str, Callable[[_Told], str]] = {
 # Structures and lists ----------------------------------------------------------------------------
 
 
-def _encoded(told: _Told) -> str:
-    answer = told.answer
+def _encoded(reported: _Told) -> str:
+    answer = reported.answer
     if isinstance(answer, str):
         return f'"{answer}'
     if isinstance(answer, dict):
-        return _numbers(answer.get(name, 0) for name in _MEMBERS[told.function])
+        return _numbers(answer.get(name, 0) for name in _MEMBERS[reported.function])
     return _numbers(answer if isinstance(answer, list) else [answer])
 
 
@@ -197,8 +197,8 @@ def _platform(answer: Json) -> str:
 
 
 def _bytes(value: str | int, length: int) -> bytes:
-    told = bytes([value]) if isinstance(value, int) else value.encode("latin-1")
-    return told.ljust(length, b"\0")
+    reported = bytes([value]) if isinstance(value, int) else value.encode("latin-1")
+    return reported.ljust(length, b"\0")
 
 
 def _processes(answer: Json) -> str:
@@ -236,13 +236,13 @@ _ENCODERS: dict[str, Callable[[Json], str]] = {
 }
 
 
-def _samples(told: _Told, later_us: int) -> str:
+def _samples(reported: _Told, later_us: int) -> str:
     """Return utilization samples with shifted timestamps: a driver returns none twice."""
     return _numbers(
         number
-        for sample in told.answer
+        for sample in reported.answer
         for number in (
-            sample[_SAMPLES[told.function]],
+            sample[_SAMPLES[reported.function]],
             sample["timeStamp"] + later_us,
             *(sample.get(use, 0) for use in ("smUtil", "memUtil", "encUtil", "decUtil")),
         )
@@ -252,14 +252,14 @@ def _samples(told: _Told, later_us: int) -> str:
 # Answers through other calls than the agent's ----------------------------------------------------
 
 
-def _derived(told: Sequence[_Told]) -> Iterator[tuple[str, str]]:
-    count = [one for one in told if one.function == "DeviceGetCount"]
+def _derived(reported: Sequence[_Told]) -> Iterator[tuple[str, str]]:
+    count = [one for one in reported if one.function == "DeviceGetCount"]
     if not count:
         yield "DeviceGetCount()", str(_LIBRARY_NOT_FOUND)
-    for one in told:
+    for one in reported:
         if one.function == "DeviceGetMigMode":
             yield f"DeviceGetMaxMigDeviceCount({one.arguments})", "0\t0"
-    for one in told:
+    for one in reported:
         if one.function == "DeviceGetMigDevices":
             places = [device["index"] + 1 for device in one.answer] if one.code is None else []
             places += [device.get("most", 0) for device in one.answer] if one.code is None else []
@@ -272,14 +272,14 @@ def _derived(told: Sequence[_Told]) -> Iterator[tuple[str, str]]:
         if one.function == "EventSetWait" and one.code is None:
             for gpu in range(count[0].answer):
                 yield f"DeviceGetSupportedEventTypes({gpu})", f"0\t{ALL_EVENTS}"
-    yield from _gpm_support(told)
+    yield from _gpm_support(reported)
 
 
-def _gpm_support(told: Sequence[_Told]) -> Iterator[tuple[str, str]]:
+def _gpm_support(reported: Sequence[_Told]) -> Iterator[tuple[str, str]]:
     """A GPU has GPM if it or one of its MIG devices has; a failure is that of taking a sample."""
-    owners = {device["uuid"]: gpu for gpu, device in _mig_devices(told)}
+    owners = {device["uuid"]: gpu for gpu, device in _mig_devices(reported)}
     codes: dict[str, set[int | None]] = {}
-    for one in told:
+    for one in reported:
         if one.function == "GpmMetricsGet":
             codes.setdefault(one.arguments.partition(",")[0], set()).add(one.code)
     for device, failures in codes.items():
@@ -291,21 +291,21 @@ def _gpm_support(told: Sequence[_Told]) -> Iterator[tuple[str, str]]:
             yield f"{function}({device})", str(code)
 
 
-def _mig_devices(told: Sequence[_Told]) -> Iterator[tuple[str, Json]]:
-    for one in told:
+def _mig_devices(reported: Sequence[_Told]) -> Iterator[tuple[str, Json]]:
+    for one in reported:
         if one.function == "DeviceGetMigDevices" and one.code is None:
             for device in one.answer:
                 yield one.arguments, device
 
 
-def _mig_lines(told: Sequence[_Told]) -> Iterator[str]:
-    for gpu, device in _mig_devices(told):
+def _mig_lines(reported: Sequence[_Told]) -> Iterator[str]:
+    for gpu, device in _mig_devices(reported):
         place = _numbers([gpu, device["index"], device["gpu"], device["compute"]])
         yield f'mig\t0\t{place} "{device["uuid"]}'
 
 
-def _event_lines(told: Sequence[_Told]) -> Iterator[str]:
-    for one in told:
+def _event_lines(reported: Sequence[_Told]) -> Iterator[str]:
+    for one in reported:
         if one.function == "EventSetWait" and one.code is None:
             for _number, *event in one.answer:
                 yield f"event\t0\t{_numbers(event)}"

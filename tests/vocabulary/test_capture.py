@@ -1,4 +1,4 @@
-"""A capture reads back as it was written; a damaged one says where."""
+"""Captures: a capture reads back as it was written, and the error of a damaged one names the place."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_failures_come_back_as_failures(error: Exception) -> None:
     assert raised.value.args[0] == error.args[0]
 
 
-def test_a_failure_says_what_the_system_says_of_it() -> None:
+def test_a_failure_has_the_message_of_the_system() -> None:
     with pytest.raises(OSError, match="Operation not supported"):
         result({"error": ["os", errno.EOPNOTSUPP]})
 
@@ -142,9 +142,9 @@ def test_a_timeline_shows_what_was_last_recorded(
     )
     for offset in offsets:  # in any order: a recording may start over
         for key in "ab":
-            said = [value for at, name, value in ordered if name == key and at <= offset]
-            if said:
-                assert timeline.result_at("calls", key, offset) == said[-1]
+            output = [value for at, name, value in ordered if name == key and at <= offset]
+            if output:
+                assert timeline.result_at("calls", key, offset) == output[-1]
             else:
                 with pytest.raises(KeyError):
                     timeline.result_at("calls", key, offset)

@@ -1,4 +1,4 @@
-"""What holds for every declaration, and for everything derived from them."""
+"""Properties of every declaration, and of everything derived from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_scales_and_widths_are_possible() -> None:
     assert [m.name for m in DECLARED if m.saturates and m.kind is not MetricKind.COUNTER] == []
 
 
-def test_metrics_say_where_they_come_from_and_counters_when_they_reset() -> None:
+def test_metrics_have_a_source_and_counters_a_reset() -> None:
     assert [m.name for m in DECLARED if not m.origin] == []
     assert [m.name for m in DECLARED if m.kind is MetricKind.COUNTER and not m.resets] == []
 
@@ -62,9 +62,9 @@ def test_states_have_names_of_their_own_and_a_label_to_stand_in() -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_labels_and_facts_of_a_kind_do_not_collide(kind: EntityKind) -> None:
-    words = (*kind.labels, *kind.facts)
-    assert len(set(words)) == len(words), "a fact would overwrite a label"
-    assert all(NAME.fullmatch(word) for word in words)
+    terms = (*kind.labels, *kind.facts)
+    assert len(set(terms)) == len(terms), "a fact would overwrite a label"
+    assert all(NAME.fullmatch(term) for term in terms)
     own = kind.labels[:-1] if kind.labels[-1:] == (BUCKET,) else kind.labels
     assert not {*own, *kind.facts} & RESERVED_LABELS
 

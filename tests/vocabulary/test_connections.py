@@ -71,7 +71,7 @@ async def ended(reader: asyncio.StreamReader) -> None:
             return
 
 
-async def test_a_thousand_connections_without_a_request_keep_nobody_from_asking():
+async def test_a_thousand_connections_without_a_request_prevent_no_other_request():
     connections = ServerConnections(64, 32)
     async with serving(connections) as port:
         held = []
@@ -100,7 +100,7 @@ async def test_a_header_that_comes_byte_by_byte_is_closed_in_time():
         assert connections.closed["timeout"] == 1
 
 
-async def test_what_is_answered_is_not_closed_and_all_busy_means_no_room():
+async def test_a_served_connection_stays_open_and_all_busy_rejects_the_next():
     connections = ServerConnections(2, 2, header_seconds=0.05)
     async with serving(connections) as port:
         busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Cosignatures: what a witness says, and that nobody can say it in its name."""
+"""Cosignatures: the statement of a witness, which only its key can make."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTE = CHECKPOINT.sign(LOG)
 SEEN = 1_790_000_000
 
 
-def test_who_cosigned_and_when_is_told() -> None:
+def test_the_cosignature_names_witness_and_time() -> None:
     both = add_cosignature(add_cosignature(NOTE, NODE, SEEN), OTHER, SEEN + 5)
     assert cosignature_seconds(both, witness_key(NODE)) == SEEN
     assert cosignature_seconds(both, witness_key(OTHER)) == SEEN + 5
@@ -37,7 +37,7 @@ def test_who_cosigned_and_when_is_told() -> None:
     assert cosignature_seconds(again, witness_key(NODE)) == SEEN + 9
 
 
-def test_a_cosignature_is_laid_out_as_the_specification_says() -> None:
+def test_a_cosignature_has_the_layout_of_the_specification() -> None:
     line = add_cosignature(NOTE, NODE, SEEN).splitlines()[-1]
     name, encoded = line.removeprefix("\N{EM DASH} ").split(" ")
     raw = base64.b64decode(encoded)

@@ -54,8 +54,8 @@ TOO_MUCH = {
 
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_an_envelope_beyond_a_bound_is_rejected(name: str):
-    body, words = TOO_MUCH[name]
-    with pytest.raises(WireError, match=words):
+    body, terms = TOO_MUCH[name]
+    with pytest.raises(WireError, match=terms):
         unpack(body, MAX_BYTES)
 
 

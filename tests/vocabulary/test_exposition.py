@@ -65,19 +65,19 @@ def paused_windows(direction: str, buckets: list[int], millionths: int) -> list[
 
 def every_kind() -> list[Frame]:
     """Each kind of metric, each way to scale it, and texts that need escaping."""
-    card = Entity(GPU, ("GPU-1",), {"index": "0", "model": ODD, "rail": "0"})
+    adapter = Entity(GPU, ("GPU-1",), {"index": "0", "model": ODD, "rail": "0"})
     other = Entity(GPU, ("GPU-2",), {"index": "1", "model": "H100"})
     port = Entity(RDMA_PORT, ("mlx5_0", "1"), {"firmware": "28.39", "rail": "0"})
     node = Entity(NODE, (), {"hostname": "node-1"})
     return [
         frame_of(
-            (gpu.GPU_UTILIZATION, card, 37),
+            (gpu.GPU_UTILIZATION, adapter, 37),
             (gpu.GPU_UTILIZATION, other, Absent.UNSUPPORTED),
-            (gpu.GPU_MEMORY_USED, card, 85_520_809_984),
-            (gpu.GPU_MEMORY_FREE, card, Absent.DENIED),
-            (gpu.GPU_POWER, card, 631_950),
-            (gpu.GPU_ENERGY, card, 2**64 - 1),
-            (gpu.GPU_CLOCK_SPEED, card.child(GPU_CLOCK, "sm"), 1_980),
+            (gpu.GPU_MEMORY_USED, adapter, 85_520_809_984),
+            (gpu.GPU_MEMORY_FREE, adapter, Absent.DENIED),
+            (gpu.GPU_POWER, adapter, 631_950),
+            (gpu.GPU_ENERGY, adapter, 2**64 - 1),
+            (gpu.GPU_CLOCK_SPEED, adapter.child(GPU_CLOCK, "sm"), 1_980),
         ),
         frame_of((SENT, port, 2**64 - 1), (rdma.RDMA_STATE, port, 4), (rdma.RDMA_UP, port, 1)),
         frame_of(
@@ -151,11 +151,11 @@ def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: lis
 
 
 def test_the_state_of_a_whole_node_has_a_label_too() -> None:
-    told = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 1))
-    found = samples(Exposition().render([told], TextFormat.PROMETHEUS))
+    reported = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 1))
+    found = samples(Exposition().render([reported], TextFormat.PROMETHEUS))
     states = dict.fromkeys(agent.WITNESS_STATE.states.values(), 0.0) | {"consistent": 1.0}
-    for word, value in states.items():
-        assert found[sample("railscope_agent_audit_witness_state", state=word)] == value
+    for term, value in states.items():
+        assert found[sample("railscope_agent_audit_witness_state", state=term)] == value
 
 
 def test_absent_readings_are_left_out() -> None:
@@ -206,8 +206,8 @@ def test_a_counter_beyond_a_float_keeps_every_digit() -> None:
 
 
 def test_facts_of_one_entity_in_two_frames_stand_once() -> None:
-    card = Entity(GPU, ("GPU-1",), {"model": "H100"})
-    frames = [frame_of((gpu.GPU_POWER, card, 1)), frame_of((gpu.GPU_POWER_LIMIT, card, 2))]
+    adapter = Entity(GPU, ("GPU-1",), {"model": "H100"})
+    frames = [frame_of((gpu.GPU_POWER, adapter, 1)), frame_of((gpu.GPU_POWER_LIMIT, adapter, 2))]
     text = Exposition().render(frames, TextFormat.PROMETHEUS)
     assert text.count("railscope_gpu_info{") == 1
 

@@ -79,7 +79,7 @@ def test_what_is_no_key_is_refused(text: str) -> None:
         SecretKey.parse("PRIVATE+KEY+" + text)
 
 
-def test_a_refused_secret_key_is_not_told() -> None:
+def test_the_error_does_not_contain_a_rejected_secret_key() -> None:
     secret = KEY.secret_text()
     for broken in (secret[:-1], secret.removeprefix("PRIVATE"), secret.replace(KEY.name, "other")):
         with pytest.raises(NoteError) as caught:

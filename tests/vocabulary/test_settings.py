@@ -82,9 +82,9 @@ def test_the_default_file_is_the_installed_one(tmp_path: Path) -> None:
         load(Outer, file=default_file("agent", unreadable), environment={}, prefix="T_")
 
 
-@pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False), ("1", True)])
-def test_the_environment_has_only_text(tmp_path: Path, word: str, value: bool) -> None:  # noqa: FBT001 - the case
-    assert loaded(tmp_path, environment={"T_VERBOSE": word}).verbose is value
+@pytest.mark.parametrize(("term", "value"), [("true", True), ("false", False), ("1", True)])
+def test_the_environment_has_only_text(tmp_path: Path, term: str, value: bool) -> None:  # noqa: FBT001 - the case
+    assert loaded(tmp_path, environment={"T_VERBOSE": term}).verbose is value
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What goes into an envelope comes out of it, whatever the numbers and texts."""
+"""Envelopes: packed numbers and texts are unpacked unchanged."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ UINT64_MAX = (1 << 64) - 1
 ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 ENERGY = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 
-Told = tuple[object, ...]
+FrameContent = tuple[object, ...]
 
 
-def sent(frames: Sequence[Frame]) -> list[Told]:
-    """What the frames say."""
+def sent(frames: Sequence[Frame]) -> list[FrameContent]:
+    """Content of the frames."""
     return [
         (
             frame.schema, frame.sequence, frame.instant, frame.values, frame.reasons,
@@ -40,8 +40,8 @@ def sent(frames: Sequence[Frame]) -> list[Told]:
     ]  # fmt: skip
 
 
-def received(frames: Sequence[Frame]) -> list[Told]:
-    """What the frames say to the receiver of the request they were sent in."""
+def received(frames: Sequence[Frame]) -> list[FrameContent]:
+    """Content of the frames for the receiver of the request that contained them."""
     schemas = {id(frame.schema): frame.schema for frame in frames}.values()
     sealed = wire.envelope(
         frames[0].origin,
@@ -57,7 +57,7 @@ def received(frames: Sequence[Frame]) -> list[Told]:
     )
     assert list(opened.schemas) == [wire.to_wire_schema(schema) for schema in schemas]
     known = {wire.schema_identity(schema): schema for schema in schemas}
-    return [told for batch in opened.batches for told in rows(batch, known[batch.schema])]
+    return [reported for batch in opened.batches for reported in rows(batch, known[batch.schema])]
 
 
 def values_of(batch: wire.Batch, width: int) -> list[array[int]]:
@@ -66,7 +66,7 @@ def values_of(batch: wire.Batch, width: int) -> list[array[int]]:
     return [array("q", row) for row in found.tolist()]
 
 
-def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
+def rows(batch: wire.Batch, schema: Schema) -> Iterator[FrameContent]:
     assert batch.stream == schema.stream
     width = len(schema.columns)
     sheets.check_batch(batch, width, batch.rows)
@@ -145,19 +145,19 @@ def test_reasons_that_stay_the_same_travel_once() -> None:
 
 
 def test_a_fact_makes_another_schema() -> None:
-    plain, told = (
+    plain, reported = (
         Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",), facts)),))
         for facts in ({}, {"model": "H100"})
     )
-    assert wire.schema_identity(plain) != wire.schema_identity(told)
+    assert wire.schema_identity(plain) != wire.schema_identity(reported)
 
 
 def test_the_rail_of_a_part_is_the_rail_of_the_whole() -> None:
-    card = Entity(GPU, ("GPU-1",), {"rail": "3"})
+    nic = Entity(GPU, ("GPU-1",), {"rail": "3"})
     schema = Schema(
         "gpu",
         (
-            (gpu.GPU_ENERGY, card),
+            (gpu.GPU_ENERGY, nic),
             (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-1", "sm"))),
             (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-2", "sm"))),
         ),

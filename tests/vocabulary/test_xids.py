@@ -62,7 +62,7 @@ IMMEDIATE = {
 
 
 def are_known(actions: tuple[str, ...]) -> bool:
-    """Words that we have, each once, from mildest to hardest; `ignore` stands alone."""
+    """Known terms, each once, from mildest to hardest; `ignore` stands alone."""
     ordered = tuple(action for action in ACTION_ORDER if action in actions)
     return actions == ordered and bool(actions) and ("ignore" not in actions or len(actions) == 1)
 
@@ -84,7 +84,7 @@ def test_every_sxid_is_there_in_its_class() -> None:
 
 
 @pytest.mark.parametrize("number", XIDS)
-def test_an_entry_of_the_table_has_known_words(number: int) -> None:
+def test_an_entry_of_the_table_has_known_terms(number: int) -> None:
     found = xid(number)
     assert found.number == number
     assert found.severity in SEVERITIES
@@ -178,8 +178,8 @@ def test_recovery_actions_have_the_values_of_nvml() -> None:
 )
 def test_xid_154_asks_for_what_the_action_changed_to(to: str, actions: tuple[str, ...]) -> None:
     message = f"GPU recovery action changed from 0x2 (Node Reboot Required) to {to}"
-    words = to.partition("(")[2].rstrip(")")
-    assert judge(154, message) == Judgement("nonfatal", actions, words)
+    terms = to.partition("(")[2].rstrip(")")
+    assert judge(154, message) == Judgement("nonfatal", actions, terms)
 
 
 @pytest.mark.parametrize("message", ["", "GPU recovery action changed from 0x0 (None) to 0x"])
@@ -191,16 +191,16 @@ def test_xid_154_without_its_value_is_recorded(message: str) -> None:
 
 
 @pytest.mark.parametrize("number", range(144, 151))
-def test_an_error_of_nvlink_5_is_judged_by_its_severity_word(number: int) -> None:
-    words = "XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)"
-    for word in ("Nonfatal", "Non-fatal", "Non-Fatal"):
-        assert judge(number, f"RLW_REMAP {word} {words}") == Judgement(
-            "nonfatal", ("ignore",), f"WORKFLOW_NVLINK5_ERR ({word})"
+def test_an_error_of_nvlink_5_is_classified_by_its_severity(number: int) -> None:
+    terms = "XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)"
+    for term in ("Nonfatal", "Non-fatal", "Non-Fatal"):
+        assert judge(number, f"RLW_REMAP {term} {terms}") == Judgement(
+            "nonfatal", ("ignore",), f"WORKFLOW_NVLINK5_ERR ({term})"
         )
-    assert judge(number, f"NETIR_LINK_EVT  Fatal   {words}") == Judgement(
+    assert judge(number, f"NETIR_LINK_EVT  Fatal   {terms}") == Judgement(
         "fatal", ("drain", "reset_gpu"), "WORKFLOW_NVLINK5_ERR (Fatal)"
     )
-    assert judge(number, words) == Judgement("fatal", ("ignore",), "WORKFLOW_NVLINK5_ERR")
+    assert judge(number, terms) == Judgement("fatal", ("ignore",), "WORKFLOW_NVLINK5_ERR")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_memory_error_may_ask_for_more(
     assert found.nvidia == f"{xid(number).immediate} ({wanted})"
 
 
-def test_words_of_one_xid_say_nothing_of_another() -> None:
+def test_the_text_of_one_xid_has_no_effect_on_another() -> None:
     message = "Nonfatal to 0x2 (Node Reboot Required) RST: Yes, D-RST: Yes"
     assert judge(31, message) == judge(31, "")
 
@@ -263,7 +263,7 @@ MESSAGES = st.text() | st.lists(FRAGMENTS | st.text(max_size=3)).map("".join)
 
 
 @given(number=st.integers() | st.sampled_from(XIDS), message=MESSAGES)
-def test_any_number_and_any_text_are_judged_in_known_words(number: int, message: str) -> None:
+def test_any_number_and_any_text_are_classified_in_known_terms(number: int, message: str) -> None:
     found = judge(number, message)
     assert found.severity in SEVERITIES
     assert are_known(found.actions)
