@@ -1,4 +1,4 @@
-"""Parts of the evidence in memory: facts about a GPU, intervals of nodes, reports of problems."""
+"""Evidence in memory: facts about a GPU, intervals of nodes, reports of problems."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class IntervalInMemory(msgspec.Struct):
     """Approximate memory use."""
 
     @property
-    def parts(self) -> int:
-        """Return the number of evidence parts that it counts as."""
+    def interval_count(self) -> int:
+        """Return the number of usual intervals that it counts as."""
         return 1 + self.size_bytes // INTERVAL_BYTES
 
     @property
@@ -120,8 +120,8 @@ class IntervalMemory:
     """All intervals in memory, by node, boot and number."""
 
     by_key: dict[tuple[str, str, int], IntervalInMemory] = field(default_factory=dict)
-    parts: Counter[str] = field(default_factory=Counter)
-    """Parts of evidence that are in memory, by node."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Number of usual intervals in memory, by node."""
 
     def record_rows(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
         """Record the rows of a batch that belong in one interval."""
@@ -133,9 +133,9 @@ class IntervalMemory:
         if record.is_marked:
             doubt = (record.doubted_since_ns, record.corrected_ns)
             one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns))
-        before = one.parts
+        before = one.interval_count
         one.size_bytes += taking.record_rows(one.interval, rows)
-        self.parts[envelope.node] += one.parts - before
+        self.counts[envelope.node] += one.interval_count - before
 
     def mark_suspect_claim(
         self,
@@ -166,7 +166,7 @@ class IntervalMemory:
         one = self.by_key.get(key)
         if one is None:
             one = self.by_key[key] = IntervalInMemory(node_intervals.EvidenceInterval(*key, *span))
-            self.parts[key[0]] += one.parts
+            self.counts[key[0]] += one.interval_count
         one.interval.cover(*span)
         one.touched_ns = max(one.touched_ns, record.received_wall_ns)
         one.stored = False
@@ -176,16 +176,16 @@ class IntervalMemory:
         """Remove an interval that is stored in the database."""
         node = one.interval.node
         del self.by_key[one.key]
-        self.parts[node] -= one.parts
-        if not self.parts[node]:
-            del self.parts[node]
+        self.counts[node] -= one.interval_count
+        if not self.counts[node]:
+            del self.counts[node]
 
     def restore(self, intervals: Iterable[IntervalInMemory]) -> None:
         """Add the intervals of a checkpoint."""
         for one in intervals:
             one.stored = False  # its write may have been in progress
             self.by_key[one.key] = one
-            self.parts[one.interval.node] += one.parts
+            self.counts[one.interval.node] += one.interval_count
 
 
 @dataclass(slots=True)

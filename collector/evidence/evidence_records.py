@@ -128,7 +128,7 @@ class EvidenceQuarantine:
     """Table and name of each."""
 
     def interval(self, name: Any, packed: Any) -> node_intervals.EvidenceInterval | None:
-        """Decode the interval of a part; None if the row is damaged."""
+        """Decode the interval of a row; None if the row is damaged."""
         try:
             content = zstd.decompress(packed)
             self._check(name, content)

@@ -77,7 +77,7 @@ claim_end_trust = sa.Table(
     sa.Column("fact", sa.Text, primary_key=True),
     sa.Column("trusted_from_ns", sa.BigInteger, nullable=False),
 )
-"""Ends, and parts with starts of boots, that were reported late, by name.
+"""Ends, and intervals with starts of boots, that were reported late, by name.
 
 The time before `trusted_from_ns` is pending review.
 """
@@ -126,7 +126,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 def read_intervals(
     connection: sa.Connection, node: str, start_ns: int, end_ns: int
 ) -> list[tuple[str, bytes]]:
-    """Return parts in and around a window, and the nearest beyond on both sides."""
+    """Return intervals in and around a window, and the nearest beyond on both sides."""
     mine = evidence_intervals.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
     last = sa.select(sa.func.max(evidence_intervals.c.end_ns))
@@ -148,7 +148,7 @@ def read_intervals(
 def read_intervals_before(
     connection: sa.Connection, node: str, end_ns: int
 ) -> list[tuple[str, bytes, int]]:
-    """Return the last parts of a node that end before a timestamp, with their ends."""
+    """Return the last intervals of a node that end before a timestamp, with their ends."""
     mine = evidence_intervals.c.node == node
     last = (
         sa.select(sa.func.max(evidence_intervals.c.end_ns))

@@ -1,6 +1,6 @@
 """Periodic writing of facts to the database and of days to the ledger, off the event loop.
 
-A part of the evidence is removed from memory once the database has it. A day is written once it is
+An interval of the evidence is removed from memory once the database has it. A day is written once it is
 over and its delay has passed, and again as a new revision if later facts change it. While the
 database is unavailable everything stays in memory and in the checkpoint, and is retried.
 """
@@ -46,7 +46,7 @@ _YIELD_EVERY = 16
 class FinalizerCounters:
     """Counters since the start."""
 
-    parts: int = 0
+    intervals: int = 0
     days: int = 0
     revisions: int = 0
     failures: int = 0
@@ -271,7 +271,7 @@ class DayFinalizer:
             raise
         for fact in claims:
             self.book.unwritten.pop(fact, None)
-        self.counts.parts += len(written)
+        self.counts.intervals += len(written)
         for one in kept:
             self._open_days.record_stored(one.interval)
             if one.stored:

@@ -291,7 +291,7 @@ class Ingest:
 
     def _check_evidence(self, node: str) -> None:
         """Reject frames of a node that has used its share of the pending evidence."""
-        waiting = self.core.evidence.intervals.parts
+        waiting = self.core.evidence.intervals.counts
         share = max(1, self.limits.pending_evidence_intervals // max(1, len(waiting)))
         share = min(share, MAX_PARTS_OF_A_NODE)
         if waiting[node] > share:

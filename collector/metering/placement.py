@@ -1,7 +1,7 @@
 """Placement of claims for a number of GPUs of a node that do not name the devices.
 
 Each claim is assigned to assumed devices at each time. After the placed claims of a time, whole
-GPUs take GPUs without a placed claim of the same or a higher rank: first those that another
+GPUs take GPUs without a placed claim of the same or a higher authority: first those that another
 provider names for the same workload, then free ones, of these first the one held just before.
 Fractions take the remainders, split if needed. Precedence decides which claims fit; the order of
 the GPUs gives positions. Claims that do not fit are excess. The time of each tenant is the same for
@@ -99,7 +99,7 @@ class _GrantedShare(NamedTuple):
 
 @dataclass(slots=True)
 class _GpuOccupancy:
-    """A GPU at a time: its holders, and its remainder for a rank."""
+    """A GPU at a time: its holders, and its remainder for an authority."""
 
     gpu: str
     claims: list[_PlacedHolder]
@@ -107,13 +107,15 @@ class _GpuOccupancy:
     before: frozenset[UnplacedClaim] = frozenset()
     """Counts in force that held it in the previous span."""
 
-    def is_open(self, rank: ClaimAuthority) -> bool:
-        """True if a claim of this rank for a whole GPU may take it."""
-        return not self.parts and all(claim.authority < rank for claim in self.claims)
+    def is_open(self, authority: ClaimAuthority) -> bool:
+        """True if a claim of this authority for a whole GPU may take it."""
+        return not self.parts and all(claim.authority < authority for claim in self.claims)
 
-    def remainder(self, rank: ClaimAuthority) -> Fraction:
-        """Return the remainder after claims of the same or a higher rank, and after previous counts."""
-        placed = sum((claim.size for claim in self.claims if claim.authority >= rank), Fraction(0))
+    def remainder(self, authority: ClaimAuthority) -> Fraction:
+        """Return the remainder after claims of the same or a higher authority, and after previous counts."""
+        placed = sum(
+            (claim.size for claim in self.claims if claim.authority >= authority), Fraction(0)
+        )
         return max(Fraction(1) - placed - sum(part.share for part in self.parts), Fraction(0))
 
 
@@ -121,7 +123,7 @@ def place_counts(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]
     """Place the counts of a node on its GPUs, which are in the order in which positions are given.
 
     A GPU that a claim of another source already holds for the same workload, with the same or a
-    higher rank, is one of the number. A count is one claim on all GPUs that it holds, with its own
+    higher authority, is one of the number. A count is one claim on all GPUs that it holds, with its own
     start and end. Claims under review take the remainder after all others, so a late report moves no
     other claim: neither by its holds nor by the times at which parts of it begin or end.
     """
@@ -405,7 +407,7 @@ def _append_span(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> No
 
 
 def _precedence(claim: UnplacedClaim) -> tuple[Any, ...]:
-    """Sort key: higher rank, later start, larger id (digit runs as numbers), larger source."""
+    """Sort key: higher authority, later start, larger id (digit runs as numbers), larger source."""
     return (
         claim.authority,
         claim.start_ns,

@@ -78,9 +78,9 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
     await site.round(9 * HOUR, everything=True)
     accept(site.core, wrong[first:end])
     site.finalizer.hold = lambda: "suspect"
-    stored = site.finalizer.counts.parts
+    stored = site.finalizer.counts.intervals
     await site.round(40 * DAY_SECONDS, everything=True)
-    assert site.finalizer.counts.parts == stored, "nothing is kept for good while it is suspect"
+    assert site.finalizer.counts.intervals == stored, "nothing is kept for good while it is suspect"
     assert site.door.ledger.newest(DAY - 1, DAY + 99) == {}, "nor is any day finalized"
 
     site.restart()
