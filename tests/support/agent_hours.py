@@ -28,8 +28,8 @@ SCRAPE_SECONDS = 15
 UP_SECONDS = 1200
 """Uptime of nodes at the start: no rule treats them as just booted."""
 STEP_SECONDS = 0.5
-REPROBE_NS = 300 * NS
-"""Nothing appears in a simulated hour; a lost device is searched for sooner in any case."""
+RARELY_NS = 300 * NS
+"""Interval between probes where no device appears or leaves: they take half of the CPU time."""
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?")
 
 Samples = list[str | None]
@@ -103,7 +103,9 @@ class SteppedCallTime(CallTime):
             await asyncio.sleep(REPLAY_POLL_SECONDS)
 
 
-async def pages(spec: NodeSpec, minutes: int, first: int = 0) -> AsyncIterator[str]:
+async def pages(
+    spec: NodeSpec, minutes: int, first: int = 0, reprobe_ns: int = RARELY_NS
+) -> AsyncIterator[str]:
     """Yield the agent's metrics at every scrape; the agent starts at the minute `first`."""
     seconds, skipped = minutes * 60, first * 60
     capture = simulate(spec, seconds, SCRAPE_SECONDS)
@@ -118,7 +120,7 @@ async def pages(spec: NodeSpec, minutes: int, first: int = 0) -> AsyncIterator[s
         return 0 if over.is_set() else clock.now().boot_ns - spec.started_boot_ns
 
     host = RecordedHost(capture, clock, offset_ns, pause=call_time.pause)
-    agent = Agent(_settings(), host, spec.node, call_time=call_time, reprobe_ns=REPROBE_NS)
+    agent = Agent(_settings(), host, spec.node, call_time=call_time, reprobe_ns=reprobe_ns)
     task = asyncio.create_task(agent.sampler.run())
     try:
         for scrape in range((seconds - skipped) // SCRAPE_SECONDS + 1):
@@ -133,7 +135,11 @@ async def pages(spec: NodeSpec, minutes: int, first: int = 0) -> AsyncIterator[s
 
 
 async def watched(
-    spec: NodeSpec, minutes: int, metrics: Collection[str], first: int = 0
+    spec: NodeSpec,
+    minutes: int,
+    metrics: Collection[str],
+    first: int = 0,
+    reprobe_ns: int = RARELY_NS,
 ) -> dict[str, Samples]:
     """Return Prometheus' series of a node after some minutes: one sample per scrape.
 
@@ -146,7 +152,7 @@ async def watched(
     series = {f"up{{{target}}}": up}
     known: dict[str, Samples | None] = {}
     """Samples by the text before their values; None for metrics that are not asked for."""
-    async for page in pages(spec, minutes, first):
+    async for page in pages(spec, minutes, first, reprobe_ns):
         for line in page.splitlines():
             text, _, value = line.rpartition(" ")
             if text not in known:
