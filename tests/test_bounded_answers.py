@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from agent.commands.claim import AgentClient
 from agent.host.kubelet import call_kubelet
-from agent.host.kubelet_pods import pod_list
+from agent.host.kubelet_pods import read_pod_list
 from agent.shipping.collector_client import HttpClient
 from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
@@ -119,7 +119,7 @@ def unix(what: str, tmp_path: Path) -> Iterator[Path]:
 
 def test_the_agent_asks_the_kubelet_for_pods_within_bounds(url: str) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
-        pod_list(f"{url}/pods", "", "", SECONDS, MAX_BYTES)
+        read_pod_list(f"{url}/pods", "", "", SECONDS, MAX_BYTES)
 
 
 def test_the_agent_asks_the_kubelet_for_devices_within_bounds(unix: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_agent_asks_the_kubelet_for_devices_within_bounds(unix: Path) -> Non
 def claims_asked_for(where: str) -> None:
     client = AgentClient(where, "", 0.0, answer_seconds=SECONDS, max_bytes=MAX_BYTES)
     with pytest.raises(click.ClickException, match="no response from the agent"):
-        client.ask("GET", "/claims")
+        client.request("GET", "/claims")
 
 
 def test_the_claim_command_asks_an_address_within_bounds(url: str) -> None:

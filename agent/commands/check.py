@@ -142,14 +142,14 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
         for line in lines
         if line.startswith(catalog.GOVERNOR_STATE.name) and (match := _STATE.fullmatch(line))
     ]
-    found = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
+    findings = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
     periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
     for source, stretch in sorted(of_source.get(catalog.SOURCE_STRETCH.name, {}).items()):
         if stretch > 1:
             every = periods.get(source, 0.0)
             detail = f"{source} is read every {every:g} s instead of {every / stretch:g} s"
-            found.append(ProbeFinding.supported("governor", detail))
-    return found
+            findings.append(ProbeFinding.supported("governor", detail))
+    return findings
 
 
 _MARKS = {
@@ -186,19 +186,19 @@ async def check(
     write(f"Railscope agent {__version__} on node {agent.node}")
     await read(agent)
     statuses = agent.sampler.statuses.values()
-    found = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
-    found += _hangs(agent)
-    found += _costs(agent)
+    findings = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
+    findings += _hangs(agent)
+    findings += _costs(agent)
     if live:
-        found += await check_running_agent(agent.settings)
-    found.append(await _collector(agent))
+        findings += await check_running_agent(agent.settings)
+    findings.append(await _collector(agent))
     names = DeviceNames(entity for s in statuses if s.frame for _, entity in s.frame.schema.columns)
     for finding in sorted(
-        dict.fromkeys(found), key=lambda one: _RANKS.get(one.verdict, len(_RANKS))
+        dict.fromkeys(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
         _print_finding(finding, names, write)
     return all(
-        finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in found
+        finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in findings
     )
 
 
@@ -216,7 +216,7 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         return [ProbeFinding(name, ProbeVerdict.BROKEN, status.problem, "see the kernel log")]
     if frame is None or not frame.reasons:
         return []
-    found = []
+    findings = []
     for code, reason in REASONS.items():
         columns = zip(frame.schema.columns, frame.reasons, strict=True)
         metrics = sorted({metric.name for (metric, _), given in columns if given == code})
@@ -228,8 +228,8 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         remedy = ""
         if reason is Absent.DENIED:
             verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(name, _AS_ROOT)
-        found.append(ProbeFinding(name, verdict, detail, remedy))
-    return found
+        findings.append(ProbeFinding(name, verdict, detail, remedy))
+    return findings
 
 
 def _hangs(agent: Agent) -> list[ProbeFinding]:
@@ -261,7 +261,7 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
     shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
     whole = governor.projected
     governor.decide(0, 0)
-    found = [
+    findings = [
         _cost(statuses[name], shares[name], governor)
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
         if shares[name]
@@ -275,7 +275,7 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
         if whole > budget.cpu_ratio:
             detail += ": exceeded; periods are lengthened until reads fit the budget"
             remedy = "increase periods in [period_seconds], or increase budget.cpu_ratio"
-    return [*found, ProbeFinding("processor budget", verdict, detail, remedy), _memory(agent)]
+    return [*findings, ProbeFinding("processor budget", verdict, detail, remedy), _memory(agent)]
 
 
 def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding:

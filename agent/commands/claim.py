@@ -62,11 +62,11 @@ class AgentClient:
         self._where, self._token, self._timeout = where, token, timeout
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request and return the answer. Raises ClickException with the agent's error message."""
         until = time.monotonic() + self._timeout
         while True:
-            status, answer = self._try(method, path, body)
+            status, answer = self._request_once(method, path, body)
             if status == _OK:
                 return answer
             if status not in {_NO_ANSWER, _UNAVAILABLE} or time.monotonic() >= until:
@@ -74,7 +74,9 @@ class AgentClient:
                 raise click.ClickException(message)
             time.sleep(_RETRY_SECONDS)
 
-    def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
+    def _request_once(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[int, Any]:
         connection = self._connection()
         http_responses.bound_answers(connection, self._max_bytes, self._answer_seconds)
         headers = {"Content-Type": "application/json"}
@@ -189,7 +191,7 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
             return  # a job without GPUs claims none
         body = {**job, **{key: value for key, value in body.items() if value not in (None, "", [])}}
     _check_required(body, ("id", "--id"), ("gpus", "--gpu"))
-    answer = _create_client(options).ask(
+    answer = _create_client(options).request(
         "POST", CLAIMS_PATH, {k: v for k, v in body.items() if v is not None}
     )
     started = answer["claim"]
@@ -210,18 +212,21 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
     names = [name or other] if name or other else []
     if options["from_slurm"]:
         workload = _claim_of_slurm_job(os.environ)["workload"]
-        claims = agent.ask("GET", CLAIMS_PATH)["claims"]
+        claims = agent.request("GET", CLAIMS_PATH)["claims"]
         job = workload.partition(":")[2]
         names = [
-            one["id"]
-            for one in claims
-            if (one["reported_by"], one["source"], one["workload"]) == ("command", "slurm", job)
+            claim_id["id"]
+            for claim_id in claims
+            if (claim_id["reported_by"], claim_id["source"], claim_id["workload"])
+            == ("command", "slurm", job)
         ]
     elif not names:
         message = "missing claim: expected its id or --from-slurm"
         raise click.UsageError(message)
-    for one in dict.fromkeys(names):
-        ended = agent.ask("POST", f"{CLAIMS_PATH}/{quote(str(one), safe='')}/end", body)["claim"]
+    for claim_id in dict.fromkeys(names):
+        ended = agent.request("POST", f"{CLAIMS_PATH}/{quote(str(claim_id), safe='')}/end", body)[
+            "claim"
+        ]
         click.echo(f"{ended['id']}: {', '.join(ended['devices'])} until {ended['end']}")
 
 
@@ -237,7 +242,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
 @_agent_options
 def show(form: str, **options: Any) -> None:
     """List the claims in force on this node from all claim providers, and use without a claim."""
-    claims = _create_client(options).ask("GET", CLAIMS_PATH)["claims"]
+    claims = _create_client(options).request("GET", CLAIMS_PATH)["claims"]
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return

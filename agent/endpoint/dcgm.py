@@ -51,7 +51,7 @@ class DcgmExposition:
 
     def render(self, frames: Iterable[Frame], text_format: TextFormat) -> str:
         """Render one exposition of all frames."""
-        current = [frame for frame in frames if _concerns(frame.schema)]
+        current = [frame for frame in frames if _is_about_device(frame.schema)]
         schemas = tuple(frame.schema for frame in current)
         if schemas != self._schemas:
             self._blocks = list(_blocks(schemas, self._hostname))
@@ -66,7 +66,7 @@ class DcgmExposition:
         return "".join(parts)
 
 
-def _concerns(schema: Schema) -> bool:
+def _is_about_device(schema: Schema) -> bool:
     return any(metric in _USED_METRICS for metric, _ in schema.groups)
 
 
@@ -157,8 +157,8 @@ class _SchemaColumns:
         self, row: DcgmMetric, formulas: Iterable[DcgmFormula], device: DcgmDevice
     ) -> _DcgmSample | None:
         """Return a row's sample of a device; None if no source has its readings."""
-        found = (self._way(row, formula, device) for formula in formulas)
-        ways = tuple(way for way in found if way)
+        candidates = (self._way(row, formula, device) for formula in formulas)
+        ways = tuple(way for way in candidates if way)
         zero = None
         if row.otherwise_zero:
             zero = self._sum([(FormulaTerm(row.otherwise_zero), 1)], device)
@@ -183,13 +183,13 @@ class _SchemaColumns:
     def _sum(
         self, terms: Iterable[tuple[FormulaTerm, int]], device: DcgmDevice
     ) -> _ReadingSum | None:
-        found = []
+        sums = []
         for term, factor in terms:
             readings = tuple(self._readings(term, factor, device))
             if not readings:
                 return None
-            found.append(readings)
-        return _ReadingSum(tuple(found))
+            sums.append(readings)
+        return _ReadingSum(tuple(sums))
 
     def _readings(
         self, term: FormulaTerm, factor: int, device: DcgmDevice
@@ -197,7 +197,7 @@ class _SchemaColumns:
         kind = term.metric.about
         wanted = (*device.own(kind), *term.part)
         for key, place in self._columns.get((term.metric, device.own(kind.whole)), ()):
-            if not _fits(key, wanted):
+            if not _matches_key(key, wanted):
                 continue
             if term.weights is None:
                 yield place, factor
@@ -205,7 +205,7 @@ class _SchemaColumns:
                 yield place, factor * term.weights[key[-1]]
 
 
-def _fits(key: EntityKey, wanted: EntityKey) -> bool:
+def _matches_key(key: EntityKey, wanted: EntityKey) -> bool:
     return len(key) == len(wanted) and all(
         want in {EACH, have} for have, want in zip(key, wanted, strict=True)
     )

@@ -132,11 +132,11 @@ def _describe_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> str:
 
 
 def _xid_actions(facts: rule.GpuHealthFacts, *, fatal: bool) -> rule.RequiredActions:
-    found = _select_xids(facts, fatal=fatal)
-    actions = {action for reported in found for action in reported.judgement.actions}
+    xids = _select_xids(facts, fatal=fatal)
+    actions = {action for reported in xids for action in reported.judgement.actions}
     texts = (
         f"Xid {reported.number}: {reported.judgement.nvidia}".removesuffix(": ")
-        for reported in found
+        for reported in xids
     )
     return rule.RequiredActions(tuple(actions), tuple(texts))
 

@@ -80,13 +80,15 @@ class CounterWindow(Generic[CounterKeyT]):
     def follow(self, keys: Sequence[CounterKeyT]) -> None:
         """Follow exactly these counters; those that were followed before keep their sums."""
         before, counters, marks = self._places, self._counters, self._marks
-        kept = [before.get(key) for key in keys]
+        values = [before.get(key) for key in keys]
         self._places = {key: place for place, key in enumerate(keys)}
-        self._counters = [_WindowCounter() if place is None else counters[place] for place in kept]
+        self._counters = [
+            _WindowCounter() if place is None else counters[place] for place in values
+        ]
         self._marks = deque(
             _WindowMark(
                 mark.boot_ns,
-                array("Q", [0 if place is None else mark.totals[place] for place in kept]),
+                array("Q", [0 if place is None else mark.totals[place] for place in values]),
             )
             for mark in marks
         )
@@ -250,7 +252,7 @@ class _SourceReadings:
 
 
 @dataclass(slots=True)
-class _SeenGpu:
+class _ObservedGpu:
     """A GPU that has been seen."""
 
     entity: Entity
@@ -269,7 +271,7 @@ class FactCollector:
         """State of GPUs from before a restart of the agent."""
         self._xids = xids
         self._readings = {name: _SourceReadings() for name in READING_SOURCES}
-        self._gpus: dict[str, _SeenGpu] = {}
+        self._gpus: dict[str, _ObservedGpu] = {}
         self._absent: dict[str, Absent] = {}
         self._devices: Mapping[str, Reading] = {}
 
@@ -302,7 +304,7 @@ class FactCollector:
     def facts(self, gpu: Entity) -> rule.GpuHealthFacts:
         """Return the facts about a GPU."""
         (name,) = gpu.key
-        known = self._gpus[name]
+        observed = self._gpus[name]
         readings: dict[declare.Metric, dict[rule.GpuPart, Reading]] = {}
         changes: dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]] = {}
         for source in self._readings.values():
@@ -310,13 +312,15 @@ class FactCollector:
                 readings.setdefault(metric, {})[part] = reading
                 if change:
                     changes.setdefault(metric, {})[part] = change
-        gpu_xids = self._xids(known.address)
-        xids = tuple(xid for xid in gpu_xids if xid.boot_ns > known.lifetime.cleared_ns)
-        state = self._device_state(known)
+        gpu_xids = self._xids(observed.address)
+        xids = tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns)
+        state = self._device_state(observed)
         # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
         hung = state == _MISSING and driver_rules.is_firmware_unresponsive(xids)
-        why = Absent.TIMEOUT if hung else Absent.GONE
-        unlisted = {s: why for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns}
+        reason = Absent.TIMEOUT if hung else Absent.GONE
+        unlisted = {
+            s: reason for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns
+        }
         return rule.GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
 
     def _check_kernel_log(self, log: Frame) -> None:
@@ -343,9 +347,9 @@ class FactCollector:
 
     def _add_missing_gpus(self, devices: Frame | None) -> None:
         """Add GPUs that NVML never reported: those that were lost before the agent started."""
-        known = {gpu.address for gpu in self._gpus.values()}
+        addresses = {gpu.address for gpu in self._gpus.values()}
         for entity in devices.schema.entities if devices else ():
-            if entity.kind is entities.GPU and entity.facts["pci_address"] not in known:
+            if entity.kind is entities.GPU and entity.facts["pci_address"] not in addresses:
                 self._add_gpu(entity)
 
     def _add_gpu(self, entity: Entity) -> None:
@@ -354,11 +358,11 @@ class FactCollector:
             gpu.entity = entity
         elif len(self._gpus) < MAX_GPUS:
             before = self.remembered.get(entity.key[0])
-            self._gpus[entity.key[0]] = _SeenGpu(
+            self._gpus[entity.key[0]] = _ObservedGpu(
                 entity, replace(before) if before else GpuLifetime()
             )
 
-    def _device_state(self, gpu: _SeenGpu) -> Reading:
+    def _device_state(self, gpu: _ObservedGpu) -> Reading:
         return self._absent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)
 
 
@@ -374,8 +378,8 @@ class GpuLifetimeFile:
 
     def load(self) -> dict[str, GpuLifetime]:
         """Return the saved state by GPU."""
-        kept = self._file.read(_SavedLifetimes)
-        return kept.gpus if kept else {}
+        saved = self._file.read(_SavedLifetimes)
+        return saved.gpus if saved else {}
 
     def save(self, gpus: Mapping[str, GpuLifetime]) -> None:
         """Save the state."""

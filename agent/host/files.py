@@ -35,10 +35,10 @@ class RootedFiles:
         A link of a copied tree that leads out of the tree resolves to a missing file: its target
         belongs to the node that holds the copy.
         """
-        here = self._root + path
-        if self._root and not os.path.realpath(here).startswith(self._root + "/"):
+        path_below_root = self._root + path
+        if self._root and not os.path.realpath(path_below_root).startswith(self._root + "/"):
             return self._root + _OUTSIDE
-        return here
+        return path_below_root
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
@@ -92,7 +92,7 @@ class OpenFiles:
             reading = parse_integer(os.pread(descriptor, _COUNTER_BYTES, 0))
         except OSError as error:
             reading = reason_of(error)
-        _put(values, reasons, position, reading)
+        _store_open_file(values, reasons, position, reading)
 
     def text(self, index: int) -> bytes:
         """Content of one file, up to a page."""
@@ -130,7 +130,7 @@ class PlainFiles:
                 reading = parse_integer(self._read(path))
             except OSError as error:
                 reading = reason_of(error)
-            _put(values, reasons, position, reading)
+            _store_open_file(values, reasons, position, reading)
 
     def text(self, index: int) -> bytes:
         """Content of one file."""
@@ -140,7 +140,9 @@ class PlainFiles:
         """Do nothing: no file is held open."""
 
 
-def _put(values: list[int], reasons: bytearray, position: int, reading: Reading) -> None:
+def _store_open_file(
+    values: list[int], reasons: bytearray, position: int, reading: Reading
+) -> None:
     values[position] = 0 if isinstance(reading, Absent) else reading
     reasons[position] = reading.value if isinstance(reading, Absent) else PRESENT
 

@@ -130,19 +130,19 @@ def _exchange(connection: socket.socket, request: _KubeletRequest, answer: _Kube
             raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its response")
         left_bytes -= len(received)
         if left_bytes < 0:  # endless pings and other frames
-            raise _too_long(answer.max_bytes)
+            raise _too_long_error(answer.max_bytes)
         for event in http.receive_data(received):
             if not answer.has_ended:  # frames after the end of an answer do not change it
-                _take(http, event, answer)
+                _add_event(http, event, answer)
 
 
-def _too_long(max_bytes: int) -> OSError:
+def _too_long_error(max_bytes: int) -> OSError:
     return OSError(
         errno.EMSGSIZE, f"response of the kubelet too long: expected at most {max_bytes} bytes"
     )
 
 
-def _take(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
+def _add_event(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
     """Add a received event to the answer, and open the flow-control window by its length."""
     if isinstance(event, ResponseReceived | TrailersReceived):
         for name, value in event.headers or ():
@@ -150,7 +150,7 @@ def _take(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
     elif isinstance(event, DataReceived):
         answer.content += event.data or b""
         if len(answer.content) > answer.max_bytes:
-            raise _too_long(answer.max_bytes)
+            raise _too_long_error(answer.max_bytes)
         if event.flow_controlled_length:
             http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
     elif isinstance(event, StreamReset | ConnectionTerminated):

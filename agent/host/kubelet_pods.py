@@ -17,7 +17,7 @@ _OK = 200
 _DENIED = {401, 403}
 
 
-def pod_list(
+def read_pod_list(
     url: str, token_file: str, ca_file: str, timeout: float, max_bytes: int = MAX_BYTES
 ) -> bytes:
     """Answer to GET /pods. Raises OSError; PermissionError if the kubelet denies the request."""

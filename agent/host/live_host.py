@@ -232,7 +232,7 @@ def decode_health_log(log: bytes) -> dict[str, int]:
     if len(log) < LOG_BYTES:
         raise OSError(errno.EIO, f"health log too short: {len(log)} bytes")
     warning, kelvins, spare, spare_limit, used = _HEAD.unpack_from(log)
-    found = {
+    readings = {
         "critical_warning": warning,
         "temperature_kelvins": kelvins,
         "spare_percent": spare,
@@ -241,9 +241,9 @@ def decode_health_log(log: bytes) -> dict[str, int]:
     }
     for position, name in enumerate(_COUNTS):
         start = _COUNTS_AT + position * _COUNT_BYTES
-        found[name] = int.from_bytes(log[start : start + _COUNT_BYTES], "little")
-    found["warm_minutes"], found["hot_minutes"] = _TIMES.unpack_from(log, _TIMES_AT)
-    return found
+        readings[name] = int.from_bytes(log[start : start + _COUNT_BYTES], "little")
+    readings["warm_minutes"], readings["hot_minutes"] = _TIMES.unpack_from(log, _TIMES_AT)
+    return readings
 
 
 def call_nvme(function: str, controller: str) -> Json:

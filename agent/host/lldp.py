@@ -134,8 +134,8 @@ class Lldp:
 
     def _keep(self, name: str, neighbour: dict[str, Json]) -> None:
         key = (name, neighbour["chassis"], neighbour["port"])
-        known = sum(other == name for other, _, _ in self._neighbours)
-        if key in self._neighbours or known < _MAX_NEIGHBOURS:
+        count = sum(other == name for other, _, _ in self._neighbours)
+        if key in self._neighbours or count < _MAX_NEIGHBOURS:
             end_ns = self._emptied_ns + neighbour["ttl_seconds"] * SECOND_NS
             self._neighbours[key] = (end_ns, neighbour)
 
@@ -167,14 +167,14 @@ def parse(content: bytes) -> dict[str, Json] | None:
 
 def _parts(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Type and value of each TLV, up to the end or to a truncated one."""
-    at = 0
-    while len(content) - at >= 2:  # noqa: PLR2004 - seven bits of type, nine of length
-        head = int.from_bytes(content[at : at + 2])
+    offset = 0
+    while len(content) - offset >= 2:  # noqa: PLR2004 - seven bits of type, nine of length
+        head = int.from_bytes(content[offset : offset + 2])
         kind, length = head >> 9, head & 0x1FF
-        if kind == _END or at + 2 + length > len(content):
+        if kind == _END or offset + 2 + length > len(content):
             return
-        yield kind, content[at + 2 : at + 2 + length]
-        at += 2 + length
+        yield kind, content[offset + 2 : offset + 2 + length]
+        offset += 2 + length
 
 
 def _optional(kind: int, value: bytes) -> Iterator[tuple[str, Json]]:
@@ -206,8 +206,8 @@ def _identifier(value: bytes, mac: int, network: int) -> str:
 
 
 def _network_address(value: bytes) -> str:
-    known = _FAMILIES.get((value[0], len(value) - 1)) if value else None
-    return socket.inet_ntop(known, value[1:]) if known else ""
+    family = _FAMILIES.get((value[0], len(value) - 1)) if value else None
+    return socket.inet_ntop(family, value[1:]) if family else ""
 
 
 def _text(value: bytes) -> str:

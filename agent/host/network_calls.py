@@ -128,16 +128,16 @@ class Ethtool:
         EAGAIN if the list kept changing during the read.
         """
         for _ in range(_TRIES):
-            known = self._known.get(interface)
-            if known is None:
+            cached = self._known.get(interface)
+            if cached is None:
                 count = self._count(interface)
                 if count == 0:
                     return {"names": [], "values": []}
-                known = self._cached_names(interface, self._strings(interface, count))
-            if count := len(known.names):
+                cached = self._cached_names(interface, self._strings(interface, count))
+            if count := len(cached.names):
                 values = self._values(interface, count)
-                if len(values) == count and self._strings(interface, count) == known.raw:
-                    return {"names": known.names, "values": values}
+                if len(values) == count and self._strings(interface, count) == cached.raw:
+                    return {"names": cached.names, "values": values}
             del self._known[interface]
         raise OSError(errno.EAGAIN, f"the list of statistics of {interface} changes on every read")
 
@@ -160,16 +160,16 @@ class Ethtool:
     def _strings(self, interface: str, count: int) -> bytes:
         _STRINGS.pack_into(self._kernel.buffer, 0, _GSTRINGS, _SS_STATS, count)
         self._kernel.ask(interface)
-        found = _STRINGS.unpack_from(self._kernel.buffer)[2]
+        returned = _STRINGS.unpack_from(self._kernel.buffer)[2]
         start = _STRINGS.size
-        return bytes(self._kernel.buffer[start : start + found * _STRING_BYTES])
+        return bytes(self._kernel.buffer[start : start + returned * _STRING_BYTES])
 
     def _values(self, interface: str, count: int) -> list[int]:
         _VALUES.pack_into(self._kernel.buffer, 0, _GSTATS, count)
         self._kernel.ask(interface)
-        found = _VALUES.unpack_from(self._kernel.buffer)[1]
+        returned = _VALUES.unpack_from(self._kernel.buffer)[1]
         values = array.array("Q")
-        values.frombytes(self._kernel.buffer[_VALUES.size : _VALUES.size + found * _VALUE_BYTES])
+        values.frombytes(self._kernel.buffer[_VALUES.size : _VALUES.size + returned * _VALUE_BYTES])
         return values.tolist()
 
     def close(self) -> None:

@@ -190,7 +190,7 @@ class Nvml:
             if isinstance(device, str):
                 raise NvmlError(_NOT_FOUND, f"unknown MIG device {device}")
             handle = self._handles[device] = module.nvmlDeviceGetHandleByIndex(device)
-            if not self._events.follows(handle):
+            if not self._events.is_following(handle):
                 self._events.close()  # to reopen it with this GPU among the others
         return handle
 
@@ -212,9 +212,9 @@ class Nvml:
         Memory slices of the GPU instance are readable only with the right to configure MIG.
         """
         parent = self._handle(module, gpu)
-        found: dict[str, Json] = {}
-        most = module.nvmlDeviceGetMaxMigDeviceCount(parent)
-        for index in range(most):
+        devices: dict[str, Json] = {}
+        max_devices = module.nvmlDeviceGetMaxMigDeviceCount(parent)
+        for index in range(max_devices):
             try:
                 handle = module.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
             except module.NVMLError as error:
@@ -227,10 +227,16 @@ class Nvml:
             if not self._is(uuid, handle, (gpu, instance)):
                 self._drop(uuid)
             self._handles[uuid], self._mig[uuid] = handle, (gpu, instance)
-            known = {"uuid": uuid, "index": index, "gpu": instance, "compute": part, "most": most}
-            found[uuid] = known | _placement(module, parent, instance)
-        self._drop_mig(gpu, found)
-        return list(found.values())
+            known = {
+                "uuid": uuid,
+                "index": index,
+                "gpu": instance,
+                "compute": part,
+                "most": max_devices,
+            }
+            devices[uuid] = known | _placement(module, parent, instance)
+        self._drop_mig(gpu, devices)
+        return list(devices.values())
 
     def _is(self, uuid: str, handle: Any, place: tuple[int, int]) -> bool:
         known = self._handles.get(uuid)
@@ -285,9 +291,9 @@ class Nvml:
         member = _SAMPLE_MEMBERS.get(value_type)
         if member is None:
             raise NvmlError(_UNKNOWN, f"unknown sample type {value_type}")
-        found = [[int(s.timeStamp), int(getattr(s.sampleValue, member))] for s in samples]
-        self._stamps[key] = max([stamp, *(taken for taken, _ in found)])
-        return found
+        buffered = [[int(s.timeStamp), int(getattr(s.sampleValue, member))] for s in samples]
+        self._stamps[key] = max([stamp, *(taken for taken, _ in buffered)])
+        return buffered
 
     def _since_last(self, function: str, module: ModuleType, gpu: int) -> Json:
         """Samples newer than the last one: without its time the driver returns an average of all."""

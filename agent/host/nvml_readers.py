@@ -95,21 +95,21 @@ class EventQueue:
             self.close()
             raise module.NVMLError(_NOT_SUPPORTED)
 
-    def follows(self, handle: Any) -> bool:
+    def is_following(self, handle: Any) -> bool:
         """True if the events of a GPU are followed, or if the queue is closed."""
         return not self.is_open or device_address(handle) in self._index
 
     def _register(self, module: ModuleType, handle: Any) -> bool:
         """Register the event types that this GPU supports: one unsupported type would fail the request."""
         try:
-            wanted = EVENT_TYPES & module.nvmlDeviceGetSupportedEventTypes(handle)
-            if wanted:
-                module.nvmlDeviceRegisterEvents(handle, wanted, self._set)
+            event_types = EVENT_TYPES & module.nvmlDeviceGetSupportedEventTypes(handle)
+            if event_types:
+                module.nvmlDeviceRegisterEvents(handle, event_types, self._set)
         except module.NVMLError as error:
             if error.value in _OF_THE_DRIVER:
                 raise
             return False
-        return bool(wanted)
+        return bool(event_types)
 
     def take(self) -> Json:
         """The latest events, each as [number, GPU index, type, data, GPU and compute instance].
@@ -208,14 +208,14 @@ class FieldBatch:
             raise self._module.NVMLError(code)
         heads = self._integers[_HEAD::_STRIDE].tolist()
         if heads != self._heads:
-            self._understand(heads)
+            self._decode(heads)
         raw: list[int] = self._integers[_VALUE::_STRIDE].tolist()
         values: list[int | float] = [*raw]
         for position, decode in self._decoders:
             values[position] = decode(raw[position])
         return [values, self._codes]
 
-    def _understand(self, heads: list[int]) -> None:
+    def _decode(self, heads: list[int]) -> None:
         """Cache type and code of each value: both usually stay the same between reads."""
         self._heads = heads
         self._codes = [head >> _TYPE_BITS for head in heads]

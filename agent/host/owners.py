@@ -81,9 +81,9 @@ class OwnerCalls:
     def _pods(self, url: str, token_file: str, ca_file: str) -> Json:
         if not self._live:
             raise FileNotFoundError(errno.ENOENT, "the kubelet is not available in a copied tree")
-        from agent.host.kubelet_pods import pod_list  # noqa: PLC0415 - TLS takes 2 MiB
+        from agent.host.kubelet_pods import read_pod_list  # noqa: PLC0415 - TLS takes 2 MiB
 
-        entries = parse_pod_list(pod_list(url, token_file, ca_file, KUBELET_SECONDS))
+        entries = parse_pod_list(read_pod_list(url, token_file, ca_file, KUBELET_SECONDS))
         return _as_json([pod for pod in entries if pod.concerns_gpus])
 
     def _environ(self, pid: int) -> Json:

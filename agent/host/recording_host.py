@@ -133,7 +133,7 @@ class RecordingHost(HostWrapper):
         """Record the answer to each entry of a batch, or one failure for all of them."""
         device, *entries = arguments
         keys = [recorded_host.call_key(seam, function, (device, entry)) for entry in entries]
-        with self._asking("calls", keys):
+        with self._query_lock("calls", keys):
             answer = self._host.call(seam, function, *arguments)
         for key, value, code in zip(keys, *answer, strict=True):
             self._keep("calls", key, [code, value])
@@ -150,13 +150,13 @@ class RecordingHost(HostWrapper):
         return _RecordingKernelLog(self, log)
 
     def _recorded_answer(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
-        with self._asking(section, [key]):
+        with self._query_lock(section, [key]):
             answer = ask()
         self._keep(section, key, answer)
         return answer
 
     @contextmanager
-    def _asking(self, section: str, keys: Sequence[str]) -> Iterator[None]:
+    def _query_lock(self, section: str, keys: Sequence[str]) -> Iterator[None]:
         """Record a failure for all keys, and the time during which there was no answer."""
         question = _RecordedQuery(section, keys, self._offset_ns)
         with self._lock:

@@ -226,23 +226,23 @@ def _generated_name(text: str) -> str:
 
 def _replaced(match: re.Match[str]) -> str:
     """Replacement of a match: the match itself if it is harmless."""
-    found = match[0]
+    value = match[0]
     if match.lastgroup == "sluid":
-        return _sluid(found)
+        return _sluid(value)
     if match["identifier"]:
-        return _same_form(found)
+        return _same_form(value)
     if match["address"]:
-        return _address(found)
-    return found if is_harmless(found) else _generated_name(found)
+        return _address(value)
+    return value if is_harmless(value) else _generated_name(value)
 
 
 def _same_form(identifier: str) -> str:
     kind = _KIND.match(identifier)
-    kept = kind[0] if kind else ""
-    own = identifier[len(kept) :]
+    prefix = kind[0] if kind else ""
+    own = identifier[len(prefix) :]
     digest = _digest(own.replace(":", "").replace("_", "-"))  # systemd writes _ for - in names
     fresh = iter(digest.upper() if own.isupper() else digest)
-    return kept + "".join(c if c in "-:_" else next(fresh) for c in own)
+    return prefix + "".join(c if c in "-:_" else next(fresh) for c in own)
 
 
 def _sluid(text: str) -> str:

@@ -135,16 +135,16 @@ def parse_owner(content: bytes) -> CgroupOwner:
         return OwnerNotVisible()
     for find in _FINDERS:
         for path in paths:
-            found = find(path)
-            if found is not None:
-                return found
+            owner = find(path)
+            if owner is not None:
+                return owner
     return NoOwner()
 
 
 def _path(line: str) -> str:
     """Return the path of one line without the kernel's mark for a deleted group (cgroup v2)."""
-    hierarchy, _, rest = line.partition(":")
-    _, colon, path = rest.partition(":")
+    hierarchy, _, controllers = line.partition(":")
+    _, colon, path = controllers.partition(":")
     if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
         message = f"invalid line of /proc/PID/cgroup: {line[:200]!r}"
         raise FormatError(message)
@@ -171,39 +171,39 @@ def _outside_user_slices(
 
 
 def _slurm(path: str) -> SlurmTask | None:
-    found = _SLURM.search(path)
-    if found is None:
+    match = _SLURM.search(path)
+    if match is None:
         return None
-    return SlurmTask(int(found["job"]) if found["job"] else None, found["sluid"] or "")
+    return SlurmTask(int(match["job"]) if match["job"] else None, match["sluid"] or "")
 
 
 def _pod(path: str) -> PodOwner | None:
-    found = _POD.search(path)
-    return PodOwner(found[1].replace("_", "-")) if found else None
+    match = _POD.search(path)
+    return PodOwner(match[1].replace("_", "-")) if match else None
 
 
 def _machine(path: str) -> VirtualMachineOwner | None:
-    found = _MACHINE.search(path)
-    domain = found and _DOMAIN.fullmatch(unescape_unit_name(found["scope"] or found["directory"]))
+    match = _MACHINE.search(path)
+    domain = match and _DOMAIN.fullmatch(unescape_unit_name(match["scope"] or match["directory"]))
     return VirtualMachineOwner(domain["name"]) if domain else None
 
 
 def _container(path: str) -> ContainerOwner | None:
     """Return the outermost container: the one of the host's runtime."""
-    found = _CONTAINER.search(path)
-    return _container_of(found) if found else None
+    match = _CONTAINER.search(path)
+    return _container_of(match) if match else None
 
 
-def _container_of(found: re.Match[str], user_id: int | None = None) -> ContainerOwner:
-    runtime = found["prefix"] or found["manager"] or found["directory"] or ""
-    name = found["named"] or found["managed"] or found["bare"]
+def _container_of(match: re.Match[str], user_id: int | None = None) -> ContainerOwner:
+    runtime = match["prefix"] or match["manager"] or match["directory"] or ""
+    name = match["named"] or match["managed"] or match["bare"]
     return ContainerOwner(_RUNTIMES.get(runtime, runtime), name, user_id)
 
 
 def _unit(path: str) -> UnitOwner | None:
     """Return the outermost unit: a unit may name the groups below it as it likes."""
-    found = _UNIT.search(path)
-    return UnitOwner(unescape_unit_name(found["name"])) if found else None
+    match = _UNIT.search(path)
+    return UnitOwner(unescape_unit_name(match["name"])) if match else None
 
 
 def unescape_unit_name(name: str) -> str:

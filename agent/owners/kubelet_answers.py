@@ -108,19 +108,19 @@ _GOOGLE = re.compile(
 
 def parse_device_id(text: str) -> DeviceId | None:
     """Parse a device id of a kubelet's answer; None for a text that is none of a GPU."""
-    if found := _GOOGLE.fullmatch(text):
-        return DeviceFileId(int(found["minor"]), _number(found["gi"]), _number(found["replica"]))
-    found = _NVIDIA.fullmatch(text)
-    if found is None:
+    if match := _GOOGLE.fullmatch(text):
+        return DeviceFileId(int(match["minor"]), _number(match["gi"]), _number(match["replica"]))
+    match = _NVIDIA.fullmatch(text)
+    if match is None:
         return None
-    replica = _number(found["replica"])
-    if found["gpu"]:
-        return GpuId(found["gpu"], replica, _number(found["slot"]))
-    if found["mig"]:
-        return MigDeviceId(found["mig"], replica)
-    if found["parent"]:
-        return MigInstanceId(found["parent"], int(found["gi"]), int(found["ci"]), replica)
-    return GpuIndexId(int(found["index"]), _number(found["mig_index"]), replica)
+    replica = _number(match["replica"])
+    if match["gpu"]:
+        return GpuId(match["gpu"], replica, _number(match["slot"]))
+    if match["mig"]:
+        return MigDeviceId(match["mig"], replica)
+    if match["parent"]:
+        return MigInstanceId(match["parent"], int(match["gi"]), int(match["ci"]), replica)
+    return GpuIndexId(int(match["index"]), _number(match["mig_index"]), replica)
 
 
 def _number(text: str | None) -> int | None:
@@ -211,41 +211,41 @@ class ProtobufMessage:
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of each length-delimited field, in order; skip other fields."""
-    at = 0
-    while at < len(content):
-        tag, at = _varint(content, at)
+    offset = 0
+    while offset < len(content):
+        tag, offset = _varint(content, offset)
         number, kind = tag >> 3, tag & 7
         if not number or number >= 1 << 29:
-            message = f"byte {at}: invalid field number {number}"
+            message = f"byte {offset}: invalid field number {number}"
             raise FormatError(message)
         if kind == _VARINT:
-            _, at = _varint(content, at)
+            _, offset = _varint(content, offset)
             continue
         if kind == _LENGTH:
-            length, at = _varint(content, at)
+            length, offset = _varint(content, offset)
         elif kind in _FIXED:
             length = _FIXED[kind]
         else:
-            message = f"byte {at}: field {number} has the unknown type {kind}"
+            message = f"byte {offset}: field {number} has the unknown type {kind}"
             raise FormatError(message)
-        if length > len(content) - at:
-            message = f"byte {at}: truncated field {number}: {len(content) - at} of {length} bytes"
+        if length > len(content) - offset:
+            message = f"byte {offset}: truncated field {number}: {len(content) - offset} of {length} bytes"
             raise FormatError(message)
         if kind == _LENGTH:
-            yield number, content[at : at + length]
-        at += length
+            yield number, content[offset : offset + length]
+        offset += length
 
 
-def _varint(content: bytes, at: int) -> tuple[int, int]:
+def _varint(content: bytes, offset: int) -> tuple[int, int]:
     """Decode a varint of up to 64 bits, seven per byte, lowest first; return it and its end."""
     value = 0
-    for place, byte in enumerate(content[at : at + _MAX_BYTES]):
+    for place, byte in enumerate(content[offset : offset + _MAX_BYTES]):
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:  # noqa: PLR2004 - the top bit means that more bytes follow
             if value >= _RANGE:
                 break
-            return value, at + place + 1
-    message = f"byte {at}: invalid number: truncated, or more than 64 bits"
+            return value, offset + place + 1
+    message = f"byte {offset}: invalid number: truncated, or more than 64 bits"
     raise FormatError(message)
 
 

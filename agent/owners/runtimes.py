@@ -37,13 +37,13 @@ def parse_docker_container(content: bytes, label: str) -> dict[str, str]:
     Raises FormatError.
     """
     try:
-        found = msgspec.json.decode(content, type=_DockerContainerFile)
+        container = msgspec.json.decode(content, type=_DockerContainerFile)
     except msgspec.MsgspecError as error:
         message = f"invalid container file of Docker: {error}"
         raise FormatError(message) from error
-    labels = (found.Config.Labels if found.Config else None) or {}
+    labels = (container.Config.Labels if container.Config else None) or {}
     return {
-        "name": found.Name.removeprefix("/"),
+        "name": container.Name.removeprefix("/"),
         "label": labels.get(label, "") if label else "",
     }
 
@@ -84,21 +84,21 @@ def parse_domain(content: bytes) -> LibvirtDomain:
     except ET.ParseError as error:
         message = f"invalid XML: {error}"
         raise FormatError(message) from error
-    found = root if root.tag == "domain" else root.find("domain")
-    if found is None:
+    domain = root if root.tag == "domain" else root.find("domain")
+    if domain is None:
         message = f"unexpected root element {root.tag[:100]!r}: expected an element with a domain"
         raise FormatError(message)
-    project = found.find("metadata/{*}instance/{*}owner/{*}project")  # of OpenStack Nova
+    project = domain.find("metadata/{*}instance/{*}owner/{*}project")  # of OpenStack Nova
     return LibvirtDomain(
-        name=found.findtext("name", ""),
-        uuid=found.findtext("uuid", ""),
+        name=domain.findtext("name", ""),
+        uuid=domain.findtext("uuid", ""),
         pci_addresses=tuple(
             _address(source)
-            for source in found.findall("devices/hostdev[@type='pci']/source/address")
+            for source in domain.findall("devices/hostdev[@type='pci']/source/address")
         ),
         mediated=tuple(
             source.get("uuid", "")
-            for source in found.findall("devices/hostdev[@type='mdev']/source/address")
+            for source in domain.findall("devices/hostdev[@type='mdev']/source/address")
         ),
         project=(project.text or "").strip() if project is not None else "",
         project_id=project.get("uuid", "") if project is not None else "",
@@ -112,10 +112,10 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
         return None
     options = dict(pairwise(arguments))
     addresses = [
-        f"{found[1] or '0000'}:{found[2]}".lower()
+        f"{match[1] or '0000'}:{match[2]}".lower()
         for argument in arguments
         if "vfio-pci" in argument
-        for found in (*_HOST.finditer(argument), *_HOST_JSON.finditer(argument))
+        for match in (*_HOST.finditer(argument), *_HOST_JSON.finditer(argument))
     ]
     name = options.get("-name", "")
     guest = re.search(r"(?:^|,)guest=([^,]*)", name)

@@ -104,8 +104,8 @@ def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:
 
 
 def _minor(*files: str) -> int | None:
-    found = (_DEVICE_FILE.fullmatch(file) for file in files)
-    return next((int(device[1]) for device in found if device), None)
+    matches = (_DEVICE_FILE.fullmatch(file) for file in files)
+    return next((int(device[1]) for device in matches if device), None)
 
 
 SLURM_VARIABLES = (
@@ -122,12 +122,12 @@ SLURM_VARIABLES = (
 
 def parse_slurm_variables(content: bytes) -> dict[str, str]:
     """Return the variables of the names above that are set."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for entry in content.split(b"\0"):
         name, equals, value = entry.decode(errors="backslashreplace").partition("=")
         if equals and name in SLURM_VARIABLES:
-            found.setdefault(name, value)
-    return found
+            variables.setdefault(name, value)
+    return variables
 
 
 SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
@@ -142,8 +142,8 @@ def parse_step_title(cmdline: bytes) -> int:
     The step in the title is a number, `batch`, `extern`, `interactive` or `0+1`.
     """
     title = cmdline.rstrip(b"\0 ").decode(errors="backslashreplace")
-    found = _TITLE.fullmatch(title)
-    if found is None:
+    match = _TITLE.fullmatch(title)
+    if match is None:
         message = f"invalid process title of slurmstepd: {title[:200]!r}"
         raise FormatError(message)
-    return int(found[1])
+    return int(match[1])

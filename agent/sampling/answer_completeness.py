@@ -233,7 +233,7 @@ def _find_hidden(
     return sorted(missing & known.keys())
 
 
-def _in_directory(path: str) -> Callable[[Host, Collection[str]], set[str]]:
+def _directory_check(path: str) -> Callable[[Host, Collection[str]], set[str]]:
     def there(host: Host, names: Collection[str]) -> set[str]:
         try:
             found = {name.replace("!", "/") for name in host.names(path)}
@@ -246,7 +246,7 @@ def _in_directory(path: str) -> Callable[[Host, Collection[str]], set[str]]:
     return there
 
 
-def _answering(function: str) -> Callable[[Host, Collection[str]], set[str]]:
+def _answer_check(function: str) -> Callable[[Host, Collection[str]], set[str]]:
     """The devices about which NVML answers, or fails for another reason than a device that has left."""
 
     def there(host: Host, names: Collection[str]) -> set[str]:
@@ -271,24 +271,24 @@ def _table_with(answer: Json, names: list[str]) -> Json:
     return answer | {name: {} for name in names}
 
 
-_INTERFACES = _in_directory("/sys/class/net")
+_INTERFACES = _directory_check("/sys/class/net")
 _ROSTERS: Mapping[str, AnswerRoster] = {
     "netlink.links": AnswerRoster(
         lambda answer: [link["name"] for link in answer], _INTERFACES,
         lambda answer, names: [*answer, *({"name": name} for name in names)], is_seen_first=True,
     ),
     "psutil.disk_io_counters": AnswerRoster(
-        list, _in_directory("/sys/class/block"), _table_with, is_seen_first=True
+        list, _directory_check("/sys/class/block"), _table_with, is_seen_first=True
     ),
     "psutil.net_io_counters": AnswerRoster(list, _INTERFACES, _table_with, is_seen_first=True),
     "nvml.nvmlDeviceGetCount": AnswerRoster(
-        lambda answer: list(map(str, range(answer))), _answering("nvmlDeviceGetUUID"),
+        lambda answer: list(map(str, range(answer))), _answer_check("nvmlDeviceGetUUID"),
         lambda _, names: 1 + max(map(int, names)),
     ),
     "nvml.nvmlDeviceGetActiveVgpus": AnswerRoster(
-        lambda answer: list(map(str, answer)), _answering("nvmlVgpuInstanceGetFbUsage")
+        lambda answer: list(map(str, answer)), _answer_check("nvmlVgpuInstanceGetFbUsage")
     ),
     "nvml.nvmlDeviceGetMigDevices": AnswerRoster(
-        lambda answer: [device["uuid"] for device in answer], _answering("nvmlDeviceGetName")
+        lambda answer: [device["uuid"] for device in answer], _answer_check("nvmlDeviceGetName")
     ),
 }  # fmt: skip

@@ -41,8 +41,8 @@ def well_formed(seam: str, function: str, answer: Json) -> Json:
     shape = _SHAPES.get(f"{seam}.{function}")
     if shape is None:
         return answer
-    kept = shape(answer)
-    return raise_malformed(seam, function) if kept is _MISSING else kept
+    checked = shape(answer)
+    return raise_malformed(seam, function) if checked is _MISSING else checked
 
 
 def well_formed_file(path: str, content: bytes) -> bytes:
@@ -121,12 +121,12 @@ def _record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None 
     def shape(value: Any) -> Json:
         if not isinstance(value, dict) or not required.keys() <= value.keys():
             return _MISSING
-        kept = {key: every[key](member) for key, member in value.items() if key in every}
-        if any(kept[key] is _MISSING for key in required):
+        checked = {key: every[key](member) for key, member in value.items() if key in every}
+        if any(checked[key] is _MISSING for key in required):
             return _MISSING
-        if all(kept[key] is value[key] for key in kept):
+        if all(checked[key] is value[key] for key in checked):
             return value
-        return {key: member for key, member in (value | kept).items() if member is not _MISSING}
+        return {key: member for key, member in (value | checked).items() if member is not _MISSING}
 
     return shape
 
@@ -137,10 +137,10 @@ def _table(of: Shape) -> Shape:
     def shape(value: Any) -> Json:
         if not isinstance(value, dict):
             return _MISSING
-        kept = {key: of(member) for key, member in value.items() if _text(key) is not _MISSING}
-        if len(kept) == len(value) and all(kept[key] is value[key] for key in kept):
+        checked = {key: of(member) for key, member in value.items() if _text(key) is not _MISSING}
+        if len(checked) == len(value) and all(checked[key] is value[key] for key in checked):
             return value
-        return {key: member for key, member in kept.items() if member is not _MISSING}
+        return {key: member for key, member in checked.items() if member is not _MISSING}
 
     return shape
 

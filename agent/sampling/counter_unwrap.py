@@ -51,9 +51,9 @@ class CounterUnwrapper:
         self._columns = tuple(narrow.values())
         self._wide = tuple(wide)
         self._pick, self._pick_wide = column_picker(self._columns), column_picker(self._wide)
-        known = [(before or {}).get(name, (0, 0)) for name in self._names]
-        self._last: Sequence[int] = [last for last, _ in known]
-        self._added = [added for _, added in known]
+        previous = [(before or {}).get(name, (0, 0)) for name in self._names]
+        self._last: Sequence[int] = [last for last, _ in previous]
+        self._added = [added for _, added in previous]
         self._last_wide: Sequence[int] = [0] * len(wide)
 
     @property
@@ -89,20 +89,20 @@ class CounterUnwrapper:
         counted = sum(self._last[i] > 0 for i in present)
         together = len(ahead) > 1 and 2 * len(ahead) > counted
         half = self._range >> 1
-        kept = list(self._last)
+        last_values = list(self._last)
         if (
             self._gone(reasons)
             or not all(0 <= distance < half for distance in ahead.values())
             or (ahead and (together or self._wide_decreased(wide, reasons)))
         ):
-            kept = [0] * len(kept)
-            self._added = [0] * len(kept)
+            last_values = [0] * len(last_values)
+            self._added = [0] * len(last_values)
         else:
             for i in ahead:
                 self._added[i] += self._range
         for i in present:
-            kept[i] = now[i]
-        self._last = kept
+            last_values[i] = now[i]
+        self._last = last_values
 
     def _gone(self, reasons: bytearray) -> bool:
         return all(reasons[column] == Absent.GONE.value for column in self._columns)
@@ -138,8 +138,8 @@ class CounterStateFile:
 
     def load(self) -> dict[str, CarriedCounters]:
         """Return the saved counters of each set."""
-        kept = self._file.read(_SavedCounters)
-        return dict(kept.sets) if kept else {}
+        saved = self._file.read(_SavedCounters)
+        return dict(saved.sets) if saved else {}
 
     def keep(self, sets: Mapping[str, CounterUnwrapper], now_ns: int) -> None:
         """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""

@@ -147,7 +147,7 @@ class GovernedLoad:
         self._probed_ns: int | None = None
         self._probes_every_ns = REPROBE_NS
 
-    def take(self, spent: ReadCost, at_ns: int) -> None:
+    def record_cost(self, spent: ReadCost, at_ns: int) -> None:
         """Record the cost of a read."""
         self._cpu.read.add(spent.read.cpu_ns, at_ns)
         self._wall.read.add(spent.read.wall_ns, at_ns)
@@ -159,9 +159,9 @@ class GovernedLoad:
         self._cpu.probe.add(spent.probe.cpu_ns, at_ns)
         self._wall.probe.add(spent.probe.wall_ns, at_ns)
 
-    def set(self, stretch: int, why: str, at_ns: int) -> None:
+    def set(self, stretch: int, reason: str, at_ns: int) -> None:
         """Set the stretch and its reason."""
-        self.stretch, self.why, self.changed_ns = stretch, why, at_ns
+        self.stretch, self.why, self.changed_ns = stretch, reason, at_ns
 
     def cpu_share(self, stretch: int) -> float:
         """Return the share of a core that it would take at a stretch."""
@@ -229,7 +229,7 @@ class _ProcessorUse:
         (began_ns, used_then), (ended_ns, used_now) = self._marks[0], self._marks[-1]
         return (used_now - used_then) / (ended_ns - began_ns)
 
-    def take(self, process_cpu_ns: int, at_ns: int) -> None:
+    def record_total(self, process_cpu_ns: int, at_ns: int) -> None:
         """Record the total of the process."""
         if self._marks:
             began_ns, used_then = self._marks[-1]
@@ -281,7 +281,7 @@ class Governor:
     def record_read(self, name: str, spent: ReadCost, at_ns: int) -> None:
         """Record a read of a source."""
         self._account.reads_ns += spent.total.cpu_ns
-        self.loads[name].take(spent, at_ns)
+        self.loads[name].record_cost(spent, at_ns)
 
     def record_absence(self, name: str) -> None:
         """Record that a source has no devices here: the cost of its probes belongs to the rest."""
@@ -289,38 +289,38 @@ class Governor:
 
     def decide(self, process_cpu_ns: int, at_ns: int) -> None:
         """Set all stretches, given the processor time of the process so far."""
-        self._account.take(process_cpu_ns, at_ns)
+        self._account.record_total(process_cpu_ns, at_ns)
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
         self._decide_from_ns = at_ns + DECIDE_NS
-        needed, relaxed = self._wanted()
+        needed, relaxed = self._required_stretches()
         for name, load in self.loads.items():
-            (least, why), (most, _) = needed[name], relaxed[name]
-            if load.stretch < least:
-                load.set(least, why, at_ns)
-            elif load.stretch > most and at_ns - load.changed_ns >= HOLD_NS:
-                load.set(most, FITS, at_ns)
-        self.state = self._graded()
+            (minimum, reason), (maximum, _) = needed[name], relaxed[name]
+            if load.stretch < minimum:
+                load.set(minimum, reason, at_ns)
+            elif load.stretch > maximum and at_ns - load.changed_ns >= HOLD_NS:
+                load.set(maximum, FITS, at_ns)
+        self.state = self._grade_state()
 
-    def _wanted(self) -> tuple[_WantedStretches, _WantedStretches]:
+    def _required_stretches(self) -> tuple[_WantedStretches, _WantedStretches]:
         """Return the stretches required by the budget, and those required by its relaxed part."""
-        least = SOURCES_SHARE * self.cpu_ratio
+        reserved = SOURCES_SHARE * self.cpu_ratio
         whole = StretchFitter(tuple(self.loads.values()), GovernedLoad.cpu_share)
         needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
-        for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
-            allowance = max(part * self.cpu_ratio - self.rest, part * least)
+        for stretches, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+            allowance = max(part * self.cpu_ratio - self.rest, part * reserved)
             for name, stretch in whole.fit(allowance).items():
-                wanted[name] = (stretch, CPU)
+                stretches[name] = (stretch, CPU)
         for thread in self._threads:
             waits = StretchFitter(thread, GovernedLoad.wall_share)
-            for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+            for stretches, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
                 for name, stretch in waits.fit(part * THREAD_SHARE).items():
-                    if stretch > wanted[name][0]:
-                        wanted[name] = (stretch, BLOCKING)
+                    if stretch > stretches[name][0]:
+                        stretches[name] = (stretch, BLOCKING)
         return needed, relaxed
 
-    def _graded(self) -> int:
+    def _grade_state(self) -> int:
         if self.projected > self.cpu_ratio:
             return AT_LIMIT
         stretched = any(load.stretch > 1 for load in self.loads.values())
@@ -367,7 +367,7 @@ class MemoryKeeper:
             return
         self._check_from_ns = at_ns + MEMORY_POLL_NS
         try:
-            resident = self._lowered(at_ns)
+            resident = self._release_excess(at_ns)
         except OSError as error:  # the agent's own source fails as well, and reports it
             log.debug("memory_measurement_failed", problem=str(error))
             return
@@ -378,7 +378,7 @@ class MemoryKeeper:
             event = "memory_budget_exceeded" if state == AT_LIMIT else "memory_budget_restored"
             report(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
 
-    def _lowered(self, at_ns: int) -> int:
+    def _release_excess(self, at_ns: int) -> int:
         """Return the resident memory, after a release if it is too much."""
         before = self.resident_bytes()
         if before <= self.budget_bytes or at_ns < self._release_from_ns:
@@ -422,11 +422,11 @@ class BudgetKeeper:
     def describe_use(self) -> str:
         """Describe the use of the processor budget."""
         use, bound = self.governor.use, self.budget.cpu_ratio
-        used = "not measured yet" if use is None else f"{format_percent(use)} of a core"
+        use_text = "not measured yet" if use is None else f"{format_percent(use)} of a core"
         if not bound:
-            return f"{used}, no budget"
+            return f"{use_text}, no budget"
         state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
-        return f"{used}, budget {format_percent(bound)}: {state}"
+        return f"{use_text}, budget {format_percent(bound)}: {state}"
 
     def _release_memory(self) -> None:
         self.drop_caches()

@@ -87,15 +87,15 @@ class ProbeHost(HostWrapper):
     def names(self, path: str) -> list[str]:
         """Return the entries of a directory."""
 
-        def lacks_entries(found: list[str]) -> bool:
+        def lacks_entries(entries: list[str]) -> bool:
             self.listed.add(hash(path))
-            return self._sizes.lacks_entries(self._host, path, found)
+            return self._sizes.lacks_entries(self._host, path, entries)
 
         key, names = f"{path}/", path.split("/")
-        found = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
+        entries = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
         if self._is_recording:
-            self.mentioned.update(found)
-        return found
+            self.mentioned.update(entries)
+        return entries
 
     def resolve(self, path: str) -> str:
         """Return a path with all links followed."""
@@ -184,7 +184,7 @@ def find_hidden(
     host: Host, before: Mapping[str, Answer], found: Mapping[str, Answer]
 ) -> dict[str, Answer]:
     """Return the earlier entries that a probe did not find, if calls of the probe have failed."""
-    return {key: known for key, known in before.items() if key not in found and failed_calls(host)}
+    return {key: answer for key, answer in before.items() if key not in found and failed_calls(host)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,21 +246,21 @@ class KnownDevices:
         concerned = {device for call in new for device in devices.of(call)}
         was_known = {_whole_device(entity) for entity in self._entities()}
         keeps = concerned & was_known
-        found = [self._described(column, keeps) for column in inventory.columns]
-        positions = list(range(len(found)))
+        columns = [self._described(column, keeps) for column in inventory.columns]
+        positions = list(range(len(columns)))
         columnless_entities = [
             _with_facts(entity, self._columnless_entities.get(_entity_key(entity)), keeps)
             for entity in inventory.columnless_entities
         ]
         hides = _HiddenEntities(new, devices, probe.mentioned)
         hidden = bytearray()
-        there = {_column_key(column) for column in found}
+        present = {_column_key(column) for column in columns}
         for key, column in self._columns.items():
-            if key in there or len(hidden) >= MAX_HIDDEN_COLUMNS:
+            if key in present or len(hidden) >= MAX_HIDDEN_COLUMNS:
                 continue
             if reason := hides.reason(column[1]):
                 positions.append(len(inventory.columns) + len(hidden))
-                found.append(column)
+                columns.append(column)
                 hidden.append(reason.value)
         described = {_entity_key(entity) for entity in columnless_entities}
         columnless_entities += [
@@ -271,11 +271,11 @@ class KnownDevices:
         self._history.take(probe, is_complete=not hidden)
         if not hidden:
             self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
-        self._columns = {_column_key(column): column for column in found}
+        self._columns = {_column_key(column): column for column in columns}
         self._columnless_entities = {_entity_key(entity): entity for entity in columnless_entities}
         failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()
         return KnownInventory(
-            tuple(found), tuple(positions), tuple(columnless_entities), bytes(hidden), failed
+            tuple(columns), tuple(positions), tuple(columnless_entities), bytes(hidden), failed
         )
 
     def _described(self, column: Column, keeps: set[tuple[str, ...]]) -> Column:

@@ -209,16 +209,16 @@ class Sampler:
 
     def _families(self) -> list[_DeviceFamily]:
         now_ns = self.clock.now().boot_ns
-        found: dict[str, _DeviceFamily] = {}
+        families: dict[str, _DeviceFamily] = {}
         for source in self.sources:
-            if source.family not in found:
+            if source.family not in families:
                 guard = GuardedHost(self.host, self.hung, self.call_time)
-                found[source.family] = _DeviceFamily(source.family, guard)
-            family = found[source.family]
+                families[source.family] = _DeviceFamily(source.family, guard)
+            family = families[source.family]
             meter = self.keeper.meter if self.keeper else None
             reader = SourceReader(source, family.guard, self.origin, meter, self.reprobe_ns)
             family.members.append(_FamilyMember(self.statuses[source.name], reader, now_ns))
-        return list(found.values())
+        return list(families.values())
 
     async def _follow(self, family: _DeviceFamily) -> None:
         while True:
@@ -237,9 +237,9 @@ class Sampler:
             return
         self.keeper.update(now.boot_ns)
         for member in due:
-            stretch, why = self.keeper.stretch(member.status.source.name)
+            stretch, reason = self.keeper.stretch(member.status.source.name)
             if stretch != member.status.stretch:
-                self._grader.stretched(member.status, stretch, why, now)
+                self._grader.record_period_change(member.status, stretch, reason, now)
 
     def _record_cost(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Account for the cost of a read."""
@@ -274,7 +274,7 @@ class Sampler:
         while due:
             due = await self._read_due(family, due)
         for call, hangs in self.hung.changes():
-            self._grader.hung(call, self.clock.now(), hangs=hangs)
+            self._grader.record_hang(call, self.clock.now(), hangs=hangs)
 
     async def _read_due(
         self, family: _DeviceFamily, due: Sequence[_FamilyMember]
@@ -298,7 +298,7 @@ class Sampler:
             family.pending = future, reads
             # The last may have returned at its deadline, before the future completed: it is not late.
             for late in due[reads.taken : reads.taken + 1]:
-                self._grader.overdue(late.status, self.limits.deadline_seconds(late.status), now)
+                self._grader.record_timeout(late.status, self.limits.deadline_seconds(late.status), now)
             for member in due[reads.taken + 1 :]:
                 self._grader.record_wait(member.status, now)
         return ()

@@ -152,19 +152,19 @@ class SourceReader:
             host.stop()
         self._probe_due_ns = now_ns + self.reprobe_ns
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
-        known = self._known.complete(inventory, host)
-        self._inventory, self._failed = inventory, known.failed
-        self._width, self._hidden = len(inventory.columns), known.hidden
-        order = Schema.ordered(known.columns)
-        columns = tuple(known.columns[position] for position in order)
+        completed = self._known.complete(inventory, host)
+        self._inventory, self._failed = inventory, completed.failed
+        self._width, self._hidden = len(inventory.columns), completed.hidden
+        order = Schema.ordered(completed.columns)
+        columns = tuple(completed.columns[position] for position in order)
         self._ordered = counter_unwrap.column_picker(
-            [known.positions[position] for position in order]
+            [completed.positions[position] for position in order]
         )
         if (
             columns != self._schema.columns
-            or known.columnless_entities != self._schema.columnless_entities
+            or completed.columnless_entities != self._schema.columnless_entities
         ):
-            self._schema = Schema(self.source.name, columns, known.columnless_entities)
+            self._schema = Schema(self.source.name, columns, completed.columnless_entities)
 
     def _frame(self, table: source.RowBuilder, instant: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()

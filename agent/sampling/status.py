@@ -115,7 +115,9 @@ class SourceGrader:
             status.waits_since_ns = now.boot_ns
         return status.waits_since_ns
 
-    def overdue(self, status: SourceState, deadline_seconds: float, now: NodeTimestamp) -> None:
+    def record_timeout(
+        self, status: SourceState, deadline_seconds: float, now: NodeTimestamp
+    ) -> None:
         """Grade a read that has not returned in time."""
         status.overdue = True
         self._grade(status, FAILED, f"timeout: no response within {deadline_seconds:g} s", now)
@@ -147,7 +149,7 @@ class SourceGrader:
         }
         self._queue_event(catalog.SOURCE_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
-    def hung(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
+    def record_hang(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
         hung_ns = max(now.boot_ns - call.since_ns, 0)
         hung_seconds = round(hung_ns / SECOND_NS, 1)
@@ -163,18 +165,20 @@ class SourceGrader:
         }
         self._queue_event(catalog.HANG_EVENT, Entity(entities.NODE), facts, now)
 
-    def stretched(self, status: SourceState, stretch: int, why: str, now: NodeTimestamp) -> None:
+    def record_period_change(
+        self, status: SourceState, stretch: int, reason: str, now: NodeTimestamp
+    ) -> None:
         """Report that the governor has changed the period of a source."""
         before_ns, status.stretch = status.period_ns, stretch
         name = status.source.name
-        facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
+        facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": reason}
         report = log.warning if status.period_ns > before_ns else log.info
         report(
             "period_changed",
             source=name,
             before_seconds=before_ns / SECOND_NS,
             after_seconds=status.period_ns / SECOND_NS,
-            reason=why,
+            reason=reason,
         )
         self._queue_event(catalog.GOVERNOR_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
@@ -185,8 +189,8 @@ class SourceGrader:
         facts: Mapping[str, str],
         now: NodeTimestamp,
     ) -> None:
-        known = {key: value for key, value in facts.items() if value}
-        event = Event(event_class, about, now.wall_ns, now.boot_ns, known)
+        present_facts = {key: value for key, value in facts.items() if value}
+        event = Event(event_class, about, now.wall_ns, now.boot_ns, present_facts)
         if len(self.events) < MAX_QUEUED_EVENTS:
             self.events.append(event)
 
@@ -217,14 +221,14 @@ def _without_columns(outcome: ReadOutcome) -> tuple[int, str]:
     return UNSUPPORTED, ""
 
 
-HOLDS_NONE, HOLDS, DISPUTED = 0, 1, 2
+NO_CHECKPOINT, CONSISTENT, DISPUTED = 0, 1, 2
 
 
 @dataclass(slots=True)
 class AuditLogState:
     """State of the collector's audit log, as observed by this agent's witness."""
 
-    state: int = HOLDS_NONE
+    state: int = NO_CHECKPOINT
     records: int = 0
     """Number of records that the stored checkpoint covers."""
 

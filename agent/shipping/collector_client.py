@@ -73,35 +73,35 @@ class HttpClient:
     async def post(self, body: bytes, headers: Mapping[str, str], target: str = "") -> HttpAnswer:
         """Send a POST request. Raises OSError (TLS errors included), HttpError or TimeoutError."""
         headers = {"Content-Length": str(len(body)), **headers}
-        return await self._ask(("POST", target or self.target), body, headers)
+        return await self._request(("POST", target or self.target), body, headers)
 
     async def get(self, headers: Mapping[str, str], target: str = "") -> HttpAnswer:
         """Send a GET request. Raises as `post` does."""
-        return await self._ask(("GET", target or self.target), b"", headers)
+        return await self._request(("GET", target or self.target), b"", headers)
 
-    async def _ask(
-        self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]
+    async def _request(
+        self, request_line: tuple[str, str], body: bytes, headers: Mapping[str, str]
     ) -> HttpAnswer:
         async with asyncio.timeout(self._timeout_seconds):
-            kept = self._writer is not None
+            is_reused = self._writer is not None
             try:
-                return await self._try(what, body, headers)
+                return await self._request_once(request_line, body, headers)
             except (ConnectionError, HttpError):
                 # The server may have closed the idle connection just before it was used.
                 await self.close()
-                if not kept:
+                if not is_reused:
                     raise
-                return await self._try(what, body, headers)
+                return await self._request_once(request_line, body, headers)
             finally:
                 if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
                     await self.close()
                 else:
                     self._state.start_next_cycle()
 
-    async def _try(
-        self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]
+    async def _request_once(
+        self, request_line: tuple[str, str], body: bytes, headers: Mapping[str, str]
     ) -> HttpAnswer:
-        method, target = what
+        method, target = request_line
         reader, writer = await self._open()
         fields = {"Host": self._authority, **headers}
         head = h11.Request(method=method, target=target, headers=list(fields.items()))
@@ -269,10 +269,10 @@ def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> Delivery
     if (
         status == HTTPStatus.CONFLICT
         and reply is not None
-        and (wanted := _requested_schemas(reply))
+        and (requested := _requested_schemas(reply))
     ):
         problem = f"repeated request from {url} for schemas that were sent"
-        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, wanted)
+        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, requested)
     if reply is not None and status in _REJECTING_STATUSES:
         return DeliveryResult(
             EnvelopeDecision.REFUSED, f"envelope rejected by {url}: status {status}: {detail}"

@@ -43,21 +43,23 @@ RUN_END_FILE = "run_end.json"
 """File in the state directory with the last spooled sequence of each stream, written at each push."""
 
 
-def envelopes_of(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
     """Yield frames in groups that are within the bounds of an envelope."""
-    some: list[Frame] = []
+    group: list[Frame] = []
     size = events = 0
     for frame in frames:
-        more = len(frame.values) * wire.BYTES_PER_VALUE + len(frame.reasons)
-        full = len(some) >= MAX_FRAMES_OF_AN_ENVELOPE or size + more > MAX_BYTES_OF_AN_ENVELOPE
-        if some and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
-            yield some
-            some, size, events = [], 0, 0
-        some.append(frame)
-        size += more
+        frame_bytes = len(frame.values) * wire.BYTES_PER_VALUE + len(frame.reasons)
+        full = (
+            len(group) >= MAX_FRAMES_OF_AN_ENVELOPE or size + frame_bytes > MAX_BYTES_OF_AN_ENVELOPE
+        )
+        if group and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
+            yield group
+            group, size, events = [], 0, 0
+        group.append(frame)
+        size += frame_bytes
         events += len(frame.events)
-    if some:
-        yield some
+    if group:
+        yield group
 
 
 @dataclass
@@ -73,26 +75,26 @@ class Shipper:
     """Events of the agent, which its own source reports."""
     _pending: list[Frame] = field(default_factory=list)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
-    _fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
     _problem: str | None = None
-    _unkept: set[bytes] = field(default_factory=set)
+    _unstored_schemas: set[bytes] = field(default_factory=set)
     _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
     _last: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError if the state directory cannot be used."""
-        self._ended = self._earlier_run()
+        self._ended = self._read_run_end()
         self._spool = Spool(self.directory / "spool", self.link.spool_bytes)
         self._schemas = SpooledSchemas(self.directory / "schemas")
         self._client = CollectorClient(self.link)
         self._disk = DeviceThread("spool")
-        self._show()
+        self._update_stats()
 
     def publish(self, frame: Frame) -> None:
         """Queue a frame for the next envelope."""
         if len(self._pending) >= MAX_FRAMES_PENDING:
-            self._lost(FrameLoss("disk", 0, 1))
+            self._record_loss(FrameLoss("disk", 0, 1))
             return
         self._pending.append(frame)
 
@@ -117,11 +119,11 @@ class Shipper:
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
                 await self.flush()
-                while (found := await self._oldest()) is not None:
-                    answer = await self._offer(client, found[1])
+                while (oldest := await self._wait_for_oldest()) is not None:
+                    answer = await self._offer(client, oldest[1])
                     if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
                         break
-                    await self._remove_shipped(*found)
+                    await self._remove_shipped(*oldest)
         except TimeoutError:
             log.warning(
                 "final_delivery_interrupted",
@@ -143,29 +145,29 @@ class Shipper:
         """Pack the pending frames into an envelope and spool it."""
         frames, self._pending = self._pending, []
         if frames:
-            await self._disk.submit(lambda: self._keep(frames))
-            self._fresh.set()
+            await self._disk.submit(lambda: self._spool_frames(frames))
+            self._has_envelopes.set()
 
-    def _keep(self, frames: list[Frame]) -> None:
+    def _spool_frames(self, frames: list[Frame]) -> None:
         """Pack and spool frames; runs on the spool's thread."""
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for schema in dict.fromkeys(frame.schema for frame in frames):
-            self._remember(schema)
-        for some in envelopes_of(frames):
-            self._keep_envelope(some)
-        self._show()
+            self._store_schema(schema)
+        for group in split_into_envelopes(frames):
+            self._spool_envelope(group)
+        self._update_stats()
 
-    def _keep_envelope(self, frames: list[Frame]) -> None:
-        body = self._sealed(frames, (), self._ended)
+    def _spool_envelope(self, frames: list[Frame]) -> None:
+        body = self._pack(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
         try:
             loss = self._spool.put(body, len(frames))
         except OSError as error:
-            self._keep_in_memory(body, len(frames), error)
+            self._buffer_in_memory(body, len(frames), error)
         else:
             if loss:
-                self._lost(loss)
+                self._record_loss(loss)
             self._write_run_end()
 
     def _write_run_end(self) -> None:
@@ -177,7 +179,7 @@ class Shipper:
             # The envelope itself is safe; the file is written again at the next push.
             log.warning("run_end_write_failed", directory=str(self.directory), problem=str(error))
 
-    def _earlier_run(self) -> wire.RunEnd | None:
+    def _read_run_end(self) -> wire.RunEnd | None:
         """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
             return durable_files.read_json(self.directory / RUN_END_FILE, wire.RunEnd)
@@ -185,7 +187,7 @@ class Shipper:
             log.warning("run_end_lost", problem=str(error))
             return None
 
-    def _sealed(
+    def _pack(
         self,
         frames: list[Frame],
         schemas: tuple[wire.WireSchema, ...],
@@ -201,19 +203,19 @@ class Shipper:
             )
         )
 
-    def _remember(self, schema: Schema) -> None:
+    def _store_schema(self, schema: Schema) -> None:
         digest = wire.schema_identity(schema)
         try:
             self._schemas.put(digest, wire.to_wire_schema(schema))
-            self._unkept.discard(digest)
+            self._unstored_schemas.discard(digest)
         except OSError as error:
-            if digest not in self._unkept:
+            if digest not in self._unstored_schemas:
                 log.warning(
                     "schema_write_failed", directory=str(self.directory), problem=str(error)
                 )
-            self._unkept.add(digest)
+            self._unstored_schemas.add(digest)
 
-    def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
+    def _buffer_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
         if not self._memory:
             log.error(
                 "spool_failed",
@@ -222,28 +224,28 @@ class Shipper:
                 advice="free disk space; frames are buffered in memory until then",
             )
         self._memory.append((body, frames))
-        while sum(len(kept) for kept, _ in self._memory) > MAX_BYTES_IN_MEMORY:
+        while sum(len(buffered) for buffered, _ in self._memory) > MAX_BYTES_IN_MEMORY:
             _, dropped = self._memory.popleft()
-            self._lost(FrameLoss("disk", 1, dropped))
+            self._record_loss(FrameLoss("disk", 1, dropped))
 
     # Envelopes to the collector ----------------------------------------------------------------
 
     async def _send_all(self) -> None:
         pause_seconds = FIRST_RETRY_SECONDS
         while True:
-            found = await self._oldest()
-            if found is None:
-                self._fresh.clear()
-                await self._fresh.wait()
+            oldest = await self._wait_for_oldest()
+            if oldest is None:
+                self._has_envelopes.clear()
+                await self._has_envelopes.wait()
                 continue
-            answer = await self._offer(self._client, found[1])
+            answer = await self._offer(self._client, oldest[1])
             if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
-                await self._remove_shipped(*found)
+                await self._remove_shipped(*oldest)
                 pause_seconds = FIRST_RETRY_SECONDS
             elif answer.verdict is EnvelopeDecision.REFUSED:
-                await self._remove_rejected(*found, answer)
+                await self._remove_rejected(*oldest, answer)
             else:
-                self._unreachable(answer)
+                self._record_failure(answer)
                 wait_seconds = answer.retry_after_seconds or pause_seconds
                 await self._pause(min(wait_seconds, self.link.max_retry_seconds))
                 pause_seconds = min(pause_seconds * 2, self.link.max_retry_seconds)
@@ -253,40 +255,40 @@ class Shipper:
         now_ns = self.clock.now().boot_ns
         await self.clock.sleep_until(now_ns + round(seconds * spread * timestamps.SECOND_NS))
 
-    async def _oldest(self) -> tuple[SpooledEnvelope | None, bytes] | None:
+    async def _wait_for_oldest(self) -> tuple[SpooledEnvelope | None, bytes] | None:
         """Return the next envelope: from the spool, then from memory."""
         while True:
             try:
-                found = await self._disk.submit(self._next)
+                oldest = await self._disk.submit(self._find_oldest)
             except OSError as error:
                 problem = f"cannot read the spool in {self.directory}: {error.strerror or error}"
-                self._unreachable(DeliveryResult(EnvelopeDecision.LATER, problem))
+                self._record_failure(DeliveryResult(EnvelopeDecision.LATER, problem))
                 await self._pause(self.link.max_retry_seconds)
                 continue
-            if not isinstance(found, FrameLoss):
-                return found
-            self._lost(found)
+            if not isinstance(oldest, FrameLoss):
+                return oldest
+            self._record_loss(oldest)
 
-    def _next(self) -> tuple[SpooledEnvelope | None, bytes] | FrameLoss | None:
+    def _find_oldest(self) -> tuple[SpooledEnvelope | None, bytes] | FrameLoss | None:
         """Return the next envelope, or a loss; runs on the spool's thread."""
-        found = self._spool.oldest()
-        self._show()
-        if found is None and self._memory:
+        oldest = self._spool.oldest()
+        self._update_stats()
+        if oldest is None and self._memory:
             return None, self._memory[0][0]
-        return found
+        return oldest
 
     async def _offer(self, client: CollectorClient, body: bytes) -> DeliveryResult:
         """Send a body, after the schemas that the collector requests."""
         answer = await self._post(client, body)
         if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
             return answer
-        known = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
-        if len(known) < len(answer.schemas):
+        schemas = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
+        if len(schemas) < len(answer.schemas):
             return DeliveryResult(
                 EnvelopeDecision.REFUSED,
                 "schema of these frames is missing from the agent's state directory",
             )
-        answer = await self._post(client, self._sealed([], tuple(known)))
+        answer = await self._post(client, self._pack([], tuple(schemas)))
         return (
             await self._post(client, body)
             if answer.verdict is EnvelopeDecision.ACKNOWLEDGED
@@ -319,7 +321,7 @@ class Shipper:
         def remove() -> None:
             frames = self._release(spooled, body)
             log.error("envelope_rejected", frames=frames, problem=answer.problem)
-            self._lost(FrameLoss("rejected", 1, frames))
+            self._record_loss(FrameLoss("rejected", 1, frames))
 
         await self._disk.submit(remove)
 
@@ -333,16 +335,16 @@ class Shipper:
             frames = spooled.frames if self._spool.remove(spooled) else 0
         elif self._memory and self._memory[0][0] is body:
             frames = self._memory.popleft()[1]
-        self._show()
+        self._update_stats()
         return frames
 
-    def _unreachable(self, answer: DeliveryResult) -> None:
+    def _record_failure(self, answer: DeliveryResult) -> None:
         self.stats.failures += 1
         if self._problem != answer.problem:
             log.warning("collector_unreachable", problem=answer.problem)
             self._problem = answer.problem
 
-    def _lost(self, loss: FrameLoss) -> None:
+    def _record_loss(self, loss: FrameLoss) -> None:
         """Count dropped frames, and report them in an event of the next frame."""
         self.stats.dropped_frames[loss.reason] += loss.frames
         now = self.clock.now()
@@ -352,7 +354,7 @@ class Shipper:
         )
         log.error("frames_lost", reason=loss.reason, frames=loss.frames)
 
-    def _show(self) -> None:
+    def _update_stats(self) -> None:
         self.stats.spool_bytes = self._spool.size + sum(len(body) for body, _ in self._memory)
         self.stats.spool_envelopes = len(self._spool) + len(self._memory)
 

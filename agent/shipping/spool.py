@@ -57,7 +57,7 @@ class Spool:
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         delete_partial_files(self._directory)
-        self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
+        self._waiting = sorted(self._scan_directory(), key=lambda spooled: spooled.number)
         self.size = sum(spooled.size for spooled in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
         self._unreported: list[FrameLoss] = []
@@ -120,9 +120,9 @@ class Spool:
             )
         return True
 
-    def _free_space(self, wanted: int) -> FrameLoss | None:
+    def _free_space(self, needed_bytes: int) -> FrameLoss | None:
         envelopes = frames = 0
-        while self._waiting and self.size + wanted > self._max_bytes:
+        while self._waiting and self.size + needed_bytes > self._max_bytes:
             oldest = self._waiting[0]
             envelopes, frames = envelopes + 1, frames + oldest.frames
             self.remove(oldest)
@@ -131,15 +131,15 @@ class Spool:
     def _path(self, spooled: SpooledEnvelope) -> Path:
         return self._directory / f"{spooled.number:0{_NAME_DIGITS}d}{_SUFFIX}"
 
-    def _found(self) -> list[SpooledEnvelope]:
-        found = []
+    def _scan_directory(self) -> list[SpooledEnvelope]:
+        envelopes = []
         for entry in os.scandir(self._directory):
             name = entry.name.removesuffix(_SUFFIX)
             if name != entry.name and name.isdecimal():
                 with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir returns plain paths
                     frames = int.from_bytes(file.read(4), "little")
-                found.append(SpooledEnvelope(int(name), entry.stat().st_size, frames))
-        return found
+                envelopes.append(SpooledEnvelope(int(name), entry.stat().st_size, frames))
+        return envelopes
 
 
 _MAX_SCHEMAS = 256

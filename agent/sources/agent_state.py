@@ -160,19 +160,19 @@ def _budget_readings(
         return []
     node, budget, use = Entity(entities.NODE), keeper.budget, keeper.governor.use
     share: Reading = Absent.NOT_DUE if use is None else round(use * _MILLIONTHS)
-    found: list[tuple[declare.Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
+    readings: list[tuple[declare.Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
     if budget.cpu_ratio:
         state = keeper.governor.state
-        found += [
+        readings += [
             (c.AGENT_CPU_BUDGET, node, round(budget.cpu_ratio * _MILLIONTHS)),
             (c.GOVERNOR_STATE, node.child(entities.BUDGET, "cpu"), state),
         ]
     if budget.memory_bytes:
-        found += [
+        readings += [
             (c.AGENT_MEMORY_BUDGET, node, budget.memory_bytes),
             (c.GOVERNOR_STATE, node.child(entities.BUDGET, "memory"), keeper.memory.state),
         ]
-    return found
+    return readings
 
 
 SAVE_EVERY_NS = 600_000_000_000

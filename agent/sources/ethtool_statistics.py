@@ -394,22 +394,22 @@ _MAX_PARTS = 8
 @lru_cache
 def _statistics(driver: str) -> tuple[tuple[str, declare.Metric, str], ...]:
     """Every statistic of a driver that maps to a metric, with its priority, class or lane."""
-    found = []
+    statistics = []
     for text, metric in DRIVERS.get(driver, STANDARD):
         place = _PARTS.get(metric.about)
         parts = map(str, range(_MAX_PARTS)) if place else ("",)
-        found += [(text.replace(place or "", part), metric, part) for part in parts]
-    return tuple(found)
+        statistics += [(text.replace(place or "", part), metric, part) for part in parts]
+    return tuple(statistics)
 
 
 def match_statistics(driver: str, names: Sequence[str]) -> list[tuple[declare.Metric, str, int]]:
     """Metrics of a list of statistics: (metric, part or "", position in the list)."""
-    found: dict[tuple[declare.Metric, str], int] = {}
+    matched: dict[tuple[declare.Metric, str], int] = {}
     positions = {name: position for position, name in enumerate(names)}
     for name, metric, part in _statistics(driver):
         if name in positions:
-            found.setdefault((metric, part), positions[name])
-    return [(metric, part, position) for (metric, part), position in found.items()]
+            matched.setdefault((metric, part), positions[name])
+    return [(metric, part, position) for (metric, part), position in matched.items()]
 
 
 def is_narrow(driver: str, name: str) -> bool:

@@ -82,7 +82,7 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
 
     Repeated lines describe the same object. Disabled counters are unsupported.
     """
-    found: dict[Hashable, Reading] = {}
+    readings: dict[Hashable, Reading] = {}
     for line in whole_lines(content):
         if match := _GPU.match(line):
             name, rest = f"GPU-{match['uuid']}", match["rest"]
@@ -90,13 +90,13 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
             head, _, rest = line.partition(":")
             name = head.strip()
         pairs = _PAIR.findall(rest)
-        found |= {(name, field): parse_natural(value) for field, value in pairs}
+        readings |= {(name, field): parse_natural(value) for field, value in pairs}
         if not pairs and name.startswith("Active ") and ":" in line:
-            found[name, ""] = parse_natural(rest.strip())
-    _add_up(found)
+            readings[name, ""] = parse_natural(rest.strip())
+    _add_up(readings)
     if not counts_requests(content):
-        found |= dict.fromkeys(_SWITCHED_OFF, Absent.UNSUPPORTED)
-    return found
+        readings |= dict.fromkeys(_SWITCHED_OFF, Absent.UNSUPPORTED)
+    return readings
 
 
 def counts_requests(content: bytes) -> bool:
@@ -105,11 +105,11 @@ def counts_requests(content: bytes) -> bool:
     return match is not None and match[1] == "Enabled"
 
 
-def _add_up(found: dict[Hashable, Reading]) -> None:
-    parts = [found.get(("Writes", part)) for part in ("pg-cache-fail", "pg-cache-eio")]
+def _add_up(readings: dict[Hashable, Reading]) -> None:
+    parts = [readings.get(("Writes", part)) for part in ("pg-cache-fail", "pg-cache-eio")]
     numbers = [part for part in parts if isinstance(part, int)]
     if len(numbers) == len(parts):
-        found["Writes", "pg-cache-failed"] = sum(numbers)
+        readings["Writes", "pg-cache-failed"] = sum(numbers)
 
 
 class GpuDirectSource(KeyedFileSource):
@@ -125,7 +125,7 @@ class GpuDirectSource(KeyedFileSource):
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the loaded modules and the fields of the file."""
         columns = source.ColumnBuilder()
-        loaded = _loaded(host)
+        loaded = _loaded_modules(host)
         has_gpus = bool(source.list_names(host, "/proc/driver/nvidia/gpus"))
         self._modules = _MODULES if has_gpus or loaded else ()
         for module in self._modules:
@@ -138,7 +138,7 @@ class GpuDirectSource(KeyedFileSource):
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Check for the modules, and read the file once."""
         if self._modules:
-            loaded = _loaded(host)
+            loaded = _loaded_modules(host)
             into.put_readings(0, [int(module in loaded) for module in self._modules])
         super().read(host, into)
 
@@ -150,32 +150,32 @@ def _column(key: Hashable) -> Column | None:
     return _FIELDS.get(key)
 
 
-def _loaded(host: Host) -> dict[str, str]:
+def _loaded_modules(host: Host) -> dict[str, str]:
     """Versions of the loaded modules; empty for a module that does not report one."""
-    found = {
+    modules = {
         module: source.read_text(host, f"/sys/module/{module}/version")
         for module in _MODULES
         if source.list_names(host, f"/sys/module/{module}")
     }
     if version := source.read_text(host, f"{_PEERS}/nv_mem/version"):
-        found.setdefault("nv_peer_mem", version)
-    return found
+        modules.setdefault("nv_peer_mem", version)
+    return modules
 
 
 def _storage(host: Host) -> source.ProbeFinding:
-    what = "GPUDirect Storage"
+    subject = "GPUDirect Storage"
     try:
         content = host.read(STATS)
     except FileNotFoundError:
         detail = f"{ROOT} does not exist: nvidia-fs is not loaded"
-        return source.ProbeFinding.absent(what, detail)
+        return source.ProbeFinding.absent(subject, detail)
     except OSError as error:
-        return source.ProbeFinding.failed(what, error, "run the agent as root", STATS)
+        return source.ProbeFinding.failed(subject, error, "run the agent as root", STATS)
     version = source.read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
     if counts_requests(content):
-        return source.ProbeFinding.supported(what, f"nvidia-fs {version}")
+        return source.ProbeFinding.supported(subject, f"nvidia-fs {version}")
     detail = f"nvidia-fs {version}; requests and bytes are not counted"
-    return source.ProbeFinding.supported(what, detail, _REMEDY)
+    return source.ProbeFinding.supported(subject, detail, _REMEDY)
 
 
 def _rdma(loaded: dict[str, str]) -> source.ProbeFinding:

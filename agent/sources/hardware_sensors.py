@@ -84,9 +84,11 @@ class HwmonSource(source.CounterFileSource):
             labels = _labels(host, chip)
             sensors += len(labels)
             for file in chip.files:
-                found = _column(chip, labels, file)
-                if found and _is_readable(host, f"{chip.directory}/{file}", found[0]):
-                    columns.add(*found)
+                sensor_column = _column(chip, labels, file)
+                if sensor_column and _is_readable(
+                    host, f"{chip.directory}/{file}", sensor_column[0]
+                ):
+                    columns.add(*sensor_column)
                     paths.append(f"{chip.directory}/{file}")
         self._keep(host, paths)
         return columns.result(_hwmon_finding(chips, sensors))
@@ -288,25 +290,25 @@ def _domains(host: Host) -> dict[str, str]:
     Model-specific registers precede memory-mapped ones, which report the same packages.
     """
     zones = [zone for zone in source.list_names(host, POWERCAP_ROOT) if _ZONE.fullmatch(zone)]
-    found: dict[str, str] = {}
+    domains: dict[str, str] = {}
     for zone in sorted(zones, key=lambda zone: (zone.startswith("intel-rapl-mmio"), zone)):
         control, *numbers = zone.split(":")
         above = [":".join([control, *numbers[: depth + 1]]) for depth in range(len(numbers))]
         names = [source.read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
         range_uj = source.read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}")
         if all(names) and range_uj.isdecimal():
-            found.setdefault("/".join(names), f"{POWERCAP_ROOT}/{zone}")
-    return found
+            domains.setdefault("/".join(names), f"{POWERCAP_ROOT}/{zone}")
+    return domains
 
 
 def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
+    limits: dict[str, str] = {}
     for file in source.list_names(host, directory):
         if match := re.fullmatch(r"constraint_(\d+)_power_limit_uw", file):
             name = source.read_text(host, f"{directory}/constraint_{match[1]}_name")
             if name and source.read_text(host, f"{directory}/{file}").strip("0"):
-                found.setdefault(name, f"{directory}/{file}")
-    return list(found.items())
+                limits.setdefault(name, f"{directory}/{file}")
+    return list(limits.items())
 
 
 def _denied(host: Host, path: str) -> bool:
@@ -320,11 +322,11 @@ def _denied(host: Host, path: str) -> bool:
 
 
 def _rapl_finding(domains: list[str], *, denied: bool) -> source.ProbeFinding:
-    what = "energy of the processors"
+    subject = "energy of the processors"
     if not domains:
         detail = f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)"
-        return source.ProbeFinding.absent(what, detail)
+        return source.ProbeFinding.absent(subject, detail)
     detail = f"{source.format_count(len(domains), 'domain')}: {', '.join(domains)}"
     if denied:
-        return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
-    return source.ProbeFinding.supported(what, detail)
+        return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
+    return source.ProbeFinding.supported(subject, detail)

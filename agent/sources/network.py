@@ -236,7 +236,7 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
 
     A line without its other half, as at the end of a truncated file, is skipped.
     """
-    found: dict[Hashable, Reading] = {}
+    readings: dict[Hashable, Reading] = {}
     names: dict[str, list[str]] = {}
     for line in whole_lines(content):
         protocol, *cells = line.split() or [""]
@@ -244,20 +244,20 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
             names[protocol] = cells
             continue
         for name, value in zip(names.pop(protocol), cells, strict=True):
-            found[protocol.rstrip(":"), name] = parse_integer(value.encode())
-    return found
+            readings[protocol.rstrip(":"), name] = parse_integer(value.encode())
+    return readings
 
 
 def parse_softnet(content: bytes) -> dict[int, dict[Hashable, int]]:
     """Counts by processor and column, from a table of hexadecimal numbers without names."""
-    found: dict[int, dict[Hashable, int]] = {}
+    rows: dict[int, dict[Hashable, int]] = {}
     lines = content.decode(errors="replace").splitlines()
     is_truncated = not content.endswith(b"\n") and bool(_TRUNCATED.search(content))
     for number, line in enumerate(lines[:-1] if is_truncated else lines):
         if row := _hexadecimal(line):
             processor = row[_CPU_COLUMN] if len(row) > _CPU_COLUMN else number
-            found[processor] = {i: row[i] for i in _SOFTNET if i < len(row)}
-    return found
+            rows[processor] = {i: row[i] for i in _SOFTNET if i < len(row)}
+    return rows
 
 
 def parse_conntrack(content: bytes) -> dict[int, dict[Hashable, int]]:
@@ -303,8 +303,8 @@ class ProcessorSum:
     def advance(self, counts: Mapping[int, int]) -> int:
         """Return the updated sum. If a count fell by more than a wrap, the sum restarts."""
         steps = {cpu: (count - self._last.get(cpu, 0)) % _WRAP for cpu, count in counts.items()}
-        known = steps.keys() & self._last.keys()
-        if any(steps[cpu] >= _WRAP // 2 for cpu in known):
+        common = steps.keys() & self._last.keys()
+        if any(steps[cpu] >= _WRAP // 2 for cpu in common):
             self.total = sum(counts.values())
             self._last = dict(counts)
         else:
@@ -359,8 +359,8 @@ class ProtocolSource(KeyedFileSource):
             ),
             (f"{_LIMITS}_max", _single_number, {_NUMBER: (network_catalog.CONNTRACK_LIMIT, _NODE)}),
         )
-        for path, parse, wanted in files:
-            self._add_file(host, columns, path, parse, wanted.get)
+        for path, parse, metrics_of_file in files:
+            self._add_file(host, columns, path, parse, metrics_of_file.get)
         names = [file.path.rsplit("/", 1)[-1] for file in self._files]
         detail = "/proc/net contains no statistics"
         if not names:

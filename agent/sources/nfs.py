@@ -94,21 +94,21 @@ def decode_octal_escapes(name: str) -> str:
 def parse_mountstats(content: bytes) -> list[NfsMount]:
     """All NFS mounts, in the order of the file. Unrecognized lines are skipped."""
     mounts: list[NfsMount] = []
-    here: NfsMount | None = None
+    mount: NfsMount | None = None
     for line in whole_lines(content):
         if line.startswith(("device ", "no device ")):
             match = _DEVICE.fullmatch(line)
-            here = NfsMount(match[1], match[2]) if match else None
-            if here:
-                mounts.append(here)
-        elif here:
+            mount = NfsMount(match[1], match[2]) if match else None
+            if mount:
+                mounts.append(mount)
+        elif mount:
             name, colon, rest = line.strip().partition(":")
             if colon:
-                _take(here, name, rest.strip())
+                _add_line(mount, name, rest.strip())
     return mounts
 
 
-def _take(mount: NfsMount, name: str, rest: str) -> None:
+def _add_line(mount: NfsMount, name: str, rest: str) -> None:
     cells = rest.split()
     numbers = map(parse_natural, cells)
     if name == "opts":
@@ -159,11 +159,11 @@ def parse_superblocks(mountinfo: bytes) -> dict[str, list[str]]:
     proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type the one
     after the word "-".
     """
-    found: dict[str, list[str]] = {}
+    superblocks: dict[str, list[str]] = {}
     for line in whole_lines(mountinfo):
         if match := _MOUNTINFO.match(line):
-            found.setdefault(match["place"], []).append(match["file_system"])
-    return found
+            superblocks.setdefault(match["place"], []).append(match["file_system"])
+    return superblocks
 
 
 FIRST_PROCESS, OWN_PROCESS = "/proc/1", "/proc/self"
@@ -218,7 +218,7 @@ class NfsSource(source.SourceWithoutResources):
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read the file once, for all mounts."""
         try:
-            mounts = _numbered(parse_mountstats(host.read(self._stats)))
+            mounts = _number_mounts(parse_mountstats(host.read(self._stats)))
         except OSError as error:
             into.put_none(0, len(into.values), reason_of(error))
             return
@@ -239,7 +239,7 @@ class NfsSource(source.SourceWithoutResources):
         own: Mapping[str, list[str]],
     ) -> dict[_NumberedMount, dict[ValueKey, Column]]:
         """Columns of each mount; earlier columns remain while mountinfo lists their mount."""
-        planned = {place: _columns_of(mount) for place, mount in _visible(single).items()}
+        planned = {place: _columns_of(mount) for place, mount in _is_visible(single).items()}
         lacking = Counter({decode_octal_escapes(point): len(here) for point, here in own.items()})
         lacking.subtract(decode_octal_escapes(mount.mount_point) for mount in mounts)
         for place, columns in self._planned.items():
@@ -253,7 +253,7 @@ class NfsSource(source.SourceWithoutResources):
         """Mounts without repeated mounts of the same file system."""
         single: dict[str, tuple[_NumberedMount, NfsMount]] = {}
         passed: Counter[str] = Counter()
-        for place, mount in _numbered(mounts).items():
+        for place, mount in _number_mounts(mounts).items():
             here = of_place.get(mount.mount_point, [])
             number = passed[mount.mount_point]
             passed[mount.mount_point] += 1
@@ -264,17 +264,17 @@ class NfsSource(source.SourceWithoutResources):
         return dict(single.values())
 
 
-def _numbered(mounts: list[NfsMount]) -> dict[_NumberedMount, NfsMount]:
+def _number_mounts(mounts: list[NfsMount]) -> dict[_NumberedMount, NfsMount]:
     """Mounts by their key and the number of mounts with the same key below them."""
     under: Counter[MountKey] = Counter()
-    found = {}
+    numbered = {}
     for mount in mounts:
-        found[mount.key, under[mount.key]] = mount
+        numbered[mount.key, under[mount.key]] = mount
         under[mount.key] += 1
-    return found
+    return numbered
 
 
-def _visible(single: Mapping[_NumberedMount, NfsMount]) -> dict[_NumberedMount, NfsMount]:
+def _is_visible(single: Mapping[_NumberedMount, NfsMount]) -> dict[_NumberedMount, NfsMount]:
     """Mounts without those covered by another of the same key: names cannot distinguish them."""
     top = {key: number for key, number in single}  # noqa: C416 - the last of each key
     return {place: mount for place, mount in single.items() if top[place[0]] == place[1]}

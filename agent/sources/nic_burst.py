@@ -103,13 +103,13 @@ def _notification_files(host: Host, device: str, pci_driver: str) -> dict[Counte
     """Files that count congestion notifications."""
     driver = rdma_driver(pci_driver, device)
     directory = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
-    found: dict[CounterKey, str] = {}
+    paths: dict[CounterKey, str] = {}
     for file in source.list_names(host, directory):
         metric = rdma.meaning(driver, file)
         if metric and metric.name in _NOTIFICATIONS:
             what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
-            found.setdefault(what, f"{directory}/{file}")
-    return found
+            paths.setdefault(what, f"{directory}/{file}")
+    return paths
 
 
 @dataclass(slots=True)
@@ -129,16 +129,16 @@ class BurstPort:
     """A NIC, its counters at the last valid sample, and the histograms of increments between samples."""
 
     def __init__(
-        self, host: Host, planned: NicSamplingPlan, window_ns: int, kept: NicWindows
+        self, host: Host, planned: NicSamplingPlan, window_ns: int, history: NicWindows
     ) -> None:
         self.planned = planned
         self.window_ns = max(window_ns, planned.refreshed_ns)
         """Window length: at least the refresh period of the driver."""
         self.problem: Absent | None = None
         """Reason why the last sample has no values."""
-        self.kept = kept
-        if kept.planned != planned:
-            kept.planned, kept.last = planned, None
+        self.kept = history
+        if history.planned != planned:
+            history.planned, history.last = planned, None
         self._grid = burst_windows.WindowGrid(self.window_ns)
         self._list: list[str] | None = None
         self._notifications = host.keep(tuple(planned.notifications.values()))
@@ -146,11 +146,11 @@ class BurstPort:
         self._megabits = 0
         self._link_downs = 0
         self._speed_due = True
-        wanted = dict.fromkeys([*planned.positions, *planned.notifications])
-        for metric, direction in wanted:
+        counters = dict.fromkeys([*planned.positions, *planned.notifications])
+        for metric, direction in counters:
             new = burst_windows.WindowHistogram(metric, (planned.interface, direction))
-            kept.windows.setdefault((metric, direction), new)
-        self.windows = {what: kept.windows[what] for what in wanted}
+            history.windows.setdefault((metric, direction), new)
+        self.windows = {counter: history.windows[counter] for counter in counters}
         self.read_speed()
 
     def close(self) -> None:
@@ -269,17 +269,17 @@ class _NicCounters:
 
     def grown_since(self, before: _NicCounters) -> dict[CounterKey, int]:
         """Increment of each counter; of several priorities, that of the one paused longest."""
-        found = {}
-        for what, now in self.counters.items():
-            then = before.counters.get(what)
-            if then is None:
+        increases = {}
+        for counter, now in self.counters.items():
+            earlier = before.counters.get(counter)
+            if earlier is None:
                 continue
             if len(now) == 1:
-                found[what] = now[0] - then[0]
+                increases[counter] = now[0] - earlier[0]
                 continue
-            grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
-            found[what] = min(grown) if min(grown) < 0 else max(grown)
-        return found
+            grown = [after - start for after, start in zip(now, earlier, strict=True)]
+            increases[counter] = min(grown) if min(grown) < 0 else max(grown)
+        return increases
 
 
 _NS_PER_MS = 1_000_000
@@ -319,7 +319,7 @@ class NicBurstSource:
             if device.rdma and device.role not in _EXCLUDED_PURPOSES
             for name in (device.address, *device.interfaces)
         }
-        found: dict[str, BurstPort] = {}
+        ports: dict[str, BurstPort] = {}
         for interface in source.list_names(host, NET):
             planned = plan_sampling(host, interface, nics)
             if planned is None or not self._wanted(interface, planned.device):
@@ -328,11 +328,11 @@ class NicBurstSource:
             if before is None or before.planned != planned:
                 if before:
                     before.close()
-                kept = self._kept.setdefault(interface, NicWindows())
-                before = BurstPort(host, planned, self._window_ns, kept)
-            found[interface] = before
+                history = self._kept.setdefault(interface, NicWindows())
+                before = BurstPort(host, planned, self._window_ns, history)
+            ports[interface] = before
         self.close()
-        self._ports = found
+        self._ports = ports
         self._reported_ns = 0
         return self._place().result(self._finding())
 

@@ -70,17 +70,17 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 findings.append(_statistics_failure(interface, error))
                 continue
             nic = nic_entity(interface, driver, network.device_at(driver.get("bus", "")))
-            found = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
+            matched = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
             names = statistics["names"]
-            findings.append(_statistics_finding(interface, driver["driver"], names, found))
-            if not found or nic.facts.get("role") == rails.BRIDGE:
+            findings.append(_statistics_finding(interface, driver["driver"], names, matched))
+            if not matched or nic.facts.get("role") == rails.BRIDGE:
                 columnless_entities.append(nic)
                 continue
             start = len(columns.columns)
-            for metric, part, _ in found:
+            for metric, part, _ in matched:
                 of_nic = metric.about is entities.NIC
                 columns.add(metric, nic if of_nic else Entity(metric.about, (*nic.key, part)))
-            positions = [position for _, _, position in found]
+            positions = [position for _, _, position in matched]
             counters = {names[position]: start + i for i, position in enumerate(positions)}
             before = self._before.get(interface)
             unwraps[interface] = _unwrap(driver["driver"], counters, before)
@@ -129,28 +129,28 @@ def _interfaces(host: Host) -> list[str]:
 
 
 def _statistics_finding(
-    interface: str, driver: str, names: list[str], found: list[tuple[declare.Metric, str, int]]
+    interface: str, driver: str, names: list[str], matched: list[tuple[declare.Metric, str, int]]
 ) -> source.ProbeFinding:
     """Number of published statistics; for a driver without a table also the unpublished names."""
-    detail = f"driver {driver}, {len(found)} typed statistics"
+    detail = f"driver {driver}, {len(matched)} typed statistics"
     if driver not in ethtool_statistics.DRIVERS:
-        used = {position for _, _, position in found}
-        rest = [name for position, name in enumerate(names) if position not in used]
-        detail = f"driver {driver}, {len(found)} of {len(names)} statistics have standard names"
-        if rest:
-            detail += f"; the rest: {ethtool_statistics.format_statistic_names(rest)}"
-    verdict = source.ProbeVerdict.SUPPORTED if found else source.ProbeVerdict.ABSENT
+        positions = {position for _, _, position in matched}
+        unmatched = [name for position, name in enumerate(names) if position not in positions]
+        detail = f"driver {driver}, {len(matched)} of {len(names)} statistics have standard names"
+        if unmatched:
+            detail += f"; the rest: {ethtool_statistics.format_statistic_names(unmatched)}"
+    verdict = source.ProbeVerdict.SUPPORTED if matched else source.ProbeVerdict.ABSENT
     return source.ProbeFinding(f"statistics of {interface}", verdict, detail)
 
 
 def _statistics_failure(interface: str, error: OSError) -> source.ProbeFinding:
-    what = f"statistics of {interface}"
+    subject = f"statistics of {interface}"
     reason = reason_of(error)
     if reason is Absent.UNSUPPORTED:
-        return source.ProbeFinding.absent(what, "the driver has no ethtool interface")
+        return source.ProbeFinding.absent(subject, "the driver has no ethtool interface")
     if reason is Absent.GONE:  # not an interface, or removed meanwhile
-        return source.ProbeFinding.absent(what, error.strerror or "unknown interface")
-    return source.ProbeFinding.failed(what, error, "allow the agent the ioctl SIOCETHTOOL")
+        return source.ProbeFinding.absent(subject, error.strerror or "unknown interface")
+    return source.ProbeFinding.failed(subject, error, "allow the agent the ioctl SIOCETHTOOL")
 
 
 _COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
@@ -271,15 +271,15 @@ def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[decla
 
 
 def _counters_finding(interface: str, counters: int) -> source.ProbeFinding:
-    what = f"error correction and pause of {interface}"
+    subject = f"error correction and pause of {interface}"
     if counters:
-        return source.ProbeFinding.supported(what, source.format_count(counters, "counter"))
-    return source.ProbeFinding.absent(what, "none except the driver's statistics")
+        return source.ProbeFinding.supported(subject, source.format_count(counters, "counter"))
+    return source.ProbeFinding.absent(subject, "none except the driver's statistics")
 
 
 def _request_failure(interface: str, name: str, error: OSError) -> list[source.ProbeFinding]:
     if reason_of(error) in {Absent.UNSUPPORTED, Absent.GONE}:
         return []
-    what = f"error correction and pause of {interface}"
+    subject = f"error correction and pause of {interface}"
     remedy = "allow the agent netlink sockets (AF_NETLINK)"
-    return [source.ProbeFinding.failed(what, error, remedy, name)]
+    return [source.ProbeFinding.failed(subject, error, remedy, name)]

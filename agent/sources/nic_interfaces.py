@@ -106,9 +106,11 @@ class SettingAnswers:
         """Add the on/off state of each priority; as a text only if all states are readable."""
         for priority, state in states.items():
             self.put(metric, state, *part, str(priority))
-        known = {p: s for p, s in states.items() if s not in {Absent.UNSUPPORTED, Absent.GONE}}
-        if known and not any(isinstance(state, Absent) for state in known.values()):
-            self.set(setting, join_items(priority for priority, state in known.items() if state))
+        supported = {p: s for p, s in states.items() if s not in {Absent.UNSUPPORTED, Absent.GONE}}
+        if supported and not any(isinstance(state, Absent) for state in supported.values()):
+            self.set(
+                setting, join_items(priority for priority, state in supported.items() if state)
+            )
 
 
 def join_items(items: Iterable[object]) -> str:

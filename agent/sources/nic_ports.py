@@ -164,7 +164,7 @@ class OpticsSource(ScanningSource):
 
 def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     part = (interface, _MODULE)
-    what = f"transceiver of {interface}"
+    subject = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
         facts = _module_facts(answer)
@@ -173,18 +173,18 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
         reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
         if isinstance(error, OSError) and reason in {Absent.UNSUPPORTED, Absent.GONE}:
             detail = f"not reported: {error.strerror or error}"
-            scan.findings.append(base.ProbeFinding.absent(what, detail))
+            scan.findings.append(base.ProbeFinding.absent(subject, detail))
             return
         usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
         scan.failure(part, reason, usual)
-        scan.findings.append(base.ProbeFinding.failed(what, error, _MODULE_REMEDY))
+        scan.findings.append(base.ProbeFinding.failed(subject, error, _MODULE_REMEDY))
     else:
         scan.described.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         if identity := _join_facts(facts, "vendor", "part_number", "serial"):
             scan.watched[part] = {_MODULE: identity}
         detail = _join_facts(facts, "type", "vendor", "part_number")
         scan.findings.append(
-            base.ProbeFinding.supported(what, detail or "a transceiver without a name")
+            base.ProbeFinding.supported(subject, detail or "a transceiver without a name")
         )
 
 

@@ -219,14 +219,14 @@ def read_ecn(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """OFED's congestion control: on or off for each priority and side, and its parameters."""
     for side, point in _SIDES.items():
         directory = f"{nic_interfaces.NET}/{answers.nic.interface}/ecn/roce_{side}"
-        found = _names(host, directory)
-        if _ENABLE in found:
+        names = _names(host, directory)
+        if _ENABLE in names:
             priorities = filter(str.isdecimal, _names(host, f"{directory}/{_ENABLE}"))
             states = {
                 int(p): parsed_reading(host.read, f"{directory}/{_ENABLE}/{p}") for p in priorities
             }
             answers.switches(f"ecn_{point}", c.ECN_ENABLED, states, point)
-        for name in found:
+        for name in names:
             if name != _ENABLE:
                 reading = parsed_reading(host.read, f"{directory}/{name}")
                 _parameter(answers, parameter_name(side, name), reading)
@@ -275,8 +275,8 @@ def read_congestion(
 
 
 def _parse_parameter(content: bytes) -> Reading:
-    found = _DECIMAL_OR_HEXADECIMAL.fullmatch(content.strip())
-    return int(found[0], 0) if found else Absent.UNSUPPORTED
+    match = _DECIMAL_OR_HEXADECIMAL.fullmatch(content.strip())
+    return int(match[0], 0) if match else Absent.UNSUPPORTED
 
 
 def read_qos(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
@@ -322,10 +322,10 @@ def read_rdma(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
         answers.set("rdma_cm_mode", mode)
     class_ = _text(host, f"{_INFINIBAND}/{device}/tc/{port}/traffic_class")
     if class_ is not None:
-        found = _GLOBAL_CLASS.search(class_)
-        answers.set("rdma_traffic_class", found[1] if found else nic_interfaces.NO_VALUE)
-        if found:
-            answers.put(c.RDMA_TRAFFIC_CLASS, int(found[1]))
+        match = _GLOBAL_CLASS.search(class_)
+        answers.set("rdma_traffic_class", match[1] if match else nic_interfaces.NO_VALUE)
+        if match:
+            answers.put(c.RDMA_TRAFFIC_CLASS, int(match[1]))
 
 
 def read_gids(answers: nic_interfaces.SettingAnswers, host: Host) -> None:

@@ -99,8 +99,8 @@ class NicSettingsSource(source_bases.ScanningSource):
                     unanswered.append(name)
                     continue
                 scan.failure(part, reason, _usual_columns(nic, name))
-                what, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
-                scan.findings.append(base.ProbeFinding.failed(what, error, remedy, name))
+                subject, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
+                scan.findings.append(base.ProbeFinding.failed(subject, error, remedy, name))
             else:
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new

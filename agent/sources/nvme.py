@@ -133,7 +133,7 @@ def _address(host: Host, directory: str) -> str:
 
 
 def _finding(host: Host, controller: str, drive: Entity) -> source.ProbeFinding:
-    what = f"drive {controller}"
+    subject = f"drive {controller}"
     facts = [drive.facts.get(fact, "") for fact in ("model", "transport")]
     detail = ", ".join(filter(None, facts)) or "unknown model"
     try:
@@ -141,7 +141,7 @@ def _finding(host: Host, controller: str, drive: Entity) -> source.ProbeFinding:
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
             detail += "; permission denied for its health log"
-            return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
+            return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
         detail += f"; without a health log: {error.strerror}"
-        return source.ProbeFinding.supported(what, detail)
-    return source.ProbeFinding.supported(what, f"{detail}, with a health log")
+        return source.ProbeFinding.supported(subject, detail)
+    return source.ProbeFinding.supported(subject, f"{detail}, with a health log")

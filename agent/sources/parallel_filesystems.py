@@ -57,25 +57,25 @@ def parse_statistics(content: bytes) -> dict[Hashable, Reading]:
     `(name, "samples")` is a count, `(name, "sum")` a sum in its own unit, `(name, "usec")` a sum in
     microseconds. Operations that never happened have no line.
     """
-    found: dict[Hashable, Reading] = {}
+    readings: dict[Hashable, Reading] = {}
     for line in whole_lines(content):
         if match := _STATISTIC.match(line):
             name, samples, unit, total = match.groups()
-            found[name, "samples"] = parse_natural(samples)
+            readings[name, "samples"] = parse_natural(samples)
             if total is not None:
-                found[name, "usec" if unit in _MICROSECONDS else "sum"] = parse_natural(total)
-    return found
+                readings[name, "usec" if unit in _MICROSECONDS else "sum"] = parse_natural(total)
+    return readings
 
 
 def parse_import(content: bytes) -> dict[Hashable, Reading]:
     """State, requests in flight and timeouts of a connection to a target."""
     text = "\n".join(whole_lines(content))
-    found: dict[Hashable, Reading] = {
+    readings: dict[Hashable, Reading] = {
         name: parse_natural(count) for name, count in _RPCS.findall(text)
     }
     if match := _STATE.search(text):
-        found["state"] = _NUMBER_OF_STATE.get(match[1], Absent.ERROR)
-    return found
+        readings["state"] = _NUMBER_OF_STATE.get(match[1], Absent.ERROR)
+    return readings
 
 
 def parse_health(content: bytes) -> dict[Hashable, Reading]:
@@ -236,7 +236,7 @@ def parse_mdsc(content: bytes) -> dict[Hashable, Reading]:
 
 def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
     """Cells by row and column of the tables with named columns; `total` comes from latencies."""
-    found: dict[Hashable, Reading] = {}
+    readings: dict[Hashable, Reading] = {}
     columns: list[str] = []
     for line in whole_lines(content):
         row, *cells = line.split() or [""]
@@ -244,10 +244,10 @@ def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
             columns = cells
         elif len(cells) == len(columns) > 1:
             named = zip(columns, map(parse_natural, cells), strict=True)
-            found |= {(row, column): cell for column, cell in named if _is_published(column)}
+            readings |= {(row, column): cell for column, cell in named if _is_published(column)}
             if "avg_sz(bytes)" not in columns:
-                found[row, "total"] = parse_natural(cells[0])
-    return found
+                readings[row, "total"] = parse_natural(cells[0])
+    return readings
 
 
 def _is_published(column: str) -> bool:
@@ -274,8 +274,8 @@ class CephSource(KeyedFileSource):
         """Find the clients and the metrics that their kernel reports."""
         columns = source.ColumnBuilder()
         self._files = []
-        found = map(_CEPH_CLIENT.fullmatch, source.list_names(host, CEPH_ROOT))
-        clients = [match for match in found if match]
+        matches = map(_CEPH_CLIENT.fullmatch, source.list_names(host, CEPH_ROOT))
+        clients = [match for match in matches if match]
         for match in clients:
             about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
             for name, parse in _FILES:

@@ -27,7 +27,7 @@ MAX_DEVICES = 1024
 
 
 @dataclass(slots=True)
-class _SeenPciDevice:
+class _ObservedPciDevice:
     entity: Entity
     names: tuple[str, ...]
     present: bool = True
@@ -37,7 +37,7 @@ class PciPresence:
     """Every device seen so far, with its last names."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _SeenPciDevice] = {}
+        self._known: dict[str, _ObservedPciDevice] = {}
         self._listed: frozenset[str] = frozenset()
         self.grown = False
         """True if the bus differs from the last probe."""
@@ -59,15 +59,15 @@ class PciPresence:
             if before:
                 before.entity, before.names = entity, device_names
             elif len(self._known) < MAX_DEVICES:
-                self._known[address] = _SeenPciDevice(entity, device_names)
+                self._known[address] = _ObservedPciDevice(entity, device_names)
         return {address: known.entity for address, known in sorted(self._known.items())}
 
-    def compare(self, there: Collection[str], now: NodeTimestamp) -> list[Event]:
+    def compare(self, addresses: Collection[str], now: NodeTimestamp) -> list[Event]:
         """Events of vanished and returned devices, for the addresses currently on the bus."""
-        self.grown = self._listed != frozenset(there)
+        self.grown = self._listed != frozenset(addresses)
         events = []
         for address, device in self._known.items():
-            present = address in there
+            present = address in addresses
             if present != device.present:
                 device.present = present
                 event = catalog.PCIE_BACK_EVENT if present else catalog.PCIE_GONE_EVENT
@@ -75,7 +75,7 @@ class PciPresence:
         return events
 
 
-def _event(event: declare.EventClass, device: _SeenPciDevice, now: NodeTimestamp) -> Event:
+def _event(event: declare.EventClass, device: _ObservedPciDevice, now: NodeTimestamp) -> Event:
     facts = device.entity.facts
     model = f"{facts.get('vendor', '')}:{facts.get('device', '')}".replace("0x", "")
     facts_present = source.nonempty_facts(
@@ -185,24 +185,24 @@ class PcieSource(source.SourceWithFiles):
 
     def _read_presence(self, host: Host, into: source.RowBuilder) -> None:
         try:
-            there = set(host.names(pci.DEVICES))
+            addresses = set(host.names(pci.DEVICES))
         except OSError as error:
             into.put_each((column for column, _ in self._plan.present), reason_of(error))
             return
         for column, address in self._plan.present:
-            into.put(column, int(address in there))
-        into.events += self._presence.compare(there, host.clock.now())
+            into.put(column, int(address in addresses))
+        into.events += self._presence.compare(addresses, host.clock.now())
         into.grown |= self._presence.grown
 
     def _read_errors(self, counts: KeptFiles, into: source.RowBuilder) -> None:
         for file, positions in self._plan.errors:
             try:
-                found = parse_aer(counts.text(file))
+                counts_by_kind = parse_aer(counts.text(file))
             except OSError as error:
                 into.put_each(positions.values(), reason_of(error))
                 continue
             for name, column in positions.items():
-                into.put(column, found.get(name, Absent.GONE))
+                into.put(column, counts_by_kind.get(name, Absent.GONE))
         for file, column in self._plan.root_errors:
             into.put(column, source.parsed_reading(counts.text, file))
 

@@ -83,9 +83,9 @@ def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
     metrics: set[declare.Metric] = set()
     for directory, port in device.ports:
         sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
-        found = list(_files_of(host, device.driver, sets, port, set()))
-        metrics |= {file.metric for file in found}
-        yield from found
+        files = list(_files_of(host, device.driver, sets, port, set()))
+        metrics |= {file.metric for file in files}
+        yield from files
     sets = [f"{device.directory}/{_REFRESHED}"]
     yield from _files_of(host, device.driver, sets, device.whole, metrics)
 
@@ -293,21 +293,21 @@ def _optional(
     except OSError:
         return None
     taken = {metric for metric, about in columns.columns if about == port}
-    found = {}
+    counters = {}
     for name in sorted(statistics.keys() & catalog.OPTIONAL):
         metric, about = catalog.meaning(driver, name), port
         if metric is None or metric in taken:
             metric, about = catalog.other(name), port.child(RDMA_COUNTER, name)
-        found[name] = columns.add(metric, about)
-    return _OptionalCounters(port, found) if found else None
+        counters[name] = columns.add(metric, about)
+    return _OptionalCounters(port, counters) if counters else None
 
 
 def _devices(host: Host, network: NodeNetwork) -> list[RdmaDevice]:
     try:
-        found = host.names(ROOT)
+        names = host.names(ROOT)
     except FileNotFoundError:
         return []
-    return [_device(host, name, network) for name in found]
+    return [_device(host, name, network) for name in names]
 
 
 def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
@@ -364,8 +364,8 @@ def _parse_rate(content: bytes) -> Reading:
 def _finding(devices: int, ports: int, files: int) -> source.ProbeFinding:
     if not devices:
         return source.ProbeFinding.absent("RDMA devices", f"{ROOT} contains no device")
-    found = (source.format_count(devices, "device"), source.format_count(ports, "port"))
-    detail = f"{', '.join(found)}, {source.format_count(files, 'counter file')}"
+    amounts = (source.format_count(devices, "device"), source.format_count(ports, "port"))
+    detail = f"{', '.join(amounts)}, {source.format_count(files, 'counter file')}"
     return source.ProbeFinding.supported("RDMA devices", detail)
 
 

@@ -84,7 +84,7 @@ class WatchedValues:
         self, watched: Mapping[WatchedPart, Mapping[str, str]], failed: Container[WatchedPart] = ()
     ) -> list[WatchedChange]:
         """Differences from the last known values; a value read for the first time is not a difference."""
-        found = []
+        changes = []
         for part, texts in watched.items():
             for name, text in texts.items():
                 key = part[0], name
@@ -93,11 +93,11 @@ class WatchedValues:
                     self._known[key] = reported_by, before
                     continue
                 if reported_by == part and before != text:
-                    found.append(WatchedChange(*key, before, text))
+                    changes.append(WatchedChange(*key, before, text))
                 self._known[key] = part, text
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
-        return found
+        return changes
 
 
 class ScanningSource(base.SourceWithoutResources, ABC):

@@ -32,7 +32,7 @@ import structlog
 from agent.config import CollectorLink, WitnessSettings
 from agent.host import Clock
 from agent.sampling.hang_guard import DeviceThread
-from agent.sampling.status import DISPUTED, HOLDS, HOLDS_NONE, AuditLogState
+from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
 from agent.shipping.collector_client import HttpAnswer, HttpClient, create_tls_context, read_token
 from railscope.audit import merkle, signed_note
 from railscope.catalog.agent import DISPUTE_EVENT
@@ -114,18 +114,18 @@ class AuditLogClient:
             target = f"{self._path}/cosignature"
             answer = await self._base.post(body, self._headers, target)
         except OSError as error:
-            raise self._away(error) from error
+            raise self._unavailable(error) from error
         if answer.status == HTTPStatus.CONFLICT:
             raise CheckpointDisputedError(answer.body[:500].decode(errors="replace"))
         self._text(answer)
 
-    async def _get(self, more: str) -> HttpAnswer:
+    async def _get(self, suffix: str) -> HttpAnswer:
         try:
-            return await self._base.get(self._headers, self._path + more)
+            return await self._base.get(self._headers, self._path + suffix)
         except OSError as error:
-            raise self._away(error) from error
+            raise self._unavailable(error) from error
 
-    def _away(self, error: OSError) -> AuditLogUnavailableError:
+    def _unavailable(self, error: OSError) -> AuditLogUnavailableError:
         return AuditLogUnavailableError(
             f"cannot read the audit log of {self.url}: {error.strerror or error or 'timeout'}"
         )
@@ -159,11 +159,11 @@ class WitnessStore:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         delete_partial_files(self.directory)
 
-    def held(self) -> str:
+    def read_checkpoint(self) -> str:
         """Return the stored checkpoint; empty if there is none."""
         return self._text("held")
 
-    def hold(self, note: str) -> None:
+    def write_checkpoint(self, note: str) -> None:
         """Store another checkpoint."""
         self._write("held", note)
 
@@ -172,7 +172,7 @@ class WitnessStore:
         text = self._text("log.pub")
         return signed_note.PublicKey.parse(text) if text else None
 
-    def trust(self, key: signed_note.PublicKey) -> None:
+    def write_log_key(self, key: signed_note.PublicKey) -> None:
         """Store a key as the log's key."""
         self._write("log.pub", f"{key}\n")
 
@@ -185,9 +185,9 @@ class WitnessStore:
         self._write("witness.key", key.secret_text() + "\n")
         return key
 
-    def keep_evidence(self, kind: str, held: str, offered: str) -> Path | None:
+    def write_evidence(self, kind: str, stored: str, offered: str) -> Path | None:
         """Store two contradicting checkpoints; None if the limit of stored pairs is reached."""
-        digest = hashlib.sha256(f"{held}\0{offered}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{stored}\0{offered}".encode()).hexdigest()
         directory = self.directory / "evidence" / f"{kind}-{digest[:16]}"
         if (directory / "offered").exists():
             return directory
@@ -195,7 +195,7 @@ class WitnessStore:
             return None
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = directory.relative_to(self.directory)
-        self._write(f"{name}/held", held)
+        self._write(f"{name}/held", stored)
         self._write(f"{name}/offered", offered)
         sync_directory(directory.parent)
         sync_directory(self.directory)
@@ -232,7 +232,7 @@ class AuditWitness:
     clock: Clock
     events: list[Event]
     state: AuditLogState
-    _held: str = ""
+    _note: str = ""
     _checkpoint: signed_note.Checkpoint | None = None
     _key: signed_note.PublicKey | None = None
     _witness: signed_note.SecretKey | None = None
@@ -257,7 +257,7 @@ class AuditWitness:
                     await self.check()
                     self._problem = ""
                 except (AuditLogUnavailableError, signed_note.NoteError, OSError) as error:
-                    self._cannot(str(error))
+                    self._log_failure(str(error))
                 spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
                 pause_ns = round(self._pause_seconds * spread * SECOND_NS)
                 await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
@@ -276,15 +276,15 @@ class AuditWitness:
         self.store.open()
         self._witness = self.store.witness(self.node)
         self._key = _configured_key(self.settings.log_key) or self.store.log_key()
-        note = self.store.held()
+        note = self.store.read_checkpoint()
         if note and self._key:
             try:
                 self._checkpoint = signed_note.read_checkpoint(note, self._key)
             except signed_note.NoteError as error:
                 message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
                 raise signed_note.NoteError(message) from error
-            self._held = note
-            self._show(HOLDS)
+            self._note = note
+            self._set_state(CONSISTENT)
 
     async def check(self) -> None:
         """Check the log once. Raises AuditLogUnavailableError, NoteError, OSError."""
@@ -293,33 +293,33 @@ class AuditWitness:
         self._beginning = not offer.note
         if not offer.note:
             if self._checkpoint:
-                await self._dispute(ROLLBACK, "")
+                await self._report_conflict(ROLLBACK, "")
             if self._checkpoint or offer.show:
-                await self._present()
+                await self._send_checkpoint()
             return
         key = self._key or await self._first_key(offer.note)
         try:
             offered = signed_note.read_checkpoint(offer.note, key)
         except signed_note.NoteError as error:
             log.error("audit_checkpoint_rejected", problem=str(error))
-            await self._dispute(OTHER_KEY, offer.note)
+            await self._report_conflict(OTHER_KEY, offer.note)
             return
-        if problem := await self._contradiction(offered):
-            await self._dispute(problem, offer.note)
-            await self._present()
+        if problem := await self._find_contradiction(offered):
+            await self._report_conflict(problem, offer.note)
+            await self._send_checkpoint()
         elif self._checkpoint is None or offered.tree.size > self._checkpoint.tree.size:
-            await self._hold(offered, offer.note)
-            await self._present()
+            await self._store_checkpoint(offered, offer.note)
+            await self._send_checkpoint()
         else:
-            self._show(HOLDS)
+            self._set_state(CONSISTENT)
             if offer.show:
-                await self._present()
+                await self._send_checkpoint()
 
     async def _first_key(self, note: str) -> signed_note.PublicKey:
         """Fetch and trust the log's key on first use. Raises AuditLogUnavailableError, NoteError, OSError."""
         key = signed_note.PublicKey.parse(await self.client.key())
         signed_note.read_checkpoint(note, key)
-        await self._disk.submit(lambda: self.store.trust(key))
+        await self._disk.submit(lambda: self.store.write_log_key(key))
         self._key = key
         log.warning(
             "audit_log_key_trusted",
@@ -328,12 +328,12 @@ class AuditWitness:
         )
         return key
 
-    async def _contradiction(self, offered: signed_note.Checkpoint) -> str:
+    async def _find_contradiction(self, offered: signed_note.Checkpoint) -> str:
         """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
-        held = self._checkpoint
-        if held is None:
+        stored = self._checkpoint
+        if stored is None:
             return ""
-        old, new = held.tree, offered.tree
+        old, new = stored.tree, offered.tree
         if new.size < old.size:
             return ROLLBACK
         if new.size == old.size:
@@ -341,11 +341,11 @@ class AuditWitness:
         proof = await self.client.consistency(old.size, new.size)
         return "" if merkle.consistent(old, new, proof) else FORK
 
-    async def _hold(self, offered: signed_note.Checkpoint, note: str) -> None:
+    async def _store_checkpoint(self, offered: signed_note.Checkpoint, note: str) -> None:
         note = self._cosigned(note)
-        await self._disk.submit(lambda: self.store.hold(note))
-        self._held, self._checkpoint = note, offered
-        self._show(HOLDS)
+        await self._disk.submit(lambda: self.store.write_checkpoint(note))
+        self._note, self._checkpoint = note, offered
+        self._set_state(CONSISTENT)
 
     def _cosigned(self, note: str) -> str:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
@@ -353,27 +353,29 @@ class AuditWitness:
             note, self._witness, self.clock.now().wall_ns // SECOND_NS
         )
 
-    async def _present(self) -> None:
+    async def _send_checkpoint(self) -> None:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         try:
-            await self.client.show(self._held, str(signed_note.witness_key(self._witness)))
+            await self.client.show(self._note, str(signed_note.witness_key(self._witness)))
         except CheckpointDisputedError as error:
             if str(error) != self._disagreed:
                 log.error("audit_checkpoint_disputed", problem=str(error))
             self._disagreed = str(error)
 
-    async def _dispute(self, kind: str, offered: str) -> None:
+    async def _report_conflict(self, kind: str, offered: str) -> None:
         """Report once a state that no honest log can have, and store the evidence."""
-        self._show(DISPUTED)
-        if (kind, self._held, offered) in self._reported or len(self._reported) >= MAX_EVIDENCE:
+        self._set_state(DISPUTED)
+        if (kind, self._note, offered) in self._reported or len(self._reported) >= MAX_EVIDENCE:
             return
-        held = self._held
-        directory = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))
-        self._reported.add((kind, held, offered))
+        stored = self._note
+        directory = await self._disk.submit(
+            lambda: self.store.write_evidence(kind, stored, offered)
+        )
+        self._reported.add((kind, stored, offered))
         facts = {
             "kind": kind,
-            **_checkpoint_facts("held", held),
+            **_checkpoint_facts("held", stored),
             **_checkpoint_facts("offered", offered),
         }
         now = self.clock.now()
@@ -386,11 +388,11 @@ class AuditWitness:
             "run `railscope audit verify --anchor` with it",
         )
 
-    def _show(self, state: int) -> None:
-        self.state.state = state if self._checkpoint or state == DISPUTED else HOLDS_NONE
+    def _set_state(self, state: int) -> None:
+        self.state.state = state if self._checkpoint or state == DISPUTED else NO_CHECKPOINT
         self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
 
-    def _cannot(self, problem: str) -> None:
+    def _log_failure(self, problem: str) -> None:
         if problem != self._problem:
             log.warning("audit_checkpoint_check_failed", problem=problem)
             self._problem = problem

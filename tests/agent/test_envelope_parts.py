@@ -10,7 +10,7 @@ from agent.shipping.shipper import (
     MAX_BYTES_OF_AN_ENVELOPE,
     MAX_EVENTS_OF_AN_ENVELOPE,
     MAX_FRAMES_OF_AN_ENVELOPE,
-    envelopes_of,
+    split_into_envelopes,
 )
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
@@ -35,7 +35,7 @@ def frame(columns: int, events: int) -> Frame:
 )
 def test_parts_have_all_frames_in_order_and_are_bounded(shapes: list[tuple[int, int]]):
     frames = [frame(*shape) for shape in shapes]
-    parts = list(envelopes_of(frames))
+    parts = list(split_into_envelopes(frames))
     assert [one for part in parts for one in part] == frames
     for part in parts:
         assert sum(8 * len(one.values) for one in part) <= MAX_BYTES_OF_AN_ENVELOPE
@@ -43,5 +43,5 @@ def test_parts_have_all_frames_in_order_and_are_bounded(shapes: list[tuple[int, 
 
 
 def test_twenty_thousand_small_frames_are_five_envelopes():
-    sizes = [len(part) for part in envelopes_of([frame(1, 0)] * 20_000)]
+    sizes = [len(part) for part in split_into_envelopes([frame(1, 0)] * 20_000)]
     assert sizes == [MAX_FRAMES_OF_AN_ENVELOPE] * 5

@@ -119,7 +119,7 @@ def test_a_smaller_allowance_stretches_nothing_less(
     loads = []
     for number, cost in enumerate(costs):
         load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), settled_after=1)
-        load.take(ReadCost(ThreadCost(round(cost))), 0)
+        load.record_cost(ReadCost(ThreadCost(round(cost))), 0)
         loads.append(load)
     full = StretchFitter(loads, GovernedLoad.cpu_share).fit(allowance)
     less = StretchFitter(loads, GovernedLoad.cpu_share).fit(part * allowance)

@@ -13,7 +13,7 @@ from support.clock import ManualClock
 from support.examples import fewer
 
 from agent.config import WitnessSettings
-from agent.sampling.status import DISPUTED, HOLDS, AuditLogState
+from agent.sampling.status import CONSISTENT, DISPUTED, AuditLogState
 from agent.witness.audit_witness import (
     MAX_EVIDENCE,
     AuditWitness,
@@ -129,8 +129,8 @@ def test_the_held_checkpoint_never_regresses_and_every_contradiction_is_detected
             honest = log.records[: len(held)] == held
             if honest:
                 held = list(log.records)
-            assert witness.state.state == (DISPUTED if not honest else HOLDS if held else 0)
-            note = witness.store.held()
+            assert witness.state.state == (DISPUTED if not honest else CONSISTENT if held else 0)
+            note = witness.store.read_checkpoint()
             assert bool(note) == bool(held)
             if note:
                 assert read_checkpoint(note, KEY.public).tree == tree_of(held)
@@ -149,11 +149,11 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
         log = FakeLog([b"%d" % n for n in range(size)])
         witness = witness_of(directory, log)
         await witness.check()
-        held = witness.store.held()
+        held = witness.store.read_checkpoint()
         log.records = [b"other %d" % n for n in range(size + more)]
         log.proof = proof
         await witness.check()
-        assert (witness.state.state, witness.store.held()) == (DISPUTED, held)
+        assert (witness.state.state, witness.store.read_checkpoint()) == (DISPUTED, held)
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(follow(Path(directory)))
@@ -184,7 +184,7 @@ async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None
     assert witness.state.state == DISPUTED
     log.records += [*lost, b"more"]
     await witness.check()
-    assert witness.state == AuditLogState(HOLDS, 11)
+    assert witness.state == AuditLogState(CONSISTENT, 11)
 
 
 def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from support.audit import draft
 from support.clock import ManualClock
 
 from agent.config import CollectorLink, WitnessSettings
-from agent.sampling.status import DISPUTED, HOLDS, HOLDS_NONE, AuditLogState
+from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
 from agent.witness.audit_witness import (
     AuditLogClient,
     AuditLogUnavailableError,
@@ -67,10 +67,10 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
         for records in (1, 300, 0):
             await sign(one, records)
             await witness.check()
-            assert witness.state == AuditLogState(HOLDS, one.collector.trail.log.signed.size)
+            assert witness.state == AuditLogState(CONSISTENT, one.collector.trail.log.signed.size)
         (vouched,) = one.collector.audit.witness_api.witnesses.nodes.values()
         assert vouched.seconds() == witness.clock.now().wall_ns // 10**9
-        assert vouched.note == witness.store.held()
+        assert vouched.note == witness.store.read_checkpoint()
         await witness.client.close()
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert [one.node for one in found.witnesses] == ["n1"]
@@ -83,9 +83,9 @@ async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
         for _ in range(2):
             witness = witness_of(tmp_path / "agents", one.url)
             await witness.check()
-            held = witness.store.held()
+            held = witness.store.read_checkpoint()
             await witness.client.close()
-    assert witness_of(tmp_path / "agents", one.url).store.held() == held
+    assert witness_of(tmp_path / "agents", one.url).store.read_checkpoint() == held
 
 
 async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         witness = witness_of(tmp_path / "agents", one.url)
         await sign(one, 5)
         await witness.check()
-        held = witness.store.held()
+        held = witness.store.read_checkpoint()
         await witness.client.close()
     shutil.rmtree(audit_directory(tmp_path))
     shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
@@ -115,7 +115,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         await witness.client.close()
         unsigned = one.collector.trail.log.size - one.collector.trail.log.signed.size
         assert unsigned >= 2
-    assert (witness.state.state, witness.store.held()) == (DISPUTED, held)
+    assert (witness.state.state, witness.store.read_checkpoint()) == (DISPUTED, held)
     (event,) = witness.events
     assert event.facts["kind"] == "rollback"
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
@@ -194,7 +194,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
             assert log.signed.size == 0
             witness = witness_of(tmp_path / "agents", one.url, node)
             await witness.check()
-            assert witness.state.state == HOLDS_NONE
+            assert witness.state.state == NO_CHECKPOINT
             await witness.client.close()
         async with asyncio.timeout(10):
             while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
@@ -219,7 +219,7 @@ async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -
         right = str(audit_directory(tmp_path) / "key.pub")
         witness = witness_of(tmp_path / "agents", one.url, key=right)
         await witness.check()
-        assert witness.state.state == HOLDS
+        assert witness.state.state == CONSISTENT
         assert not (tmp_path / "agents" / "n1" / "log.pub").exists()
         await witness.client.close()
 
@@ -243,7 +243,7 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
         await witness.check()
     with pytest.raises(AuditLogUnavailableError):
         await witness.check()
-    assert (witness.state.state, witness.events) == (HOLDS, [])
+    assert (witness.state.state, witness.events) == (CONSISTENT, [])
     await witness.client.close()
 
 
@@ -252,7 +252,7 @@ async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
         await sign(one)
         honest = witness_of(tmp_path / "agents", one.url, "n1")
         await honest.check()
-        note, key = honest.store.held(), str(witness_key(honest.store.witness("n1")))
+        note, key = honest.store.read_checkpoint(), str(witness_key(honest.store.witness("n1")))
         other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
         with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
             await other.show(note, key)

@@ -80,7 +80,7 @@ class Judging:
 
     def hang(self, name: str) -> None:
         """Make the read of a source hang."""
-        self._grader.overdue(self.statuses[name], 1.0, self.host.clock.now())
+        self._grader.record_timeout(self.statuses[name], 1.0, self.host.clock.now())
 
     def state(self, gpu: int = 0) -> str:
         """Return the state of a GPU in the latest verdict."""

@@ -43,9 +43,9 @@ class NetlinkMessage(NamedTuple):
     body: bytes
 
 
-def raise_inconsistent(what: str) -> NoReturn:
+def raise_inconsistent(problem: str) -> NoReturn:
     """Raise OSError for inconsistent bytes."""
-    raise OSError(errno.EBADMSG, f"malformed netlink response: {what}")
+    raise OSError(errno.EBADMSG, f"malformed netlink response: {problem}")
 
 
 def encode(message: NetlinkMessage) -> bytes:
@@ -56,15 +56,19 @@ def encode(message: NetlinkMessage) -> bytes:
 
 def messages(datagram: bytes) -> Iterator[NetlinkMessage]:
     """Messages of one received datagram."""
-    at = 0
-    while at < len(datagram):
-        if len(datagram) - at < _HEADER.size:
+    offset = 0
+    while offset < len(datagram):
+        if len(datagram) - offset < _HEADER.size:
             raise_inconsistent("truncated message header")
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(datagram, at)
-        if not _HEADER.size <= length <= len(datagram) - at:
-            raise_inconsistent(f"message of {length} bytes: {len(datagram) - at} bytes are left")
-        yield NetlinkMessage(kind, flags, sequence, datagram[at + _HEADER.size : at + length])
-        at += _aligned(length)
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(datagram, offset)
+        if not _HEADER.size <= length <= len(datagram) - offset:
+            raise_inconsistent(
+                f"message of {length} bytes: {len(datagram) - offset} bytes are left"
+            )
+        yield NetlinkMessage(
+            kind, flags, sequence, datagram[offset + _HEADER.size : offset + length]
+        )
+        offset += _aligned(length)
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -92,13 +96,13 @@ def interface_attribute(kind: int, interface: str) -> bytes:
 
 def attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
     """Type and value of each attribute, in order."""
-    at = 0
-    while len(raw) - at >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(raw, at)
-        if not _ATTRIBUTE.size <= length <= len(raw) - at:
-            raise_inconsistent(f"attribute of {length} bytes: {len(raw) - at} bytes are left")
-        yield kind & _TYPE_MASK, raw[at + _ATTRIBUTE.size : at + length]
-        at += _aligned(length)
+    offset = 0
+    while len(raw) - offset >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(raw, offset)
+        if not _ATTRIBUTE.size <= length <= len(raw) - offset:
+            raise_inconsistent(f"attribute of {length} bytes: {len(raw) - offset} bytes are left")
+        yield kind & _TYPE_MASK, raw[offset + _ATTRIBUTE.size : offset + length]
+        offset += _aligned(length)
 
 
 def integer(raw: bytes) -> int:
@@ -142,11 +146,11 @@ def answer_error(message: NetlinkMessage) -> OSError | None:
 def _explanation(message: NetlinkMessage) -> Iterator[tuple[int, bytes]]:
     if not message.flags & NLM_F_ACK_TLVS:
         return
-    at = _ERRNO.size
+    offset = _ERRNO.size
     if message.kind == NLMSG_ERROR:  # struct nlmsgerr: the header of the request, or all of it
-        length, *_ = unpack(_HEADER, message.body[at:])
-        at += _HEADER.size if message.flags & NLM_F_CAPPED else _aligned(length)
-    yield from attributes(message.body[at:])
+        length, *_ = unpack(_HEADER, message.body[offset:])
+        offset += _HEADER.size if message.flags & NLM_F_CAPPED else _aligned(length)
+    yield from attributes(message.body[offset:])
 
 
 def _aligned(length: int) -> int:

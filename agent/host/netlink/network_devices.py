@@ -67,9 +67,9 @@ def list_links(connection: netlink.NetlinkConnection) -> list[Json]:
 
     `master` and `lower` are names, "" if there is none or it is in another namespace.
     """
-    found = list(_interfaces(connection))
-    names = {index: netlink.text(values.get(_NAME, b"")) for index, _, _, values in found}
-    return [_link(index, flags, values, names) for index, _, flags, values in found]
+    links = list(_interfaces(connection))
+    names = {index: netlink.text(values.get(_NAME, b"")) for index, _, _, values in links}
+    return [_link(index, flags, values, names) for index, _, flags, values in links]
 
 
 def ethernet_ports(connection: netlink.NetlinkConnection) -> dict[str, EthernetPort]:
@@ -249,10 +249,10 @@ class RdmaStatistics:
 
 
 def _devices(connection: netlink.NetlinkConnection) -> dict[str, int]:
-    found = [dict(netlink.attributes(body)) for body in connection.dump(_DEVICE_GET, b"")]
+    devices = [dict(netlink.attributes(body)) for body in connection.dump(_DEVICE_GET, b"")]
     return {
         netlink.text(values.get(_DEVICE_NAME, b"")): netlink.integer(values.get(_DEVICE_INDEX, b""))
-        for values in found
+        for values in devices
     }
 
 

@@ -134,8 +134,8 @@ class GpuActivitySource(source.SourceWithoutResources):
         """Plan the calls for each GPU and each MIG device."""
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
-        wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
-        self._plans.place(host, wanted, columns)
+        devices = [device for gpu in gpus.values() for device in _devices(gpu)]
+        self._plans.place(host, devices, columns)
         return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:

@@ -95,7 +95,7 @@ class NvmlEventSource(source.SourceWithoutResources):
             self._taken = 0  # a recording has restarted
         elif numbers and not first:
             self._lost += max(min(numbers) - self._taken - 1, 0)
-        found = []
+        events = []
         for number, index, kind, data, gpu_instance, compute_instance in answer:
             if number <= self._taken or first:
                 continue  # from before the start of this agent, or before its settings were reloaded
@@ -108,9 +108,9 @@ class NvmlEventSource(source.SourceWithoutResources):
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()
-            found.append(self._event(address, kind, data, instances, now))
+            events.append(self._event(address, kind, data, instances, now))
         self._taken, self._taken_boot_ns = max(numbers, default=0), now.boot_ns
-        return found
+        return events
 
     def _event(
         self, address: str, kind: int, data: int, instances: tuple[str, str], now: NodeTimestamp

@@ -219,21 +219,21 @@ class GpuDeviceSource(source.SourceWithoutResources):
             return UNBOUND
         if driver != "nvidia":
             return OTHER_DRIVER
-        known = {gpu.pci_address for gpu in self._gpus.gpus.values()}
-        return DRIVER if address in known else MISSING
+        listed_addresses = {gpu.pci_address for gpu in self._gpus.gpus.values()}
+        return DRIVER if address in listed_addresses else MISSING
 
 
 def _finding(host: Host, address: str, state: int) -> source.ProbeFinding | None:
-    what = f"GPU {address}"
+    subject = f"GPU {address}"
     driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
     if state == VIRTUAL_MACHINE:
         detail = f"passed through to a virtual machine ({driver}); readable in its guest"
-        return source.ProbeFinding.supported(what, detail)
+        return source.ProbeFinding.supported(subject, detail)
     if state == UNBOUND:
         remedy = "bind the GPU to nvidia or vfio-pci"
-        return source.ProbeFinding.absent(what, "not bound to a driver", remedy)
+        return source.ProbeFinding.absent(subject, "not bound to a driver", remedy)
     if state == OTHER_DRIVER:
-        return source.ProbeFinding.absent(what, f"bound to the driver {driver}")
+        return source.ProbeFinding.absent(subject, f"bound to the driver {driver}")
     return None
 
 
@@ -246,5 +246,5 @@ def _missing_gpu(host: Host, address: str) -> Entity:
 def _unreported_gpu(gpu: Entity) -> source.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
     remedy = "see the health of this GPU below"
-    what = f"GPU {gpu.facts['pci_address']}"
-    return source.ProbeFinding(what, source.ProbeVerdict.BROKEN, detail, remedy)
+    subject = f"GPU {gpu.facts['pci_address']}"
+    return source.ProbeFinding(subject, source.ProbeVerdict.BROKEN, detail, remedy)

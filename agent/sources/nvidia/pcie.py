@@ -104,22 +104,22 @@ class ExpectedLinks:
         if isinstance(now, Absent):
             return now
         limits = [quantity.convert(getattr(end, f"{quantity.member}_limit")) for end in ends]
-        known = [limit for limit in limits if not isinstance(limit, Absent)]
-        if not ends or len(known) < len(limits):
+        limits_read = [limit for limit in limits if not isinstance(limit, Absent)]
+        if not ends or len(limits_read) < len(limits):
             # The slot is not visible: only a link at NVML's limit is certain to lack nothing.
             limit = _read_number(host, f"nvmlDeviceGetMax{quantity.call}", gpu.index)
             is_whole = now == limit or isinstance(limit, Absent)
             return limit if is_whole else Absent.UNSUPPORTED
         if quantity.convert(getattr(ends[-1], quantity.member)) != now:
             return Absent.UNSUPPORTED
-        return min(known)
+        return min(limits_read)
 
     def _configured(self, gpu: GpuDevice, metric: declare.Metric) -> int | None:
         """The setting for a GPU, by its PCI address or else by its model."""
         is_width = metric is c.GPU_PCIE_EXPECTED_WIDTH
-        wanted = self.settings.expected_lanes if is_width else self.settings.expected_generation
+        expected = self.settings.expected_lanes if is_width else self.settings.expected_generation
         names = (gpu.pci_address, gpu.entity.facts.get("model", ""))
-        return next((wanted[name] for name in names if name in wanted), None)
+        return next((expected[name] for name in names if name in expected), None)
 
 
 def _read_number(host: Host, function: str, gpu: int) -> Reading:
@@ -166,9 +166,9 @@ class GpuPathSource(base.SourceWithFiles):
                 columns.add(pcie.PCIE_PATH_STATE, Entity(entities.PCIE, (gpu.address,)))
                 self._paths.append(path)
         self._generation = self._gpus.generation
-        found = {gpu.pci_address: gpu for gpu in self._gpus.gpus.values()}
+        gpus = {gpu.pci_address: gpu for gpu in self._gpus.gpus.values()}
         lowest = {path[-1].lower: path[-1] for path in self._paths}
-        self._expected.place(host, columns, found, lowest)
+        self._expected.place(host, columns, gpus, lowest)
         ends = [end for path in self._paths for link in path for end in (link.upper, link.lower)]
         self._ends = tuple(filter(None, dict.fromkeys(ends)))
         self._keep(host, pcie_links.link_files(self._ends))

@@ -56,11 +56,11 @@ class GpuSharingSource(source.SourceWithoutResources):
         count = len(self._columns)
         for gpu, column in self._columns:
             at = host.clock.now()
-            there, absent = list_processes(host, gpu)
-            self._lists.put(gpu.entity.key[0], ListedProcesses(at, there, absent))
+            processes, absent = list_processes(host, gpu)
+            self._lists.put(gpu.entity.key[0], ListedProcesses(at, processes, absent))
             vgpus = absent or list_vgpus(host, gpu.index)
-            into.put(column, absent or _sharing_mode(gpu, there, vgpus))
-            into.put(column + count, absent or len(there))
+            into.put(column, absent or _sharing_mode(gpu, processes, vgpus))
+            into.put(column + count, absent or len(processes))
             into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
         into.grown = self._gpus.generation != self._generation
 
@@ -85,7 +85,7 @@ def _call_for_list(
 
 
 def _sharing_mode(
-    gpu: GpuDevice, there: dict[int, ListedProcess], vgpus: list[int] | Absent
+    gpu: GpuDevice, processes: dict[int, ListedProcess], vgpus: list[int] | Absent
 ) -> Reading:
     """Sharing mode of the GPU. Several computing processes without MPS are time-sliced."""
     if gpu.mig_mode == "1":
@@ -95,7 +95,7 @@ def _sharing_mode(
             return vgpus  # some may be running
     elif vgpus:
         return VGPUS
-    contexts = [process.context for process in there.values()]
+    contexts = [process.context for process in processes.values()]
     if "mps" in contexts:
         return MPS
     computing = contexts.count("compute")
@@ -152,13 +152,13 @@ class GpuProcessSource(source.SourceWithoutResources):
 
     def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
-        there, absent = list_processes(host, gpu)
+        processes, absent = list_processes(host, gpu)
         seen = self._seen.get(gpu.index)
-        lasting = [p for p in there.values() if seen is None or p.pid in seen]
+        lasting = [p for p in processes.values() if seen is None or p.pid in seen]
         if absent:  # processes keep their columns until they are confirmed to have ended
             lasting = self._planned.get(gpu.index, [])
         else:
-            self._seen[gpu.index] = set(there)
+            self._seen[gpu.index] = set(processes)
         self._planned[gpu.index] = lasting
         for process in sorted(lasting, key=_by_memory)[: self._max_reported]:
             entity = _entity(host, gpu.entity, process)
@@ -175,30 +175,32 @@ class GpuProcessSource(source.SourceWithoutResources):
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
-            there, absent = list_processes(host, use.gpu)
-            self._fill(host, use, there, absent, into)
+            processes, absent = list_processes(host, use.gpu)
+            self._fill(host, use, processes, absent, into)
             into.grown |= self._fill_vgpus(host, use, absent, into)
             if absent:
                 continue
-            lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
-            self._seen[use.gpu.index] = set(there)
-            wanted = min(len(lasting | use.reported.keys() & there.keys()), self._max_reported)
-            into.grown |= use.reported.keys() - there.keys() != set() or len(use.reported) < wanted
+            lasting = {pid for pid in processes if pid in self._seen.get(use.gpu.index, ())}
+            self._seen[use.gpu.index] = set(processes)
+            wanted = min(len(lasting | use.reported.keys() & processes.keys()), self._max_reported)
+            into.grown |= (
+                use.reported.keys() - processes.keys() != set() or len(use.reported) < wanted
+            )
         into.grown |= self._gpus.generation != self._generation
 
     def _fill(
         self,
         host: Host,
         use: _GpuUse,
-        there: dict[int, ListedProcess],
+        processes: dict[int, ListedProcess],
         absent: Absent | None,
         into: source.RowBuilder,
     ) -> None:
-        still_reported = use.reported.keys() & there.keys()
-        into.put(use.column, absent or len(there) - len(still_reported))
+        still_reported = use.reported.keys() & processes.keys()
+        into.put(use.column, absent or len(processes) - len(still_reported))
         busy = absent or _utilization(host, use.gpu)
         for pid, column in use.reported.items():
-            process = there.get(pid)
+            process = processes.get(pid)
             if process is None:
                 into.put_none(column, 3, absent or Absent.UNSUPPORTED)
                 continue

@@ -14,7 +14,7 @@ import pytest
 from support.certificates import self_signed
 
 from agent.host.files import RootedFiles
-from agent.host.kubelet_pods import pod_list
+from agent.host.kubelet_pods import read_pod_list
 from agent.host.owners import KUBELET, PODS, OwnerCalls
 from agent.owners import FormatError
 from agent.owners.kubelet_answers import parse_pod_list
@@ -145,7 +145,7 @@ def test_an_answer_that_is_no_list_of_pods(plain, content):
 
 def test_an_answer_that_is_too_large(plain):
     with pytest.raises(OSError, match="at most 100 bytes"):
-        pod_list(f"http://127.0.0.1:{plain.server_port}", "", "", 20.0, max_bytes=100)
+        read_pod_list(f"http://127.0.0.1:{plain.server_port}", "", "", 20.0, max_bytes=100)
 
 
 def test_missing_fields_of_a_pod():
