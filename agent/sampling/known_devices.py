@@ -184,7 +184,9 @@ def find_hidden(
     host: Host, before: Mapping[str, Answer], found: Mapping[str, Answer]
 ) -> dict[str, Answer]:
     """Return the earlier entries that a probe did not find, if calls of the probe have failed."""
-    return {key: answer for key, answer in before.items() if key not in found and failed_calls(host)}
+    return {
+        key: answer for key, answer in before.items() if key not in found and failed_calls(host)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,7 +298,9 @@ class Sampler:
             family.pending = future, reads
             # The last may have returned at its deadline, before the future completed: it is not late.
             for late in due[reads.taken : reads.taken + 1]:
-                self._grader.record_timeout(late.status, self.limits.deadline_seconds(late.status), now)
+                self._grader.record_timeout(
+                    late.status, self.limits.deadline_seconds(late.status), now
+                )
             for member in due[reads.taken + 1 :]:
                 self._grader.record_wait(member.status, now)
         return ()
