@@ -1,16 +1,13 @@
 """`python -m bench.tenants`: a month of claims of a whole cluster, through metering alone.
 
-The month of a real cluster is that of Alibaba's disaggregated DLRM trace of 2025. Fields of each
-instance: application, number of GPUs (0 or 1), percentage of a NIC, and times of scheduling and
-deletion in seconds from the start of the trace. An instance that began before the trace has no
-start, and one that outlasts it has no end: they are assumed present from the first or to the last
-second of the trace. The trace names no devices, so GPUs are stand-ins, and NICs are divided into
-equal parts, one size per NIC.
+The month is that of Alibaba's disaggregated DLRM trace of 2025. Fields of each instance: application,
+number of GPUs (0 or 1), percentage of a NIC, and times of scheduling and deletion in seconds from the
+start of the trace; a missing time is the first or the last second. The trace names no devices, so GPUs
+are stand-ins, and NICs are divided into equal parts, one size per NIC.
 
-A part that is a whole number of 840ths is metered exactly: every percentage divisible by 5. Any
-other part is a fraction of a unit; it is reported and not metered. Rounding would bill one
-tenant for the share of another, or more than a NIC: three parts of 33.4 % do not fit. Source:
-alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
+A part that is a whole number of 840ths is metered exactly: every percentage divisible by 5. Any other part
+is reported and not metered: rounding would bill one tenant for the share of another, or more than a NIC.
+Source: alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
 """
 
 from __future__ import annotations

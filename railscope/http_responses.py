@@ -1,18 +1,8 @@
-"""HTTP responses: bounds on size and time, and the mark that proves their origin.
+"""HTTP responses: bounds on size and time for any server behavior, and the mark that proves their origin.
 
-Bounds on size and time of HTTP responses, for any server behavior.
-
-A server may send without end, one byte at a time, or nothing: a socket timeout counts from byte
-to byte, and the reader of a response accepts all bytes. `bound_answers` bounds the standard
-library's client, `read_body` that of aiohttp.
-
-Response mark: proof to an agent that a response to its frames is from its collector.
-
-A wrong address, a proxy or a captive portal may return any response with any status. Such a
-response must not empty a spool. The mark is an HMAC with the node's token as key over status,
-request and response. So no response can be reused for another request, and a server that does not
-implement this protocol cannot create one. It gives no protection from an attacker on the network
-path who can read the token itself: use TLS.
+A server may send without end, one byte at a time, or nothing: a socket timeout counts from byte to byte,
+and the reader of a response accepts all bytes. `bound_answers` bounds the standard library's client,
+`read_body` that of aiohttp.
 """
 
 from __future__ import annotations
@@ -119,6 +109,10 @@ _PURPOSE = b"railscope answer 1\n"
 def answer_mark(token: str, status: int, request: bytes, answer: bytes) -> str:
     """Return the mark of a response; `token` is empty where the client uses a certificate.
 
+    The mark proves to an agent that a response is from its collector: a wrong address, a proxy or a captive
+    portal may return any response with any status, which must not empty a spool. It is an HMAC with the
+    node's token as key over status, request and response, so that no response can be reused for another
+    request. It gives no protection from an attacker on the network path who can read the token: use TLS.
     A body that is too large is not read: of such a request only the length is covered.
     """
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

@@ -1,19 +1,6 @@
 """Bounded parsing and display of text from outside the program: text, numbers, JSON, TOML, CSV.
 
-Untrusted text from nodes and people, made safe for storage, logs and display.
-
-Bounded parsing of numbers in text from people, schedulers and nodes.
-
-Python computes `Fraction("1e999999999")` in one call that no signal interrupts, and `int()`
-rejects more than 4300 digits with an error of its own. Numeric text from outside the program is
-parsed here.
-
-Check of the shape of foreign JSON before it is read.
-
-Bounded parsing of TOML written by administrators.
-
-`tomllib` raises ValueError and RecursionError besides its own error, and returns integers beyond
-64 bits and tables of any depth. All TOML is parsed here, so that one error covers all of these.
+Untrusted text from nodes and people is made safe here for storage, logs and display.
 """
 
 from __future__ import annotations
@@ -67,7 +54,11 @@ class NumberError(TextFormatError):
 
 
 def parse_decimal(text: str, *, minimum: int | None = None) -> Fraction:
-    """Parse `12`, `-3` or `12.50` exactly. Raises NumberError."""
+    """Parse `12`, `-3` or `12.50` exactly. Raises NumberError.
+
+    The length is bounded first: Python computes `Fraction("1e999999999")` in one call that no signal
+    interrupts, and `int()` rejects more than 4300 digits with an error of its own.
+    """
     found = Fraction(text) if _DECIMAL.fullmatch(text) else None
     if found is None or (minimum is not None and found < minimum):
         least = "" if minimum is None else f", at least {minimum}"
@@ -154,7 +145,8 @@ class TomlError(TextFormatError):
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text. Raises TomlError that names the line, or the key and its value.
 
-    Integers have 64 bits, as TOML requires; texts and keys contain no NUL.
+    Integers have 64 bits, as TOML requires; texts and keys contain no NUL. `tomllib` raises ValueError and
+    RecursionError besides its own error, and returns larger integers and tables of any depth.
     """
     if len(text) > MAX_BYTES:
         message = f"{len(text)} characters: expected at most {MAX_BYTES}"

@@ -1,18 +1,12 @@
 """The simulator: a GPU node with its rails, job and faults, from one physical model.
 
-  spec             specification of a simulation; spans of time, noise
-  data             names and numbers of hardware, drivers and the demo, as data files
-  device_models    available GPU and NIC models
-  node_model       job, GPUs, ports and host advance together  (workload, gpu, fabric)
-  gpu              components of a GPU  (silicon)
-  fabric           traffic of a port and its cable  (port)
-  scenarios        the faults  (conditions; kernel_log: driver messages about them)
-  node_hardware    components of the node, and its PCI topology
+  spec, data, device_models     specification, names of hardware and drivers, GPU and NIC models
+  node_model                    job, GPUs (gpu, silicon), ports (fabric, port) and host advance together
+  scenarios, conditions         the faults, with the driver messages about them in kernel_log
+  node_hardware                 components of the node, and its PCI topology
   nvml, host_files, rdma_devices, network_interfaces, interface_settings, driver_counters, owners,
-  kernel_log       state as shown by each interface of the node
-  simulation       the resulting captures
-  tree             a capture as a tree of files and links
-  live             a simulation in real time, without end
+  kernel_log                    state as shown by each interface of the node
+  simulation, tree, live        captures, a capture as files and links, a simulation in real time
 
 All output follows from the spec and its seed: no clock is read.
 """

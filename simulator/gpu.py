@@ -1,16 +1,7 @@
 """One GPU: silicon, memory errors, activity, NVLinks, bus and tenants, which advance together.
 
-Activity of SMs and memory: the job determines SM utilization; its division into pipes is that of
-mixed-precision training. Memory has errors and their repair.
-
-NVLinks: the job's exchange within a node uses all links evenly. Bytes are counted in kibibytes, as
-in NVML; all other counters derive from these, from the time that the links were up and from the
-errors of a bad one.
-
-Bus: a rail's traffic is the GPU's own memory, which its NIC reads and writes. Traffic to and from
-the processors is checkpoints, data and commands. All of it uses PCIe, except on a module with a
-Grace processor: there the NIC is attached to the processor, and its reads and writes use C2C as
-well. The GPU's own PCIe link then carries only the driver's register accesses.
+The job determines SM utilization; its division into pipes is that of mixed-precision training. The job's
+exchange within a node uses all NVLinks evenly.
 """
 
 from __future__ import annotations
@@ -155,7 +146,13 @@ class BusDirection:
 
 
 class GpuBus:
-    """PCIe link of a GPU, and its C2C link if it has one, after the last span."""
+    """PCIe link of a GPU, and its C2C link if it has one, after the last span.
+
+    A rail's traffic is the GPU's own memory, which its NIC reads and writes. Traffic to and from the
+    processors is checkpoints, data and commands. All of it uses PCIe, except on a module with a Grace
+    processor: there the NIC is attached to the processor, and its reads and writes use C2C as well. The
+    GPU's own PCIe link then carries only the driver's register accesses.
+    """
 
     def __init__(self, *, grace: bool, uptime_ns: int) -> None:
         self.grace = grace
@@ -222,7 +219,11 @@ class NvLinkState:
 
 
 class GpuNvLinks:
-    """All links of one GPU after the last span."""
+    """All links of one GPU after the last span.
+
+    Bytes are counted in kibibytes, as in NVML; all other counters derive from these, from the time that the
+    links were up and from the errors of a bad one.
+    """
 
     def __init__(
         self, model: device_models.NvLinkModel, rng: random.Random, uptime_ns: int

@@ -5,13 +5,6 @@ priority 6 if the port trusts DSCP; all other traffic has priority 0. In the ker
 netlink interface all interfaces are in one reply, with the names of linux,
 include/uapi/linux/if_link.h, struct rtnl_link_stats64. The kernel counts only its own traffic; RDMA
 traffic bypasses it.
-
-Contents of EEPROMs are decoded: rails have optics with four lanes, storage has passive copper,
-which has no measurements. Measurements are those of CMIS 5.2 and SFF-8636.
-
-The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of
-32 nodes, as the switches report by LLDP. Storage has its own leaves. A node's number is the
-trailing number of its name.
 """
 
 from __future__ import annotations
@@ -192,7 +185,11 @@ def _link(index: int, name: str, traffic: node_model.InterfaceTraffic) -> dict[s
 
 
 def show_transceivers(model: node_model.NodeModel, into: CaptureMoment) -> None:
-    """Add the transceivers of all ports to a `CaptureMoment`."""
+    """Add the transceivers of all ports to a `CaptureMoment`.
+
+    Rails have optics with four lanes, storage has passive copper, which has no measurements. Measurements
+    are those of CMIS 5.2 and SFF-8636.
+    """
     for cable in model.present_cables:
         into.calls[f"netlink.module({cable.port.interface})"] = _module(model.spec, cable)
 
@@ -230,7 +227,11 @@ _NUMBER = re.compile(r"(\d+)$")
 
 
 def show_neighbours(model: node_model.NodeModel, into: CaptureMoment) -> None:
-    """Add the neighbours of all ports to a `CaptureMoment`."""
+    """Add the neighbours of all ports to a `CaptureMoment`.
+
+    The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of 32
+    nodes. Storage has its own leaves. A node's number is the trailing number of its name.
+    """
     number = _node_number(model.spec.node)
     storage = [cable for cable in model.cables if cable.port.rail is None]
     into.calls["lldp.neighbours()"] = {

@@ -1,18 +1,8 @@
 """RoCE port: its settings, counters, traffic per priority, optics and signal quality.
 
-Settings: MTU, priority flow control, congestion notification and trust. RDMA traffic carries DSCP
-26 and congestion notifications DSCP 48. A port that trusts DSCP maps them to priorities 3 and 6;
-one that trusts the priority code point of a VLAN tag, which is absent, maps all traffic to priority
-0.
-
-Counters: the single basis of all interfaces. RDMA traffic counts in words of four bytes, as the
-port counters do; every frame of it is a whole number of words. Vendors' statistics are these
-numbers under their own names.
-
-Signal: optical power, temperature, and the bit errors of low power. One decibel less power makes
-bit errors ten times as frequent. Forward error correction corrects up to 15 symbols of ten bits in
-a block of 544 (IEEE 802.3, clause 91, RS(544,514)); errors are isolated, so that their number per
-block is Poisson-distributed. The NIC counts errors by sampling its optics periodically.
+RDMA traffic carries DSCP 26 and congestion notifications DSCP 48. A port that trusts DSCP maps them to
+priorities 3 and 6; one that trusts the priority code point of a VLAN tag, which is absent, maps all
+traffic to priority 0.
 """
 
 from __future__ import annotations
@@ -88,8 +78,10 @@ class TrafficFlow:
 
 @dataclass(slots=True)
 class PortCounters:
-    """Events and traffic of a port since driver load.
+    """Events and traffic of a port since driver load: the single basis of all interfaces.
 
+    RDMA traffic counts in words of four bytes, as the port counters do; every frame of it is a whole number
+    of words. Vendors' statistics are these numbers under their own names.
     The `astray` flows are the parts of the others that had the wrong priority.
     """
 
@@ -185,7 +177,12 @@ _LEAKED = 0.1
 
 
 class PortOptics:
-    """The transceivers, or the copper, at a port and the errors of their signal."""
+    """The transceivers, or the copper, at a port and the errors of their signal.
+
+    One decibel less power makes bit errors ten times as frequent. Forward error correction corrects up to 15
+    symbols of ten bits in a block of 544 (IEEE 802.3, clause 91, RS(544,514)); errors are isolated, so that
+    their number per block is Poisson-distributed. The NIC counts errors by sampling its optics periodically.
+    """
 
     def __init__(self, rng: random.Random, bit_error_rate: float) -> None:
         self._rng = rng

@@ -1,7 +1,5 @@
 """Pictures of the dashboards, drawn from their JSON and from the answers of a Prometheus.
 
-For readers without a Grafana, and to review the effect of a change to a dashboard.
-
     fields     numbers as texts: unit, thresholds, mappings, overrides
     tables     tables and grids, and the transformations of tables
     drawing    boxes, lines, texts and colours on a picture; small files of few colours
@@ -10,6 +8,5 @@ For readers without a Grafana, and to review the effect of a change to a dashboa
     layout     positions of all parts; returns the panels with and without data
     site       a small cluster with faults and a Prometheus, as a source of data
 
-A picture shows the content of the JSON. A feature that this package cannot draw is an error, never
-a blank.
+A feature of the JSON that this package cannot draw is an error, never a blank.
 """

@@ -8,20 +8,6 @@ The key id is the first four bytes of SHA-256(name || LF || 0x01 || public key).
 encoded as `name+keyid+base64(0x01 || public key)`, a secret key as
 `PRIVATE+KEY+name+keyid+base64(0x01 || seed)`. Source: C2SP signed-note;
 golang.org/x/mod/sumdb/note.
-
-A checkpoint is the size and root hash of the log, signed by the log's operator: three lines
-(origin, size, root in base64) as a signed note, with no extension lines. Source: C2SP
-tlog-checkpoint.
-
-By a cosignature, a witness confirms a checkpoint, its time, and consistency with all earlier ones:
-a signature line below the note, by a key of type 0x04, over
-
-  cosignature/v1
-  time <seconds since the epoch>
-  <text of the checkpoint>
-
-It contains the time as eight bytes, big-endian, followed by the Ed25519 signature. Source: C2SP
-tlog-cosignature.
 """
 
 from __future__ import annotations
@@ -256,7 +242,11 @@ class CheckpointError(NoteError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Signed content of a checkpoint: origin, tree size and root hash."""
+    """Size and root hash of the log, signed by the log's operator.
+
+    Three lines (origin, size, root in base64) as a signed note, with no extension lines. Source: C2SP
+    tlog-checkpoint.
+    """
 
     origin: str
     tree: TreeHead
@@ -317,7 +307,12 @@ def parse_witness_key(text: str) -> PublicKey:
 
 
 def add_cosignature(note: str, signer: SecretKey, seconds: int) -> str:
-    """Return the note with the witness's cosignature at this time added. Raises NoteError."""
+    """Return the note with the witness's cosignature at this time added. Raises NoteError.
+
+    It confirms the checkpoint, its time, and consistency with all earlier ones: a signature line by a key of
+    type 0x04 over `cosignature/v1`, `time <seconds since the epoch>` and the text of the checkpoint. It
+    contains the time as eight bytes, big-endian, followed by the signature. Source: C2SP tlog-cosignature.
+    """
     key = witness_key(signer)
     text, _ = signatures_of(note, key)
     signature = signer.key.sign(_message(text, seconds))

@@ -1,9 +1,6 @@
-"""Slurm's notation of nodes, resources and jobs.
+"""Slurm's notation of nodes, resources and jobs: lists of nodes, generic resources, times, states, users.
 
-Slurm's lists of nodes: `n[01-03,07],login1` (SchedMD/slurm:src/common/hostlist.c).
-
-Slurm's generic resources: allocation of a job on a node, and counts over all of its nodes.
-
+  n[01-03,07],login1       nodes (SchedMD/slurm:src/common/hostlist.c)
   gpu:h100:4(IDX:0-3)      four GPUs by their index in gres.conf
   gpu(CNT:1)               one, which is not counted by device
   shard:8(8/16,0/16)       shares of GPUs: for each GPU in index order, allocated of total
@@ -11,8 +8,6 @@ Slurm's generic resources: allocation of a job on a node, and counts over all of
 
 Sources: SchedMD/slurm:src/interfaces/gres.c, src/stepmgr/gres_stepmgr.c,
 src/common/slurm_protocol_defs.c.
-
-Slurm jobs, and the common elements of their printed forms: times, states, user ids.
 """
 
 from __future__ import annotations
