@@ -155,7 +155,7 @@ async def test_pictures_ask_prometheus_within_bounds(url: str) -> None:
 
 
 async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
-    """Lines wait for the server's next answer, or are dropped where it refuses them for good."""
+    """Lines wait for the server's next response, or are dropped where it rejects them permanently."""
     cell = ViewCell(catalog.NODE_UP, ("n1",), 1.0)
     settings = InfluxSettings(url=url, period_seconds=0.1)
     sink = InfluxSink(

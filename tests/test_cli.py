@@ -366,7 +366,7 @@ def test_a_token_with_a_limit_of_authority():
             "[limits]\nframes_per_batch = 0",
             "[limits]: 0: expected an integer, at least 1",
         ),
-        ('[billing]\nseller_file = "/absent/seller.toml"', "billing.seller_file: /absent"),
+        ('[billing]\nseller_file = "/absent/seller.toml"', "/absent/seller.toml"),
         ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),
     ],
 )

@@ -240,8 +240,8 @@ def test_the_agent_may_ask_how_well_the_clock_is_synchronised_with_a_drop_in(tmp
     assert answer(with_drop_ins(UNITS["agent"], tmp_path, "clock.conf")) >= 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may hear LLDP frames without the unit")
-def test_the_agent_may_ask_and_hear_the_network(tmp_path: Path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may receive LLDP frames without the unit")
+def test_the_agent_may_query_and_receive_from_the_network(tmp_path: Path):
     program = """
 from agent.host.live_host import LiveHost
 host = LiveHost()

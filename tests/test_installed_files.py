@@ -119,7 +119,7 @@ def test_a_copy_of_the_settings_without_the_rules_is_found_to_be_wrong(tmp_path:
     assert "does not point to an existing file" in outcome.stdout + outcome.stderr
 
 
-def test_boards_runbooks_and_scripts_are_installed(root: Path):
+def test_dashboards_runbooks_and_scripts_are_installed(root: Path):
     share = root / "opt/rs/share/railscope"
     for of in ("dashboards", "runbooks", "slurm", "systemd", "provisioning"):
         assert any((share / of).rglob("*.*")), of

@@ -68,7 +68,7 @@ def _expanded(argument: str, sets: dict[str, set[str]]) -> Iterator[str]:
 
 
 def restrict(unit: Path) -> None:
-    """Restrict this process, for good. Raises OSError."""
+    """Restrict this process permanently. Raises OSError."""
     seccomp, libc = ctypes.CDLL(LIBRARY), ctypes.CDLL(None)
     seccomp.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(seccomp.seccomp_init(_FAIL_WITH | errno.EPERM))

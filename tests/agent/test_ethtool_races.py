@@ -154,7 +154,7 @@ def test_an_answer_of_nothing_is_asked_for_again() -> None:
     assert reader.call("statistics", INTERFACE)["names"] == statistic_names[:6]
 
 
-def test_interfaces_that_come_and_go_for_ever_fill_no_memory() -> None:
+def test_interfaces_that_come_and_go_fill_no_memory() -> None:
     class ManyInterfaces(RacingDriver):
         def ask(self, interface: str) -> None:
             assert interface.startswith("veth")

@@ -52,7 +52,7 @@ VARYING = (
     "lldp.", "netlink.dcb(", "netlink.fec(", "netlink.link_modes(", "netlink.links(",
     "netlink.module(", "netlink.pause(", "/sys/class/net/bond0/bonding/slaves",
 )  # fmt: skip
-"""What answers with less where a link is down, a module is unplugged or a member has left."""
+"""Sources that report less where a link is down, a module is unplugged or a member has left."""
 DEVICE_TABLES = ("/mountstats", "/mountinfo", "/route", "/softnet_stat", "/nf_conntrack")
 _COME_AND_GO = {GPU_PROCESS, CLAIM}
 

@@ -137,7 +137,7 @@ STANDARD_OF_DRIVERS = [
     for driver, table in (("mlx5_core", MLX5_STANDARD), ("bnxt_en", BNXT_STANDARD))
     for group, own in table.items()
 ]
-"""What a driver gives for a counter of a standard group: mlx5 en_stats.c, bnxt bnxt_ethtool.c."""
+"""Value that a driver reports for a counter of a standard group: mlx5 en_stats.c, bnxt bnxt_ethtool.c."""
 
 
 @pytest.mark.parametrize(("driver", "group", "own"), STANDARD_OF_DRIVERS)

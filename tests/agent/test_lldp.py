@@ -221,7 +221,7 @@ def test_a_neighbour_is_received(wire: VirtualCable):
     assert wire.neighbours(1) == {HERE: parse(FULL)}
 
 
-def test_both_ends_of_a_cable_hear_each_other(wire: VirtualCable):
+def test_both_ends_of_a_cable_receive_each_others_frames(wire: VirtualCable):
     wire.send(content(port=b"\x05there"))
     wire.send(content(port=b"\x05here"), ends=HERE)
     assert wire.ports(1) == {HERE: "there", THERE: "here"}
