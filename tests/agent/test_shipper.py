@@ -60,7 +60,7 @@ async def test_a_request_contains_node_time_and_content(tmp_path: Path) -> None:
         headers = collector.requests[-1].headers
         assert headers["Authorization"] == "Bearer secret"
         assert headers["Content-Type"] == "application/vnd.railscope.frames"
-        clocks = SentAt.at(run.clock.now(), ORIGIN.boot_id)
+        clocks = SentAt.from_timestamp(run.clock.now(), ORIGIN.boot_id)
         assert SentAt.from_header(headers[SENT_HEADER]) == clocks
 
 
