@@ -110,8 +110,8 @@ class AdministratorFiles:
             text = stored(file.kind)
             if text is None:
                 message = (
-                    f"{file.kind}_file {file.path}: {file.problem}: the ledger has no earlier"
-                    " version; fix: correct the file, or leave the setting empty"
+                    f"invalid {file.kind}_file {file.path}: {file.problem}: the ledger has no"
+                    " earlier version; fix: correct the file, or leave the setting empty"
                 )
                 raise SettingsError(message)
             file.restore(text)

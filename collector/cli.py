@@ -156,10 +156,7 @@ def accept_clock_command(config: Path | None) -> None:
     try:
         state = clock.read(directory)
     except clock.ClockFileError as error:
-        message = (
-            f"{directory / clock.FILE}: {error}; fix: restore the file, or run `railscope"
-            " collector accept-loss`"
-        )
+        message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
         raise click.ClickException(message) from error
     if state is None or not state.problem:
         message = "nothing to accept: the clock is not suspect"

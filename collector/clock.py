@@ -38,6 +38,7 @@ MAX_UNSEEN_NS = 3600 * SECOND_NS
 MAX_CORRECTIONS = 64
 KEEP_EVERY_NS = 60 * SECOND_NS
 POLL_EVERY_NS = SECOND_NS
+_ADVICE = "correct the clock, or run `railscope collector accept-clock`"
 
 
 class ClockFileError(ValueError):
@@ -139,7 +140,7 @@ class CollectorClock:
             begun.reference_ns = newest_ns - boot_ns
             begun.problem = "the wall clock is before the newest frame of the frame log"
             begun.since_ns = newest_ns
-            log.error("clock_suspected", problem=begun.problem)
+            log.error("clock_suspected", problem=begun.problem, advice=_ADVICE)
         return begun
 
     def now_ns(self) -> int:
@@ -217,11 +218,7 @@ class CollectorClock:
     def _suspect(self, state: ClockState, problem: str, boot_ns: int) -> None:
         state.problem = problem
         state.since_ns = state.since_ns or state.reference_ns + boot_ns
-        log.error(
-            "clock_suspected",
-            problem=problem,
-            advice="correct the clock, or run `railscope collector accept-clock`",
-        )
+        log.error("clock_suspected", problem=problem, advice=_ADVICE)
         self._keep(boot_ns)
         self.on_change(state)
 
@@ -271,9 +268,9 @@ def read(directory: Path) -> ClockState | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"cannot read it: {error}"
+        message = f"cannot read {directory / FILE}: {error}"
         raise ClockFileError(message) from error
     if checksum and checksum != b"%08x\n" % zlib.crc32(content):
-        message = "it is damaged: its checksum does not match"
+        message = f"damaged file {directory / FILE}: its checksum does not match"
         raise ClockFileError(message)
     return state

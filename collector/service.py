@@ -181,7 +181,8 @@ class Collector:
             if self.clock.is_replaced and loop_time >= reload_at:
                 # Repeated if it was rejected: nothing is stored before the restart.
                 reload_at = loop_time + _RELOAD_AGAIN_SECONDS
-                log.info("frames_redated", advice="the collector restarts to apply it")
+                reason = "frames receive new timestamps by the accepted clock"
+                log.info("restart_requested", reason=reason)
                 self.reload()
 
     def _listed_nodes(self) -> set[str]:
@@ -341,7 +342,7 @@ class Collector:
             log.info(
                 "collector_started",
                 version=__version__,
-                listen=f"{host}:{port}",
+                address=f"{host}:{port}",
                 nodes=len(self.core.fleet.nodes),
             )
             service.notify("READY=1")
@@ -435,7 +436,7 @@ def _require_seller(path: str) -> None:
     try:
         focus_rows.read_seller(Path(path))
     except focus_rows.SellerFileError as error:
-        message = f"billing.seller_file: {error}"
+        message = f"invalid billing.seller_file: {error}"
         raise SettingsError(message) from error
 
 

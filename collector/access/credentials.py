@@ -195,15 +195,14 @@ def load_credentials(path: Path) -> Credentials:
         return parse_credentials(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         message = (
-            f"tokens_file {path} does not exist; fix: create it with `railscope collector"
-            " token NODE`"
+            f"missing tokens_file {path}; fix: create it with `railscope collector token NODE`"
         )
         raise SettingsError(message) from None
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read tokens_file {path}: {error}"
         raise SettingsError(message) from error
     except TokensFileError as error:
-        message = f"tokens_file {path}: {error}"
+        message = f"invalid tokens_file {path}: {error}"
         raise SettingsError(message) from error
 
 

@@ -103,7 +103,7 @@ class OutboxDrain:
         """Find records that were appended and not noted."""
         genesis = next(self.audit.records(0), None)
         if genesis is None:
-            message = f"{self.audit.directory}: the log has no genesis record"
+            message = f"invalid audit log {self.audit.directory}: expected a genesis record"
             raise log_writer.AuditError(message)
         name = merkle.leaf_hash(genesis).hex()
         with database.transaction() as connection:
@@ -272,7 +272,7 @@ class AuditTrail:
         log.error(
             "audit_records_lost",
             directory=str(self.log.directory),
-            missing=lost,
+            records=lost,
             advice="they had been acknowledged; check the disk, and if an old copy was restored",
         )
         data: record.RecordData = {"missing": lost, "from": size}

@@ -125,7 +125,7 @@ def read_housekeeping(
         housekeeping_files.check_epoch(directory / housekeeping_files.WITNESSES_FILE, kept, epoch)
         journal.check_files(directory / "journal", files, before, signed.tree.size)
         if housekeeping_files.read_bytes(directory / LOCK_FILE):
-            message = f"{directory / LOCK_FILE}: expected an empty file"
+            message = f"invalid lock file {directory / LOCK_FILE}: expected an empty file"
             raise housekeeping_files.HousekeepingError(message)
     return HousekeepingState(epoch, before, witnesses, files, signed)
 
@@ -147,7 +147,7 @@ def check_key_file(directory: Path, recorded: str, key: signed_note.PublicKey) -
     with verifying(VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError):
         content = housekeeping_files.read_bytes(path)
     if content != f"{recorded or key}\n".encode():
-        message = f"{path}: not the key of this log: expected {recorded or key}"
+        message = f"wrong key in {path}: expected {recorded or key}, the key of this log"
         raise VerifyError(VerifyOutcome.ALTERED, message)
 
 
@@ -170,7 +170,7 @@ def check_foreign(
         if problem and os.path.lexists(path):
             if _acknowledged(directory, key).count > signed + len(unsigned):
                 return  # The log has grown since; the file is checked on the next run.
-            raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {problem}")
+            raise VerifyError(VerifyOutcome.ALTERED, f"{problem}: {path}")
 
 
 def _existing_files(directory: Path) -> Iterator[Path]:
@@ -190,7 +190,7 @@ def _raise(error: OSError) -> None:
 
 def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     if path.is_symlink() or not path.is_file():
-        return "expected a regular file" if path.exists() or path.is_symlink() else ""
+        return "symbolic link or special file" if path.exists() or path.is_symlink() else ""
     if name in _TOP or name.startswith(f"{signing_guard.DISPUTED_DIRECTORY}/"):
         return ""
     if name.startswith("journal/"):
@@ -231,7 +231,7 @@ class _ExpectedTiles:
             # Full tiles, and the partial tiles that are needed, are checked elsewhere.
             return self._left_behind(path, level, index, width)
         if end << (tile_files.LEVELS * depth) > self.signed.size + len(self.behind):
-            return "foreign file: the log does not contain this tile"
+            return "foreign tile, beyond the end of the log"
         hashes = [self._hash(depth, at) for at in range(begin, end)]
         expected = b"".join(hashes)
         if isinstance(level, str):
@@ -241,7 +241,7 @@ class _ExpectedTiles:
                 [*signed, *self.records[max(0, begin - first) : end - first]]
             )
         is_equal = path.read_bytes() == expected
-        return "" if is_equal else "altered: expected the records of the journal"
+        return "" if is_equal else "tile that does not match the records of the journal"
 
     def _left_behind(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Check that a partial tile superseded by a full one is a prefix of it."""
@@ -324,7 +324,5 @@ class HashTileCheck:
                 (i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), tile_files.WIDTH
             )
             record = (self.full[level] * tile_files.WIDTH + at) << (tile_files.LEVELS * level)
-            message = (
-                f"{name}: altered: hash {at} does not match the stored data from record {record} on"
-            )
+            message = f"altered tile {name}: hash {at} does not match the stored data from record {record} on"
             raise VerifyError(VerifyOutcome.ALTERED, message)

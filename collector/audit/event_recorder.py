@@ -225,7 +225,7 @@ class EventRecorder:
 
     async def _pause(self, problem: str) -> None:
         if problem != self.problem:
-            log.error("audit_events_delayed", waiting=self.waiting, problem=problem)
+            log.error("audit_events_delayed", events=self.waiting, problem=problem)
         self.problem = problem
         await asyncio.sleep(self.retry_seconds)
 

@@ -71,16 +71,17 @@ def read_statement(
         note = content.decode()
         lines = signed_note.verify_note(note, key).removesuffix("\n").split("\n")
     except (UnicodeDecodeError, signed_note.NoteError) as error:
-        message = f"{path}: {_problem(content, error)}"
+        message = f"invalid {kind} statement {path}: {_problem(content, error)}"
         raise HousekeepingError(message) from error
     expected = [f"railscope audit {kind}", key.name]
     if len(lines) < _HEAD_LINES or lines[:2] != expected or not _NUMBER.fullmatch(lines[2]):
         message = (
-            f"{path}: expected the {kind} statement of {key.name}: {lines[:_HEAD_LINES]!r:.200}"
+            f"invalid {kind} statement {path}: {lines[:_HEAD_LINES]!r:.200}:"
+            f" expected that of {key.name}"
         )
         raise HousekeepingError(message)
     if note.count("\n") != len(lines) + 2:
-        message = f"{path}: more than one signature: expected only that of {key.name}"
+        message = f"invalid {kind} statement {path}: expected one signature, that of {key.name}"
         raise HousekeepingError(message)
     return SignedStatement(kind, int(lines[2]), tuple(lines[_HEAD_LINES:]))
 
@@ -90,7 +91,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        message = f"{path} is missing"
+        message = f"missing housekeeping file {path}"
         raise HousekeepingError(message) from error
 
 
@@ -100,7 +101,7 @@ def check_epoch(path: Path, found: int, current: int) -> None:
     An owner writes its other statements before `epoch`. Raises HousekeepingError.
     """
     if found not in {current, current + 1}:
-        message = f"{path}: signed in epoch {found}: expected {current}: it is an older copy"
+        message = f"older copy {path}: signed in epoch {found}: expected epoch {current}"
         raise HousekeepingError(message)
 
 
@@ -141,7 +142,7 @@ def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey)
         root = b""
     if not _COUNT.fullmatch(count) or len(root) != merkle.HASH_BYTES:
         message = (
-            f"{path}: invalid acknowledgement {found.fields!r:.200}: expected a count of 20"
+            f"invalid acknowledgement {path}: {found.fields!r:.200}: expected a count of 20"
             " digits and a root"
         )
         raise HousekeepingError(message)
@@ -190,7 +191,7 @@ class LogOwnership:
         try:
             self._lock = lock_directory(self.directory)
         except BlockingIOError as error:
-            message = f"{self.directory}: another collector writes this audit log"
+            message = f"cannot lock the audit log {self.directory}: another collector writes it"
             raise LogLockedError(message) from error
 
     def claim(self) -> None:
@@ -297,10 +298,10 @@ def read_witnesses(
         statement = body
     found = read_statement(path, statement, WITNESSES_FILE, key)
     if found.fields != (sha256(body).hexdigest(),):
-        message = f"{path}: its first line does not match the signature"
+        message = f"altered {path}: its first line does not match the signature"
         raise HousekeepingError(message)
     try:
         return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), found.epoch
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}"
+        message = f"cannot decode {path}: {error}"
         raise HousekeepingError(message) from error

@@ -48,7 +48,7 @@ def _upgraded(
         tree.append(merkle.leaf_hash(raw))
     if count > tree.size or first > size:
         message = (
-            f"{directory / housekeeping_files.ACKNOWLEDGED_FILE}: states {count} records: expected {tree.size};"
+            f"cannot sign {directory / housekeeping_files.ACKNOWLEDGED_FILE}: states {count} records: expected {tree.size};"
             " fix: find the cause of the loss before signing"
         )
         raise housekeeping_files.HousekeepingError(message)
@@ -69,7 +69,7 @@ def _number(path: Path) -> int:
     content = housekeeping_files.read_bytes(path)
     if not _NUMBER.fullmatch(content):
         message = (
-            f"{path}: invalid content {content[:40]!r}: expected the number that earlier"
+            f"invalid content of {path}: {content[:40]!r}: expected the number that earlier"
             " versions wrote"
         )
         raise housekeeping_files.HousekeepingError(message)
@@ -83,5 +83,5 @@ def _legacy_witnesses(path: Path) -> dict[str, housekeeping_files.CosignedCheckp
         kind = dict[str, housekeeping_files.CosignedCheckpoint]
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}; fix: move it away: agents send their cosignatures again"
+        message = f"cannot decode {path}: {error}; fix: move it away: agents send their cosignatures again"
         raise housekeeping_files.HousekeepingError(message) from error

@@ -86,7 +86,9 @@ def _parts(path: Path) -> tuple[int, bytes]:
     """Return the sequence number of the first record and the marker, parsed from a file name."""
     name = _NAME.fullmatch(path.name)
     if name is None:
-        message = f"{path}: foreign file: invalid name for a file of the journal"
+        message = (
+            f"foreign file in the journal: {path}: expected a name such as journal-N-MARKER.wal"
+        )
         raise JournalError(message)
     return int(name[1]), bytes.fromhex(name[2])
 
@@ -97,7 +99,7 @@ def _read_files(directory: Path) -> list[JournalFile]:
     for path in paths:
         file = _read_file(path, newest=path == paths[-1])
         if found and file.first != found[-1].next:
-            message = f"{path}: begins at record {file.first}: expected record {found[-1].next}"
+            message = f"wrong first record of {path}: {file.first}: expected {found[-1].next}"
             raise JournalError(message)
         found.append(file)
     return found
@@ -113,12 +115,12 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
         if payload is None:
             if newest and _is_torn(content, position, marker):
                 break
-            message = f"{path}: damaged group at byte {position}"
+            message = f"damaged group at byte {position} of {path}"
             raise JournalError(message)
         try:
             records += tiles.decode_bundle(payload)
         except tiles.TileError as error:
-            message = f"{path}: damaged group at byte {position}: {error}"
+            message = f"damaged group at byte {position} of {path}: {error}"
             raise JournalError(message) from error
         position += HEAD.size + len(payload)
     return JournalFile(path, first, records, position, content[position:])
@@ -154,21 +156,22 @@ def check_files(
     names = [file.path.name for file in files]
     for name in stated.files:
         if name not in names:
-            message = f"{directory / name} is missing"
+            message = f"missing journal file {directory / name}"
             raise JournalError(message)
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
         if file.path.name not in stated.files and file.next > signed and not just_begun:
             message = (
-                f"{file.path}: foreign file: missing in `{housekeeping_files.ACKNOWLEDGED_FILE}`"
+                f"foreign file in the journal: {file.path}: expected a file that"
+                f" `{housekeeping_files.ACKNOWLEDGED_FILE}` lists"
             )
             raise JournalError(message)
     if files and files[-1].torn and files[-1].next < stated.count:
         return  # records are missing, which is reported with their number
     if stated.count < signed:
         message = (
-            f"{directory.parent / housekeeping_files.ACKNOWLEDGED_FILE}: states {stated.count} records:"
-            f" expected at least the {signed} signed ones: it is an older copy"
+            f"older copy {directory.parent / housekeeping_files.ACKNOWLEDGED_FILE}: states {stated.count} records:"
+            f" expected at least the {signed} signed ones"
         )
         raise JournalError(message)
 
@@ -178,7 +181,7 @@ def check_root(
 ) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == stated.count and tree.root != stated.root:
-        message = f"{directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
+        message = f"altered journal {directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
         raise JournalError(message)
 
 
@@ -215,12 +218,12 @@ class Journal:
         stated = self._acknowledged(owned)
         files = read_journal(self.directory)
         if files and files[0].first > size:
-            message = f"{files[0].path}: records {size} to {files[0].first - 1} are missing"
+            message = f"missing records {size} to {files[0].first - 1} before {files[0].path}"
             raise JournalError(message)
         if files and files[-1].next < size:
             message = (
-                f"{files[-1].path}: ends at record {files[-1].next}: expected the {size} signed"
-                " records"
+                f"missing records at the end of {files[-1].path}: ends at record {files[-1].next}:"
+                f" expected the {size} signed records"
             )
             raise JournalError(message)
         check_files(self.directory, files, stated, size)
@@ -249,7 +252,7 @@ class Journal:
     def _acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
-                message = f"{self.directory.parent / housekeeping_files.EPOCH_FILE} is missing"
+                message = f"missing housekeeping file {self.directory.parent / housekeeping_files.EPOCH_FILE}"
                 raise JournalError(message)
             return housekeeping_files.Acknowledgement(0, 0, merkle.CompactRange().root, ())
         key = self.signer.public
@@ -303,10 +306,10 @@ class Journal:
         written = os.fstat(self._descriptor)
         there = path.stat() if path.exists() else None
         if there is None or there.st_ino != written.st_ino or written.st_size != self._offset:
-            message = f"{path} was replaced or changed during a write"
+            message = f"journal file replaced or changed during a write: {path}"
             raise JournalError(message)
         if housekeeping_files.read_bytes(self._path) != self._statement:
-            message = f"{self._path} was replaced or changed during a write"
+            message = f"housekeeping file replaced or changed during a write: {self._path}"
             raise JournalError(message)
 
     def rotate(self) -> None:

@@ -201,7 +201,7 @@ def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
         if head_chain.next_head(previous, items) != row.head:
             return "it does not match the hash of its rows"
     except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-        return f"cannot read it: {error}"
+        return f"its content is invalid: {error}"
     return ""
 
 
@@ -266,9 +266,7 @@ def compare_database_url(
             database.close()
     except NoLedgerError as error:
         if recorded.heads or recorded.rows:
-            message = (
-                f"{error}: expected the ledger of which {len(recorded.heads)} heads are recorded"
-            )
+            message = f"missing ledger: {error}: expected the one of which {len(recorded.heads)} heads are recorded"
             raise VerifyError(VerifyOutcome.ALTERED, message) from error
         raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
     except LedgerError as error:
@@ -280,5 +278,8 @@ def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -
     with database.transaction() as connection:
         found = compare_ledger(connection, recorded)
     if found.wrong:
-        raise VerifyError(VerifyOutcome.ALTERED, f"{database.name}: {summarize_differences(found)}")
+        raise VerifyError(
+            VerifyOutcome.ALTERED,
+            f"ledger {database.name} does not match its records: {summarize_differences(found)}",
+        )
     return found.waiting

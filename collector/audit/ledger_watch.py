@@ -40,7 +40,7 @@ def read_known_head(path: Path) -> head_chain.ChainHead | None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        message = f"damaged file: {path}: {error}"
+        message = f"damaged file {path}: {error}"
         raise ValueError(message) from error
 
 
@@ -167,7 +167,9 @@ class LedgerWatch:
                 database = self.database()
                 database.follow_file()
             except NoLedgerError as error:
-                self.problem = f"{error}: expected the ledger of which heads are recorded"
+                self.problem = (
+                    f"missing ledger: {error}: expected the one of which heads are recorded"
+                )
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
                 begun = inspect(connection).has_table(head_chain.stops.name)

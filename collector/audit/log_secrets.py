@@ -102,7 +102,7 @@ class PersonalSalts:
         except FileNotFoundError:
             return None
         if len(salt) != SALT_BYTES:
-            message = f"{path}: salt of {len(salt)} bytes: expected {SALT_BYTES}"
+            message = f"invalid salt {path}: {len(salt)} bytes: expected {SALT_BYTES}"
             raise SaltError(message)
         return salt
 

@@ -56,7 +56,7 @@ class CheckpointPublisher:
         path = self.directory / "checkpoint"
         if not path.exists():
             if (self.directory / "tile").exists() and self._journal_begins():
-                message = f"{path} is missing, but the log has signed records"
+                message = f"missing checkpoint {path}: the log has signed records"
                 raise signed_note.NoteError(message)
             return EMPTY_TREE, ""
         note = signed_note.read_note(path)
@@ -79,18 +79,21 @@ class CheckpointPublisher:
         try:
             old, _ = self._on_disk()
             if old not in {self.signed, self._last_attempt[0]} or not self.ownership.holds:
-                message = f"{self.directory}: another process has written this audit log"
+                message = (
+                    f"cannot sign the audit log {self.directory}: another process has written it"
+                )
                 raise AuditError(message)
             tiles = Tiles(self.directory, old.size)
             tiles.grow(records[old.size - self.signed.size :])
             new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
             proof = merkle.consistency_proof(tiles.node, old.size, new.size)
         except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
-            message = f"{self.directory}: {error}; fix: run `railscope audit verify`"
+            message = f"cannot sign the audit log {self.directory}: {error}; fix: run `railscope audit verify`"
             raise AuditError(message) from error
         if not merkle.consistent(old, new, proof):
             message = (
-                f"{self.directory}: the first {old.size} records, which are signed, have changed"
+                f"altered audit log {self.directory}: its first {old.size} records, which are signed,"
+                " have changed"
             )
             raise AuditError(message)
         if self.before_signing:
@@ -207,7 +210,7 @@ class AuditLog:
         write_durably(path, text)
         if not begun:
             return ""
-        return f"{path} is missing" if there is None else f"{path}: expected the key of this log"
+        return f"missing key file {path}" if there is None else f"wrong key in {path}"
 
     def records(self, first: int) -> Iterator[bytes]:
         """Return the durable records from a sequence number on, as of now. Raises TileError."""
@@ -346,7 +349,7 @@ class AuditLog:
         ) as error:
             if self.unsigned_because != str(error):
                 report = log.info if isinstance(error, SigningPostponedError) else log.error
-                report("audit_log_not_signed", directory=str(self.directory), problem=str(error))
+                report("audit_signing_failed", directory=str(self.directory), problem=str(error))
             self.unsigned_because = str(error)
         else:
             self.unsigned_because = ""

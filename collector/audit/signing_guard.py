@@ -28,6 +28,8 @@ DISPUTED_DIRECTORY = "disputed"
 
 log = structlog.get_logger(__name__)
 
+_ADVICE = "see docs/audit.md"
+
 
 class DisputeError(AuditLogError, RuntimeError):
     """An agent holds a checkpoint that is inconsistent with this log; the message names it."""
@@ -61,7 +63,7 @@ class SigningGuard:
                 " fix: find out which copy was restored or what was lost; to continue with this"
                 " log, move the directory away"
             )
-            log.error("audit_log_disputed", problem=self.stopped)
+            log.error("audit_signing_stopped", problem=self.stopped, advice=_ADVICE)
 
     @property
     def _directory(self) -> Path:
@@ -101,7 +103,11 @@ class SigningGuard:
 
     async def _record_that_few_came(self) -> None:
         wanted, shown = self.wanted, len(self.shown)
-        log.warning("audit_log_signed_without_witnesses", required=wanted, presented=shown)
+        log.warning(
+            "audit_log_signed_without_witnesses",
+            required_checkpoints=wanted,
+            received_checkpoints=shown,
+        )
         actor = record.RecordActor("collector", self.audit.source.id)
         data: record.RecordData = {"signed_without": "witnesses", "asked": wanted, "shown": shown}
         data["waited_seconds"] = round(self.wait_seconds)
@@ -155,21 +161,17 @@ class SigningGuard:
     def stop_signing(self, problem: str) -> None:
         """Stop signing permanently, because another source than an agent shows that the log has changed."""
         if not self.stopped:
-            log.error(
-                "audit_log_disputed",
-                problem=problem,
-                advice="signing is stopped; see docs/audit.md",
-            )
+            log.error("audit_signing_stopped", problem=problem, advice=_ADVICE)
         self.stopped = self.stopped or problem
 
     async def _dispute(self, node: str, note: str, problem: str) -> None:
         text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
         if not self.stopped:
             log.error(
-                "audit_log_disputed",
+                "checkpoint_conflict_detected",
                 node=node,
                 problem=problem,
-                held=note,
+                checkpoint=note,
                 advice="signing is stopped; check if an older copy was restored",
             )
         self.stopped = self.stopped or text

@@ -95,7 +95,7 @@ class Tiles:
         row = self._tile(tile_level, first // WIDTH)[wanted]
         if len(row) != merkle.HASH_BYTES << height:
             message = (
-                f"{tile_name(tile_level, first // WIDTH)}: hash {index} of level {level} is missing"
+                f"missing hash {index} of level {level} in {tile_name(tile_level, first // WIDTH)}"
             )
             raise TileError(message)
         return complete_root(_hashes(row))
@@ -107,7 +107,7 @@ class Tiles:
             records = decode_bundle(content)
             return records[: self.width(0, index)] if outgrown else records
         except TileError as error:
-            message = f"{self._path('entries', index)}: {error}"
+            message = f"damaged tile {self._path('entries', index)}: {error}"
             raise TileError(message) from error
 
     def row(self, level: int, index: int) -> bytes:
@@ -124,7 +124,7 @@ class Tiles:
         """Return one record. Raises TileError."""
         found = self.records(sequence // WIDTH)
         if sequence % WIDTH >= len(found):
-            message = f"{self._path('entries', sequence // WIDTH)}: record {sequence} is missing"
+            message = f"missing record {sequence} in {self._path('entries', sequence // WIDTH)}"
             raise TileError(message)
         return found[sequence % WIDTH]
 
@@ -156,7 +156,7 @@ class Tiles:
                     raise
                 return whole.read_bytes(), True
         except OSError as error:
-            message = f"{path}: {error.strerror}"
+            message = f"cannot read tile {path}: {error.strerror}"
             raise TileError(message) from error
 
     def _path(self, level: int | str, index: int) -> Path:
@@ -187,7 +187,7 @@ class Tiles:
                 except FileNotFoundError:
                     continue  # deleted meanwhile, because its tile is full now
                 if width < partial and content != _beginning(now, level, width):
-                    message = f"{path}: does not match the beginning of the tile that followed it"
+                    message = f"altered tile {path}: does not match the beginning of the tile that followed it"
                     raise TileError(message)
 
     def grow(self, records: Sequence[bytes]) -> None:
@@ -219,7 +219,7 @@ class Tiles:
         index = self.size // WIDTH
         records = self.records(index)
         if b"".join(merkle.leaf_hash(record) for record in records) != self.row(0, index):
-            message = f"{self._path('entries', index)}: the records do not match the signed ones"
+            message = f"altered tile {self._path('entries', index)}: its records do not match the signed ones"
             raise TileError(message)
         return records
 
@@ -294,7 +294,7 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
         raise ProofError(message)
     index = lines[2].removeprefix(_INDEX)
     if not signed_note.SIZE.fullmatch(index):
-        message = f"invalid index {index[:30]!r}: expected a number"
+        message = f"invalid index of the proof: {index[:30]!r}: expected a number"
         raise ProofError(message)
     record = _decoded(lines[1].removeprefix(_EXTRA))
     path = [_decoded(line) for line in lines[least:]]
@@ -303,7 +303,7 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
     if not whole or not merkle.includes(
         merkle.leaf_hash(record), int(index), tree.size, path, tree.root
     ):
-        message = f"the path does not lead from record {index} to the signed root"
+        message = f"invalid proof: the path does not lead from record {index} to the signed root"
         raise ProofError(message)
     return record
 
@@ -312,5 +312,5 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        message = f"invalid base64: {text[:60]!r}"
+        message = f"invalid hash or record of the proof: {text[:60]!r}: expected base64"
         raise ProofError(message) from error

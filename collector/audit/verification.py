@@ -78,17 +78,17 @@ def find_cosigners(
             tree = signed_note.read_checkpoint(vouched.note, key).tree
             seconds = vouched.seconds()
         except signed_note.NoteError as error:
-            doubts.append(f"witness {node}: {error}")
+            doubts.append(f"invalid cosignature of witness {node}: {error}")
             continue
         if keys.get(node) != vouched.key:
-            doubts.append(f"witness {node}: its key differs from the recorded one")
+            doubts.append(f"wrong key of witness {node}: expected the recorded one")
             continue
         if not vouched.is_of(node):
-            doubts.append(f"witness {node}: its key has the name of another node")
+            doubts.append(f"wrong key of witness {node}: it has the name of another node")
             continue
         found.append(Cosigner(node, tree.size, seconds))
     doubts += [
-        f"witness {node}: its key is recorded, but its cosignature is missing"
+        f"missing cosignature of witness {node}, whose key is recorded"
         for node in sorted(keys.keys() - cosigned.keys())
     ]
     found.sort(key=lambda one: (-one.size, one.node))
@@ -119,7 +119,7 @@ def verify_log(
     try:
         return _verified(directory, key, anchors)
     except OSError as error:
-        message = f"{error.filename}: {error.strerror}"
+        message = f"cannot read {error.filename}: {error.strerror}"
         raise directory_check.VerifyError(
             directory_check.VerifyOutcome.UNREADABLE, message
         ) from error
@@ -135,7 +135,7 @@ def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str
     verification = _Verification(directory, key, checkpoint)
     verification.check_records(held)
     if kept is None:
-        message = f"{directory}: the housekeeping files are missing"
+        message = f"missing housekeeping files in {directory}"
         raise damage or directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     unsigned = verification.check_journal(kept)
     verification.check_directory(kept, unsigned)
@@ -167,22 +167,22 @@ def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.
     try:
         return signed_note.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
-        message = f"{path} is missing: the minimum length of the log is unknown"
+        message = f"missing checkpoint {path}: the minimum length of the log is unknown"
         raise directory_check.VerifyError(
             directory_check.VerifyOutcome.TAIL_MISSING, message
         ) from error
     except signed_note.UnsignedError as error:
         raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.KEY_PROBLEM, f"{path}: {error}"
+            directory_check.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
         ) from error
     except signed_note.NoteError as error:
         raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.ALTERED, f"{path}: {error}"
+            directory_check.VerifyOutcome.ALTERED, f"invalid checkpoint {path}: {error}"
         ) from error
 
 
 def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
-    where = "checkpoint kept elsewhere: "
+    where = "invalid checkpoint kept elsewhere: "
     with directory_check.verifying(
         directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where
     ):
@@ -239,7 +239,7 @@ class _Verification:
         """Check the records that are not signed yet and return them; they are appended to the tree."""
         files, signed, stated = kept.files, self.tree.size, kept.acknowledged
         if files and files[0].first > signed:
-            message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
+            message = f"missing records {signed} to {files[0].first - 1} before {files[0].path}"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.TAIL_MISSING, message)
         raws = [raw for file in files for raw in file.records]
         behind = signed - files[0].first if files else 0
@@ -252,7 +252,7 @@ class _Verification:
             journal.check_root(self.directory / "journal", stated, self.tree)
         if (lost := stated.count - self.tree.size) > 0:
             # The count is never too high: neither a crash nor a power failure explains the difference.
-            message = f"the journal: {lost} acknowledged records are missing"
+            message = f"missing in the journal: {lost} acknowledged records"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         return raws[behind:]
 
@@ -262,8 +262,8 @@ class _Verification:
         """Check the key file, the epoch, and that the directory contains no foreign files."""
         if kept.epoch < self.explaining.epoch:
             message = (
-                f"{self.directory / housekeeping_files.EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
-                f"{self.explaining.epoch}, which a record names: it is an older copy"
+                f"older copy {self.directory / housekeeping_files.EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+                f"{self.explaining.epoch}, which a record names"
             )
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         directory_check.check_key_file(self.directory, self.explaining.genesis_key, self.key)
@@ -289,7 +289,7 @@ def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
         raws = tiles.records(index)
     if len(raws) == expected:
         return raws
-    message = f"tile {index} of entries has {len(raws)} records: expected {expected}"
+    message = f"wrong length of tile {index} of entries: {len(raws)} records: expected {expected}"
     is_short = len(raws) < expected
     raise directory_check.VerifyError(
         directory_check.VerifyOutcome.TAIL_MISSING
@@ -304,10 +304,10 @@ def _record(raw: bytes, sequence: int) -> AuditRecord:
         record = decode_audit_record(raw)
     except RecordError as error:
         raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.ALTERED, f"record {sequence}: {error}"
+            directory_check.VerifyOutcome.ALTERED, f"invalid record {sequence}: {error}"
         ) from error
     if record.seq != sequence:
-        message = f"record {sequence} has the number {record.seq}"
+        message = f"wrong number of record {sequence}: {record.seq}"
         raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     return record
 
@@ -318,7 +318,7 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     stored = Tiles(directory, signed).records_from(first)
     for sequence, (raw, there) in enumerate(zip(raws, stored, strict=False), first):
         if raw != there:
-            message = f"the journal: record {sequence} does not match the signed one"
+            message = f"record {sequence} of the journal does not match the signed one"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 
 

@@ -36,10 +36,10 @@ def note_of(directory: Path) -> str:
     try:
         return signed_note.read_note(path)
     except signed_note.NoteError as error:
-        message = f"{path}: {error}"
+        message = f"invalid checkpoint {path}: {error}"
         raise click.ClickException(message) from error
     except OSError as error:
-        message = f"{path}: {error.strerror}"
+        message = f"cannot read {path}: {error.strerror}"
         raise click.ClickException(message) from error
 
 
@@ -48,7 +48,7 @@ def checkpoint_of(note: str, key: signed_note.PublicKey, directory: Path) -> sig
     try:
         return signed_note.read_checkpoint(note, key)
     except signed_note.NoteError as error:
-        message = f"{directory / 'checkpoint'}: {error}"
+        message = f"invalid checkpoint {directory / 'checkpoint'}: {error}"
         raise click.ClickException(message) from error
 
 
@@ -59,7 +59,7 @@ def _claimed_size(directory: Path) -> int:
         return 0
     lines = note_of(directory).split("\n")
     if len(lines) < len(("origin", "size")) or not signed_note.SIZE.fullmatch(lines[1]):
-        message = f"{path}: missing checkpoint; fix: run `railscope audit verify`"
+        message = f"invalid checkpoint {path}: expected an origin and a size; fix: run `railscope audit verify`"
         raise click.ClickException(message)
     return int(lines[1])
 
@@ -91,7 +91,7 @@ def decode_shown_record(raw: bytes) -> AuditRecord:
     try:
         return decode_audit_record(raw)
     except RecordError as error:
-        message = f"{error}; fix: run `railscope audit verify`"
+        message = f"invalid record: {error}; fix: run `railscope audit verify`"
         raise click.ClickException(message) from error
 
 
@@ -321,10 +321,10 @@ def forget(person: str, salts: Path) -> None:
     try:
         found = log_secrets.PersonalSalts(salts).forget(normalize("NFC", person))
     except OSError as error:
-        message = f"{salts}: {error.strerror}"
+        message = f"cannot delete a salt in {salts}: {error.strerror}"
         raise click.ClickException(message) from error
     if not found:
-        message = f"{salts}: unknown name: no record refers to it, or it was forgotten"
+        message = f"unknown name: no salt in {salts}: no record refers to it, or it was forgotten"
         raise click.ClickException(message)
     click.echo("forgotten: no record can be attributed to that name any more")
 
@@ -335,7 +335,7 @@ def _commitment(salts: Path, person: str) -> str:
     except (OSError, log_secrets.SaltError) as error:
         raise click.ClickException(str(error)) from error
     if found is None:
-        message = f"{salts}: unknown name: nothing can be confirmed about it"
+        message = f"unknown name: no salt in {salts}: nothing can be confirmed about it"
         raise click.ClickException(message)
     return found
 
@@ -357,11 +357,11 @@ def _read_anchor(path: Path) -> str:
         return signed_note.read_note(path)
     except signed_note.NoteError as error:
         raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.KEY_PROBLEM, f"{path}: {error}"
+            directory_check.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
         ) from error
     except OSError as error:
         raise directory_check.VerifyError(
-            directory_check.VerifyOutcome.UNREADABLE, f"{path}: {error.strerror}"
+            directory_check.VerifyOutcome.UNREADABLE, f"cannot read {path}: {error.strerror}"
         ) from error
 
 

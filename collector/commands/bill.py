@@ -136,13 +136,13 @@ def write_export(
             invoices, order, directory, replace=replace, record=recorder
         )
     except focus_files.NoParquetError as error:
-        message = f"{error}; or export without it: --format csv"
+        message = f"{error}; fix: install it, or export with --format csv"
         raise click.ClickException(message) from error
     except (export.ExportError, InvoiceError, OverflowError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise click.ClickException(where) from error
+        message = f"cannot write the export: {error.filename or directory}: {error.strerror}"
+        raise click.ClickException(message) from error
     for line in summary(manifest):
         click.echo(line)
 

@@ -213,7 +213,7 @@ def _decide(
         unknown = sorted(set(names) - {one.subject.id for one in found})
         if unknown:
             message = (
-                f"{unknown[0]}: expected the ID of evidence under review; fix: list them with"
+                f"unknown ID {unknown[0]}: expected one of evidence under review; fix: list them with"
                 " `railscope bill review`"
             )
             raise click.ClickException(message)
@@ -283,7 +283,7 @@ def check(file: Path, before: Path | None) -> None:
         try:
             price_book.check_appended(_parse_file(before), book)
         except price_book.PriceBookError as error:
-            message = f"{file}: {error}"
+            message = f"invalid price book {file}: {error}"
             raise click.ClickException(message) from error
     _print(book)
 

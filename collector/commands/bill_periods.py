@@ -66,7 +66,7 @@ def _write_statement(statement: TenantStatement, form: str, file: Path | None) -
     try:
         file.write_bytes(content)
     except OSError as error:
-        message = f"{file}: {error.strerror}"
+        message = f"cannot write {file}: {error.strerror}"
         raise click.ClickException(message) from error
     click.echo(f"written {file}: {len(content):,} bytes")
 

@@ -118,9 +118,7 @@ class CommandContext:
         try:
             state = clock.read(file.parent)
         except clock.ClockFileError as error:
-            message = (
-                f"{file}: {error}; fix: restore the file, or run `railscope collector accept-loss`"
-            )
+            message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
             raise invoices.ClosingError(message) from error
         if state is not None and state.hold:
             message = (
@@ -287,5 +285,5 @@ def parse_file(path: Path, parse: Callable[[str], ContentT]) -> ContentT:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (watched_file.FileError, JobsError, OSError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}"
+        message = f"cannot read {path}: {error}"
         raise click.ClickException(message) from error

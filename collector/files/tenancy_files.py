@@ -156,9 +156,9 @@ def _name_overlaps(claims: FileClaims) -> None:
     for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
         log.warning(
             "claims_overlapped",
-            holds=later.holds,
-            earlier=earlier.tenant,
-            later=later.tenant,
+            subject=later.holds,
+            earlier_tenant=earlier.tenant,
+            later_tenant=later.tenant,
             advice="the later claim applies while it lasts, then the earlier one again",
         )
 

@@ -173,7 +173,7 @@ class RecordQuarantine:
             node=record.node,
             segment=segment,
             problem=problem,
-            bytes=len(record.body),
+            size_bytes=len(record.body),
             file=str(path),
         )
         if path.exists():
@@ -233,7 +233,7 @@ class StateFiles:
         elif there or manifest or extent:
             for name, found in ((MANIFEST, manifest), (EXTENT, extent)):
                 if found is None and name not in self.lost:
-                    self.lost[name] = "it is missing"
+                    self.lost[name] = "missing file"
         self.manifest = manifest or SegmentManifest()
         newest = [*there, *self.manifest.sealed, extent[0] if extent else 0]
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
@@ -262,7 +262,7 @@ class StateFiles:
             self.lost[clock.FILE] = str(error)
         else:
             if state is None and self.manifest.clock:
-                self.lost[clock.FILE] = "it is missing"
+                self.lost[clock.FILE] = "missing file"
 
     def _whole(self, number: int) -> int:
         """Return the size up to the end of the last whole record."""
@@ -275,13 +275,16 @@ class StateFiles:
         kept = self.manifest.checkpoint
         if first_segment >= kept:
             return
-        problem = "it is missing or damaged" if not first_segment else "it is an older copy"
+        problem = "missing or damaged" if not first_segment else "older copy"
         self._lose("checkpoint", f"{problem}: the state before segment {kept} is unknown")
 
     def compare_schemas(self, unknown: Iterable[bytes]) -> None:
         """Record missing schemas that frames refer to."""
         for digest in unknown:
-            self._lose(f"schemas/{digest.hex()}.schema", "cannot read frames that refer to it")
+            self._lose(
+                f"schemas/{digest.hex()}.schema",
+                "missing schema: frames that refer to it cannot be read",
+            )
 
     def _lose(self, name: str, problem: str) -> None:
         self.lost[name] = problem
@@ -351,12 +354,12 @@ class StateFiles:
             if problem := self._short(number, size):
                 found[f"frames/{number:010d}"] = problem
         if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
-            found["checkpoint"] = "it is missing"
+            found["checkpoint"] = "missing file"
         before = schemas()
         there = {path.name for path in (self.directory / "schemas").glob("*.schema")}
         for name in set(before).intersection(schemas()):  # excludes schemas released meanwhile
             if f"{name}.schema" not in there:
-                found[f"schemas/{name}.schema"] = "it is missing"
+                found[f"schemas/{name}.schema"] = "missing file"
         fresh = [name for name in found if name not in self.lost]
         for name in fresh:
             self.lost[name] = found[name]
@@ -382,7 +385,7 @@ class StateFiles:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self.lost[MANIFEST] = f"cannot read it: {error}"
+            self.lost[MANIFEST] = f"cannot decode the file: {error}"
             return None
 
     def _read_extent(self) -> tuple[int, int] | None:
@@ -392,7 +395,7 @@ class StateFiles:
             return None
         found = _EXTENT.fullmatch(content)
         if found is None:
-            self.lost[EXTENT] = "it is unreadable"
+            self.lost[EXTENT] = "invalid content: expected a segment and an offset"
             return None
         return int(found[1]), int(found[2])
 

@@ -326,7 +326,7 @@ class RequestAuthorizer:
                 sender=address,
                 path=_path(request),
                 reason=found.reason,
-                repeated=repeated,
+                repetitions=repeated,
             )
         text = "invalid or missing credential: expected a bearer token or a client certificate"
         headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}

@@ -140,7 +140,7 @@ class Ingest:
                     reason=rejection.reason,
                     node=credential.name,
                     problem=str(rejection),
-                    repeated=repeated,
+                    repetitions=repeated,
                 )
             content = {"error": str(rejection), **rejection.more}
             answer = json_answer(content, rejection.status, headers)

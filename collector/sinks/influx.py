@@ -130,7 +130,7 @@ class InfluxSink:
                     "influx_lines_rejected",
                     url=self.settings.url,
                     problem=refused,
-                    dropped=len(batch),
+                    lines=len(batch),
                 )
             else:
                 self.written += len(batch)
@@ -160,7 +160,7 @@ def probe(settings: InfluxSettings) -> str:
     finally:
         client.close()
     if problem:
-        message = f"{settings.url}: {problem}"
+        message = f"cannot write to influx.url {settings.url}: {problem}"
         raise SettingsError(message)
     return f"{settings.url} accepts writes to bucket {settings.bucket}"
 

@@ -137,7 +137,7 @@ class CollectorState:
                 log.error(
                     "envelope_processing_failed",
                     node=envelope.node,
-                    repeated=repeated,
+                    repetitions=repeated,
                     problem=f"{type(fault).__name__}: {fault}",
                 )
 

@@ -162,7 +162,11 @@ class Restart:
             if not self.hold():
                 await self._write(first_segment, horizon_ns)
             if reason := self.hold():  # frames may be placed differently: not for a checkpoint yet
-                log.warning("checkpoint_withheld", reason=reason)
+                log.warning(
+                    "checkpoint_withheld",
+                    reason=reason,
+                    advice="no segment is deleted until a checkpoint succeeds",
+                )
                 await run_to_end(asyncio.to_thread(self._drop_partial))
                 return False
             # Last, so that they contain the events of all frames that the checkpoint records as
@@ -276,7 +280,7 @@ class CheckpointSchedule:
         if self.files and self.files.incomplete:
             log.warning(
                 "checkpoint_withheld",
-                lost=len(self.files.lost),
+                reason=f"{len(self.files.lost)} files of the state directory are lost",
                 advice="restore the lost files, or run `railscope collector accept-loss`",
             )
             return

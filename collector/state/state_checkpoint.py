@@ -150,7 +150,7 @@ def encode(part: CheckpointPart) -> bytes:
 def decode(content: bytes) -> list[CheckpointPart]:
     """Decode the parts of a whole file. Raises StateCheckpointError."""
     if not content.startswith(MAGIC):
-        message = "expected a checkpoint of this version of the collector"
+        message = "invalid header: expected a checkpoint of this version of the collector"
         raise StateCheckpointError(message)
     parts: list[CheckpointPart] = []
     position = len(MAGIC)
@@ -159,15 +159,15 @@ def decode(content: bytes) -> list[CheckpointPart]:
             length, checksum = _HEAD.unpack_from(content, position)
             payload = content[position + _HEAD.size : position + _HEAD.size + length]
             if len(payload) != length or zlib.crc32(payload) != checksum:
-                message = f"damaged part at byte {position}"
+                message = f"damaged part at byte {position}: wrong checksum"
                 raise StateCheckpointError(message)
             parts.append(_decoder.decode(payload))
         except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            message = f"cannot read the part at byte {position}: {error}"
+            message = f"cannot decode the part at byte {position}: {error}"
             raise StateCheckpointError(message) from error
         position += _HEAD.size + length
     if not (parts and isinstance(parts[0], Beginning) and isinstance(parts[-1], Ending)):
-        message = "missing beginning or end"
+        message = "incomplete checkpoint: expected a beginning and an end"
         raise StateCheckpointError(message)
     return parts
 

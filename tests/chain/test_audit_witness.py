@@ -295,7 +295,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
         await sign(one)
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
-    assert found.findings[-1] == ("witness n1: its key is recorded, but its cosignature is missing")
+    assert found.findings[-1] == "missing cosignature of witness n1, whose key is recorded"
     assert "damage found at a start" in found.findings[0]
 
 

@@ -141,7 +141,7 @@ def test_any_time_of_the_calendar_is_an_end(until: str) -> None:
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match="does not exist; fix: create it with `railscope collector"
+        SettingsError, match=r"missing tokens_file .*; fix: create it with `railscope collector"
     ):
         load_credentials(tmp_path / "none")
     (tmp_path / "bad").write_text("[")

@@ -157,7 +157,9 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(VerifyError, match="2 acknowledged records are missing") as caught:
+    with pytest.raises(
+        VerifyError, match="missing in the journal: 2 acknowledged records"
+    ) as caught:
         verify_log(tmp_path / "copy", KEY.public)
     assert caught.value.outcome == VerifyOutcome.ALTERED
     again = AuditTrail(audit_log(tmp_path / "copy", boot="b1"), "1.0", lambda: NOON_NS)

@@ -260,7 +260,7 @@ async def test_records_changed_behind_the_writer_are_not_signed_again(tmp_path: 
         good = tile.read_bytes()
         tile.write_bytes(good + encode_bundle([b"hidden"]))
         await record(log, [10])
-        with pytest.raises(AuditError, match="the records do not match the signed ones"):
+        with pytest.raises(AuditError, match="its records do not match the signed ones"):
             await log.sign()
         tile.write_bytes(good)
     assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 11

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
     ("content", "problem"),
     [
         (b"a checkpoint of another time", "expected a checkpoint of this version of the collector"),
-        (MAGIC, "missing beginning or end"),
+        (MAGIC, "expected a beginning and an end"),
         (MAGIC + b"12345", "cannot read the part at byte 23"),
     ],
 )

@@ -137,10 +137,10 @@ def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
     with capture_logs() as logs:
         watched.refresh()
         watched.refresh()
-    expected_text = [line for line in logs if line["event"] == "claims_overlapped"]
-    assert [(line["holds"], line["earlier"], line["later"]) for line in expected_text] == [
-        (f"n{i}", "a", "b") for i in range(10)
-    ]
+    reported = [line for line in logs if line["event"] == "claims_overlapped"]
+    assert [
+        (line["subject"], line["earlier_tenant"], line["later_tenant"]) for line in reported
+    ] == [(f"n{i}", "a", "b") for i in range(10)]
 
 
 def test_a_file_with_shares():

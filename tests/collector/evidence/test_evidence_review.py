@@ -362,7 +362,7 @@ async def test_people_see_and_decide_what_waits_by_commands(site: Site):
     assert "claim job on n1: 9.833333 GPU-hours, alice" in text.output
     wrong = CliRunner().invoke(accept_command, [*where, "nothing"])
     assert wrong.exit_code == 1
-    assert "expected the ID of evidence under review" in wrong.output
+    assert "expected one of evidence under review" in wrong.output
     done = CliRunner().invoke(reject_command, [*where, row["id"], "--as", "ann", "--reason", "no"])
     assert done.exit_code == 0, done.output
     assert "rejected" in done.output
