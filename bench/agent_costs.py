@@ -30,7 +30,7 @@ import msgspec
 
 from bench import harness, host_files
 from railscope.envelopes import unpack
-from railscope.http_responses import ANSWER_HEADER, answer_mark
+from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
 from railscope.wire import BYTES_PER_VALUE
 
 NODE_EXPORTER = "prometheus-node-exporter"
@@ -222,7 +222,7 @@ class FrameSink:
                 answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
                 token = self.headers.get("Authorization", "").partition(" ")[2]
                 self.send_response(200)
-                self.send_header(ANSWER_HEADER, answer_mark(token, 200, body, answer))
+                self.send_header(RESPONSE_MARK_HEADER, response_mark(token, 200, body, answer))
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)

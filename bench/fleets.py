@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench import harness, load
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 
 CONNECTIONS = 32
 VIEWS_SECONDS = 2.0
@@ -151,7 +151,7 @@ def collector(nodes: int, directory: Path, **environment: str) -> harness.Server
     """Start `railscope collector run` with the tokens of all nodes."""
     port = harness.free_port()
     tokens = directory / f"tokens-{nodes}.toml"
-    lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
+    lines = [f'"{load.name(n)}" = "{digest_token(load.token(n))}"' for n in range(nodes)]
     tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")
     command = [sys.executable, "-m", "railscope", "collector", "run", "--allow-anonymous-read"]
     command += ["--listen", f"{harness.HOST}:{port}", "--tokens-file", str(tokens)]

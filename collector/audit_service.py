@@ -27,7 +27,7 @@ from collector.fleet.view_cells import ViewCell
 from collector.http.witness_api import WitnessApi
 from collector.ledger import head_chain
 from collector.ledger.database import Database
-from collector.state.restart import Restart
+from collector.state.state_checkpointer import StateCheckpointer
 from railscope import __version__
 from railscope.audit.record import RecordError, RecordSource
 from railscope.catalog import collector as c
@@ -52,7 +52,7 @@ class AuditService:
     def of(
         cls,
         settings: CollectorSettings,
-        restart: Restart,
+        restart: StateCheckpointer,
         nodes: Callable[[], set[str]],
         database: Callable[[], Database],
     ) -> AuditService:

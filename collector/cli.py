@@ -116,11 +116,11 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
     if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
         message = "invalid name: expected printable text in Unicode NFC"
         raise click.UsageError(message)
-    fresh = credentials.new_token()
+    fresh = credentials.generate_token()
     click.echo(f"token (for {name} only): {fresh}")
-    section = credentials.section_of(credentials.Credential(name, credentials.Role(role), tenant))
+    section = credentials.section_name(credentials.Credential(name, credentials.Role(role), tenant))
     click.echo(f"line for the tokens file, section [{section}]:")
-    value = json.dumps(credentials.digest(fresh))
+    value = json.dumps(credentials.digest_token(fresh))
     more = ""
     if days:
         until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
@@ -154,7 +154,7 @@ def accept_clock_command(config: Path | None) -> None:
     """Make the running collector accept the current wall clock after it was found suspect."""
     directory = service.state_directory(_loaded(config))
     try:
-        state = clock.read(directory)
+        state = clock.read_state(directory)
     except clock.ClockFileError as error:
         message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
         raise click.ClickException(message) from error

@@ -36,7 +36,7 @@ MAX_NODE_OFFSET_NS = 60 * SECOND_NS
 MIN_NODES = 3
 MAX_UNSEEN_NS = 3600 * SECOND_NS
 MAX_CORRECTIONS = 64
-KEEP_EVERY_NS = 60 * SECOND_NS
+STORE_EVERY_NS = 60 * SECOND_NS
 POLL_EVERY_NS = SECOND_NS
 _ADVICE = "correct the clock, or run `railscope collector accept-clock`"
 
@@ -118,7 +118,7 @@ class CollectorClock:
         """
         boot_ns = self.boot_ns()
         try:
-            found = read(self.directory)
+            found = read_state(self.directory)
         except ClockFileError as error:
             # Reported before: its loss was accepted unless `lost` is set.
             log.warning("clock_read_failed", problem=str(error))
@@ -182,7 +182,7 @@ class CollectorClock:
     def _compare(self, state: ClockState, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
         """Follow the wall clock, or check if the reason to suspect it still applies."""
         offsets_ns = list(self.offsets_ns())
-        contradicted = _contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
+        contradicted = _find_contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
         state.is_overruled &= bool(contradicted)
         if state.is_overruled:
             contradicted = ""
@@ -202,7 +202,7 @@ class CollectorClock:
             return
         bound_ns = passed_ns * MAX_SLEW_PPM // 1_000_000
         state.reference_ns += max(-bound_ns, min(bound_ns, drift_ns))
-        if boot_ns - self._kept_ns >= KEEP_EVERY_NS:
+        if boot_ns - self._kept_ns >= STORE_EVERY_NS:
             self._keep(boot_ns)
 
     def _accept(self, state: ClockState, drift_ns: int, boot_ns: int) -> None:
@@ -235,12 +235,12 @@ class CollectorClock:
         if not self._is_open or self._state is None or self.lost:
             return  # this collector may not write the file
         try:
-            write_durably(self.directory / FILE, encoded(self._state))
+            write_durably(self.directory / FILE, encode_state(self._state))
         except OSError as error:
             log.warning("clock_write_failed", problem=str(error))
 
 
-def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
+def _find_contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
     """Return the reason why the nodes contradict the clock; empty if they do not."""
     count = len(offsets_ns)
     for sign, relation in ((1, "ahead of"), (-1, "behind")):
@@ -251,13 +251,13 @@ def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
     return ""
 
 
-def encoded(state: ClockState) -> bytes:
+def encode_state(state: ClockState) -> bytes:
     """Encode the file: the state as a line of JSON, and the CRC-32 of that line."""
     content = msgspec.json.encode(state)
     return b"%b\n%08x\n" % (content, zlib.crc32(content))
 
 
-def read(directory: Path) -> ClockState | None:
+def read_state(directory: Path) -> ClockState | None:
     """Return the state that a collector stored in its state directory; None if there is no file.
 
     Raises ClockFileError. A file of an earlier version has no checksum.

@@ -23,16 +23,16 @@ from collector.finalization.day_finalizer import DayFinalizer
 from collector.finalization.ledger_days import MeteringStores
 from collector.fleet import schemas, view_cells
 from collector.framelog import framelog, segment_files
-from collector.http import audit_api, billing_api, node_twins, read_api, web_server
-from collector.http.access_control import RequestAuthorizer, Route, application
+from collector.http import audit_api, billing_api, identity_conflicts, read_api, web_server
+from collector.http.access_control import RequestAuthorizer, Route, make_application
 from collector.http.ingest import Ingest
-from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, unwritable
+from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import LedgerError, LedgerProbe, SharedDatabase, ledger_url
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
-from collector.state.restart import CheckpointSchedule, Restart
+from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from collector.workloads.job_readings import MeasureAverages
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service, timestamps
@@ -55,7 +55,7 @@ class Collector:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     billing: Callable[[], tenant_statements.BillingReader] | None = None
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
-    unwritable: Callable[[Path], str] = unwritable
+    unwritable: Callable[[Path], str] = find_write_problem
     """Returns the reason why a directory cannot be written; empty if it can."""
     space_seconds: float = RETRY_SECONDS
     """Period of retries on a full disk."""
@@ -70,8 +70,8 @@ class Collector:
         server_connections.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
-        self.restart = Restart(self.directory, self.core, limits=self.settings.limits)
-        self.twins = node_twins.NodeTwins(self.core.evidence.problems.report)
+        self.restart = StateCheckpointer(self.directory, self.core, limits=self.settings.limits)
+        self.twins = identity_conflicts.IdentityConflictDetector(self.core.evidence.problems.report)
         self.core.on_envelope.append(self.twins.check)
         log_settings = self.settings.frame_log
         self.log = framelog.FrameLog(
@@ -326,7 +326,7 @@ class Collector:
             **self.audit.witness_api.handlers(),
             **billing.handlers(),
         }
-        return application(authorizer, handlers, self.settings.limits.body_bytes)
+        return make_application(authorizer, handlers, self.settings.limits.body_bytes)
 
     def _count_rejection(self, route: Route | None, reason: str) -> None:
         """Count a denied sender among the rejected envelopes."""
@@ -413,7 +413,7 @@ class Collector:
         self.log.open()
         if self.state_files.incomplete:
             self.clock.lost = self.state_files.lost.get(clock.FILE, "")
-        if clock.FILE not in self.state_files.lost and (state := clock.read(self.directory)):
+        if clock.FILE not in self.state_files.lost and (state := clock.read_state(self.directory)):
             self.restart.corrections = {one.since_ns: one.delta_ns for one in state.corrections}
         self.restart.read(self.log.stats)
         self.clock.open(

@@ -100,13 +100,13 @@ class ViewRefresher:
             if table:
                 gathered.add(table, self.positions.select_unchanged(block, rows))
             await turns.offer()
-        tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
+        tables = {scope: await _yield_slices(rollups.cells(scope)) for scope in _SUMMED}
         fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)
-        nodes = await _sliced(self._nodes(fresh_nodes, now_ns, fresh_from_ns))
+        nodes = await _yield_slices(self._nodes(fresh_nodes, now_ns, fresh_from_ns))
         found = InventoryComparison(now_ns)
         if self.watch:
             found = await self.watch.compare(now_ns, fresh_from_ns, turns.offer)
-        against = await _sliced(inventory_cells(found))
+        against = await _yield_slices(inventory_cells(found))
         jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
         cluster = (
             *tables["cluster"],
@@ -225,7 +225,7 @@ def _job_count_cells(jobs: RunningJobs) -> Iterator[view_cells.ViewCell]:
         yield view_cells.ViewCell(account_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
 
 
-async def _sliced(cells: Iterator[view_cells.ViewCell | None]) -> list[view_cells.ViewCell]:
+async def _yield_slices(cells: Iterator[view_cells.ViewCell | None]) -> list[view_cells.ViewCell]:
     """Collect all cells, yielding to other tasks periodically."""
     turns = TimeSlices()
     found: list[view_cells.ViewCell] = []

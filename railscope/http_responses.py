@@ -1,7 +1,7 @@
 """HTTP responses: bounds on size and time for any server behavior, and the mark that proves their origin.
 
 A server may send without end, one byte at a time, or nothing: a socket timeout counts from byte to byte,
-and the reader of a response accepts all bytes. `bound_answers` bounds the standard library's client,
+and the reader of a response accepts all bytes. `bound_responses` bounds the standard library's client,
 `read_body` that of aiohttp.
 """
 
@@ -26,7 +26,7 @@ MAX_HEAD_BYTES = 256 << 10
 """Status line, headers and framing of a response, in addition to its body."""
 
 
-def bound_answers(connection: HTTPConnection, max_bytes: int, timeout_seconds: float) -> None:
+def bound_responses(connection: HTTPConnection, max_bytes: int, timeout_seconds: float) -> None:
     """Limit responses on a connection to a body of `max_bytes` and to a deadline.
 
     The deadline counts from this call. Reads raise TimeoutError, or OSError (EMSGSIZE) for a longer
@@ -100,13 +100,13 @@ def _too_long(max_bytes: int) -> OSError:
     return OSError(errno.EMSGSIZE, f"HTTP response too large: expected at most {max_bytes} bytes")
 
 
-ANSWER_HEADER = "Railscope-Answer"
+RESPONSE_MARK_HEADER = "Railscope-Answer"
 DECISIONS = frozenset({200, 400, 409, 413, 422})
 """Response statuses that decide about frames; these responses are marked."""
 _PURPOSE = b"railscope answer 1\n"
 
 
-def answer_mark(token: str, status: int, request: bytes, answer: bytes) -> str:
+def response_mark(token: str, status: int, request: bytes, answer: bytes) -> str:
     """Return the mark of a response; `token` is empty where the client uses a certificate.
 
     The mark proves to an agent that a response is from its collector: a wrong address, a proxy or a captive
@@ -127,7 +127,7 @@ def unread_mark(token: str, status: int, length: int, answer: bytes) -> str:
 
 def is_marked(mark: str, token: str, status: int, request: bytes, answer: bytes) -> bool:
     """True if the mark is valid for this response."""
-    expected = answer_mark(token, status, request, answer)
+    expected = response_mark(token, status, request, answer)
     return hmac.compare_digest(mark.encode(errors="replace"), expected.encode())
 
 

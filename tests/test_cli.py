@@ -331,7 +331,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     reported, place, line = of_tenant.splitlines()
     found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     ((key, entry),) = found.entries.items()
-    assert key.value == credentials.digest(reported.rpartition(" ")[2])
+    assert key.value == credentials.digest_token(reported.rpartition(" ")[2])
     assert entry.credential == Credential("board", Role.TENANT, "vision")
     assert entry.until_ns
     assert 29 < (entry.until_ns / 1e9 - time.time()) / 86_400 <= 30

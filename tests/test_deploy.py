@@ -199,8 +199,8 @@ def until(wanted: str, address: str, seconds: float = 15.0) -> str:
 
 
 def test_both_programs_work_under_their_units(tmp_path: Path):
-    token = credentials.new_token()
-    (tmp_path / "tokens.toml").write_text(f'[nodes]\ngpu-1 = "{credentials.digest(token)}"\n')
+    token = credentials.generate_token()
+    (tmp_path / "tokens.toml").write_text(f'[nodes]\ngpu-1 = "{credentials.digest_token(token)}"\n')
     (tmp_path / "token").write_text(token)
     (tmp_path / "agent.toml").write_text(
         f'node = "gpu-1"\n[collector]\npush_seconds = 0.5\ntoken_file = "{tmp_path / "token"}"\n'

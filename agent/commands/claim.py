@@ -78,7 +78,7 @@ class AgentClient:
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> tuple[int, Any]:
         connection = self._connection()
-        http_responses.bound_answers(connection, self._max_bytes, self._answer_seconds)
+        http_responses.bound_responses(connection, self._max_bytes, self._answer_seconds)
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"

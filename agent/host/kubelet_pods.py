@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from railscope.http_responses import bound_answers
+from railscope.http_responses import bound_responses
 from railscope.server_connections import is_loopback
 
 MAX_BYTES = 64 << 20
@@ -23,7 +23,7 @@ def read_pod_list(
     """Answer to GET /pods. Raises OSError; PermissionError if the kubelet denies the request."""
     parts = urlsplit(url)
     connection = _connection(url, ca_file, timeout)
-    bound_answers(connection, max_bytes, timeout)
+    bound_responses(connection, max_bytes, timeout)
     failure = f"cannot read the pod list from {url}"
     headers = {"Accept": "application/json", "Connection": "close"}
     if token_file:  # a token is never sent unencrypted

@@ -24,7 +24,7 @@ import h11
 import msgspec
 
 from agent.config import CollectorLink
-from railscope.http_responses import ANSWER_HEADER, DECISIONS, MAX_HEAD_BYTES, is_marked
+from railscope.http_responses import RESPONSE_MARK_HEADER, DECISIONS, MAX_HEAD_BYTES, is_marked
 from railscope.wire import CONTENT_TYPE, VERSION, SentAt
 
 MAX_ANSWER_BYTES = 1 << 20
@@ -37,7 +37,7 @@ class HttpError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpResponse:
     """Status, headers (names in lower case) and body of a response."""
 
     status: int
@@ -70,18 +70,18 @@ class HttpClient:
         self._writer: asyncio.StreamWriter | None = None
         self._state = h11.Connection(h11.CLIENT)
 
-    async def post(self, body: bytes, headers: Mapping[str, str], target: str = "") -> HttpAnswer:
+    async def post(self, body: bytes, headers: Mapping[str, str], target: str = "") -> HttpResponse:
         """Send a POST request. Raises OSError (TLS errors included), HttpError or TimeoutError."""
         headers = {"Content-Length": str(len(body)), **headers}
         return await self._request(("POST", target or self.target), body, headers)
 
-    async def get(self, headers: Mapping[str, str], target: str = "") -> HttpAnswer:
+    async def get(self, headers: Mapping[str, str], target: str = "") -> HttpResponse:
         """Send a GET request. Raises as `post` does."""
         return await self._request(("GET", target or self.target), b"", headers)
 
     async def _request(
         self, request_line: tuple[str, str], body: bytes, headers: Mapping[str, str]
-    ) -> HttpAnswer:
+    ) -> HttpResponse:
         async with asyncio.timeout(self._timeout_seconds):
             is_reused = self._writer is not None
             try:
@@ -100,7 +100,7 @@ class HttpClient:
 
     async def _request_once(
         self, request_line: tuple[str, str], body: bytes, headers: Mapping[str, str]
-    ) -> HttpAnswer:
+    ) -> HttpResponse:
         method, target = request_line
         reader, writer = await self._open()
         fields = {"Host": self._authority, **headers}
@@ -117,7 +117,7 @@ class HttpClient:
         except h11.RemoteProtocolError as error:
             raise HttpError(str(error)) from error
 
-    async def _answer(self, reader: asyncio.StreamReader) -> HttpAnswer:
+    async def _answer(self, reader: asyncio.StreamReader) -> HttpResponse:
         head: h11.Response | None = None
         body = bytearray()
         received = 0
@@ -135,7 +135,7 @@ class HttpClient:
                 self._check_length(len(body))
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in head.headers}
-                return HttpAnswer(head.status_code, headers, bytes(body))
+                return HttpResponse(head.status_code, headers, bytes(body))
             elif isinstance(event, h11.ConnectionClosed):
                 message = "the server closed the connection without a response"
                 raise HttpError(message)
@@ -244,13 +244,13 @@ class CollectorClient:
         except OSError as error:
             problem = f"cannot send to {self.url}: {error.strerror or error}"
         else:
-            mark = answer.headers.get(ANSWER_HEADER.lower(), "")
+            mark = answer.headers.get(RESPONSE_MARK_HEADER.lower(), "")
             marked = is_marked(mark, self._token, answer.status, body, answer.body)
             return _interpret_answer(self.url, answer, marked=marked)
         return DeliveryResult(EnvelopeDecision.LATER, problem)
 
 
-def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> DeliveryResult:
+def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> DeliveryResult:
     status = answer.status
     try:
         reply = msgspec.json.decode(answer.body, type=_CollectorReply)

@@ -33,7 +33,7 @@ from agent.config import CollectorLink, WitnessSettings
 from agent.host import Clock
 from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
-from agent.shipping.collector_client import HttpAnswer, HttpClient, create_tls_context, read_token
+from agent.shipping.collector_client import HttpResponse, HttpClient, create_tls_context, read_token
 from railscope.audit import merkle, signed_note
 from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE
@@ -42,7 +42,7 @@ from railscope.frame import Entity, Event
 from railscope.timestamps import SECOND_NS
 
 CHECKPOINT_PATH = "/v1/checkpoint"
-SHOW_HEADER = "railscope-show"
+PRESENT_HEADER = "railscope-show"
 
 
 class WitnessError(Exception):
@@ -85,7 +85,7 @@ class AuditLogClient:
     async def newest(self) -> CheckpointOffer:
         """Fetch the newest checkpoint. Raises AuditLogUnavailableError."""
         answer = await self._get("")
-        show = SHOW_HEADER in answer.headers
+        show = PRESENT_HEADER in answer.headers
         if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(
             signed_note.NOTHING_SIGNED.encode()
         ):
@@ -119,7 +119,7 @@ class AuditLogClient:
             raise CheckpointDisputedError(answer.body[:500].decode(errors="replace"))
         self._text(answer)
 
-    async def _get(self, suffix: str) -> HttpAnswer:
+    async def _get(self, suffix: str) -> HttpResponse:
         try:
             return await self._base.get(self._headers, self._path + suffix)
         except OSError as error:
@@ -130,7 +130,7 @@ class AuditLogClient:
             f"cannot read the audit log of {self.url}: {error.strerror or error or 'timeout'}"
         )
 
-    def _text(self, answer: HttpAnswer) -> str:
+    def _text(self, answer: HttpResponse) -> str:
         if answer.status != HTTPStatus.OK:
             detail = answer.body[:200].decode(errors="replace").strip()
             message = (

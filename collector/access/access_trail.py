@@ -24,11 +24,11 @@ from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.timestamps import DAY_NS
 
 EVERY_SECONDS = 60.0
-MAX_DISTINGUISHED = 100
+MAX_MISUSES_PER_MINUTE = 100
 """Distinct misuses recorded per minute; those beyond are counted together."""
-MAX_A_DAY = 100_000
+MAX_EVENTS_PER_DAY = 100_000
 """Distinct credentials by address, and exports, per day; those beyond are counted together."""
-_GROUP = 256
+_GROUP_RECORDS = 256
 _MAX_QUOTED = 200
 
 log = structlog.get_logger(__name__)
@@ -66,7 +66,7 @@ class AccessTrail:
     trail: AuditTrail
     recorded: RecordedCredentials
     wall_ns: Callable[[], int] = time.time_ns
-    max_a_day: int = MAX_A_DAY
+    max_a_day: int = MAX_EVENTS_PER_DAY
     _day: int = -1
     _today: set[Hashable] = field(default_factory=set)
     _more_today: int = 0
@@ -130,7 +130,7 @@ class AccessTrail:
     def _misuse(self, misuse: CredentialMisuse) -> None:
         if misuse in self._misuses:
             self._misuses[misuse] += 1
-        elif len(self._misuses) >= MAX_DISTINGUISHED:
+        elif len(self._misuses) >= MAX_MISUSES_PER_MINUTE:
             self._more_misuses += 1
         else:
             self._misuses[misuse] = 0
@@ -217,7 +217,7 @@ class AccessTrail:
     async def _append(self, drafts: Iterator[RecordDraft]) -> bool:
         """Record all drafts, in groups; return True if none was lost."""
         complete = True
-        while group := list(islice(drafts, _GROUP)):
+        while group := list(islice(drafts, _GROUP_RECORDS)):
             complete &= all(await asyncio.gather(*map(self.trail.append, group)))
         return complete
 

@@ -120,22 +120,22 @@ _MAX_RANK = "max_rank"
 _KNOWN = (*_SECTIONS, _TENANTS, _REVOKED)
 
 
-def digest(token: str) -> str:
+def digest_token(token: str) -> str:
     """Return the digest of a token as stored in the tokens file."""
-    return digest_of(token.encode(errors="surrogateescape"))
+    return digest_bytes(token.encode(errors="surrogateescape"))
 
 
-def digest_of(content: bytes) -> str:
+def digest_bytes(content: bytes) -> str:
     """Return the digest of bytes, such as a certificate, in the same form."""
     return DIGEST_PREFIX + hashlib.sha256(content).hexdigest()
 
 
-def new_token() -> str:
+def generate_token() -> str:
     """Return a new random token."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
-def section_of(credential: Credential) -> str:
+def section_name(credential: Credential) -> str:
     """Return the section of the tokens file that holds a credential."""
     if credential.role is Role.TENANT:
         return f"{_TENANTS}.{quote_key(credential.tenant)}"
@@ -218,7 +218,7 @@ def parse_credentials(text: str) -> Credentials:
         message = f"unknown section {min(unknown)!r}: expected one of {', '.join(_KNOWN)}"
         raise TokensFileError(message)
     entries: dict[CredentialKey, CredentialEntry] = {}
-    for key, entry in _entries(content):
+    for key, entry in _parse_entries(content):
         holder = entries.setdefault(key, entry).credential
         if holder.label != entry.credential.label:
             message = (
@@ -229,21 +229,27 @@ def parse_credentials(text: str) -> Credentials:
         if entries[key] != entry:
             message = f"duplicate {key.kind} of {holder.label}: expected one end and one rank"
             raise TokensFileError(message)
-    return Credentials(entries, _revoked(_section(content, _REVOKED, _REVOKED)))
+    return Credentials(entries, _parse_revoked(_read_section(content, _REVOKED, _REVOKED)))
 
 
-def _entries(content: Mapping[str, object]) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
+def _parse_entries(
+    content: Mapping[str, object],
+) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
     for section, role in _SECTIONS.items():
-        for name, value in _section(content, section, section).items():
-            yield from _of_one(Credential(name, role), value, f"[{section}] {name}")
-    for tenant in _section(content, _TENANTS, _TENANTS):
+        for name, value in _read_section(content, section, section).items():
+            yield from _parse_entry(Credential(name, role), value, f"[{section}] {name}")
+    for tenant in _read_section(content, _TENANTS, _TENANTS):
         where = f"{_TENANTS}.{tenant}"
         _check_name(tenant, f"[{where}]")
-        for name, value in _section(_section(content, _TENANTS, _TENANTS), tenant, where).items():
-            yield from _of_one(Credential(name, Role.TENANT, tenant), value, f"[{where}] {name}")
+        for name, value in _read_section(
+            _read_section(content, _TENANTS, _TENANTS), tenant, where
+        ).items():
+            yield from _parse_entry(
+                Credential(name, Role.TENANT, tenant), value, f"[{where}] {name}"
+            )
 
 
-def _section(content: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+def _read_section(content: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
     section = content.get(key, {})
     if not isinstance(section, dict):
         message = f"invalid [{where}]: expected a section"
@@ -251,16 +257,19 @@ def _section(content: Mapping[str, object], key: str, where: str) -> Mapping[str
     return section
 
 
-def _of_one(
+def _parse_entry(
     credential: Credential, value: object, where: str
 ) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
     _check_name(credential.name, where)
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict):
-            holder = replace(credential, max_rank=_max_rank(one, credential.role, where))
-            yield _key(one, where), CredentialEntry(holder, _until_ns(one.get("until"), where))
+            holder = replace(credential, max_rank=_parse_max_rank(one, credential.role, where))
+            yield (
+                _parse_key(one, where),
+                CredentialEntry(holder, _parse_until_ns(one.get("until"), where)),
+            )
         else:
-            yield CredentialKey("token", _checked(one, where)), CredentialEntry(credential)
+            yield CredentialKey("token", _parse_digest(one, where)), CredentialEntry(credential)
 
 
 def _check_name(name: str, where: str) -> None:
@@ -269,7 +278,7 @@ def _check_name(name: str, where: str) -> None:
         raise TokensFileError(message)
 
 
-def _key(table: Mapping[str, object], where: str) -> CredentialKey:
+def _parse_key(table: Mapping[str, object], where: str) -> CredentialKey:
     kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
     if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_RANK}:
         message = (
@@ -279,14 +288,14 @@ def _key(table: Mapping[str, object], where: str) -> CredentialKey:
         raise TokensFileError(message)
     value = table[kinds[0]]
     if kinds[0] != "common_name":
-        return CredentialKey(kinds[0], _checked(value, where))
+        return CredentialKey(kinds[0], _parse_digest(value, where))
     if not isinstance(value, str) or not is_name(value):
         message = f"{where}: invalid common_name: expected printable text in Unicode NFC"
         raise TokensFileError(message)
     return CredentialKey(kinds[0], value)
 
 
-def _max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
+def _parse_max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
     value = table.get(_MAX_RANK, MAX_RANK)
     if _MAX_RANK in table and role is not Role.NODE:
         message = f"{where}: unexpected {_MAX_RANK}: expected in section [nodes] only"
@@ -297,14 +306,14 @@ def _max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
     return value
 
 
-def _checked(value: object, where: str) -> str:
+def _parse_digest(value: object, where: str) -> str:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         message = f"{where}: invalid digest: expected {DIGEST_PREFIX}<64 hex digits>"
         raise TokensFileError(message)
     return value
 
 
-def _until_ns(value: object, where: str) -> int | None:
+def _parse_until_ns(value: object, where: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
@@ -315,16 +324,16 @@ def _until_ns(value: object, where: str) -> int | None:
     return from_datetime(value)
 
 
-def _revoked(section: Mapping[str, object]) -> frozenset[str]:
+def _parse_revoked(section: Mapping[str, object]) -> frozenset[str]:
     listed = section.get("certificates", [])
     if set(section) - {"certificates"} or not isinstance(listed, list):
         message = f"invalid [{_REVOKED}]: expected certificates = [...] as its only key"
         raise TokensFileError(message)
-    return frozenset(_checked(one, f"[{_REVOKED}] certificates") for one in listed)
+    return frozenset(_parse_digest(one, f"[{_REVOKED}] certificates") for one in listed)
 
 
 SCHEME = "railscope:"
-_MAX_KEPT = 1024
+_MAX_CACHED = 1024
 _UNREADABLE = (
     ValueError,
     x509.DuplicateExtension,
@@ -347,16 +356,18 @@ class ClientCertificate:
     """End of its validity, in nanoseconds since the epoch; 0 if it cannot be read."""
 
 
-@lru_cache(_MAX_KEPT)
+@lru_cache(_MAX_CACHED)
 def read_certificate(der: bytes) -> ClientCertificate:
     """Read a certificate from its DER encoding. An unreadable one stands for no credential."""
-    fingerprint = digest_of(der)
+    fingerprint = digest_bytes(der)
     try:
         found = x509.load_der_x509_certificate(der)
         names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         common_name = str(names[0].value) if len(names) == 1 else ""
         until_ns = round(found.not_valid_after_utc.timestamp()) * 10**9
-        return ClientCertificate(fingerprint, common_name, _named(_uris(found)), until_ns)
+        return ClientCertificate(
+            fingerprint, common_name, _named_credential(_uris(found)), until_ns
+        )
     except _UNREADABLE:
         return ClientCertificate(fingerprint)
 
@@ -369,12 +380,12 @@ def _uris(certificate: x509.Certificate) -> list[str]:
     return found.value.get_values_for_type(x509.UniformResourceIdentifier)
 
 
-def _named(uris: list[str]) -> Credential | None:
+def _named_credential(uris: list[str]) -> Credential | None:
     ours = [uri for uri in uris if uri.lower().startswith(SCHEME)]
-    return credential_in(ours[0]) if len(ours) == 1 else None
+    return credential_of_uri(ours[0]) if len(ours) == 1 else None
 
 
-def credential_in(uri: str) -> Credential | None:
+def credential_of_uri(uri: str) -> Credential | None:
     """Return the credential that a URI names, if the URI is in canonical form; else None."""
     role, *names = (unquote(part) for part in uri.removeprefix(SCHEME).split("/"))
     if role not in set(Role) or not all(map(is_name, names)):
@@ -389,7 +400,7 @@ def credential_in(uri: str) -> Credential | None:
 _TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
 
 
-def own_cells(cells: Iterable[ViewCell], tenant: str) -> Iterator[ViewCell]:
+def tenant_cells(cells: Iterable[ViewCell], tenant: str) -> Iterator[ViewCell]:
     """Yield the cells of the tenant and its jobs: none of rails, the cluster, the collector or others."""
     for cell in cells:
         if cell.metric.name.startswith(_TENANT_METRICS):
@@ -398,7 +409,7 @@ def own_cells(cells: Iterable[ViewCell], tenant: str) -> Iterator[ViewCell]:
                 yield cell
 
 
-def own_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
+def tenant_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
     """Return the tenant's part of an account, without the size of the cluster and its free capacity."""
     tenants = account["tenants"]
     own = {tenant: tenants[tenant]} if tenant in tenants else {}

@@ -146,7 +146,7 @@ def find_changes(
     old: credential_types.Credentials, new: credential_types.Credentials
 ) -> list[CredentialChange]:
     """Return the changes to record, by holder."""
-    before, after = _by_holder(old.entries), _by_holder(new.entries)
+    before, after = _keys_by_holder(old.entries), _keys_by_holder(new.entries)
     found = []
     for holder in dict.fromkeys((*before, *after)):
         had, has = before.get(holder, {}), after.get(holder, {})
@@ -155,19 +155,23 @@ def find_changes(
         kind = "enrol_approve" if not had else "rotate" if has else "revoke"
         added = tuple(text for key, text in has.items() if had.get(key) != text)
         removed = tuple(text for key, text in had.items() if has.get(key) != text)
-        found.append(CredentialChange(f"identity.{kind}", holder, _few(added), _few(removed)))
-    for key in _certificates(new.revoked - old.revoked):
+        found.append(
+            CredentialChange(
+                f"identity.{kind}", holder, _shorten_list(added), _shorten_list(removed)
+            )
+        )
+    for key in _certificate_keys(new.revoked - old.revoked):
         found += [CredentialChange("identity.revoke", None, removed=(key.short,))]
-    for key in _certificates(old.revoked - new.revoked):
+    for key in _certificate_keys(old.revoked - new.revoked):
         found += [CredentialChange("identity.enrol_approve", None, added=(key.short,))]
     return found
 
 
-def _certificates(digests: frozenset[str]) -> list[credential_types.CredentialKey]:
+def _certificate_keys(digests: frozenset[str]) -> list[credential_types.CredentialKey]:
     return [credential_types.CredentialKey("certificate", digest) for digest in sorted(digests)]
 
 
-def _by_holder(
+def _keys_by_holder(
     entries: Mapping[credential_types.CredentialKey, credential_types.CredentialEntry],
 ) -> dict[credential_types.Credential, dict[credential_types.CredentialKey, str]]:
     found: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
@@ -184,7 +188,7 @@ def _by_holder(
     return found
 
 
-def _few(texts: tuple[str, ...]) -> tuple[str, ...]:
+def _shorten_list(texts: tuple[str, ...]) -> tuple[str, ...]:
     if len(texts) <= _MAX_NAMED:
         return texts
     return (*texts[:_MAX_NAMED], f"and {len(texts) - _MAX_NAMED} more")

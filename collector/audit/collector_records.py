@@ -27,7 +27,7 @@ from collector.work_limits import run_to_end
 from railscope.audit import merkle, record
 from railscope.settings import SettingsError
 
-MAX_IN_A_BATCH = 256
+MAX_BATCH_ROWS = 256
 POLL_SECONDS = 1.0
 COUNT_SECONDS = 60.0
 """Maximum period between two full counts: a row may be committed after a later one."""
@@ -97,7 +97,7 @@ class OutboxDrain:
             self._found.pop(one.reference)
         if any(one.draft.type == audit_outbox.HEAD for one in batch):
             await asyncio.to_thread(self.recorded)
-        return len(batch) == MAX_IN_A_BATCH
+        return len(batch) == MAX_BATCH_ROWS
 
     def _find_unnoted(self, database: Database) -> None:
         """Find records that were appended and not noted."""
@@ -136,7 +136,7 @@ class OutboxDrain:
         # More rows are assumed to be pending until a batch comes back empty.
         self._newest = -1
         with database.transaction(writes=True) as connection:
-            return audit_outbox.take_rows(connection, self._log, MAX_IN_A_BATCH)
+            return audit_outbox.take_rows(connection, self._log, MAX_BATCH_ROWS)
 
     async def _recorded(
         self, batch: list[audit_outbox.OutboxRow]
@@ -186,7 +186,7 @@ def row_reference(raw: bytes | None) -> str:
     return last if last.startswith(audit_outbox.OUTBOX_ROW) else ""
 
 
-DENIALS_EVERY_SECONDS = 60.0
+DENIAL_PERIOD_SECONDS = 60.0
 MAX_DENIED = 100
 """Distinct denials recorded per minute; those beyond are counted together."""
 MAX_PATHS = 5
@@ -334,7 +334,7 @@ class AuditTrail:
 
     async def _write_denials(self) -> None:
         """Record each new denial immediately; after a minute, the counts of repeated ones."""
-        deadline = asyncio.get_running_loop().time() + DENIALS_EVERY_SECONDS
+        deadline = asyncio.get_running_loop().time() + DENIAL_PERIOD_SECONDS
         try:
             async with asyncio.timeout_at(deadline):
                 while True:

@@ -51,7 +51,9 @@ class VerifyError(AuditLogError):
 
 
 @contextmanager
-def verifying(outcome: VerifyOutcome, *errors: type[Exception], where: str = "") -> Iterator[None]:
+def raise_verify_error(
+    outcome: VerifyOutcome, *errors: type[Exception], where: str = ""
+) -> Iterator[None]:
     """Raise VerifyError with this outcome in place of the errors; `where` precedes the message."""
     try:
         yield
@@ -60,7 +62,7 @@ def verifying(outcome: VerifyOutcome, *errors: type[Exception], where: str = "")
 
 
 @contextmanager
-def verifying_tiles() -> Iterator[None]:
+def raise_tile_verify_error() -> Iterator[None]:
     """Raise VerifyError in place of TileError, with the outcome for its cause."""
     try:
         yield
@@ -75,7 +77,7 @@ def verifying_tiles() -> Iterator[None]:
         raise VerifyError(outcome, str(error)) from error
 
 
-_TOP = frozenset({
+_TOP_FILES = frozenset({
     housekeeping_files.EPOCH_FILE, housekeeping_files.ACKNOWLEDGED_FILE, housekeeping_files.WITNESSES_FILE,
     housekeeping_files.KEY_FILE, LOCK_FILE, "checkpoint",
 })  # fmt: skip
@@ -102,11 +104,11 @@ def read_housekeeping(
     The log may be written concurrently: the files are read again until nothing was replaced between the
     first file and the last.
     """
-    with verifying(
+    with raise_verify_error(
         VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError, journal.JournalError
     ):
         while True:
-            before = _acknowledged(directory, key)
+            before = _read_acknowledged(directory, key)
             witnesses, kept = housekeeping_files.read_witnesses(directory, key)
             files = journal.read_journal(directory / "journal")
             signed = checkpoint()
@@ -115,7 +117,7 @@ def read_housekeeping(
             epoch = housekeeping_files.read_statement(
                 path, content, housekeeping_files.EPOCH_FILE, key
             ).epoch
-            after = _acknowledged(directory, key)
+            after = _read_acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
             if same and (before.count >= signed.tree.size or before == after):
                 break
@@ -130,7 +132,7 @@ def read_housekeeping(
     return HousekeepingState(epoch, before, witnesses, files, signed)
 
 
-def _acknowledged(
+def _read_acknowledged(
     directory: Path, key: signed_note.PublicKey
 ) -> housekeeping_files.Acknowledgement:
     path = directory / housekeeping_files.ACKNOWLEDGED_FILE
@@ -144,7 +146,7 @@ def _acknowledged(
 def check_key_file(directory: Path, recorded: str, key: signed_note.PublicKey) -> None:
     """Check `key.pub` against the genesis record, or the given key. Raises VerifyError, OSError."""
     path = directory / housekeeping_files.KEY_FILE
-    with verifying(VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError):
+    with raise_verify_error(VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError):
         content = housekeeping_files.read_bytes(path)
     if content != f"{recorded or key}\n".encode():
         message = f"wrong key in {path}: expected {recorded or key}, the key of this log"
@@ -166,9 +168,9 @@ def check_foreign(
         name = path.relative_to(directory).as_posix()
         if _TEMPORARY.fullmatch(name):
             continue  # being written, or left behind by a writer that was killed
-        problem = _problem(path, name, tiles)
+        problem = _find_file_problem(path, name, tiles)
         if problem and os.path.lexists(path):
-            if _acknowledged(directory, key).count > signed + len(unsigned):
+            if _read_acknowledged(directory, key).count > signed + len(unsigned):
                 return  # The log has grown since; the file is checked on the next run.
             raise VerifyError(VerifyOutcome.ALTERED, f"{problem}: {path}")
 
@@ -188,13 +190,13 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
+def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     if path.is_symlink() or not path.is_file():
         return "symbolic link or special file" if path.exists() or path.is_symlink() else ""
-    if name in _TOP or name.startswith(f"{signing_guard.DISPUTED_DIRECTORY}/"):
+    if name in _TOP_FILES or name.startswith(f"{signing_guard.DISPUTED_DIRECTORY}/"):
         return ""
     if name.startswith("journal/"):
-        return _journal_problem(path)
+        return _find_journal_problem(path)
     tile = _TILE.fullmatch(name)
     if tile is None:
         return "foreign file"
@@ -206,7 +208,7 @@ def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     return tiles.problem(path, level, index, int(tile[3] or tile_files.WIDTH))
 
 
-def _journal_problem(path: Path) -> str:
+def _find_journal_problem(path: Path) -> str:
     try:
         known = journal.journal_paths(path.parent)
     except journal.JournalError:
@@ -313,7 +315,7 @@ class HashTileCheck:
 
     def _compare(self, level: int, hashes: list[merkle.Hash]) -> None:
         name = tile_files.tile_name(level, self.full[level], len(hashes))
-        with verifying_tiles():
+        with raise_tile_verify_error():
             content = self.tiles.row(level, self.full[level])
         if content != b"".join(hashes):
             wanted = [

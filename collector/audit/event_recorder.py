@@ -32,7 +32,7 @@ from railscope.wire import Envelope
 _ANY_NUMBER = (1 << 53) - 1
 """Placeholder sequence number of a record that has none yet: no other takes more bytes."""
 MAX_WAITING = 20_000
-MAX_IN_A_BATCH = 256
+MAX_BATCH_EVENTS = 256
 RETRY_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class EventRecorder:
                     advice="update the agent: its events have no sequence numbers",
                 )
             self.unnumbered += 1
-        elif self.recorded.has(event_records.source_of(seen)):
+        elif self.recorded.has(event_records.event_source(seen)):
             return
         elif len(self._waiting) >= self.max_waiting:
             self.overflowed += 1
@@ -152,14 +152,14 @@ class EventRecorder:
         audited = (seen for seen in events if event_records.is_audited(seen.event))
         numbered = (seen for seen in audited if event_records.is_numbered(seen.event))
         missing = filterfalse(
-            lambda seen: self.recorded.has(event_records.source_of(seen)), numbered
+            lambda seen: self.recorded.has(event_records.event_source(seen)), numbered
         )
         return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_some(self) -> None:
         """Record a batch; events leave the queue when all of them are in the log."""
-        facts = list(islice(self._facts, MAX_IN_A_BATCH))
-        events = list(islice(self._waiting, MAX_IN_A_BATCH))
+        facts = list(islice(self._facts, MAX_BATCH_EVENTS))
+        events = list(islice(self._waiting, MAX_BATCH_EVENTS))
         while True:
             try:
                 drafts = await asyncio.to_thread(self._drafts, events)
@@ -173,18 +173,18 @@ class EventRecorder:
     def _drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
         """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
         keys = [seen.event.entity.key for seen in events]
-        gpus = {event_records.clean(key[0]) for key in keys if key}
+        gpus = {event_records.normalize_text(key[0]) for key in keys if key}
         holdings = self.recorded.holdings.part(gpus)
         found: list[RecordDraft] = []
         numbers: set[tuple[str, str, int]] = set()
         for seen in events:
-            source = event_records.source_of(seen)
+            source = event_records.event_source(seen)
             number = source.id, source.boot, source.n
             if self.recorded.has(source) or number in numbers:
                 continue
             numbers.add(number)
             try:
-                converted = event_records.drafts_of(
+                converted = event_records.make_drafts(
                     seen, holdings, self.salts.commitment, self.tenant_of
                 )
                 drafts = list(converted)
@@ -193,7 +193,7 @@ class EventRecorder:
                     encode_audit_record(record)
             except RecordError as error:
                 log.error("audit_event_rejected", node=seen.node, problem=str(error))
-                found.append(event_records.beyond_recording(seen, error))
+                found.append(event_records.find_recording_problem(seen, error))
                 continue
             for record in records:
                 holdings.add(record)

@@ -23,7 +23,7 @@ from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 
 ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
 CONFLICT = "tenancy.conflict"
-SEEN, DONE = "seen", "done"
+OBSERVED, DONE = "seen", "done"
 MAX_CONFLICTS = 8
 """Maximum number of recorded conflicts of one claim with others."""
 
@@ -165,7 +165,7 @@ _GPU_CHANGES = {
 _CLAIMS = {
     tenancy.CLAIM_START_EVENT.name: (ASSIGN, DONE),
     tenancy.CLAIM_END_EVENT.name: (RELEASE, DONE),
-    tenancy.UNCLAIMED_START_EVENT.name: (UNCLAIMED, SEEN),
+    tenancy.UNCLAIMED_START_EVENT.name: (UNCLAIMED, OBSERVED),
     tenancy.UNCLAIMED_END_EVENT.name: (UNCLAIMED, DONE),
 }
 
@@ -181,13 +181,15 @@ def is_numbered(event: WireEvent) -> bool:
     return 0 < event.number <= MAX_EVENT_NUMBER
 
 
-def source_of(seen: SeenEvent) -> record.RecordSource:
+def event_source(seen: SeenEvent) -> record.RecordSource:
     """Return the run of the agent as a record source, with the record number of this event."""
     run = seen.position.run if seen.position else ""
-    return record.RecordSource("agent", clean(seen.node), clean(run), seen.event.number - 1)
+    return record.RecordSource(
+        "agent", normalize_text(seen.node), normalize_text(run), seen.event.number - 1
+    )
 
 
-def drafts_of(
+def make_drafts(
     seen: SeenEvent,
     holdings: ClaimsInForce,
     commitment: Callable[[str], str],
@@ -208,27 +210,31 @@ def drafts_of(
             yield _conflict(draft, other)
         yield draft
     elif present.holder == wanted.holder:
-        yield replace(draft, outcome=SEEN)
+        yield replace(draft, outcome=OBSERVED)
     else:
         yield replace(draft, type=TRANSFER)
 
 
 def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantOf) -> RecordDraft:
     event = seen.event
-    facts = {clean(name): clean(text) for name, text in event.facts.items() if name.isascii()}
-    type_, outcome, about = _what(event, facts)
-    node = clean(seen.node)
+    facts = {
+        normalize_text(name): normalize_text(text)
+        for name, text in event.facts.items()
+        if name.isascii()
+    }
+    type_, outcome, about = _subject_data(event, facts)
+    node = normalize_text(seen.node)
     position = seen.position
     data: record.RecordData = {**facts, **about, "event": event.name}
     references: tuple[str, ...] = ()
     if position:
         data["received_ns"] = str(position.received_ns)
-        frame = f"{node}/{clean(position.run)}/{position.stream}/{position.sequence}"
+        frame = f"{node}/{normalize_text(position.run)}/{position.stream}/{position.sequence}"
         references = (f"frame/{frame}/{position.index}",)
     commitments = {}
     if facts.get("owner") and not facts.get("tenant"):
         tenant = tenant_of(facts.get("source", ""), facts["owner"], event.wall_ns)
-        data |= {"owner_tenant": clean(tenant)} if tenant else {}
+        data |= {"owner_tenant": normalize_text(tenant)} if tenant else {}
     if data.get("owner") and data.get("source") not in NO_PERSONS:
         commitments["owner"] = commitment(str(data.pop("owner")))
     uncertainty_ns = facts.get("uncertainty_ns", "")
@@ -241,25 +247,25 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
         data,
         references,
         int(uncertainty_ns) // _NS_PER_MS if uncertainty_ns.isdecimal() else 0,
-        source_of(seen),
+        event_source(seen),
         commitments,
     )
 
 
-def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, record.RecordData]:
+def _subject_data(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, record.RecordData]:
     """Return the type and outcome of the record, and the data derived from the event's entity."""
-    key = [clean(part) for part in event.entity.key]
+    key = [normalize_text(part) for part in event.entity.key]
     if event.name in _CLAIMS:
         return *_CLAIMS[event.name], {"claim": key[-1] if key else ""}
     if event.name == gpu_health.GPU_CHANGE_EVENT.name:
-        return _gpu_change(facts), SEEN, {"address": "/".join(key)}
+        return _gpu_change(facts), OBSERVED, {"address": "/".join(key)}
     if event.name == nic_settings.SETTING_EVENT.name:
-        return _setting(facts.get("setting", "")), SEEN, {"interface": "/".join(key)}
+        return _setting(facts.get("setting", "")), OBSERVED, {"interface": "/".join(key)}
     if event.name == agent.DISPUTE_EVENT.name:
         return "log.witness", "failed", {}
     if event.name in {agent.GAP_EVENT.name, nic_settings.SUPPRESSED_EVENT.name}:
-        return GAP, SEEN, {"about": "/".join(key)}
-    return "evidence.quarantine", SEEN, {"about": "/".join(key)}
+        return GAP, OBSERVED, {"about": "/".join(key)}
+    return "evidence.quarantine", OBSERVED, {"about": "/".join(key)}
 
 
 def _gpu_change(facts: dict[str, str]) -> str:
@@ -279,7 +285,7 @@ def _setting(name: str) -> str:
 
 def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
     if event.entity.kind in {"claim", "gpu"} and event.entity.key:
-        return clean(event.entity.key[0])
+        return normalize_text(event.entity.key[0])
     return facts.get("gpu", "")
 
 
@@ -291,7 +297,7 @@ def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
     return replace(
         draft,
         type=CONFLICT,
-        outcome=SEEN,
+        outcome=OBSERVED,
         data=data,
         source=None,
         commitments={},
@@ -299,24 +305,24 @@ def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
     )
 
 
-def beyond_recording(seen: SeenEvent, problem: record.RecordError) -> RecordDraft:
+def find_recording_problem(seen: SeenEvent, problem: record.RecordError) -> RecordDraft:
     """Return a placeholder for an event that no record can hold, so that its number is not missing."""
     data: record.RecordData = {
-        "event": clean(seen.event.name),
-        "problem": clean(str(problem)),
+        "event": normalize_text(seen.event.name),
+        "problem": normalize_text(str(problem)),
         "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
     }
     return RecordDraft(
         "evidence.quarantine",
-        record.RecordActor("agent", clean(seen.node)),
+        record.RecordActor("agent", normalize_text(seen.node)),
         max(0, seen.event.wall_ns),
-        SEEN,
-        record.RecordSubject(clean(seen.node)),
+        OBSERVED,
+        record.RecordSubject(normalize_text(seen.node)),
         data,
-        source=source_of(seen),
+        source=event_source(seen),
     )
 
 
-def clean(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Return a text as records store it: in NFC, cut to `MAX_TEXT` characters."""
     return unicodedata.normalize("NFC", text)[:MAX_TEXT]

@@ -71,7 +71,7 @@ def read_statement(
         note = content.decode()
         lines = signed_note.verify_note(note, key).removesuffix("\n").split("\n")
     except (UnicodeDecodeError, signed_note.NoteError) as error:
-        message = f"invalid {kind} statement {path}: {_problem(content, error)}"
+        message = f"invalid {kind} statement {path}: {_describe_problem(content, error)}"
         raise HousekeepingError(message) from error
     expected = [f"railscope audit {kind}", key.name]
     if len(lines) < _HEAD_LINES or lines[:2] != expected or not _NUMBER.fullmatch(lines[2]):
@@ -105,7 +105,7 @@ def check_epoch(path: Path, found: int, current: int) -> None:
         raise HousekeepingError(message)
 
 
-def _problem(content: bytes, error: ValueError) -> str:
+def _describe_problem(content: bytes, error: ValueError) -> str:
     if _LEGACY.fullmatch(content):
         return f"not signed: written by an earlier version, or replaced; fix: {UPGRADE}"
     return str(error)

@@ -27,16 +27,16 @@ def upgrade_housekeeping(directory: Path, signer: signed_note.SecretKey) -> int:
     ownership = housekeeping_files.LogOwnership(directory, signer)
     ownership.lock()
     try:
-        return _upgraded(directory, signer, ownership)
+        return _upgrade(directory, signer, ownership)
     finally:
         ownership.release()
 
 
-def _upgraded(
+def _upgrade(
     directory: Path, signer: signed_note.SecretKey, ownership: housekeeping_files.LogOwnership
 ) -> int:
-    epoch = _number(directory / housekeeping_files.EPOCH_FILE)
-    count = _number(directory / housekeeping_files.ACKNOWLEDGED_FILE)
+    epoch = _read_number(directory / housekeeping_files.EPOCH_FILE)
+    count = _read_number(directory / housekeeping_files.ACKNOWLEDGED_FILE)
     publisher = log_writer.CheckpointPublisher(directory, signer, ownership)
     publisher.open()
     size = publisher.signed.size
@@ -52,7 +52,7 @@ def _upgraded(
             " fix: find the cause of the loss before signing"
         )
         raise housekeeping_files.HousekeepingError(message)
-    cosigned = _legacy_witnesses(directory / housekeeping_files.WITNESSES_FILE)
+    cosigned = _read_legacy_witnesses(directory / housekeeping_files.WITNESSES_FILE)
     witnesses = housekeeping_files.CosignatureStore(directory, signer, cosigned)
     names = tuple(file.path.name for file in files)
     stated = housekeeping_files.Acknowledgement(epoch, tree.size, tree.root, names)
@@ -65,7 +65,7 @@ def _upgraded(
     return tree.size
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
     content = housekeeping_files.read_bytes(path)
     if not _NUMBER.fullmatch(content):
         message = (
@@ -76,7 +76,7 @@ def _number(path: Path) -> int:
     return int(content)
 
 
-def _legacy_witnesses(path: Path) -> dict[str, housekeeping_files.CosignedCheckpoint]:
+def _read_legacy_witnesses(path: Path) -> dict[str, housekeeping_files.CosignedCheckpoint]:
     if not path.exists():
         return {}
     try:

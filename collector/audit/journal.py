@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, tiles
-from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, payload_at
+from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, read_payload
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import MAX_RECORD_BYTES
 from railscope.durable_files import append_durably, make_directory, sync_directory, write_durably
@@ -78,11 +78,11 @@ def journal_paths(directory: Path) -> list[Path]:
     entries = sorted(directory.iterdir()) if os.path.lexists(directory) else []
     paths = [path for path in entries if path.suffix == ".wal"]
     for path in paths:
-        _parts(path)
+        _parse_name(path)
     return paths
 
 
-def _parts(path: Path) -> tuple[int, bytes]:
+def _parse_name(path: Path) -> tuple[int, bytes]:
     """Return the sequence number of the first record and the marker, parsed from a file name."""
     name = _NAME.fullmatch(path.name)
     if name is None:
@@ -106,12 +106,12 @@ def _read_files(directory: Path) -> list[JournalFile]:
 
 
 def _read_file(path: Path, *, newest: bool) -> JournalFile:
-    first, marker = _parts(path)
+    first, marker = _parse_name(path)
     content = path.read_bytes()
     records: list[bytes] = []
     position = 0
     while position < len(content):
-        payload = payload_at(content, position) if content.startswith(marker, position) else None
+        payload = read_payload(content, position) if content.startswith(marker, position) else None
         if payload is None:
             if newest and _is_torn(content, position, marker):
                 break
@@ -240,7 +240,7 @@ class Journal:
         if files:
             newest = files[-1]
             self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
-            self._marker = _parts(newest.path)[1]
+            self._marker = _parse_name(newest.path)[1]
             self._offset = newest.ends
             os.ftruncate(self._descriptor, newest.ends)
             os.fsync(self._descriptor)
@@ -345,7 +345,7 @@ class Journal:
         Raises JournalError, OSError.
         """
         paths = journal_paths(self.directory)
-        needless = [path for path, after in pairwise(paths) if _parts(after)[0] <= signed]
+        needless = [path for path, after in pairwise(paths) if _parse_name(after)[0] <= signed]
         if not needless:
             return
         self._files = [path.name for path in paths if path not in needless]

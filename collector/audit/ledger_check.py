@@ -47,7 +47,7 @@ class LedgerComparison:
             self.more += 1
 
 
-def outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
+def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
     found = audit_outbox.LedgerRecords()
     known = audit_outbox.identities(connection)
@@ -74,7 +74,9 @@ def compare_ledger(
         return found
     for what in records.repeated:
         found.differ(what)
-    check = _LedgerCheck(connection, records, days, found, _waiting(connection, records.log))
+    check = _LedgerCheck(
+        connection, records, days, found, _find_waiting_rows(connection, records.log)
+    )
     check.heads()
     check.rows()
     check.recorded()
@@ -101,7 +103,7 @@ class _LedgerCheck:
         for row in self.connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
             self.found.rows["head"] += 1
             last[row.database_id] = row.n
-            if problem := _chain_defect(row, before):
+            if problem := _find_chain_defect(row, before):
                 self.found.differ(f"head {row.n}: {problem}")
             else:
                 self._commit(row)
@@ -188,7 +190,7 @@ class _LedgerCheck:
                 self._lack(source, what, "is missing in the outbox")
 
 
-def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
+def _find_chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
     """Return the reason why a head does not follow its predecessor; empty if it does."""
     try:
         items = _items(row.rows)
@@ -212,7 +214,7 @@ def _items(rows: str) -> list[head_chain.HashedRow]:
     ]
 
 
-def _waiting(connection: Connection, log: str) -> dict[str, str]:
+def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
     """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
     joined = audit_outbox.outbox_rows.outerjoin(
         audit_outbox.placed_rows, audit_outbox.placed_rows.c.id == audit_outbox.outbox_rows.c.id

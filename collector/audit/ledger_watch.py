@@ -65,7 +65,7 @@ def find_head_difference(connection: Connection, known: head_chain.ChainHead | N
     return "" if row.head == known.head else f"its head {known.n} does not match the recorded one"
 
 
-def compare_writes(database: Database, directory: Path | None) -> None:
+def compare_before_writes(database: Database, directory: Path | None) -> None:
     """Make each transaction that writes a database fail if the database is an older copy.
 
     `directory` is the collector's state directory, if the database is the one that the collector is
@@ -73,12 +73,14 @@ def compare_writes(database: Database, directory: Path | None) -> None:
     database.
     """
     if directory is not None:
-        database.before_writing = _comparison(directory / KNOWN_HEAD_FILE, only=True)
+        database.before_writing = _make_comparison(directory / KNOWN_HEAD_FILE, only=True)
     elif database.file is not None:
-        database.before_writing = _comparison(database.file.parent / KNOWN_HEAD_FILE, only=False)
+        database.before_writing = _make_comparison(
+            database.file.parent / KNOWN_HEAD_FILE, only=False
+        )
 
 
-def _comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
+def _make_comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
     """Return a check that raises StoppedError for an older copy and, with `only`, for another database."""
 
     def compare(connection: Connection) -> None:

@@ -107,10 +107,12 @@ class CheckpointPublisher:
 MAX_WAITING = 10_000
 MAX_UNSIGNED = 10_000
 """More unsigned records than this are signed immediately."""
-MAX_KEPT_UNSIGNED = 100_000
+MAX_ACCEPTED_UNSIGNED = 100_000
 """Maximum number of records accepted while nothing can be signed."""
 SIGN_EVERY_SECONDS = 60.0
-SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
+IMMEDIATELY_SIGNED_TYPES = frozenset(
+    {"billing.issue", "billing.void", "log.key_rotate", "log.genesis"}
+)
 
 
 log = structlog.get_logger(__name__)
@@ -244,8 +246,8 @@ class AuditLog:
                 "the audit log is overloaded: the disk does not keep up with the waiting records"
             )
             raise AuditError(message)
-        if len(self._unsigned) >= MAX_KEPT_UNSIGNED:
-            message = f"cannot sign {MAX_KEPT_UNSIGNED} records: {self.unsigned_because}"
+        if len(self._unsigned) >= MAX_ACCEPTED_UNSIGNED:
+            message = f"cannot sign {MAX_ACCEPTED_UNSIGNED} records: {self.unsigned_because}"
             raise AuditError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(_PendingRecord(draft, future))
@@ -304,7 +306,7 @@ class AuditLog:
         for at, (entry, _) in enumerate(encoded):
             if not entry.future.done():
                 entry.future.set_result(first + at)
-        urgent = any(entry.draft.type in SIGNED_AT_ONCE for entry, _ in encoded)
+        urgent = any(entry.draft.type in IMMEDIATELY_SIGNED_TYPES for entry, _ in encoded)
         if urgent or len(self._unsigned) >= MAX_UNSIGNED:
             self._sign_now.set()
 

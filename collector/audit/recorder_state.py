@@ -209,15 +209,15 @@ class NodeRecorder:
 
     def observe(self, record: segment_files.FrameRecord, envelope: Envelope) -> list[RecordDraft]:
         """Return drafts of everything that is new in an envelope."""
-        name = event_records.clean(envelope.node)
+        name = event_records.normalize_text(envelope.node)
         state = self._nodes.get(name)
         found = []
         if state is None or not state.boots:
             found.append(_draft(event_records.JOIN, name, record, envelope))
         elif record.received_wall_ns > state.received_ns:
             boot_id, version = (
-                event_records.clean(envelope.boot_id),
-                event_records.clean(envelope.agent_version),
+                event_records.normalize_text(envelope.boot_id),
+                event_records.normalize_text(envelope.agent_version),
             )
             # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
             if boot_id not in state.boots:
@@ -256,11 +256,11 @@ def _draft(
     kind: str, name: str, record: segment_files.FrameRecord, envelope: Envelope, **more: str
 ) -> RecordDraft:
     data: audit_record.RecordData = {
-        "boot_id": event_records.clean(envelope.boot_id),
-        "version": event_records.clean(envelope.agent_version),
-        "run": event_records.clean(envelope.run),
+        "boot_id": event_records.normalize_text(envelope.boot_id),
+        "version": event_records.normalize_text(envelope.agent_version),
+        "run": event_records.normalize_text(envelope.run),
         RECEIVED: str(record.received_wall_ns),
-        **{key: event_records.clean(text) for key, text in more.items()},
+        **{key: event_records.normalize_text(text) for key, text in more.items()},
     }
     actor = audit_record.RecordActor("agent", name)
     return RecordDraft(

@@ -117,7 +117,7 @@ def verify_log(
 ) -> VerifiedLog:
     """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
     try:
-        return _verified(directory, key, anchors)
+        return _verify(directory, key, anchors)
     except OSError as error:
         message = f"cannot read {error.filename}: {error.strerror}"
         raise directory_check.VerifyError(
@@ -125,13 +125,13 @@ def verify_log(
         ) from error
 
 
-def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
-    kept, damage = _housekeeping(directory, key)
-    checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
+def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
+    kept, damage = _read_housekeeping(directory, key)
+    checkpoint = kept.checkpoint if kept else _read_own_checkpoint(directory, key)
     cosigned = signed_notes(kept.witnesses, key) if kept else ()
     stated_by_log = [*cosigned, *read_disputed_notes(directory)]
     notes = [*anchors, *stated_by_log]
-    held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
+    held = sorted((_read_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
     verification = _Verification(directory, key, checkpoint)
     verification.check_records(held)
     if kept is None:
@@ -146,23 +146,23 @@ def _verified(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str
     return VerifiedLog(checkpoint, len(unsigned), unlogged, findings, vouching, explaining.ledger)
 
 
-def _housekeeping(
+def _read_housekeeping(
     directory: Path, key: signed_note.PublicKey
 ) -> tuple[directory_check.HousekeepingState | None, directory_check.VerifyError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
     Damage of these files is reported after defects of signed records, and after a fork.
     """
-    _own_checkpoint(directory, key)
+    _read_own_checkpoint(directory, key)
     try:
         return directory_check.read_housekeeping(
-            directory, key, lambda: _own_checkpoint(directory, key)
+            directory, key, lambda: _read_own_checkpoint(directory, key)
         ), None
     except directory_check.VerifyError as error:
         return None, error
 
 
-def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     path = directory / "checkpoint"
     try:
         return signed_note.read_checkpoint(signed_note.read_note(path), key)
@@ -181,9 +181,9 @@ def _own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.
         ) from error
 
 
-def _anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+def _read_anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     where = "invalid checkpoint kept elsewhere: "
-    with directory_check.verifying(
+    with directory_check.raise_verify_error(
         directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where
     ):
         return signed_note.read_checkpoint(note, key)
@@ -244,10 +244,12 @@ class _Verification:
         raws = [raw for file in files for raw in file.records]
         behind = signed - files[0].first if files else 0
         _compare_signed(self.directory, signed, raws[:behind])
-        with directory_check.verifying(directory_check.VerifyOutcome.ALTERED, journal.JournalError):
+        with directory_check.raise_verify_error(
+            directory_check.VerifyOutcome.ALTERED, journal.JournalError
+        ):
             for sequence, raw in enumerate(raws[behind:], signed):
                 journal.check_root(self.directory / "journal", stated, self.tree)
-                self.explaining.add(_record(raw, sequence))
+                self.explaining.add(_decode_record(raw, sequence))
                 self.tree.append(merkle.leaf_hash(raw))
             journal.check_root(self.directory / "journal", stated, self.tree)
         if (lost := stated.count - self.tree.size) > 0:
@@ -268,7 +270,7 @@ class _Verification:
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         directory_check.check_key_file(self.directory, self.explaining.genesis_key, self.key)
         tiles = Tiles(self.directory, kept.checkpoint.tree.size)
-        with directory_check.verifying_tiles():
+        with directory_check.raise_tile_verify_error():
             tiles.check_outgrown()
             directory_check.check_foreign(self.directory, self.key, tiles.size, unsigned)
 
@@ -276,16 +278,16 @@ class _Verification:
 def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[merkle.Hash], list[AuditRecord]]]:
     full, partial = widths(tiles.size, 0)
     for index in range(full + (partial > 0)):
-        raws = _bundle(tiles, index, WIDTH if index < full else partial)
+        raws = _read_bundle(tiles, index, WIDTH if index < full else partial)
         first = index * WIDTH
         yield (
             [merkle.leaf_hash(raw) for raw in raws],
-            [_record(raw, sequence) for sequence, raw in enumerate(raws, first)],
+            [_decode_record(raw, sequence) for sequence, raw in enumerate(raws, first)],
         )
 
 
-def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
-    with directory_check.verifying_tiles():
+def _read_bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
+    with directory_check.raise_tile_verify_error():
         raws = tiles.records(index)
     if len(raws) == expected:
         return raws
@@ -299,7 +301,7 @@ def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
     )
 
 
-def _record(raw: bytes, sequence: int) -> AuditRecord:
+def _decode_record(raw: bytes, sequence: int) -> AuditRecord:
     try:
         record = decode_audit_record(raw)
     except RecordError as error:
@@ -370,7 +372,9 @@ class PeriodicVerification:
         """Verify the log, then compare the ledger with it. Raises VerifyError."""
         found = verify_log(self.directory, self.key)
         if self.database is not None:
-            with directory_check.verifying(directory_check.VerifyOutcome.UNREADABLE, LedgerError):
+            with directory_check.raise_verify_error(
+                directory_check.VerifyOutcome.UNREADABLE, LedgerError
+            ):
                 ledger_check.compare_database(self.database(), found.ledger)
 
     @property

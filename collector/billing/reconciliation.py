@@ -21,7 +21,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from collector.audit.ledger_check import compare_ledger, outbox_records, summarize_differences
+from collector.audit.ledger_check import compare_ledger, read_outbox_records, summarize_differences
 from collector.billing import (
     focus_files,
     focus_rows,
@@ -368,7 +368,7 @@ def check_records(
     """R8: rows changed, added or removed by hand; of ledger days, those of the period."""
     with books.ledger.database.transaction() as connection:
         compared = compare_ledger(
-            connection, outbox_records(connection), period_rating.rating_days(period)
+            connection, read_outbox_records(connection), period_rating.rating_days(period)
         )
     what = "rows as written, as committed by heads, as recorded"
     rows, wrong = compared.rows.total(), len(compared.wrong) + compared.more

@@ -30,7 +30,7 @@ from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope.timestamps import format_timestamp
 
 
-def note_of(directory: Path) -> str:
+def read_checkpoint_note(directory: Path) -> str:
     """The checkpoint file of a log, unverified."""
     path = directory / "checkpoint"
     try:
@@ -43,7 +43,9 @@ def note_of(directory: Path) -> str:
         raise click.ClickException(message) from error
 
 
-def checkpoint_of(note: str, key: signed_note.PublicKey, directory: Path) -> signed_note.Checkpoint:
+def verify_checkpoint(
+    note: str, key: signed_note.PublicKey, directory: Path
+) -> signed_note.Checkpoint:
     """The checkpoint in a note, after verification of its signature."""
     try:
         return signed_note.read_checkpoint(note, key)
@@ -57,7 +59,7 @@ def _claimed_size(directory: Path) -> int:
     path = directory / "checkpoint"
     if not path.exists():
         return 0
-    lines = note_of(directory).split("\n")
+    lines = read_checkpoint_note(directory).split("\n")
     if len(lines) < len(("origin", "size")) or not signed_note.SIZE.fullmatch(lines[1]):
         message = f"invalid checkpoint {path}: expected an origin and a size; fix: run `railscope audit verify`"
         raise click.ClickException(message)
@@ -174,12 +176,12 @@ def verify_command(
     missing; 3 the key is not that of this log; 4 the log was rolled back or forked; 5 a file cannot
     be read, so nothing was verified.
     """
-    public = _key(key)
+    public = _parse_public_key(key)
     try:
         found = verification.verify_log(
             directory, public, [_read_anchor(anchor) for anchor in anchors]
         )
-        waiting = _ledger(ledger, found.ledger) if ledger else []
+        waiting = _compare_ledger(ledger, found.ledger) if ledger else []
     except directory_check.VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
@@ -189,13 +191,13 @@ def verify_command(
     click.echo(
         f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} consistent"
     )
-    for line in _vouching(found.witnesses):
+    for line in _format_cosigners(found.witnesses):
         click.echo(line)
     for finding in (*found.findings, *waiting):
         click.echo(escape_line(f"to explain: {finding}"))
 
 
-def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
+def _compare_ledger(url: str, recorded: LedgerRecords) -> list[str]:
     """Compare with the ledger; return the findings to explain. Raises VerifyError."""
     # The ledger's libraries are large, and most checks do not need them.
     from collector.audit.ledger_check import compare_database_url  # noqa: PLC0415 - as above
@@ -204,7 +206,7 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
     return compare_database_url(url, metadata, recorded)
 
 
-def _vouching(witnesses: Sequence[verification.Cosigner]) -> Iterator[str]:
+def _format_cosigners(witnesses: Sequence[verification.Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
     for one in witnesses[:_MAX_NAMED]:
         text = (
@@ -244,8 +246,8 @@ def upgrade_command(directory: Path, secret_key: Path) -> None:
 @_KEY
 def checkpoint(directory: Path, key: str) -> None:
     """Print the signed checkpoint, to be stored elsewhere and used with `verify --anchor`."""
-    note = note_of(directory)
-    checkpoint_of(note, _key(key), directory)
+    note = read_checkpoint_note(directory)
+    verify_checkpoint(note, _parse_public_key(key), directory)
     click.echo(note, nl=False)
 
 
@@ -255,8 +257,8 @@ def checkpoint(directory: Path, key: str) -> None:
 @click.argument("sequence", type=click.IntRange(min=0))
 def prove(directory: Path, key: str, sequence: int) -> None:
     """Print record SEQUENCE with the proof that it is in the signed log."""
-    note = note_of(directory)
-    signed = checkpoint_of(note, _key(key), directory)
+    note = read_checkpoint_note(directory)
+    signed = verify_checkpoint(note, _parse_public_key(key), directory)
     try:
         proof = make_proof(Tiles(directory, signed.tree.size), sequence, note)
     except (TileError, ValueError) as error:
@@ -270,7 +272,7 @@ def prove(directory: Path, key: str, sequence: int) -> None:
 def check_proof_command(file: BinaryIO, key: str) -> None:
     """Check a proof printed by `prove`; needs only the public key."""
     try:
-        record = check_proof(file.read().decode(), _key(key))
+        record = check_proof(file.read().decode(), _parse_public_key(key))
     except (ProofError, signed_note.NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
         sys.exit(directory_check.VerifyOutcome.ALTERED)
@@ -301,7 +303,7 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     They are printed without verification: use `verify_log` to check them against the signatures. The
     log does not contain names of persons: --person finds the records of a given name.
     """
-    commitment = _commitment(salts, person) if person else None
+    commitment = _find_commitment(salts, person) if person else None
     for raw in read_records(directory, *read_extent(directory), first):
         if commitment and commitment not in decode_shown_record(raw).pii.values():
             continue
@@ -329,7 +331,7 @@ def forget(person: str, salts: Path) -> None:
     click.echo("forgotten: no record can be attributed to that name any more")
 
 
-def _commitment(salts: Path, person: str) -> str:
+def _find_commitment(salts: Path, person: str) -> str:
     try:
         found = log_secrets.PersonalSalts(salts).known(normalize("NFC", person))
     except (OSError, log_secrets.SaltError) as error:
@@ -365,7 +367,7 @@ def _read_anchor(path: Path) -> str:
         ) from error
 
 
-def _key(text: str) -> signed_note.PublicKey:
+def _parse_public_key(text: str) -> signed_note.PublicKey:
     """Parse a key, given as text or as the name of a file. Exits with status 3 if it is invalid."""
     try:
         return signed_note.PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)

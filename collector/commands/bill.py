@@ -32,7 +32,7 @@ from collector.metering.units import Period, period_name
 from collector.tables import metadata
 
 
-def _forms(
+def _parse_formats(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[export.ExportFormat, ...]:
     try:
@@ -44,12 +44,12 @@ def _forms(
     return tuple(form for form in export.ExportFormat if form in formats)
 
 
-forms_option = click.option(
+formats_option = click.option(
     "--format",
     "forms",
     default=",".join(export.ExportFormat),
     show_default=True,
-    callback=_forms,
+    callback=_parse_formats,
     metavar="FORMAT,…",
     help="csv, parquet (needs the extra parquet) or both.",
 )
@@ -65,7 +65,7 @@ forms_option = click.option(
     expose_value=False,
     help="FOCUS version.",
 )
-@forms_option
+@formats_option
 @click.option(
     "--period",
     callback=command_options.read_period,
@@ -111,7 +111,7 @@ def export_command(  # noqa: PLR0913 - its options
             forms=forms,
             period=period,
             tenant=tenant,
-            checkpoint=audit.note_of(log) if log else None,
+            checkpoint=audit.read_checkpoint_note(log) if log else None,
         )
         write_export(
             found,
@@ -143,11 +143,11 @@ def write_export(
     except OSError as error:
         message = f"cannot write the export: {error.filename or directory}: {error.strerror}"
         raise click.ClickException(message) from error
-    for line in summary(manifest):
+    for line in format_summary(manifest):
         click.echo(line)
 
 
-def summary(manifest: export.ExportManifest) -> list[str]:
+def format_summary(manifest: export.ExportManifest) -> list[str]:
     """Summary of an export: a line for every invoice, every currency and every file."""
     width = max((len(one.tenant) for one in manifest.invoices), default=0)
     lines = [] if manifest.invoices else ["no invoice is issued"]
@@ -174,7 +174,7 @@ _NO_DAY = 1 << 40
     type=click.Path(file_okay=False, path_type=Path),
     help="Write the invoices as FOCUS 1.2 to this directory.",
 )
-@forms_option
+@formats_option
 def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportFormat, ...]) -> None:
     """Bill two simulated months of two tenants, with faults, a stale agent and late evidence.
 
@@ -192,7 +192,7 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
                         f"{ledger.database.name} is in use: expected an empty ledger for the demo"
                     )
                     raise click.ClickException(message)
-                passed = _run(ledger, directory, forms)
+                passed = _run_demo(ledger, directory, forms)
             finally:
                 ledger.close()
         except database.LedgerError as error:
@@ -200,14 +200,14 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
     sys.exit(0 if passed else 1)
 
 
-def _run(
+def _run_demo(
     ledger: ledger_store.Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]
 ) -> bool:
     found = billing_demo.run_demo(ledger)
     books = period_closing.BillingBooks.for_ledger(ledger)
     for closed in (found.closed, found.later):
         click.echo(f"CLOSING {period_name(closed.closing.period)}")
-        for line in bill_periods.closed_lines(closed):
+        for line in bill_periods.format_closing(closed):
             click.echo(f"  {line}")
         for invoice in closed.invoices:
             issued = tenant_statements.read_invoice_statement(
@@ -219,7 +219,7 @@ def _run(
                 click.echo(f"\nnot billed until decided, no tenant: {one}")
         click.echo()
     click.echo("RECONCILIATION of both")
-    for line in bill_periods.check_lines(found.checks):
+    for line in bill_periods.format_checks(found.checks):
         click.echo(line)
     if directory is not None:
         order = export.ExportOrder(billing_demo.SELLER, billing_demo.CLOSED_AGAIN_NS, forms)

@@ -33,14 +33,16 @@ _DECISION_REASON = click.option(
 )
 
 
-def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
+def _parse_amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
     try:
         return parse_decimal(text)
     except NumberError as error:
         raise click.BadParameter(str(error)) from error
 
 
-_ARBITRARY = {"ignore_unknown_options": True}  # for negative amounts, which look like options
+_ARBITRARY_ARGUMENTS = {
+    "ignore_unknown_options": True
+}  # for negative amounts, which look like options
 
 
 _FORCE = click.option(
@@ -77,7 +79,7 @@ def void_command(
     """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
     with place.books() as books:
         if replace:
-            for line in bill_periods.closed_lines(
+            for line in bill_periods.format_closing(
                 administration.replace(books, invoice, reason, place.by)
             ):
                 click.echo(line)
@@ -91,7 +93,7 @@ def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., N
 
     @click.argument("tenant")
     @command_options.period_argument()
-    @click.argument("amount", callback=_amount)
+    @click.argument("amount", callback=_parse_amount)
     @_DECISION_REASON
     @_FORCE
     @command_options.deciding_command
@@ -110,14 +112,14 @@ def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., N
     return wrapped
 
 
-@click.command("adjust", context_settings=_ARBITRARY)
+@click.command("adjust", context_settings=_ARBITRARY_ARGUMENTS)
 @_charge_command
 def adjust_command(tenant: str, period: Period, amount: Fraction, reason: str) -> charges.Charge:
     """Bill TENANT an AMOUNT of either sign for PERIOD, by decision, with the next closing."""
     return invoices.adjustment_charge(tenant, amount, period, reason)
 
 
-@click.command("credit", context_settings=_ARBITRARY)
+@click.command("credit", context_settings=_ARBITRARY_ARGUMENTS)
 @_charge_command
 def credit_command(tenant: str, period: Period, amount: Fraction, reason: str) -> charges.Charge:
     """Credit TENANT an AMOUNT for PERIOD, with the next closing."""
@@ -147,19 +149,19 @@ def accept_copy_command(place: command_options.CommandContext, reason: str) -> N
     click.echo(f"accepted: the ledger continues as {identity}")
 
 
-def _pending(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
+def _pending_evidence(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
     return review_decisions.find_pending_evidence(
         evidence_store.EvidenceStore(database), database, now_ns
     )
 
 
-def _hours(one: review_decisions.PendingEvidence) -> str:
+def _gpu_hours(one: review_decisions.PendingEvidence) -> str:
     """GPU-hours, rounded down to six decimals."""
     micro = one.gpu_ns * 1_000_000 / HOUR_NS
     return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
 
 
-def _row(one: review_decisions.PendingEvidence) -> dict[str, object]:
+def _review_row(one: review_decisions.PendingEvidence) -> dict[str, object]:
     return {
         "id": one.subject.id,
         "what": one.subject.what.value,
@@ -170,7 +172,7 @@ def _row(one: review_decisions.PendingEvidence) -> dict[str, object]:
         "reasons": list(one.reasons),
         "start": format_timestamp(one.start_ns),
         "end": format_timestamp(one.end_ns),
-        "gpu_hours": _hours(one),
+        "gpu_hours": _gpu_hours(one),
     }
 
 
@@ -180,16 +182,16 @@ def _row(one: review_decisions.PendingEvidence) -> dict[str, object]:
 def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence under review: late claims and ends, unexpected GPUs."""
     with place.books() as books:
-        found = _pending(books.ledger.database, place.by.now_ns)
+        found = _pending_evidence(books.ledger.database, place.by.now_ns)
     if form == "json":
-        click.echo(json.dumps([_row(one) for one in found], indent=2))
+        click.echo(json.dumps([_review_row(one) for one in found], indent=2))
         return
     for one in found:
         span = f"{format_timestamp(one.start_ns)} to {format_timestamp(one.end_ns)}"
         what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
         gpus = ", ".join(one.gpus) or "unidentified GPUs"
         tenants = ", ".join(one.tenants) or "no tenant"
-        click.echo(f"{one.subject.id}  {what}: {_hours(one)} GPU-hours, {tenants}, {span}")
+        click.echo(f"{one.subject.id}  {what}: {_gpu_hours(one)} GPU-hours, {tenants}, {span}")
         click.echo(f"              {gpus}: {', '.join(one.reasons) or 'no claim yet'}")
     remedy = "; decide with `railscope bill accept|reject ID`" if found else ""
     click.echo(f"{len(found)} under review{remedy}")
@@ -206,7 +208,7 @@ def _decide(
     by = place.by
     with place.books() as books:
         database = books.ledger.database
-        found = _pending(database, by.now_ns)
+        found = _pending_evidence(database, by.now_ns)
         chosen = [
             one for one in found if one.subject.id in names or (node and one.subject.node == node)
         ]
@@ -226,7 +228,7 @@ def _decide(
     verdict = "accepted" if accepted else "rejected"
     for one in chosen:
         what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
-        click.echo(f"{verdict} {one.subject.id}: {what}, {_hours(one)} GPU-hours")
+        click.echo(f"{verdict} {one.subject.id}: {what}, {_gpu_hours(one)} GPU-hours")
     click.echo("the collector writes new revisions of the affected days")
 
 
@@ -285,7 +287,7 @@ def check(file: Path, before: Path | None) -> None:
         except price_book.PriceBookError as error:
             message = f"invalid price book {file}: {error}"
             raise click.ClickException(message) from error
-    _print(book)
+    _print_price_book(book)
 
 
 @prices.command("publish")
@@ -317,7 +319,7 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
         message = f"{which} is not published; fix: run `railscope bill prices publish FILE`"
         raise invoices.ClosingError(message)
     if form == "text":
-        _print(published.book)
+        _print_price_book(published.book)
     else:
         click.echo(published.text, nl=not published.text.endswith("\n"))
 
@@ -330,7 +332,7 @@ def _parse_file(file: Path) -> price_book.PriceBook:
         raise click.ClickException(str(error)) from error
 
 
-def _print(book: price_book.PriceBook) -> None:
+def _print_price_book(book: price_book.PriceBook) -> None:
     click.echo(
         f"version {book.version}, published {format_timestamp(book.published_ns)}, {book.currency}"
     )

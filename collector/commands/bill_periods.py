@@ -86,7 +86,7 @@ def preview_command(
     tenant, period = next(iter(tenants), None), units.parse_period(last)
     with place.books() as books:
         bill = books.bill(period)
-        incomplete = _incomplete(books, period)
+        incomplete = _format_incomplete_lists(books, period)
         earlier = period_completeness.find_unclosed_days(
             books.store, period, books.store.closings()
         )
@@ -103,7 +103,7 @@ def preview_command(
         click.echo(f"earlier days are not closed: {period_completeness.format_days(earlier)}")
     for line in _invoices(bill.drafts):
         click.echo(line)
-    _unassigned_use(bill.undecided)
+    _print_unassigned_use(bill.undecided)
 
 
 @click.command("close")
@@ -118,10 +118,10 @@ def close_command(
     with place.books() as books:
         closed = books.close(period, place.by, provisional=provisional)
         reviews = books.store.reviews(closed.closing.number)
-        incomplete = _incomplete(books, period)
-    for line in (*closed_lines(closed), *incomplete):
+        incomplete = _format_incomplete_lists(books, period)
+    for line in (*format_closing(closed), *incomplete):
         click.echo(line)
-    _unassigned_use(reviews)
+    _print_unassigned_use(reviews)
 
 
 @click.command("statement")
@@ -171,7 +171,7 @@ def reconcile_command(
         for one in chosen:
             checks = reconciliation.reconcile_period(books, one, place.seller(_tenants(books, one)))
             click.echo(f"RECONCILIATION of {units.period_name(one)}")
-            for line in check_lines(checks):
+            for line in format_checks(checks):
                 click.echo(line)
             if books.evidence is None:
                 click.echo("R1, R2, R4 not compared: this ledger has no evidence")
@@ -198,7 +198,7 @@ def list_command(place: command_options.CommandContext, form: str) -> None:
         click.echo(line)
 
 
-def closed_lines(closed: period_closing.ClosedPeriod) -> list[str]:
+def format_closing(closed: period_closing.ClosedPeriod) -> list[str]:
     """Lines that describe a closing with its invoices."""
     closing = closed.closing
     done = "closed" if closed.added else "is already closed, since"
@@ -213,7 +213,7 @@ def closed_lines(closed: period_closing.ClosedPeriod) -> list[str]:
     return [*lines, *_invoices(closed.invoices), f"root {closing.manifest_root}"]
 
 
-def check_lines(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[str]:
+def format_checks(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[str]:
     """Comparisons in aligned columns."""
     rows = [("rule", "what", "compared", "difference", "")]
     rows += [
@@ -256,7 +256,7 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     return job_metering.format_table(rows, {3, 4})
 
 
-def _incomplete(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
+def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
     """Job lists of a period with lines that could not be imported."""
     found = []
     for one in imported_lists.newest_lists(books.ledger.database):
@@ -269,7 +269,7 @@ def _incomplete(books: period_closing.BillingBooks, period: units.Period) -> lis
     return found
 
 
-def _unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:
+def _print_unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:
     for one in reviews:
         prefix = f"{one.tenant}: " if one.tenant else "no tenant: "
         click.echo(f"not billed until decided, {prefix}{one}")
@@ -313,12 +313,12 @@ def overlaps_command(
     with place.books() as books:
         found = list(read_overlaps(books.store.database, period))
     if form == "json":
-        click.echo(json.dumps([_document(one) for one in found], indent=2))
+        click.echo(json.dumps([_overlap_document(one) for one in found], indent=2))
         return
     rows: list[tuple[str, ...]] = [
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
-    rows += (_row(one) for one in found)
+    rows += (_overlap_row(one) for one in found)
     for line in job_metering.format_table(rows, {6}) if found else ():
         click.echo(line)
     total = sum((one.gpu_seconds for one in found), Fraction(0))
@@ -327,7 +327,7 @@ def overlaps_command(
     )
 
 
-def _row(one: GpuOverlap) -> tuple[str, ...]:
+def _overlap_row(one: GpuOverlap) -> tuple[str, ...]:
     moved = one.overlap
     return (
         one.gpu, format_timestamp(moved.start_ns), format_timestamp(moved.end_ns), moved.kind.value,
@@ -336,7 +336,7 @@ def _row(one: GpuOverlap) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _document(one: GpuOverlap) -> dict[str, Any]:
+def _overlap_document(one: GpuOverlap) -> dict[str, Any]:
     moved = one.overlap
     return {
         "gpu": one.gpu, "start_ns": str(moved.start_ns), "end_ns": str(moved.end_ns),

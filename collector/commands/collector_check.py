@@ -54,18 +54,18 @@ def check_collector(settings: CollectorSettings, report: Callable[[str], None]) 
     """Check everything that can be checked without running, one line each; true if all passed."""
     report(f"Railscope collector {__version__}")
     passed = True
-    for finding in _findings(settings, service.state_directory(settings)):
+    for finding in _run_checks(settings, service.state_directory(settings)):
         report(str(finding))
         passed &= finding.passed
     return passed
 
 
-def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckResult]:
+def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckResult]:
     running = durable_files.is_locked(directory)
-    yield _guarded("listen", lambda: _listen(settings.listen, running=running))
-    yield _guarded("tls", lambda: _tls(settings))
-    yield _guarded("state_directory", lambda: _directory(directory, running=running))
-    yield _guarded("tokens_file", lambda: _tokens(Path(settings.tokens_file)))
+    yield _run_check("listen", lambda: _check_listen(settings.listen, running=running))
+    yield _run_check("tls", lambda: _check_tls(settings))
+    yield _run_check("state_directory", lambda: _check_directory(directory, running=running))
+    yield _run_check("tokens_file", lambda: _check_tokens(Path(settings.tokens_file)))
     files = AdministratorFiles.of(settings)
     files.refresh()
     for file in files.all:
@@ -73,16 +73,16 @@ def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckRes
             detail = f"{file.path} is valid" if file.valid else f"{file.path}: {file.problem}"
             yield CheckResult(f"{file.kind}_file", file.valid, detail)
     if listed := set(files.inventory.content.by_node):
-        yield from _inventory(listed, settings, directory)
-    yield _guarded("billing.seller_file", lambda: _seller(settings.billing.seller_file))
-    yield _guarded("pod_job_pattern", lambda: _pattern(settings.pod_job_pattern))
-    yield _guarded("ledger", lambda: _ledger(settings, directory))
-    yield _guarded("audit.key_file", lambda: _audit_key(settings, directory))
+        yield from _check_inventory(listed, settings, directory)
+    yield _run_check("billing.seller_file", lambda: _check_seller(settings.billing.seller_file))
+    yield _run_check("pod_job_pattern", lambda: _check_pattern(settings.pod_job_pattern))
+    yield _run_check("ledger", lambda: _check_ledger(settings, directory))
+    yield _run_check("audit.key_file", lambda: _check_audit_key(settings, directory))
     server = settings.influx
-    yield _guarded("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
+    yield _run_check("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
 
 
-def _guarded(what: str, examine: Callable[[], str]) -> CheckResult:
+def _run_check(what: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(what, passed=True, detail=examine())
@@ -90,7 +90,7 @@ def _guarded(what: str, examine: Callable[[], str]) -> CheckResult:
         return CheckResult(what, passed=False, detail=str(error))
 
 
-def _listen(address: str, *, running: bool) -> str:
+def _check_listen(address: str, *, running: bool) -> str:
     host, port = server_connections.split_address(address)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, where = found[0]
@@ -106,13 +106,13 @@ def _listen(address: str, *, running: bool) -> str:
     return f"{address} is free"
 
 
-def _tls(settings: CollectorSettings) -> str:
+def _check_tls(settings: CollectorSettings) -> str:
     tls = settings.tls
     server_connections.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
     return f"{tls.certificate_file} is usable" if tls.certificate_file else "off: plain HTTP"
 
 
-def _directory(directory: Path, *, running: bool) -> str:
+def _check_directory(directory: Path, *, running: bool) -> str:
     if running:
         return f"{directory} is in use by a running collector"
     nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
@@ -129,14 +129,14 @@ def _directory(directory: Path, *, running: bool) -> str:
     return f"{directory} {state}, {free >> 30} GiB free"
 
 
-def _tokens(path: Path) -> str:
+def _check_tokens(path: Path) -> str:
     entries = credentials.load_credentials(path).entries.values()
     roles = Counter(str(one.credential.role) for one in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
     return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
 
 
-def _inventory(
+def _check_inventory(
     listed: Collection[str], settings: CollectorSettings, directory: Path
 ) -> Iterator[CheckResult]:
     """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
@@ -162,7 +162,7 @@ def _inventory(
 
 
 @contextmanager
-def _database(url: URL) -> Iterator[Database | None]:
+def _check_database(url: URL) -> Iterator[Database | None]:
     """Context manager of an existing database; None for a file that does not exist."""
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         yield None
@@ -176,33 +176,33 @@ def _database(url: URL) -> Iterator[Database | None]:
 
 def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
     """The nodes that have reported a GPU, from the ledger's database."""
-    with _database(make_url(ledger_url(settings.ledger, directory))) as database:
+    with _check_database(make_url(ledger_url(settings.ledger, directory))) as database:
         return set(EvidenceStore(database).contacts()) if database else set()
 
 
-def _seller(path: str) -> str:
+def _check_seller(path: str) -> str:
     if not path:
         return "not set: each tenant is billed on its own account"
     return f"{path} is valid: bills are issued by {focus_rows.read_seller(Path(path)).provider}"
 
 
-def _pattern(text: str) -> str:
+def _check_pattern(text: str) -> str:
     compile_pattern(text)
     return "is valid" if text else "off: each pod is a job"
 
 
-def _ledger(settings: CollectorSettings, directory: Path) -> str:
+def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
     url = make_url(ledger_url(settings.ledger, directory))
     if settings.ledger.url or settings.ledger.url_file:  # else created at the start
         check_file(url)
-    with _database(url) as database:
+    with _check_database(url) as database:
         if database is None:
             return f"{url.render_as_string()} will be created at the first start"
         probe.commit_probe(database)
         return f"{database.name} is writable"
 
 
-def _audit_key(settings: CollectorSettings, directory: Path) -> str:
+def _check_audit_key(settings: CollectorSettings, directory: Path) -> str:
     path = Path(settings.audit.key_file or directory / "audit.key")
     key = log_secrets.load_or_generate_key(path, settings.audit.origin)
     return f"{path} signs {key.name}" if path.exists() else f"{path} will be created"

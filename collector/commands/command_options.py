@@ -81,8 +81,8 @@ class CommandContext:
         try:
             if not any_copy:
                 directory = None if self.ledger else self._state_directory()
-                ledger_watch.compare_writes(ledger.database, directory)
-            yield period_closing.BillingBooks.for_ledger(ledger, evidence_in(ledger.database))
+                ledger_watch.compare_before_writes(ledger.database, directory)
+            yield period_closing.BillingBooks.for_ledger(ledger, read_evidence(ledger.database))
         finally:
             ledger.close()
 
@@ -116,7 +116,7 @@ class CommandContext:
         """Raise ClosingError while the clock of this node's collector is suspect."""
         file = self._state_directory() / clock.FILE
         try:
-            state = clock.read(file.parent)
+            state = clock.read_state(file.parent)
         except clock.ClockFileError as error:
             message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
             raise invoices.ClosingError(message) from error
@@ -131,7 +131,7 @@ class CommandContext:
         return service.state_directory(self._settings)
 
 
-def evidence_in(database: Database) -> period_completeness.UsageEvidence | None:
+def read_evidence(database: Database) -> period_completeness.UsageEvidence | None:
     """The evidence in the same database; None if it never contained any."""
     kept = period_completeness.DatabaseEvidence(evidence_store.EvidenceStore(database))
     return None if kept.empty else kept
@@ -250,7 +250,7 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
             files = {"slurm": slurm, "kubernetes": kubernetes}
             try:
                 records = scheduler_records.SchedulerRecords.read(
-                    files, zone_of(timezone), tenants_in(tenants_path)
+                    files, find_time_zone(timezone), read_tenants(tenants_path)
                 )
             except scheduler_records.SchedulerRecordsError as error:
                 raise click.ClickException(str(error)) from error
@@ -262,7 +262,7 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def zone_of(name: str | None) -> ZoneInfo | None:
+def find_time_zone(name: str | None) -> ZoneInfo | None:
     """The time zone of a name. Raises BadParameter."""
     try:
         return ZoneInfo(name) if name else None
@@ -271,7 +271,7 @@ def zone_of(name: str | None) -> ZoneInfo | None:
         raise click.BadParameter(message, param_hint="--timezone") from error
 
 
-def tenants_in(path: Path | None) -> tenancy_files.TenantMappings:
+def read_tenants(path: Path | None) -> tenancy_files.TenantMappings:
     """Account assignments of a file, empty without one. Raises ClickException."""
     return (
         tenancy_files.TenantMappings()

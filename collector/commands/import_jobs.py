@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from collector.audit.ledger_watch import compare_writes
+from collector.audit.ledger_watch import compare_before_writes
 from collector.commands import command_options
 from collector.jobs import imported_lists, job_list, job_list_import, job_list_reader, job_metering
 from collector.ledger import audit_outbox, database, ledger_store
@@ -148,7 +148,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
             inventory_path, lambda text: job_list.parse_models(text, sku)
         )
     order = _ImportOptions(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
-    zone = command_options.zone_of(timezone)
+    zone = command_options.find_time_zone(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
         found = form or job_list_reader.detect_format(text)
@@ -158,7 +158,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 
     form, jobs = command_options.parse_file(file, read)
     jobs = job_list.map_list_tenants(
-        jobs, job_list.TENANT_SOURCES[form], command_options.tenants_in(tenants_path)
+        jobs, job_list.TENANT_SOURCES[form], command_options.read_tenants(tenants_path)
     )
     try:
         shown, imported = _import(jobs, form, order, by)
@@ -191,7 +191,7 @@ def _import(
     cluster = f":{jobs.cluster}" if jobs.cluster else ""
     period, source = order.period, order.source or f"{job_list.TENANT_SOURCES[form]}{cluster}"
     if period is None and order.url is not None:
-        period = _days_of(jobs, order.as_of_ns)
+        period = _covered_days(jobs, order.as_of_ns)
     as_of_ns = order.as_of_ns or by.now_ns
     if period is not None:
         as_of_ns = min(period.end_ns, order.as_of_ns or by.now_ns)
@@ -220,7 +220,7 @@ def _import(
         )
         ledger = ledger_store.Ledger.open(order.url, metadata)
         try:
-            compare_writes(ledger.database, None)
+            compare_before_writes(ledger.database, None)
             if order.period is None and not order.replace:
                 job_list_import.check_same_list(ledger, listed)
             imported = job_list_import.import_list(ledger, listed, by)
@@ -231,7 +231,7 @@ def _import(
     return jobs, imported
 
 
-def _days_of(jobs: job_list.JobList, as_of_ns: int | None) -> Period | None:
+def _covered_days(jobs: job_list.JobList, as_of_ns: int | None) -> Period | None:
     """The whole days from the first job of a list to its last; None without jobs."""
     every = (*jobs.jobs, *jobs.unended)
     if not every:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from collector.audit.event_records import clean
+from collector.audit.event_records import normalize_text
 from collector.evidence import claim_events, node_intervals
 from collector.files import device_files, tenancy_files
 from collector.ledger.audit_outbox import RecordDraft
@@ -59,10 +59,14 @@ class FileVersion(NamedTuple):
         ]
 
     def _retirement(self, what: str, one: device_files.Retirement) -> RecordDraft:
-        data: RecordData = {"what": what, "from_ns": str(one.start_ns), "why": clean(one.why)}
+        data: RecordData = {
+            "what": what,
+            "from_ns": str(one.start_ns),
+            "why": normalize_text(one.why),
+        }
         if one.end_ns != FOREVER_NS:
             data["to_ns"] = str(one.end_ns)
-        return self._draft("device.retire", data, RecordSubject(gpu=clean(one.gpu)))
+        return self._draft("device.retire", data, RecordSubject(gpu=normalize_text(one.gpu)))
 
     def _draft(
         self, kind: str, data: RecordData, subject: RecordSubject | None = None

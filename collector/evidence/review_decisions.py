@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from collector.audit.event_records import clean
+from collector.audit.event_records import normalize_text
 from collector.evidence import (
     claim_events,
     evidence_store,
@@ -223,15 +223,15 @@ def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> audit_o
     data: RecordData = {
         "what": one.subject.what.value,
         "verdict": "accept" if decision.accepted else "reject",
-        "name": clean(one.subject.name),
+        "name": normalize_text(one.subject.name),
         "gpu_ns": str(one.gpu_ns),
-        "tenants": ", ".join(map(clean, one.tenants))[:400],
+        "tenants": ", ".join(map(normalize_text, one.tenants))[:400],
         "why": ", ".join(one.reasons),
-        "reason": clean(decision.reason)[:400],
+        "reason": normalize_text(decision.reason)[:400],
         "sha256": name,
     }
-    gpu = clean(one.gpus[0]) if len(one.gpus) == 1 else ""
-    about = RecordSubject(node=clean(one.subject.node), gpu=gpu)
+    gpu = normalize_text(one.gpus[0]) if len(one.gpus) == 1 else ""
+    about = RecordSubject(node=normalize_text(one.subject.node), gpu=gpu)
     return audit_outbox.RecordDraft(
         RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data
     )

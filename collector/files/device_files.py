@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from collector.files.watched_file import FileError, grouped, parse_span, read_rows
+from collector.files.watched_file import FileError, group_rows, parse_span, read_rows
 from collector.metering import evidence, timeline
 from railscope.untrusted_text import NumberError, TomlError, parse_toml, parse_whole
 
@@ -54,7 +54,9 @@ class DeviceInventory:
     @classmethod
     def of(cls, found: Iterable[ExpectedDevices]) -> DeviceInventory:
         """Build an inventory from rows in any order."""
-        return cls(dict(sorted(grouped(found, attrgetter("node"), attrgetter("start_ns")).items())))
+        return cls(
+            dict(sorted(group_rows(found, attrgetter("node"), attrgetter("start_ns")).items()))
+        )
 
     def __iter__(self) -> Iterator[ExpectedDevices]:
         return (row for some in self.by_node.values() for row in some)
@@ -128,7 +130,7 @@ class RetiredGpus:
     @classmethod
     def of(cls, found: Iterable[Retirement]) -> RetiredGpus:
         """Build from rows in any order."""
-        return cls(dict(sorted(grouped(found, attrgetter("gpu"), lambda one: one).items())))
+        return cls(dict(sorted(group_rows(found, attrgetter("gpu"), lambda one: one).items())))
 
     def __iter__(self) -> Iterator[Retirement]:
         return (one for some in self.by_gpu.values() for one in some)

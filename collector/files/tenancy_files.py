@@ -77,7 +77,7 @@ class FileClaims:
     @classmethod
     def of(cls, claims: Iterable[FileClaim]) -> FileClaims:
         """Claims grouped by their target."""
-        return cls(watched_file.grouped(claims, attrgetter("holds"), lambda claim: claim))
+        return cls(watched_file.group_rows(claims, attrgetter("holds"), lambda claim: claim))
 
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
@@ -148,11 +148,11 @@ def parse_claims(text: str) -> FileClaims:
 def claims_file(path: Path | None) -> watched_file.WatchedFile[FileClaims]:
     """The watched claims file of a path; logs overlapping tenants after each read."""
     watched = watched_file.WatchedFile("claims", path, parse_claims, FileClaims())
-    watched.on_change.append(lambda _: _name_overlaps(watched.content))
+    watched.on_change.append(lambda _: _log_overlaps(watched.content))
     return watched
 
 
-def _name_overlaps(claims: FileClaims) -> None:
+def _log_overlaps(claims: FileClaims) -> None:
     for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
         log.warning(
             "claims_overlapped",
@@ -202,7 +202,7 @@ class TenantMappings:
         found: list[timeline.TimePiece[str]] = []
         for start, end, (own, general) in timeline.align_timelines(timelines, start_ns, end_ns):
             mapping = own or general
-            tenant = mapping.tenant if mapping else unmapped(source, owner)
+            tenant = mapping.tenant if mapping else unmapped_tenant(source, owner)
             timeline.append_piece(found, timeline.TimePiece(start, end, tenant))
         return found
 
@@ -212,7 +212,7 @@ class TenantMappings:
         return "" if UNMAPPED in piece.value else piece.value
 
 
-def unmapped(source: str, owner: str) -> str:
+def unmapped_tenant(source: str, owner: str) -> str:
     """The tenant of an owner without a row."""
     return f"{source or 'unknown'}{UNMAPPED}{owner or 'nobody'}"
 

@@ -148,7 +148,7 @@ def parse_span(
     return start_ns, end_ns
 
 
-def grouped(
+def group_rows(
     rows: Iterable[T], key: Callable[[T], str], order: Callable[[T], Any]
 ) -> dict[str, tuple[T, ...]]:
     """Return rows by key, each group in order."""

@@ -156,7 +156,7 @@ class MeteredColumns:
     skus: dict[str, str]
 
 
-def metered(wire: WireSchema) -> MeteredColumns:
+def find_metered_columns(wire: WireSchema) -> MeteredColumns:
     """Return the metering facts of a schema."""
     counters: list[CounterSubject] = []
     columns: list[int] = []
@@ -208,21 +208,21 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ..
                     _joined_slots(parts[instance], part) if instance in parts else part
                 )
     return tuple(
-        (gpu, _parts(list(reported.get(gpu, {}).values()), instances, models.get(gpu, "")))
+        (gpu, _mig_instances(list(reported.get(gpu, {}).values()), instances, models.get(gpu, "")))
         for gpu, instances in found.items()
     )
 
 
-def _parts(
+def _mig_instances(
     reported: list[ReportedMigInstance], instances: dict[int, WireEntity], model: str
 ) -> tuple[ReportedMigInstance, ...]:
     """Return the instances of one GPU: as reported, if all were and no two overlap."""
-    if len(reported) == len(instances) and _are_apart(reported):
+    if len(reported) == len(instances) and _are_disjoint(reported):
         return tuple(sorted(reported))
-    return _placed([e for _, e in sorted(instances.items())], model)
+    return _place_mig_instances([e for _, e in sorted(instances.items())], model)
 
 
-def _are_apart(parts: list[ReportedMigInstance]) -> bool:
+def _are_disjoint(parts: list[ReportedMigInstance]) -> bool:
     tilings = (sorted(part.compute for part in parts), sorted(part.memory for part in parts))
     return all(one[1] <= other[0] for slots in tilings for one, other in pairwise(slots))
 
@@ -245,7 +245,9 @@ def _joined_slots(one: ReportedMigInstance, other: ReportedMigInstance) -> Repor
     )
 
 
-def _placed(instances: list[WireEntity], model: str) -> tuple[ReportedMigInstance, ...]:
+def _place_mig_instances(
+    instances: list[WireEntity], model: str
+) -> tuple[ReportedMigInstance, ...]:
     """Assign positions as agents do for claims: at the first free multiple of the instance's memory."""
     taken: list[range] = []
     parts: list[ReportedMigInstance] = []

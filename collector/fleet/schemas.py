@@ -30,8 +30,8 @@ from collector.fleet.schema_columns import (
     ShownDeviceColumns,
     columns_of,
     find_device_columns,
+    find_metered_columns,
     job_columns,
-    metered,
 )
 from railscope import catalog, device_names, durable_files, wire as wire_format
 from railscope.catalog.declare import Metric, MetricKind
@@ -70,11 +70,11 @@ class SchemaLayout:
 
 def check_schema(schema: wire_format.WireSchema, limit: int) -> None:
     """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
-    for problem in _problems(schema, limit):
+    for problem in _find_problems(schema, limit):
         raise wire_format.WireError(problem)
 
 
-def _problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
+def _find_problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
     stream, count = f"schema of stream {schema.stream!r}", len(schema.entities)
     columns = sum(len(group.entities) for group in schema.groups)
     if max(columns, count, len(schema.groups)) > limit:
@@ -145,7 +145,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
 
 
 GPU_STREAM = "gpu"
-MAX_OF_A_NODE, MAX_BYTES_OF_A_NODE = 256, 16 << 20
+MAX_SCHEMAS_PER_NODE, MAX_SCHEMA_BYTES_PER_NODE = 256, 16 << 20
 _SUFFIX = ".schema"
 
 
@@ -236,12 +236,10 @@ class StoredSchemas:
         mine = [self._known[digest] for digest in self._of_nodes.get(node, ()) & self._known.keys()]
         count = len(mine) + len(new_bytes)
         size_bytes = sum(known.size_bytes for known in mine) + sum(new_bytes)
-        if count > MAX_OF_A_NODE:
-            return f"{count} schemas of one node in use: expected at most {MAX_OF_A_NODE}"
-        if size_bytes > MAX_BYTES_OF_A_NODE:
-            return (
-                f"{size_bytes} bytes of schemas of one node: expected at most {MAX_BYTES_OF_A_NODE}"
-            )
+        if count > MAX_SCHEMAS_PER_NODE:
+            return f"{count} schemas of one node in use: expected at most {MAX_SCHEMAS_PER_NODE}"
+        if size_bytes > MAX_SCHEMA_BYTES_PER_NODE:
+            return f"{size_bytes} bytes of schemas of one node: expected at most {MAX_SCHEMA_BYTES_PER_NODE}"
         return ""
 
     def unused(self, first_segment: int, shown: AbstractSet[bytes]) -> list[bytes]:
@@ -283,8 +281,8 @@ class StoredSchemas:
         shape = wire_format.layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
         return KnownSchema(
-            wire_format.schema_hash(wire), shape, layout, _gpus(wire), metered(wire), find_device_columns(wire),
-            device_names.names_in(wire.entities), job_columns(wire), size_of(wire),
+            wire_format.schema_hash(wire), shape, layout, _schema_gpus(wire), find_metered_columns(wire), find_device_columns(wire),
+            device_names.names_in(wire.entities), job_columns(wire), schema_size_bytes(wire),
         )  # fmt: skip
 
     def _learn(self, known: KnownSchema) -> None:
@@ -293,12 +291,12 @@ class StoredSchemas:
         self._known[known.digest] = replace(known, layout=layout)
 
 
-def size_of(wire: wire_format.WireSchema) -> int:
+def schema_size_bytes(wire: wire_format.WireSchema) -> int:
     """Return the bytes of a schema as stored."""
     return len(msgspec.msgpack.encode(wire))
 
 
-def _gpus(wire: wire_format.WireSchema) -> tuple[SchemaGpu, ...]:
+def _schema_gpus(wire: wire_format.WireSchema) -> tuple[SchemaGpu, ...]:
     if wire.stream != GPU_STREAM:
         return ()
     columns: dict[int, list[int]] = {}

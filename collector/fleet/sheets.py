@@ -42,8 +42,8 @@ def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
         and changed >> columns == 0
         and len(batch.steps) == count * (rows - 1) * BYTES_PER_VALUE
         and len(batch.reasons) in (0, columns, columns * rows)
-        and _are_instants(batch.wall_ns)
-        and _are_instants(batch.boot_ns)
+        and _are_timestamps(batch.wall_ns)
+        and _are_timestamps(batch.boot_ns)
         and (batch.uncertainty_ns or 0) >= 0
         and all(_fits(event, rows) for event in batch.events)
     )
@@ -56,7 +56,7 @@ def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
     return count
 
 
-def _are_instants(ns: Sequence[int]) -> bool:
+def _are_timestamps(ns: Sequence[int]) -> bool:
     return min(ns) >= 0 and max(ns) < 1 << 63
 
 
@@ -64,7 +64,7 @@ def _fits(event: WireEvent, rows: int) -> bool:
     return (
         0 <= event.row < rows
         and 0 <= event.number <= MAX_EVENT_NUMBER
-        and _are_instants((event.wall_ns, event.boot_ns))
+        and _are_timestamps((event.wall_ns, event.boot_ns))
     )
 
 

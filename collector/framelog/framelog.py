@@ -83,7 +83,7 @@ class FrameLog:
     def open(self) -> None:
         """Open the newest segment after its last whole record. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        numbers = segment_files.segments(self.directory)
+        numbers = segment_files.segment_numbers(self.directory)
         fresh = self.files.fresh_segment if self.files else 0
         self.number = fresh or (numbers[-1] if numbers else 1)
         if numbers and not fresh:
@@ -92,7 +92,7 @@ class FrameLog:
                 self.offset = end
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._descriptor, self.offset)
-            self._marker = segment_files.marker_of(path)
+            self._marker = segment_files.read_marker(path)
         else:
             self._descriptor, self._marker = segment_files.start_segment(
                 self.directory, self.number
@@ -100,7 +100,7 @@ class FrameLog:
         sync_directory(self.directory)
         self._bytes_written = sum(
             segment_files.segment_path(self.directory, n).stat().st_size
-            for n in segment_files.segments(self.directory)
+            for n in segment_files.segment_numbers(self.directory)
         )
 
     def go_on_at(self, number: int) -> None:
@@ -242,7 +242,7 @@ class FrameLog:
 
     def delete_before(self, number: int) -> None:
         """Delete the oldest segments above the size bound, but none from `number` on."""
-        for candidate in segment_files.segments(self.directory):
+        for candidate in segment_files.segment_numbers(self.directory):
             if self.size <= self.max_bytes or candidate >= number:
                 return
             path = segment_files.segment_path(self.directory, candidate)

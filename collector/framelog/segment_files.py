@@ -97,12 +97,12 @@ def segment_path(directory: Path, number: int) -> Path:
     raise FileNotFoundError(errno.ENOENT, f"segment {number} is missing in {directory}")
 
 
-def segments(directory: Path) -> list[int]:
+def segment_numbers(directory: Path) -> list[int]:
     """Return the numbers of the existing segments, oldest first."""
     return sorted(int(path.stem.split("-")[1]) for path in directory.glob("frames-*-*.log"))
 
 
-def marker_of(path: Path) -> bytes:
+def read_marker(path: Path) -> bytes:
     """Return the marker before each record of a segment."""
     return bytes.fromhex(path.stem.split("-")[2])
 
@@ -110,10 +110,10 @@ def marker_of(path: Path) -> bytes:
 def read_segment(path: Path, stats: FrameLogStats) -> Iterator[tuple[int, FrameRecord]]:
     """Yield records of a segment with the offset after each; damaged ones are counted and skipped."""
     content = path.read_bytes()
-    marker = marker_of(path)
+    marker = read_marker(path)
     position = 0
     while (position := content.find(marker, position)) >= 0:
-        payload = payload_at(content, position)
+        payload = read_payload(content, position)
         if payload is None:
             stats.damaged_records += 1
             position += 1
@@ -126,7 +126,7 @@ def read_segment(path: Path, stats: FrameLogStats) -> Iterator[tuple[int, FrameR
         position = end
 
 
-def payload_at(content: bytes, position: int) -> bytes | None:
+def read_payload(content: bytes, position: int) -> bytes | None:
     """Return the payload of the record at this offset; None if it is torn or damaged."""
     if len(content) - position < HEAD.size:
         return None
@@ -226,7 +226,7 @@ class StateFiles:
 
     def open(self) -> None:
         """Read both files and record losses. Blocking; raises OSError."""
-        there = segments(self._frames) if self._frames.exists() else []
+        there = segment_numbers(self._frames) if self._frames.exists() else []
         manifest, extent = self._read_manifest(), self._read_extent()
         if manifest is None and extent is None and there:  # of an earlier version
             log.info("manifest_created", file=str(self.directory / MANIFEST))
@@ -257,7 +257,7 @@ class StateFiles:
     def _compare_clock(self) -> None:
         """Record the file of the clock if it is missing or cannot be read."""
         try:
-            state = clock.read(self.directory)
+            state = clock.read_state(self.directory)
         except clock.ClockFileError as error:
             self.lost[clock.FILE] = str(error)
         else:
@@ -305,7 +305,7 @@ class StateFiles:
         """Write both files for the current content. Blocking; raises OSError."""
         if self.incomplete:
             return  # The next start must find the same.
-        there = segments(self._frames)
+        there = segment_numbers(self._frames)
         self.manifest.sealed = {n: self._left(n) for n in there if n != number}
         if "checkpoint" in self.lost:
             self.manifest.checkpoint = 0

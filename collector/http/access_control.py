@@ -34,7 +34,7 @@ from railscope.server_connections import source_of
 
 _SCHEME = "bearer "
 
-NOTHING, UNKNOWN_TOKEN, UNKNOWN_CERTIFICATE = (
+NO_CREDENTIAL, UNKNOWN_TOKEN, UNKNOWN_CERTIFICATE = (
     "no credential",
     "unknown token",
     "unknown certificate",
@@ -60,7 +60,7 @@ class AuthenticationResult:
         return "token" if self.reason == UNKNOWN_TOKEN else ""
 
 
-_NO_CREDENTIAL = AuthenticationResult(None, NOTHING)
+_NO_CREDENTIAL = AuthenticationResult(None, NO_CREDENTIAL)
 
 
 def authenticate(
@@ -82,7 +82,7 @@ def _by_token(
     shown = authorization[0]
     if len(authorization) > 1 or shown[: len(_SCHEME)].lower() != _SCHEME:
         return AuthenticationResult(None, UNKNOWN_TOKEN)
-    key = access.CredentialKey("token", access.digest(shown[len(_SCHEME) :]))
+    key = access.CredentialKey("token", access.digest_token(shown[len(_SCHEME) :]))
     entry = credentials.entries.get(key)
     if entry is None:
         return AuthenticationResult(None, UNKNOWN_TOKEN)
@@ -200,7 +200,7 @@ ROUTES: Collection[Route] = (
 )
 
 
-MAX_AT_ONCE = 30
+MAX_FAILURES = 30
 SECONDS_PER_FAILURE = 2.0
 """Interval after which the bucket has room for one more failure."""
 MAX_ADDRESSES = 4096
@@ -217,7 +217,7 @@ class FailureThrottle:
         source = source_of(address)
         level, since = self._levels.pop(source, (0.0, now_seconds))
         level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
-        full = level + 1 > MAX_AT_ONCE
+        full = level + 1 > MAX_FAILURES
         self._levels[source] = (level if full else level + 1, now_seconds)
         if len(self._levels) > MAX_ADDRESSES:
             self._levels.popitem(last=False)
@@ -226,9 +226,9 @@ class FailureThrottle:
 
 log = structlog.get_logger(__name__)
 
-ROLE, CROSS_TENANT = "role", "another tenant"
+WRONG_ROLE, CROSS_TENANT = "role", "another tenant"
 _PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization"}
-_CHALLENGES = {NOTHING: 'Bearer realm="railscope"'}
+_CHALLENGES = {NO_CREDENTIAL: 'Bearer realm="railscope"'}
 _BAD = 'Bearer realm="railscope", error="invalid_token"'
 _SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'
 _UNQUOTED_IN_PATHS = "/%:@!$&'()*+,;=~-._"
@@ -288,9 +288,9 @@ class RequestAuthorizer:
             return credential
         if not route.admits(credential.role):
             if credential is access.ANYONE:
-                return self._unknown(request, route, AuthenticationResult(None, NOTHING))
+                return self._unknown(request, route, AuthenticationResult(None, NO_CREDENTIAL))
             text = f"access denied: not for credentials of role {credential.role}"
-            return self._forbidden(request, route, found, (ROLE, text))
+            return self._forbidden(request, route, found, (WRONG_ROLE, text))
         if credential.role is access.Role.TENANT and not _own(request, credential.tenant):
             self.trail.crossed(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
@@ -302,7 +302,7 @@ class RequestAuthorizer:
         found = authenticate(
             self.credentials(), authorization, _certificate(request), self.wall_ns()
         )
-        if self.allow_anonymous_read and found.reason == NOTHING:
+        if self.allow_anonymous_read and found.reason == NO_CREDENTIAL:
             return AuthenticationResult(access.ANYONE)
         return found
 
@@ -348,7 +348,7 @@ class RequestAuthorizer:
         return json_error(HTTPStatus.FORBIDDEN, text, headers)
 
 
-def application(
+def make_application(
     authorizer: RequestAuthorizer,
     handlers: RouteHandlers,
     max_body_bytes: int,
@@ -376,7 +376,7 @@ async def _unauthorized_handler(_: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
 
 
-def json_answer(
+def json_response(
     content: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return a JSON response. JSON has no NaN and no infinity: msgspec writes null for them."""
@@ -392,7 +392,7 @@ def json_error(
     status: HTTPStatus, text: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return a JSON response of an error."""
-    return json_answer({"error": text}, status, headers)
+    return json_response({"error": text}, status, headers)
 
 
 def selected_tenant(request: web.Request, credential: access.Credential) -> str | None:

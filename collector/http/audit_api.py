@@ -33,16 +33,16 @@ from aiohttp import web
 from collector.access.credentials import Credential, Role
 from collector.audit.tiles import WIDTH, Tiles, make_proof
 from collector.http import HttpApiError
-from collector.http.access_control import RouteHandlers, json_answer, json_error, selected_tenant
+from collector.http.access_control import RouteHandlers, json_error, json_response, selected_tenant
 from collector.http.web_server import ReadPool
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, decode_audit_record
 
-MAX_SHOWN = 100
+MAX_ENTRIES = 100
 """Maximum number of entries per response."""
-MAX_READ = 20_000
+MAX_READ_RECORDS = 20_000
 """Maximum number of records that are read for one response."""
-INDEXED_AT_ONCE = 2000
+INDEX_STEP_RECORDS = 2000
 _OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
 """References that name no other tenant: of frames, ledger entries, outbox rows, records."""
 _UNNAMED_PARTY = "\0"
@@ -63,7 +63,7 @@ class EntrySelection:
     """Selection of entries."""
 
     first: int = 0
-    max_entries: int = MAX_SHOWN
+    max_entries: int = MAX_ENTRIES
     tenant: str | None = None
     """None for the entries of all tenants."""
     of_tenant_only: bool = False
@@ -76,8 +76,8 @@ class SignedEntries:
 
     directory: Path
     key: signed_note.PublicKey
-    max_read: int = MAX_READ
-    indexed_at_once: int = INDEXED_AT_ONCE
+    max_read: int = MAX_READ_RECORDS
+    indexed_at_once: int = INDEX_STEP_RECORDS
     _read: int = 0
     """Number of records in the index."""
     _of: dict[str, array[int]] = field(default_factory=dict)
@@ -119,7 +119,11 @@ class SignedEntries:
             return None
         if tenant is not None:
             own = self._sequences(tiles, EntrySelection(index, 1, tenant))
-            if not own or own[0] != index or _withheld(decode_audit_record(tiles.record(index))):
+            if (
+                not own
+                or own[0] != index
+                or _names_other_party(decode_audit_record(tiles.record(index)))
+            ):
                 return None
         return make_proof(tiles, index, note)
 
@@ -132,7 +136,7 @@ class SignedEntries:
         if old > tiles.size:
             return None
         proof = merkle.consistency_proof(tiles.node, old, tiles.size)
-        return {"old": old, "size": tiles.size, "proof": _texts(proof), "checkpoint": note}
+        return {"old": old, "size": tiles.size, "proof": _base64_texts(proof), "checkpoint": note}
 
     def _sequences(self, tiles: Tiles, wanted: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
@@ -148,7 +152,7 @@ class SignedEntries:
     def _catch_up(self, tiles: Tiles, max_records: int) -> None:
         """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
         end = min(tiles.size, self._read + max_records)
-        for raw in _records(tiles, self._read, end):
+        for raw in _read_records(tiles, self._read, end):
             # Most records belong to no tenant, and need no decoding.
             tenant = sole_tenant(decode_audit_record(raw)) if b"tenant" in raw else ""
             if tenant:
@@ -185,11 +189,11 @@ class SignedEntries:
         raw = tiles.record(index)
         entry: dict[str, Any] = {
             "index": index,
-            "leaf": _text(merkle.leaf_hash(raw)),
-            "proof": _texts(merkle.inclusion_proof(tiles.node, index, tiles.size)),
+            "leaf": _base64_text(merkle.leaf_hash(raw)),
+            "proof": _base64_texts(merkle.inclusion_proof(tiles.node, index, tiles.size)),
         }
         record = decode_audit_record(raw)
-        if wanted.of_tenant_only and _withheld(record):
+        if wanted.of_tenant_only and _names_other_party(record):
             entry["record"] = msgspec.to_builtins(msgspec.structs.replace(record, ref=[]))
             entry["withheld"] = ["ref"]
         else:
@@ -199,18 +203,18 @@ class SignedEntries:
 
 def sole_tenant(record: AuditRecord) -> str:
     """Return the tenant of a record: the only one that it names. Empty for none, or several."""
-    named = set(_named(record))
+    named = set(_named_tenants(record))
     return named.pop() if len(named) == 1 else ""
 
 
-def _named(record: AuditRecord) -> Iterator[str]:
+def _named_tenants(record: AuditRecord) -> Iterator[str]:
     actor = record.actor.id.split("/")
     if record.actor.kind == "credential" and actor[0] == Role.TENANT and len(actor) > 1:
         yield unquote(actor[1])
-    yield from _in(record.data)
+    yield from _tenants_in(record.data)
 
 
-def _in(data: object) -> Iterator[str]:
+def _tenants_in(data: object) -> Iterator[str]:
     """Yield the texts under keys for tenants, at any depth."""
     if not isinstance(data, dict):
         return
@@ -220,7 +224,7 @@ def _in(data: object) -> Iterator[str]:
         if key in {"tenant", "tenants"} or key.endswith(("_tenant", "_tenants")):
             yield from _texts_in(value)
         else:
-            yield from _in(value)
+            yield from _tenants_in(value)
 
 
 def _texts_in(value: object) -> Iterator[str]:
@@ -236,29 +240,29 @@ def _texts_in(value: object) -> Iterator[str]:
             yield from _texts_in(one)
 
 
-def _withheld(record: AuditRecord) -> bool:
+def _names_other_party(record: AuditRecord) -> bool:
     """True if a reference could name another party: the identity of a claim contains its holder."""
     own = record.data.get("claim")
     return any(not ref.startswith(_OWN_REFERENCES) and ref != own for ref in record.ref)
 
 
-def _records(tiles: Tiles, first: int, end: int) -> Iterator[bytes]:
+def _read_records(tiles: Tiles, first: int, end: int) -> Iterator[bytes]:
     for tile in range(first // WIDTH, -(-end // WIDTH)):
         begin = tile * WIDTH
         yield from tiles.records(tile)[max(0, first - begin) : end - begin]
 
 
-def _text(hashed: bytes) -> str:
+def _base64_text(hashed: bytes) -> str:
     return base64.b64encode(hashed).decode()
 
 
-def _texts(hashes: Sequence[bytes]) -> list[str]:
-    return [_text(one) for one in hashes]
+def _base64_texts(hashes: Sequence[bytes]) -> list[str]:
+    return [_base64_text(one) for one in hashes]
 
 
 ResponseT = TypeVar("ResponseT")
 
-_LATER = {"Retry-After": "1"}
+_RETRY_HEADERS = {"Retry-After": "1"}
 
 
 @dataclass(slots=True)
@@ -279,12 +283,12 @@ class AuditApi:
 
     async def _audit(self, request: web.Request, credential: Credential) -> web.Response:
         wanted = EntrySelection(
-            _number(request, "from", 0),
-            max(1, min(MAX_SHOWN, _number(request, "limit", MAX_SHOWN))),
+            _query_number(request, "from", 0),
+            max(1, min(MAX_ENTRIES, _query_number(request, "limit", MAX_ENTRIES))),
             selected_tenant(request, credential),
             credential.role is Role.TENANT,
         )
-        return json_answer(await self._read(credential, lambda: self.entries.select(wanted)))
+        return json_response(await self._read(credential, lambda: self.entries.select(wanted)))
 
     async def _entry(self, request: web.Request, credential: Credential) -> web.Response:
         tenant = credential.tenant if credential.role is Role.TENANT else None
@@ -300,12 +304,12 @@ class AuditApi:
         return web.Response(text=(await self._read(credential, self.entries.checkpoint))[0])
 
     async def _consistency(self, request: web.Request, credential: Credential) -> web.Response:
-        old = _number(request, "old", 0)
+        old = _query_number(request, "old", 0)
         found = await self._read(credential, lambda: self.entries.consistency(old))
         if found is None:
             text = f"the signed log has fewer than {old} records"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        return json_answer(found)
+        return json_response(found)
 
     async def _read(self, credential: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
@@ -321,10 +325,10 @@ class AuditApi:
 
 
 def _unavailable(text: str) -> web.HTTPServiceUnavailable:
-    return web.HTTPServiceUnavailable(text=f"{text}\n", headers=_LATER)
+    return web.HTTPServiceUnavailable(text=f"{text}\n", headers=_RETRY_HEADERS)
 
 
-def _number(request: web.Request, name: str, default: int) -> int:
+def _query_number(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name)
     if text is None:
         return default

@@ -13,13 +13,13 @@ from aiohttp import web
 from collector.access.access_trail import DeliveredExport
 from collector.access.credentials import Credential
 from collector.billing import focus_rows, period_closing, tenant_statements
-from collector.http.access_control import RouteHandlers, json_answer, json_error, selected_tenant
+from collector.http.access_control import RouteHandlers, json_error, json_response, selected_tenant
 from collector.http.web_server import ReadPool
 from collector.ledger import ledger_store
 from collector.ledger.database import Database, LedgerError
 from collector.metering.units import PeriodError, parse_period
 
-Made = TypeVar("Made")
+BillingResultT = TypeVar("BillingResultT")
 
 _MEDIA = {
     "json": "application/json",
@@ -51,23 +51,25 @@ class BillingApi:
             selected_tenant(request, credential),
         )
         issued = await self._made(credential, lambda: billing.issued_invoices(tenant))
-        return json_answer({"statements": issued, "forms": billing.statement_forms})
+        return json_response({"statements": issued, "forms": billing.statement_forms})
 
     async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._made(credential, self.billing), _period(request)
-        form = _form(request, billing.statement_forms)
+        billing, period = await self._made(credential, self.billing), _requested_period(request)
+        form = _requested_format(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
         content = await self._made(credential, lambda: billing.statement(tenant, period, form))
         if content is None:
             text = f"no statement of {tenant} for {period}"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        return _document(content, form)
+        return _document_response(content, form)
 
     async def _export(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._made(credential, self.billing), _period(request)
-        form = _form(request, billing.export_forms)
+        billing, period = await self._made(credential, self.billing), _requested_period(request)
+        form = _requested_format(request, billing.export_forms)
         tenant = selected_tenant(request, credential)
-        found = await self._made(credential, lambda: _hashed(billing.export(tenant, period, form)))
+        found = await self._made(
+            credential, lambda: _with_digest(billing.export(tenant, period, form))
+        )
         if found is None:
             return json_error(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
         content, digest = found
@@ -75,9 +77,11 @@ class BillingApi:
             address, holder = request.remote or "", tenant or ""
             self.exported(DeliveredExport(credential, address, period, form, holder, digest))
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
-        return _document(content, form, name)
+        return _document_response(content, form, name)
 
-    async def _made(self, credential: Credential, making: Callable[[], Made]) -> Made:
+    async def _made(
+        self, credential: Credential, making: Callable[[], BillingResultT]
+    ) -> BillingResultT:
         try:
             return await self.reading.read(credential, making)
         except tenant_statements.BillingUnavailableError as error:
@@ -85,11 +89,11 @@ class BillingApi:
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
 
-def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
+def _with_digest(content: bytes | None) -> tuple[bytes, str] | None:
     return None if content is None else (content, hashlib.sha256(content).hexdigest())
 
 
-def _period(request: web.Request) -> str:
+def _requested_period(request: web.Request) -> str:
     period = request.match_info["period"]
     try:
         parse_period(period)
@@ -98,14 +102,16 @@ def _period(request: web.Request) -> str:
     return period
 
 
-def _form(request: web.Request, known: Sequence[str]) -> str:
+def _requested_format(request: web.Request, known: Sequence[str]) -> str:
     form = request.query.get("format", known[0])
     if form not in known:
         raise web.HTTPBadRequest(text=f"invalid format: expected one of {', '.join(known)}\n")
     return form
 
 
-def _document(content: bytes, form: str, more: dict[str, str] | None = None) -> web.Response:
+def _document_response(
+    content: bytes, form: str, more: dict[str, str] | None = None
+) -> web.Response:
     headers = {"Content-Type": _MEDIA[form], **(_SAFE_PAGE if form == "html" else {})}
     return web.Response(body=content, headers=headers | (more or {}))
 

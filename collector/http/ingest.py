@@ -24,11 +24,16 @@ from collector.access.credentials import Credential
 from collector.audit import collector_records, event_records
 from collector.config import IngestLimits
 from collector.fleet import sheets
-from collector.fleet.schemas import check_schema, size_of
+from collector.fleet.schemas import check_schema, schema_size_bytes
 from collector.framelog import framelog, segment_files
 from collector.http import HttpApiError
-from collector.http.access_control import json_answer
-from collector.state.collector_state import CollectorState, EnvelopeCost, cost_of, exceeded_bounds
+from collector.http.access_control import json_response
+from collector.state.collector_state import (
+    CollectorState,
+    EnvelopeCost,
+    envelope_cost,
+    find_exceeded_bounds,
+)
 from collector.work_limits import LogRateLimit
 from railscope import envelopes, http_responses, timestamps, wire
 
@@ -36,10 +41,10 @@ log = structlog.get_logger(__name__)
 
 OFF_LOOP_BYTES = 64 << 10
 """Bodies that are larger when decompressed, or of unknown size, are decoded in a thread."""
-MAX_PARTS_OF_A_NODE = 2048
+MAX_PENDING_INTERVALS_PER_NODE = 2048
 """Three weeks of evidence of one node, pending for the database."""
 MAX_KNOWN_STARTS = 64
-LARGE_AT_ONCE = 2
+MAX_LARGE_ENVELOPES = 2
 """Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
@@ -114,12 +119,14 @@ class Ingest:
     closed: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)
-    _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
+    _large: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_LARGE_ENVELOPES)
+    )
 
     async def handle(self, request: web.Request, credential: Credential) -> web.Response:
         """Respond to one POST."""
         try:
-            answer = json_answer(await self._receive(request, credential))
+            answer = json_response(await self._receive(request, credential))
         except NotAcknowledgedError as rejection:
             self.core.counts.reject(rejection.reason)
             if rejection.status == HTTPStatus.FORBIDDEN:
@@ -129,9 +136,11 @@ class Ingest:
                         address, path, rejection.reason, credential.label
                     )
                 )
-            headers = {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED else {}
+            headers = (
+                {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED_STATUSES else {}
+            )
             repeated = None
-            if rejection.reason not in _EXPECTED:
+            if rejection.reason not in _UNLOGGED_REASONS:
                 repeated = self.lines.due(rejection.reason, credential.name)
             if repeated is not None:
                 log.warning(
@@ -143,9 +152,11 @@ class Ingest:
                     repetitions=repeated,
                 )
             content = {"error": str(rejection), **rejection.more}
-            answer = json_answer(content, rejection.status, headers)
+            answer = json_response(content, rejection.status, headers)
         if answer.status in http_responses.DECISIONS:
-            answer.headers[http_responses.ANSWER_HEADER] = await _mark(request, answer)
+            answer.headers[http_responses.RESPONSE_MARK_HEADER] = await _make_response_mark(
+                request, answer
+            )
         return answer
 
     async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
@@ -247,7 +258,7 @@ class Ingest:
         if not sender.schemas.fits(len(new), limit, self.wall_ns()):
             text = f"too many new schemas: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "schemas")
-        sizes = [size_of(schema) for schema in new]
+        sizes = [schema_size_bytes(schema) for schema in new]
         if problem := self.core.schemas.beyond(envelope.node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
@@ -293,7 +304,7 @@ class Ingest:
         """Reject frames of a node that has used its share of the pending evidence."""
         waiting = self.core.evidence.intervals.counts
         share = max(1, self.limits.pending_evidence_intervals // max(1, len(waiting)))
-        share = min(share, MAX_PARTS_OF_A_NODE)
+        share = min(share, MAX_PENDING_INTERVALS_PER_NODE)
         if waiting[node] > share:
             text = (
                 f"{waiting[node]} intervals of evidence of {node} wait for the database:"
@@ -302,9 +313,9 @@ class Ingest:
             raise NotAcknowledgedError(text, "evidence")
 
     def _check_bounds(self, envelope: wire.Envelope) -> EnvelopeCost:
-        cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
+        cost = envelope_cost(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
         found = [
-            *exceeded_bounds(cost, self.limits),
+            *find_exceeded_bounds(cost, self.limits),
             *self.core.sequence_problems(envelope, self.limits.gaps_per_stream),
         ]
         if found:
@@ -353,7 +364,7 @@ class Ingest:
                 raise NotAcknowledgedError(text, "time")
 
 
-async def _mark(request: web.Request, answer: web.Response) -> str:
+async def _make_response_mark(request: web.Request, answer: web.Response) -> str:
     """Return the mark by which the agent authenticates this response."""
     token = request.headers.get("Authorization", "").partition(" ")[2]
     content = answer.body if isinstance(answer.body, bytes) else b""
@@ -361,8 +372,8 @@ async def _mark(request: web.Request, answer: web.Response) -> str:
         return http_responses.unread_mark(
             token, answer.status, request.content_length or 0, content
         )
-    return http_responses.answer_mark(token, answer.status, await request.read(), content)
+    return http_responses.response_mark(token, answer.status, await request.read(), content)
 
 
-_RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_EXPECTED = {"unknown_schema"}
+_RETRIED_STATUSES = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_UNLOGGED_REASONS = {"unknown_schema"}

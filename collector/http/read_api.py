@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from collector.access.credentials import Credential, Role, own_account, own_cells
+from collector.access.credentials import Credential, Role, tenant_account, tenant_cells
 from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.administrator_files import AdministratorFiles
@@ -26,8 +26,8 @@ from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
 from collector.framelog import framelog, segment_files
-from collector.http.access_control import RouteHandler, RouteHandlers, json_answer, json_error
-from collector.http.node_twins import NodeTwins
+from collector.http.access_control import RouteHandler, RouteHandlers, json_error, json_response
+from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
@@ -64,7 +64,7 @@ class JobsApi:
         content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
         if credential.role is not Role.TENANT:
             content["left_out"] = view.left_out
-        return json_answer(content)
+        return json_response(content)
 
     async def _one(self, request: web.Request, _: Credential) -> web.Response:
         view, named = self.jobs(), request.match_info
@@ -73,7 +73,7 @@ class JobsApi:
         if job is None:
             text = "unknown job: expected one that holds GPUs now"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        return json_answer(await asyncio.to_thread(self._whole, view, job))
+        return json_response(await asyncio.to_thread(self._whole, view, job))
 
     def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
         answer = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
@@ -92,7 +92,7 @@ class CollectorMetrics:
     trail: AuditTrail
     tokens: TokensFile
     connections: server_connections.ServerConnections
-    twins: NodeTwins
+    twins: IdentityConflictDetector
     quarantine: segment_files.RecordQuarantine
     limits: Sequence[LogRateLimit] = ()
     """All rate limits of log lines."""
@@ -172,14 +172,14 @@ def render(cells: Iterable[view_cells.ViewCell], text_format: exposition.TextFor
     blocks: dict[str, list[str]] = {}
     for cell in cells:
         labels = zip(view_cells.label_names(cell.metric), cell.labels, strict=True)
-        line = f"{exposition.labelled(cell.metric.name, labels)}{_number(cell.value)}\n"
+        line = f"{exposition.labelled(cell.metric.name, labels)}{_format_number(cell.value)}\n"
         blocks.setdefault(cell.metric.name, []).append(line)
     return exposition.render_blocks(
         {name: "".join(lines) for name, lines in blocks.items()}, text_format
     )
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return repr(int(value)) if float(value).is_integer() else repr(float(value))
 
 
@@ -225,7 +225,7 @@ class ViewApi:
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
         if credential.role is Role.TENANT:
-            cells = own_cells(
+            cells = tenant_cells(
                 chain(views.tenant.cells, views.jobs.cells(credential.tenant)), credential.tenant
             )
         else:
@@ -242,15 +242,15 @@ class ViewApi:
 
     def _view(self, name: str) -> RouteHandler:
         async def answer(_: web.Request, __: Credential) -> web.Response:
-            return _view_json(getattr(self.views(), name))
+            return _view_response(getattr(self.views(), name))
 
         return answer
 
     async def _tenants(self, _: web.Request, credential: Credential) -> web.Response:
         view = self.views().tenant
         if credential.role is Role.TENANT:
-            view = replace(view, cells=tuple(own_cells(view.cells, credential.tenant)))
-        return _view_json(view)
+            view = replace(view, cells=tuple(tenant_cells(view.cells, credential.tenant)))
+        return _view_response(view)
 
     async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
         views = self.views()
@@ -268,7 +268,7 @@ class ViewApi:
             for name, node in sorted(self.core.fleet.nodes.items())
             if name in facts  # the nodes of the metrics, without stale nodes that were removed
         ]
-        return json_answer({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
+        return json_response({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
 
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
@@ -281,13 +281,13 @@ class ViewApi:
             "node": node.name,
             "agent_version": node.agent_version,
             "instant_ns": now_ns,
-            "rollups": _rollups(self._fresh(node, now_ns)),
+            "rollups": _rollup_rows(self._fresh(node, now_ns)),
             "streams": {
                 stream: self._readings(node.name, row, now_ns)
                 for stream, row in sorted(node.rows.items())
             },
         }
-        return json_answer(content)
+        return json_response(content)
 
     def _fresh(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
@@ -327,7 +327,7 @@ class ViewApi:
         found = self.views().found
         if not found.instant_ns:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
-        return json_answer(await asyncio.to_thread(inventory_json, found, self.core.names_of))
+        return json_response(await asyncio.to_thread(inventory_json, found, self.core.names_of))
 
     async def _account(self, _: web.Request, credential: Credential) -> web.Response:
         views = self.views()
@@ -338,7 +338,7 @@ class ViewApi:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         account = account_json(views.account)
         own = credential.role is Role.TENANT
-        return json_answer(own_account(account, credential.tenant) if own else account)
+        return json_response(tenant_account(account, credential.tenant) if own else account)
 
     async def _events(self, request: web.Request, __: Credential) -> web.Response:
         wanted = request.query.get("node")
@@ -347,7 +347,7 @@ class ViewApi:
             {**seen.to_json(), "device": self.core.names_of(seen.node, seen.event.entity)}
             for seen in events[-MAX_EVENTS:]
         ]
-        return json_answer({"events": rows})
+        return json_response({"events": rows})
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")
@@ -364,7 +364,7 @@ class ViewApi:
         return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
 
 
-def _rollups(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
+def _rollup_rows(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
     """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
     reduced = (reduce_rows(row.block, np.array([row.index])) for row in fresh)
     return [
@@ -380,8 +380,8 @@ def _rollups(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _view_json(view: view_cells.View) -> web.Response:
-    return json_answer({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
+def _view_response(view: view_cells.View) -> web.Response:
+    return json_response({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
 
 
 _LANDING = """<!doctype html>

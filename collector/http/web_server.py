@@ -35,14 +35,17 @@ from railscope import durable_files, server_connections
 
 log = structlog.get_logger(__name__)
 
-LAST_ANSWER_SECONDS = 2.0
+SHUTDOWN_TIMEOUT_SECONDS = 2.0
 """Maximum time for pending requests when a server stops."""
 
 
-def runner(application: web.Application) -> web.AppRunner:
+def make_runner(application: web.Application) -> web.AppRunner:
     """Return a runner for an application: no access log, a short shutdown timeout."""
     return web.AppRunner(
-        application, access_log=None, logger=_request_logger(), shutdown_timeout=LAST_ANSWER_SECONDS
+        application,
+        access_log=None,
+        logger=_request_logger(),
+        shutdown_timeout=SHUTDOWN_TIMEOUT_SECONDS,
     )
 
 
@@ -57,7 +60,7 @@ class _UnquotedFilter(logging.Filter):
         return False
 
 
-def _no_log() -> logging.Logger:
+def _disabled_logger() -> logging.Logger:
     """Return a disabled logger: relevant requests are recorded in the audit log, others nowhere."""
     made = logging.getLogger("railscope.collector.requests")
     made.disabled = True
@@ -79,8 +82,8 @@ class WebServer:
     ) -> None:
         self.connections = connections
         application.middlewares.insert(0, self._watched)
-        application.on_response_prepare.append(_name_no_software)
-        self._runner = runner(application)
+        application.on_response_prepare.append(_remove_server_header)
+        self._runner = make_runner(application)
         self._acceptor = server_connections.ConnectionAcceptor(connections, self._protocol)
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
@@ -104,7 +107,10 @@ class WebServer:
             message = "the server is stopping"
             raise ConnectionAbortedError(message)
         return _QuietRequestHandler(
-            made, loop=asyncio.get_running_loop(), access_log=_no_log(), logger=_request_logger()
+            made,
+            loop=asyncio.get_running_loop(),
+            access_log=_disabled_logger(),
+            logger=_request_logger(),
         )
 
     @web.middleware
@@ -141,13 +147,13 @@ class _QuietRequestHandler(web.RequestHandler):
         return answer
 
 
-async def _name_no_software(_: web.Request, response: web.StreamResponse) -> None:
+async def _remove_server_header(_: web.Request, response: web.StreamResponse) -> None:
     """Remove the header that names software and versions."""
     response.headers.popall("Server", None)
 
 
 THREADS = 8
-MAX_AT_ONCE = 3
+MAX_READS_PER_REQUESTER = 3
 """Maximum number of running or queued requests of one tenant, or of one credential of another role."""
 
 ReadResultT = TypeVar("ReadResultT")
@@ -166,8 +172,8 @@ class ReadPool:
         """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
         requester = f"tenant/{credential.tenant}" if credential.tenant else credential.label
         pending = self._pending.get(requester, 0)
-        if pending >= MAX_AT_ONCE:
-            text = f"too many requests of this kind: expected at most {MAX_AT_ONCE} at once\n"
+        if pending >= MAX_READS_PER_REQUESTER:
+            text = f"too many requests of this kind: expected at most {MAX_READS_PER_REQUESTER} at once\n"
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
         self._pending[requester] = pending + 1
         try:
@@ -185,10 +191,10 @@ class ReadPool:
 PROBE_BYTES = 256 << 10
 """Free space without which a collector does not start to write."""
 RETRY_SECONDS = 5.0
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+_DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
-def unwritable(directory: Path) -> str:
+def find_write_problem(directory: Path) -> str:
     """Return the reason why a directory cannot be written; empty if it can. Blocking.
 
     Only a write with fsync detects a quota, a full or a read-only file system.
@@ -203,7 +209,7 @@ def unwritable(directory: Path) -> str:
         finally:
             path.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL_ERRORS:
             return f"cannot write the state directory: {error.strerror}"
         raise
     return ""
@@ -215,7 +221,7 @@ class SpaceWatch:
 
     directory: Path
     retry_seconds: float = RETRY_SECONDS
-    probe: Callable[[Path], str] = unwritable
+    probe: Callable[[Path], str] = find_write_problem
 
     async def wait(self) -> None:
         """Return once there is space. Raises OSError for any other failure."""

@@ -28,13 +28,13 @@ from collector.http.access_control import RouteHandlers, json_error
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit import merkle, record, signed_note
 
-SHOW_HEADER = "Railscope-Show"
+PRESENT_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
 BODY_SECONDS = 30.0
 SAVE_EVERY_SECONDS = 60.0
-NEW_KEY_EVERY_NS = 3_600_000_000_000
+MIN_KEY_CHANGE_NS = 3_600_000_000_000
 """Minimum interval between two new keys of a node: each is a permanent record."""
-_KEPT_PROOFS = 64
+_MAX_CACHED_PROOFS = 64
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +80,7 @@ class WitnessApi:
             log.error("cosignatures_write_failed", file=error.filename, problem=error.strerror)
 
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
-        headers = {SHOW_HEADER: "held"} if self.guard.asks(credential.name) else {}
+        headers = {PRESENT_HEADER: "held"} if self.guard.asks(credential.name) else {}
         note = self.audit.publisher.note
         if not note:
             text = f"{signed_note.NOTHING_SIGNED}\n"
@@ -113,7 +113,7 @@ class WitnessApi:
         tiles = Tiles(self.audit.directory, self.audit.signed.size)
         path = merkle.consistency_proof(tiles.node, old, new)
         text = "".join(f"{base64.b64encode(one).decode()}\n" for one in path)
-        if len(self._proofs) >= _KEPT_PROOFS:
+        if len(self._proofs) >= _MAX_CACHED_PROOFS:
             self._proofs.clear()
         self._proofs[old, new] = text
         return text
@@ -124,7 +124,7 @@ class WitnessApi:
             return json_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         try:
             cosigned = msgspec.json.decode(
-                await _body(request), type=housekeeping_files.CosignedCheckpoint
+                await _read_body(request), type=housekeeping_files.CosignedCheckpoint
             )
             if cosigned.note:
                 cosigned.seconds()
@@ -168,7 +168,7 @@ class WitnessApi:
     def _change(self, node: str) -> None:
         """Note the time of a key change. Raises KeyChangeLimitError."""
         now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
-        if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
+        if before_ns is not None and 0 <= now_ns - before_ns < MIN_KEY_CHANGE_NS:
             message = f"{node} changed its key less than an hour ago"
             raise KeyChangeLimitError(message)
         self._changed[node] = now_ns
@@ -181,7 +181,7 @@ def _check_name(node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> N
         raise signed_note.NoteError(message)
 
 
-async def _body(request: web.Request) -> bytes:
+async def _read_body(request: web.Request) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()

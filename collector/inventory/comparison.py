@@ -163,7 +163,7 @@ class InventoryWatch:
         shown: dict[str, str] = {}
         for name, node in list(self.core.fleet.nodes.items()):
             reported[name] = fresh.reported(node)
-            _add_shown(shown, name, reported[name])
+            _add_devices(shown, name, reported[name])
             await offer()
         comparisons: list[NodeComparison] | None = None
         if inventory is not None:
@@ -218,7 +218,7 @@ class InventoryWatch:
         )
 
 
-def _add_shown(shown: dict[str, str], name: str, node: ReportedDevices) -> None:
+def _add_devices(shown: dict[str, str], name: str, node: ReportedDevices) -> None:
     """Add the GPUs in a node by name; those that may be there get an empty node name."""
     devices = node.devices.get(schema_columns.GPU)
     if isinstance(devices, schema_columns.ShownDevices):
@@ -321,7 +321,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
         "instant_ns": found.instant_ns,
         "nodes": None
         if comparisons is None
-        else [_node(comparison, names_of) for comparison in comparisons],
+        else [_node_document(comparison, names_of) for comparison in comparisons],
         "gone_gpus": [
             {
                 "node": one.node,
@@ -345,7 +345,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
     }
 
 
-def _node(comparison: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
+def _node_document(comparison: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
     reported = comparison.reported
     answer: dict[str, Any] = {
         "node": comparison.node,
@@ -359,17 +359,17 @@ def _node(comparison: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
             "expected": counts.expected if counts else None,
             **(counts._asdict() if counts else {}),
             "reason": comparison.reasons.get(kind),
-            "names": _names(shown),
-            "devices": _devices(comparison.node, kind, shown, names_of),
+            "names": _device_names(shown),
+            "devices": _device_documents(comparison.node, kind, shown, names_of),
         }
     return answer
 
 
-def _devices(
+def _device_documents(
     node: str, kind: str, shown: schema_columns.ShownDevices | str | None, names_of: NamesOf
 ) -> dict[str, list[Names]] | None:
     """Return all names of the devices that `names` lists, in its order."""
-    listed = _names(shown)
+    listed = _device_names(shown)
     if listed is None:
         return None
     return {
@@ -381,7 +381,7 @@ def _devices(
     }
 
 
-def _names(shown: schema_columns.ShownDevices | str | None) -> dict[str, list[str]] | None:
+def _device_names(shown: schema_columns.ShownDevices | str | None) -> dict[str, list[str]] | None:
     """Return the devices that a node shows; null if they are unknown."""
     if not isinstance(shown, schema_columns.ShownDevices):
         return None

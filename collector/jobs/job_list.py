@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from collector.files.tenancy_files import TenantMappings, unmapped
+from collector.files.tenancy_files import TenantMappings, unmapped_tenant
 from collector.files.watched_file import FileError, read_rows
 from collector.jobs import JobsError
 from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp
@@ -365,7 +365,7 @@ def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings)
     """
     mapped: list[ListedJob] = []
     for job in jobs:
-        default = unmapped(source, job.tenant)
+        default = unmapped_tenant(source, job.tenant)
         pieces = tenants.pieces(source, job.tenant, job.start_ns, job.end_ns)
         if not pieces:
             mapped.append(job)  # it has no duration

@@ -22,37 +22,37 @@ import structlog
 from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
 from collector.view_refresh import CollectorViews
-from railscope.http_responses import bound_answers
+from railscope.http_responses import bound_responses
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
 LINES_PER_WRITE = 5000
 TIMEOUT_SECONDS = 10.0
-MAX_ANSWER_BYTES = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 20
 _NEVER_ACCEPTED = {400, 413, 422}
 _TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ ", "\n": "\\ ", "\r": "\\ "})
 _AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
 
 
-def lines(view: View) -> list[str]:
+def format_lines(view: View) -> list[str]:
     """Return a view as lines: one measurement per metric, its labels as tags, the field `value`.
 
     The protocol cannot represent a number that is not finite.
     """
-    return [_line(cell, view.instant_ns) for cell in view.cells if math.isfinite(cell.value)]
+    return [_format_line(cell, view.instant_ns) for cell in view.cells if math.isfinite(cell.value)]
 
 
-def _line(cell: ViewCell, instant_ns: int) -> str:
+def _format_line(cell: ViewCell, instant_ns: int) -> str:
     tags = "".join(
-        f",{label}={_tag(value)}"
+        f",{label}={_escape_tag(value)}"
         for label, value in zip(cell.metric.about.labels, cell.labels, strict=True)
         if value
     )
     return f"{cell.metric.name}{tags} value={float(cell.value)!r} {instant_ns}"
 
 
-def _tag(value: str) -> str:
+def _escape_tag(value: str) -> str:
     """Return a tag's value, escaped; a line cannot contain a line break, so that becomes a space.
 
     A backslash before a special character is doubled, otherwise it would count as its escape.
@@ -86,7 +86,7 @@ class InfluxSink:
 
     def __post_init__(self) -> None:
         """Read the token. Raises SettingsError."""
-        self._token = token(self.settings)
+        self._token = read_token(self.settings)
 
     async def run(self) -> None:
         """Write until cancelled; return immediately if no server is configured."""
@@ -104,7 +104,7 @@ class InfluxSink:
     def _collect(self) -> None:
         views = self.views()
         for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
-            self._waiting.extend(lines(view))
+            self._waiting.extend(format_lines(view))
         while len(self._waiting) > self.settings.max_buffered_lines:
             self._waiting.popleft()
             self.dropped += 1
@@ -139,7 +139,7 @@ class InfluxSink:
             self._problem = None
 
 
-def token(settings: InfluxSettings) -> str:
+def read_token(settings: InfluxSettings) -> str:
     """Return the token for writing. Raises SettingsError if its file cannot be read."""
     if not settings.token_file:
         return ""
@@ -152,7 +152,7 @@ def token(settings: InfluxSettings) -> str:
 
 def probe(settings: InfluxSettings) -> str:
     """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
-    client = _client(settings, token(settings))
+    client = _client(settings, read_token(settings))
     try:
         problem = _write(client, settings, ("railscope_check value=1",))
     except RejectedLinesError as error:
@@ -174,11 +174,11 @@ def _client(settings: InfluxSettings, secret: str, timeout_seconds: float = TIME
         org=settings.organisation,
         timeout=round(timeout_seconds * 1000),
     )
-    _bound_answers(client, timeout_seconds)
+    _bound_responses(client, timeout_seconds)
     return client
 
 
-def _bound_answers(client: Any, timeout_seconds: float) -> None:
+def _bound_responses(client: Any, timeout_seconds: float) -> None:
     """Limit the server's responses: urllib3 reads without a limit, and its timeout applies to each read."""
     from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415 - as above
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool  # noqa: PLC0415 - as above
@@ -186,7 +186,7 @@ def _bound_answers(client: Any, timeout_seconds: float) -> None:
     def bounded(pool: Any, connection: Any) -> Any:
         class Bounded(connection):  # type: ignore[misc]  # a class that is imported late
             def getresponse(self) -> Any:
-                bound_answers(self, MAX_ANSWER_BYTES, timeout_seconds)
+                bound_responses(self, MAX_RESPONSE_BYTES, timeout_seconds)
                 return super().getresponse()
 
         return type("BoundedPool", (pool,), {"ConnectionCls": Bounded})
@@ -214,14 +214,14 @@ def _write(client: Any, settings: InfluxSettings, batch: Iterable[str]) -> str:
             api.write(bucket=settings.bucket, org=settings.organisation, record=body)
     except ApiException as error:
         if error.status in _NEVER_ACCEPTED:
-            raise RejectedLinesError(_answer(error)) from error
-        return _answer(error)
+            raise RejectedLinesError(_response_text(error)) from error
+        return _response_text(error)
     except (InfluxDBError, HTTPError, OSError) as error:
         return _first_line(str(error)) or type(error).__name__
     return ""
 
 
-def _answer(error: Any) -> str:
+def _response_text(error: Any) -> str:
     """Return the server's response on one line: its status, and its message if there was one."""
     reason = error.message if error.body else error.reason
     text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason or "")

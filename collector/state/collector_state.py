@@ -38,7 +38,7 @@ from railscope.wire import BYTES_PER_VALUE, Batch, Envelope, WireEntity
 
 log = structlog.get_logger(__name__)
 
-_EVENTS_A_STEP = 256
+_EVENTS_PER_STEP = 256
 
 
 Digest = bytes
@@ -193,7 +193,7 @@ class CollectorState:
         sender = (envelope.node, envelope.run, envelope.boot_id)
         applied = self.fleet.apply(NodeUpdate(*sender, known.layout, batch, newest_ns))
         if known.gpus and applied:
-            self.gpus_of[envelope.node] = _by_rail(known.gpus)
+            self.gpus_of[envelope.node] = _gpus_by_rail(known.gpus)
 
     def _take(
         self,
@@ -205,7 +205,7 @@ class CollectorState:
         yield from self.evidence.steps(record, envelope, batch, known)
         yield from self.evidence.claim_steps(record, envelope, batch)
         for number, seen in enumerate(seen_events(record, envelope, batch)):
-            if number % _EVENTS_A_STEP == _EVENTS_A_STEP - 1:
+            if number % _EVENTS_PER_STEP == _EVENTS_PER_STEP - 1:
                 yield
             for listener in self.listeners:
                 listener(seen)
@@ -228,7 +228,7 @@ class CollectorState:
         return self.gpus_of.get(node, {})
 
 
-def _by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
+def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
     """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
     found: dict[int, str] = {}
     for position, gpu in enumerate(gpus):
@@ -264,12 +264,12 @@ class EnvelopeCost(NamedTuple):
         return 1 + (self.frames + self.events + self.stretches + self.ends) // WORK_UNIT
 
 
-def cost_of(envelope: Envelope, known: Iterable[KnownSchema | None]) -> EnvelopeCost:
+def envelope_cost(envelope: Envelope, known: Iterable[KnownSchema | None]) -> EnvelopeCost:
     """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
     stretches = counter_bytes = 0
     for batch, schema in zip(envelope.batches, known, strict=True):
         if schema is not None:
-            stretches += _stretches(batch, schema)
+            stretches += _count_stretches(batch, schema)
             counters = len(schema.metered.columns)
             if counters:
                 cells = len({boot_ns // node_intervals.GRID_NS for boot_ns in batch.boot_ns})
@@ -284,7 +284,7 @@ def cost_of(envelope: Envelope, known: Iterable[KnownSchema | None]) -> Envelope
     )
 
 
-def _stretches(batch: Batch, schema: KnownSchema) -> int:
+def _count_stretches(batch: Batch, schema: KnownSchema) -> int:
     boot_ns = batch.boot_ns
     length_ns = boot_ns[-1] - boot_ns[0]
     if (
@@ -306,7 +306,9 @@ def _stretches(batch: Batch, schema: KnownSchema) -> int:
     return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + cells
 
 
-def exceeded_bounds(cost: EnvelopeCost, limits: IngestLimits, factor: int = 1) -> Iterator[str]:
+def find_exceeded_bounds(
+    cost: EnvelopeCost, limits: IngestLimits, factor: int = 1
+) -> Iterator[str]:
     """Yield a text for each bound that is exceeded."""
     for count, limit, what in (
         (cost.batches, limits.batches_per_envelope, "batches"),

@@ -25,7 +25,7 @@ from railscope.wire import WireEvent
 
 MAGIC = b"railscope checkpoint 1\n"
 """Start of every file."""
-_SOME = 200
+_PART_ITEMS = 200
 """Number of small items in one part."""
 _HEAD = struct.Struct("<II")
 """Length and CRC-32 of a part."""
@@ -100,7 +100,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[CheckpointPart] = msgspec.msgpack.Decoder(CheckpointPart)
 
 
-def parts_of(core: CollectorState, first_segment: int) -> Iterator[CheckpointPart]:
+def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointPart]:
     """Yield a checkpoint of a core that may change between two parts."""
     book = core.evidence
     yield Beginning(first_segment)
@@ -113,19 +113,19 @@ def parts_of(core: CollectorState, first_segment: int) -> Iterator[CheckpointPar
         if kept := book.intervals.by_key.get(key):
             yield IntervalPart(kept)
     # After the GPUs: a stored claim that is not among these is in the database.
-    for facts in _some(list(book.unwritten)):
+    for facts in _groups(list(book.unwritten)):
         yield FactsPart(
             [fact for fact in facts if isinstance(fact, claim_events.ReportedClaim)],
             [fact for fact in facts if isinstance(fact, claim_events.ReportedEnd)],
         )
-    for events in _some(list(core.events)):
+    for events in _groups(list(core.events)):
         yield EventsPart([(seen.node, seen.boot_id, seen.event) for seen in events])
     yield Ending()
 
 
-def _some(all_of_it: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(all_of_it), _SOME):
-        yield all_of_it[start : start + _SOME]
+def _groups(all_of_it: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(all_of_it), _PART_ITEMS):
+        yield all_of_it[start : start + _PART_ITEMS]
 
 
 def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
@@ -141,13 +141,13 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
     )
 
 
-def encode(part: CheckpointPart) -> bytes:
+def encode_part(part: CheckpointPart) -> bytes:
     """Encode a part as it is stored in a file."""
     payload = _encoder.encode(part)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def decode(content: bytes) -> list[CheckpointPart]:
+def decode_parts(content: bytes) -> list[CheckpointPart]:
     """Decode the parts of a whole file. Raises StateCheckpointError."""
     if not content.startswith(MAGIC):
         message = "invalid header: expected a checkpoint of this version of the collector"
@@ -172,7 +172,7 @@ def decode(content: bytes) -> list[CheckpointPart]:
     return parts
 
 
-def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
+def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
     """Restore an empty core from a checkpoint; return the first segment to read."""
     first_segment = 0
     gpus: dict[str, evidence_memory.GpuMemory] = {}
@@ -183,7 +183,7 @@ def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
             case Beginning():
                 first_segment = part.first_segment
             case NodePart():
-                _resume_node(core, part)
+                _restore_node(core, part)
             case GpuPart():
                 gpus[part.uuid] = part.memory
             case IntervalPart():
@@ -198,7 +198,7 @@ def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
     return first_segment
 
 
-def _resume_node(core: CollectorState, part: NodePart) -> None:
+def _restore_node(core: CollectorState, part: NodePart) -> None:
     core.received.put(part.name, part.runs)
     core.evidence.receipts[part.name] = part.receipts
     if part.memory:

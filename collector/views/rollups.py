@@ -77,13 +77,13 @@ class _LayoutSums:
             reducer(total, amount, out=total)
 
 
-def _of_everyone(reduced: ReducedBlock) -> Columns:
+def _sum_everyone(reduced: ReducedBlock) -> Columns:
     """Return the amounts of the cells of all rows."""
     pairs = zip(_REDUCERS, reduced.columns, strict=True)
     return tuple(reducer.reduce(column, axis=0) for (reducer, _), column in pairs)
 
 
-def _of_tenants(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, Columns]]:
+def _sum_by_tenant(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, Columns]]:
     """Yield the amounts of each tenant's cells; the cost depends on rows, not on tenants.
 
     `holders` are the tenants of each row's rails, and last that of the whole node.
@@ -145,11 +145,11 @@ class Rollups:
     def add(self, reduced: ReducedBlock) -> None:
         """Add a block."""
         layout, nodes = reduced.block.layout, reduced.block.nodes
-        self._of(EVERYONE, layout).add(_of_everyone(reduced))
+        self._of(EVERYONE, layout).add(_sum_everyone(reduced))
         if self.tenants_of:
             rails = layout.rails
             holders = np.array([self.tenants_of(nodes[r] or "", rails) for r in reduced.rows])
-            for tenant, amounts in _of_tenants(reduced, holders):
+            for tenant, amounts in _sum_by_tenant(reduced, holders):
                 self._of(self.tenant_names[tenant], layout).add(amounts)
 
     def _of(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
@@ -163,14 +163,14 @@ class Rollups:
         totals: dict[tuple[str, schemas.CellKey], RollupTotal] = {}
         for (scope_name, _), sums in self._sums.items():
             if (scope_name == EVERYONE) == (scope != "tenant"):
-                for where, key, amounts in _amounts(sums, scope, scope_name):
+                for where, key, amounts in _rail_amounts(sums, scope, scope_name):
                     totals.setdefault((where, key), RollupTotal()).add(*amounts)
                     yield None
         for (where, (metric, part)), total in totals.items():
             labels = (where, *part) if where else part
             for rollup in metric.rollups:
                 yield view_cells.ViewCell(
-                    _derived(metric, scope, rollup), labels, total.scaled(metric, rollup)
+                    _derive_rollup(metric, scope, rollup), labels, total.scaled(metric, rollup)
                 )
 
 
@@ -181,8 +181,8 @@ def node_rollups(
     totals: dict[schemas.CellKey, RollupTotal] = {}
     for one in reduced:
         sums = _LayoutSums(one.block.layout)
-        sums.add(_of_everyone(one))
-        for _, key, amounts in _amounts(sums, "cluster", EVERYONE):
+        sums.add(_sum_everyone(one))
+        for _, key, amounts in _rail_amounts(sums, "cluster", EVERYONE):
             totals.setdefault(key, RollupTotal()).add(*amounts)
     for (metric, part), total in totals.items():
         for rollup in metric.rollups:
@@ -192,7 +192,7 @@ def node_rollups(
 Amounts: TypeAlias = tuple[float, float, float, float]
 
 
-def _amounts(
+def _rail_amounts(
     sums: _LayoutSums, scope: str, scope_name: str
 ) -> Iterator[tuple[str, schemas.CellKey, Amounts]]:
     """Yield the amounts of each cell of a layout for a scope: rail or tenant, key, and amounts."""
@@ -210,5 +210,5 @@ def _amounts(
 
 
 @cache
-def _derived(metric: Metric, scope: str, rollup: Rollup) -> Metric:
+def _derive_rollup(metric: Metric, scope: str, rollup: Rollup) -> Metric:
     return rollups()[derived_name(metric, scope, rollup)].metric

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from railscope.capture import write_capture
 from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program
@@ -84,7 +84,7 @@ class Site:
         lines = []
         for spec in specs:
             write_capture(self.directory / spec.node, about(spec, seconds), moments(spec, seconds))
-            lines.append(f'"{spec.node}" = "{digest("token-" + spec.node)}"\n')
+            lines.append(f'"{spec.node}" = "{digest_token("token-" + spec.node)}"\n')
         (self.directory / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
 
     async def collector(self, *more: str, **environment: str) -> Program:

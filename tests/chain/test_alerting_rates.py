@@ -9,7 +9,7 @@ from dataclasses import replace
 from alerting_support import pages_of, watching
 from chain_support import Site
 
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from railscope.capture import SECTIONS, CaptureMoment, write_capture
 from simulator import NodeSpec, about, moments
 
@@ -72,7 +72,7 @@ def prepare(site: Site) -> None:
         )
         write_capture(site.directory / spec.node, later, from_second(spec, first, SECONDS))
         with (site.directory / "tokens.toml").open("a") as tokens:
-            tokens.write(f'"{spec.node}" = "{digest("token-" + spec.node)}"\n')
+            tokens.write(f'"{spec.node}" = "{digest_token("token-" + spec.node)}"\n')
 
 
 async def test_a_slow_fault_reaches_its_receiver(site: Site) -> None:

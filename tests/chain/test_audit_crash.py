@@ -11,7 +11,7 @@ from crash_support import SMALL, SharingAgent, acknowledged, read
 from support.audit import draft
 from support.metered import record_number
 
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import count_unrecorded, put_record
 from collector.ledger.database import Database
@@ -29,7 +29,7 @@ def put_facts(database: Database, first: int) -> None:
 
 
 async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(site: Site) -> None:
-    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     chance, agent, sent = random.Random(7), SharingAgent(), list[bytes]()  # noqa: S311 - a test's
     directory = site.directory / "collector" / "audit"
     (site.directory / "collector").mkdir()

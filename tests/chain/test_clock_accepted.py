@@ -15,7 +15,7 @@ from makers import Sender
 from running_collector import some
 
 from collector import clock
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from collector.clock import ClockState
 from collector.evidence.evidence_store import EvidenceStore
 from collector.ledger.database import Database
@@ -59,7 +59,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     site: Site, ahead_ns: int
 ) -> None:
     (site.directory / "tokens.toml").write_text(
-        f'[nodes]\nn1 = "{digest("token-n1")}"\n', encoding="utf-8"
+        f'[nodes]\nn1 = "{digest_token("token-n1")}"\n', encoding="utf-8"
     )
     state = site.directory / "collector"
     keep_reference(state, ahead_ns)
@@ -80,7 +80,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
         return bool(store.homes())
 
     await until(is_stored, "the evidence is stored")
-    decided = clock.read(state)
+    decided = clock.read_state(state)
     assert decided is not None
     (correction,) = decided.corrections
     assert abs(correction.delta_ns - ahead_ns) < HOUR_NS // 60
@@ -101,7 +101,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
 
 async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
     """The settings cannot be read when the clock is accepted, and are corrected later."""
-    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     own = site.directory / "own.toml"
     own.write_text("")
     state = site.directory / "collector"
@@ -129,7 +129,7 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
     site: Site,
 ) -> None:
     """It decides and ends immediately; the next start reads the decision and the same frames."""
-    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     state = site.directory / "collector"
     keep_reference(state, HOUR_NS)
     collector = await site.collector(**QUICK)
@@ -139,7 +139,7 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
     await accept_clock(site)
 
     async def is_decided() -> bool:
-        found = clock.read(state)
+        found = clock.read_state(state)
         return bool(found and found.corrections)
 
     await until(is_decided, "the collector has accepted it")

@@ -9,7 +9,12 @@ from pathlib import Path
 
 from chain_support import Site, until
 
-from collector.framelog.segment_files import FrameLogStats, read_segment, segment_path, segments
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    read_segment,
+    segment_numbers,
+    segment_path,
+)
 from railscope.envelopes import unpack
 
 MOST = 64 << 20
@@ -19,7 +24,7 @@ def identities(site: Site) -> Counter[tuple[str, str, str, int]]:
     """Count every frame in the frame log, by identity."""
     directory = site.directory / "collector" / "frames"
     found: Counter[tuple[str, str, str, int]] = Counter()
-    for number in segments(directory):
+    for number in segment_numbers(directory):
         for _, record in read_segment(segment_path(directory, number), FrameLogStats()):
             envelope = unpack(record.body, MOST)
             for batch in envelope.batches:

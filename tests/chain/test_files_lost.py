@@ -10,8 +10,8 @@ import pytest
 from chain_support import Site
 from crash_support import SMALL, SharingAgent, acknowledged, read
 
-from collector.access.credentials import digest
-from collector.framelog.segment_files import segments
+from collector.access.credentials import digest_token
+from collector.framelog.segment_files import segment_numbers
 
 FRAMES = 5
 
@@ -27,13 +27,13 @@ async def lost_files(site: Site) -> int:
 
 def remove(state: Path, what: str) -> None:
     if what == "segment":
-        number = segments(state / "frames")[-1]
+        number = segment_numbers(state / "frames")[-1]
         for path in (state / "frames").glob(f"frames-{number:010d}-*"):
             path.unlink()
     elif what == "frames":
         shutil.rmtree(state / "frames")
     elif what == "tail":
-        (path,) = (state / "frames").glob(f"frames-{segments(state / 'frames')[-1]:010d}-*")
+        (path,) = (state / "frames").glob(f"frames-{segment_numbers(state / 'frames')[-1]:010d}-*")
         path.write_bytes(path.read_bytes()[:-1])
     elif what == "clock":
         (state / "clock").unlink()
@@ -47,7 +47,7 @@ def remove(state: Path, what: str) -> None:
 async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     site: Site, what: str
 ) -> None:
-    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     agent, state = SharingAgent(), site.directory / "collector"
     collector = await site.collector(**SMALL)
     await acknowledged(site, agent.body(FRAMES), agent.at)

@@ -12,9 +12,14 @@ import aiohttp
 import msgspec
 from makers import Sender, gpu_schema
 
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from collector.config import AuditSettings, CollectorSettings, IngestLimits
-from collector.framelog.segment_files import FrameLogStats, read_segment, segment_path, segments
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    read_segment,
+    segment_numbers,
+    segment_path,
+)
 from collector.ledger.audit_outbox import RecordDraft
 from collector.service import Collector
 from railscope.frame import Frame
@@ -63,8 +68,8 @@ class Running:
 
 def settings_in(directory: Path, **more: Any) -> CollectorSettings:
     """Settings with tokens of three nodes and a reader; views are refreshed ten times a second."""
-    lines = [f'{name} = "{digest("token-" + name)}"' for name in ("n1", "n2", "n3")]
-    reader = f'[operators]\nreader = "{digest("token-reader")}"\n'
+    lines = [f'{name} = "{digest_token("token-" + name)}"' for name in ("n1", "n2", "n3")]
+    reader = f'[operators]\nreader = "{digest_token("token-reader")}"\n'
     (directory / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
     given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "state_directory": str(directory / "state"),
@@ -106,7 +111,9 @@ def logged(directory: Path) -> int:
     """How many envelopes are in the frame log."""
     frames = directory / "state" / "frames"
     return sum(
-        1 for n in segments(frames) for _ in read_segment(segment_path(frames, n), FrameLogStats())
+        1
+        for n in segment_numbers(frames)
+        for _ in read_segment(segment_path(frames, n), FrameLogStats())
     )
 
 

@@ -26,7 +26,7 @@ from collector.config import LedgerSettings
 from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.fleet.view_cells import View, ViewCell
-from collector.http.access_control import ROUTES, RequestAuthorizer, application
+from collector.http.access_control import ROUTES, RequestAuthorizer, make_application
 from collector.http.read_api import CollectorMetrics, ViewApi
 from collector.view_refresh import CollectorViews, ViewRefresher
 from collector.views.rollups import Rollups, reduce_rows
@@ -213,7 +213,7 @@ async def served(api: ViewApi) -> AsyncIterator[str]:
         AccessTrail(api.own.trail, RecordedCredentials(Path())),
         allow_anonymous_read=True,
     )
-    runner = web.AppRunner(application(gate, api.handlers(), 1 << 20, routes))
+    runner = web.AppRunner(make_application(gate, api.handlers(), 1 << 20, routes))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

@@ -21,10 +21,10 @@ from collector.framelog.segment_files import (
     FrameRecord,
     StateFiles,
     accept_loss,
+    segment_numbers,
     segment_path,
-    segments,
 )
-from collector.state.restart import CheckpointSchedule, Restart
+from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from railscope.wire import SentAt
 
 SECOND = 1_000_000_000
@@ -71,7 +71,7 @@ async def test_a_directory_that_is_whole_lacks_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         log = await written(tmp_path)
         assert lost(tmp_path) == {}
-    assert len(segments(tmp_path / "frames")) > 3
+    assert len(segment_numbers(tmp_path / "frames")) > 3
     log.delete_before(log.number)
     assert lost(tmp_path) == {}
 
@@ -109,7 +109,7 @@ async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
     tmp_path: Path, which: int, how: Callable[[Path], None]
 ) -> None:
     await written(tmp_path)
-    number = segments(tmp_path / "frames")[which]
+    number = segment_numbers(tmp_path / "frames")[which]
     path = segment_path(tmp_path / "frames", number)
     content = path.read_bytes()
     how(path)
@@ -127,7 +127,7 @@ async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
 
 async def test_a_tail_that_was_torn_by_a_crash_is_no_loss(tmp_path: Path) -> None:
     await written(tmp_path)
-    path = segment_path(tmp_path / "frames", segments(tmp_path / "frames")[-1])
+    path = segment_path(tmp_path / "frames", segment_numbers(tmp_path / "frames")[-1])
     path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
     assert lost(tmp_path) == {}
 
@@ -146,7 +146,7 @@ async def test_the_account_itself_is_never_read_as_a_default(
 
 async def test_all_segments_gone_are_named(tmp_path: Path) -> None:
     await written(tmp_path)
-    numbers = segments(tmp_path / "frames")
+    numbers = segment_numbers(tmp_path / "frames")
     for number in numbers:
         segment_path(tmp_path / "frames", number).unlink()
     assert list(lost(tmp_path)) == [f"frames/{number:010d}" for number in numbers]
@@ -169,7 +169,7 @@ async def test_a_lost_clock_file_is_named_until_it_is_put_back_or_accepted(
     tmp_path: Path, how: Callable[[Path], None]
 ) -> None:
     path = tmp_path / clock.FILE
-    path.write_bytes(clock.encoded(clock.ClockState("boot", 5)))
+    path.write_bytes(clock.encode_state(clock.ClockState("boot", 5)))
     await written(tmp_path)
     assert lost(tmp_path) == {}
     content = path.read_bytes()
@@ -189,7 +189,7 @@ async def checkpointed(directory: Path) -> None:
     files = StateFiles(directory)
     files.open()
     files.begin(log.number, log.offset)
-    keeping = CheckpointSchedule(Restart(directory, core), log, SECOND, files=files)
+    keeping = CheckpointSchedule(StateCheckpointer(directory, core), log, SECOND, files=files)
     await keeping._keep(log.number)  # noqa: SLF001 - as its task does
     files.close()
 
@@ -204,22 +204,22 @@ async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
     if content is not None:
         path.write_bytes(content)
     core = core_in(tmp_path / "schemas")
-    restart, files = Restart(tmp_path, core), StateFiles(tmp_path)
+    restart, files = StateCheckpointer(tmp_path, core), StateFiles(tmp_path)
     files.open()
     restart.read(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
     assert list(files.lost) == ["checkpoint"]
     frames = FrameLog(tmp_path / "frames", 500, 1, files=files)
-    before = segments(tmp_path / "frames")
+    before = segment_numbers(tmp_path / "frames")
     await CheckpointSchedule(restart, frames, SECOND, files=files)._keep(99)  # noqa: SLF001 - as its task does
     assert (path.read_bytes() if path.exists() else None) == content
-    assert segments(tmp_path / "frames") == before
+    assert segment_numbers(tmp_path / "frames") == before
 
 
 async def test_a_checkpoint_that_is_there_is_no_loss(tmp_path: Path) -> None:
     await checkpointed(tmp_path)
     core = core_in(tmp_path / "schemas")
-    restart, files = Restart(tmp_path, core), StateFiles(tmp_path)
+    restart, files = StateCheckpointer(tmp_path, core), StateFiles(tmp_path)
     files.open()
     restart.read(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)

@@ -74,7 +74,7 @@ def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
     one = machine.started()
     assert one.now_ns() == machine.right_ns
     assert one.problem
-    found = clock.read(tmp_path)
+    found = clock.read_state(tmp_path)
     assert found is not None
     assert found.problem, "other commands see it"
 
@@ -147,7 +147,7 @@ def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path
     machine.offsets = []
     again = machine.started()
     assert not again.hold
-    found = clock.read(tmp_path)
+    found = clock.read_state(tmp_path)
     assert found is not None
     assert found.corrections == [Correction(began_ns, -30 * DAY_NS)]
 
@@ -218,16 +218,16 @@ def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
 
 def test_a_kept_state_reads_back_and_one_of_an_earlier_version_too(tmp_path: Path):
     state = ClockState("b", 5, corrections=[Correction(1, 2)])
-    for content in (clock.encoded(state), msgspec.json.encode(state)):
+    for content in (clock.encode_state(state), msgspec.json.encode(state)):
         (tmp_path / clock.FILE).write_bytes(content)
-        assert clock.read(tmp_path) == state
+        assert clock.read_state(tmp_path) == state
     (tmp_path / clock.FILE).unlink()
-    assert clock.read(tmp_path) is None
+    assert clock.read_state(tmp_path) is None
 
 
 def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
     state = ClockState("b", 5, corrections=[Correction(1, 2)])
-    content = clock.encoded(state)
+    content = clock.encode_state(state)
     flipped = [
         bytes([*content[:place], content[place] ^ 1 << bit, *content[place + 1 :]])
         for place in range(len(content))
@@ -236,7 +236,7 @@ def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
     for damaged in [*flipped, *(content[:size] for size in range(len(content)))]:
         (tmp_path / clock.FILE).write_bytes(damaged)
         try:
-            found = clock.read(tmp_path)
+            found = clock.read_state(tmp_path)
         except clock.ClockFileError:
             continue
         assert found == state
@@ -247,8 +247,8 @@ def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Pat
     (tmp_path / clock.FILE).write_bytes(b"")
     one = machine.started(lost="it is empty")
     assert "it is empty" in one.hold
-    machine.boot_ns += clock.KEEP_EVERY_NS
+    machine.boot_ns += clock.STORE_EVERY_NS
     assert one.now_ns() == machine.right_ns
     assert (tmp_path / clock.FILE).read_bytes() == b""
     machine.started()
-    assert clock.read(tmp_path) is not None, "the loss was accepted"
+    assert clock.read_state(tmp_path) is not None, "the loss was accepted"

@@ -14,8 +14,8 @@ from collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
     read_segment,
+    segment_numbers,
     segment_path,
-    segments,
 )
 
 HOUR_NS = 3_600_000_000_000
@@ -27,7 +27,7 @@ def records(directory: Path) -> list[FrameRecord]:
     frames = directory / "state" / "frames"
     return [
         record
-        for number in segments(frames)
+        for number in segment_numbers(frames)
         for _, record in read_segment(segment_path(frames, number), FrameLogStats())
     ]
 
@@ -49,7 +49,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
         body = other.body(some(other), schemas=True)
         assert (await one.post(body, node="n2"))[0] == 200
         assert "suspect" in (await one.get("/metrics"))[1]
-        state = clock.read(tmp_path / "state")
+        state = clock.read_state(tmp_path / "state")
         assert state is not None
         assert "stepped" in state.problem
         (tmp_path / "state" / clock.ACCEPTED_FILE).touch()
@@ -59,7 +59,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
 
     first, second = records(tmp_path)
     assert (first.doubted_since_ns, second.doubted_since_ns > 0) == (0, True)
-    state = clock.read(tmp_path / "state")
+    state = clock.read_state(tmp_path / "state")
     assert state is not None
     (decided,) = state.corrections
     assert decided.since_ns == second.doubted_since_ns

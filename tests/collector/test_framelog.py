@@ -16,8 +16,8 @@ from collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
     read_segment,
+    segment_numbers,
     segment_path,
-    segments,
 )
 from railscope.wire import SentAt
 
@@ -47,7 +47,7 @@ def content_of(directory: Path, number: int) -> list[FrameRecord]:
 
 
 def content(directory: Path) -> list[FrameRecord]:
-    return [r for number in segments(directory) for r in content_of(directory, number)]
+    return [r for number in segment_numbers(directory) for r in content_of(directory, number)]
 
 
 async def test_what_append_returned_for_is_there_after_reopening(tmp_path: Path):
@@ -65,7 +65,9 @@ async def test_segments_rotate_and_the_oldest_go(tmp_path: Path):
 
     def on_rotate(number: int) -> None:
         rotated.append(number)
-        before = [r for n in segments(tmp_path) if n < number for r in content_of(tmp_path, n)]
+        before = [
+            r for n in segment_numbers(tmp_path) if n < number for r in content_of(tmp_path, n)
+        ]
         assert [r.received_wall_ns for r in before] == state, "all before the new segment is taken"
 
     log = FrameLog(tmp_path, 500, 1500, on_rotate=on_rotate)

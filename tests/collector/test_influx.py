@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
-from collector.sinks.influx import LINES_PER_WRITE, InfluxSink, lines
+from collector.sinks.influx import LINES_PER_WRITE, InfluxSink, format_lines
 from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
 
@@ -35,13 +35,13 @@ def up(name: str, value: float = 1.0) -> ViewCell:
     ],
 )
 def test_a_tag_is_escaped(value: str, written: str):
-    line = lines(View("node", 7, (up(value),)))[0]
+    line = format_lines(View("node", 7, (up(value),)))[0]
     assert line == f"{catalog.NODE_UP.name},node={written} value=1.0 7"
 
 
 def test_numbers_that_are_not_finite_are_not_written():
     view = View("node", 7, (up("a", nan), up("b", inf), up("c", -inf), up("d", 2.0)))
-    assert lines(view) == [f"{catalog.NODE_UP.name},node=d value=2.0 7"]
+    assert format_lines(view) == [f"{catalog.NODE_UP.name},node=d value=2.0 7"]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from support.checkpoints import facts_of
 
 from collector.config import FrameLogSettings, IngestLimits, MeteringSettings
 from collector.framelog.received_frames import MAX_STREAMS
-from collector.framelog.segment_files import segment_path, segments
+from collector.framelog.segment_files import segment_numbers, segment_path
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import RunEnd, pack
@@ -98,7 +98,7 @@ async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Pa
             assert (await one.post(body, at=2_000_000))[0] == 200
         one.collector.log.max_bytes = 1
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while segments(tmp_path / "state" / "frames")[0] == 1:
+            while segment_numbers(tmp_path / "state" / "frames")[0] == 1:
                 frames = sender.frames(gpu_schema("n1"), rows, at=2000 * len(bodies))
                 bodies.append(sender.body(frames))
                 assert (await one.post(bodies[-1], at=2_000_000))[0] == 200

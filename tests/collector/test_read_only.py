@@ -12,7 +12,7 @@ from running_collector import Running, running, settings_in, some
 from support.disk import enlarge, small_file_system
 
 from collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from collector.http.web_server import unwritable
+from collector.http.web_server import find_write_problem
 
 PATIENCE_SECONDS = 60
 FULL = "cannot write the state directory: No space left on device"
@@ -44,9 +44,9 @@ def test_a_write_that_the_system_refuses_is_seen_and_leaves_nothing(tmp_path: Pa
 
 def test_a_full_file_system_is_seen(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 128) as disk:
-        assert unwritable(disk) == FULL
+        assert find_write_problem(disk) == FULL
         enlarge(disk, 4096)
-        assert unwritable(disk) == ""
+        assert find_write_problem(disk) == ""
 
 
 async def until(condition, what: str) -> None:

@@ -12,9 +12,9 @@ from support.checkpoints import facts_of
 from support.story import Reporter, accept, core_in, gpus_of
 
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import FrameLogStats, FrameRecord, segments
+from collector.framelog.segment_files import FrameLogStats, FrameRecord, segment_numbers
 from collector.state.collector_state import CollectorState
-from collector.state.restart import CheckpointSchedule, Restart
+from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 
 SECOND = 1_000_000_000
 PATIENCE_SECONDS = 60
@@ -33,13 +33,13 @@ def names_in(directory: Path) -> set[str]:
 
 
 async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core, tmp_path):
-    restart = Restart(tmp_path, core)
+    restart = StateCheckpointer(tmp_path, core)
     assert await restart.keep(2, 0)
     (tmp_path / "checkpoint.partial").symlink_to("/dev/full")
     assert not await restart.keep(3, 0)
     assert (restart.first_segment, names_in(tmp_path)) == (2, {"checkpoint"})
     assert await restart.keep(4, 0)
-    again = Restart(tmp_path, core_in(tmp_path / "schemas"))
+    again = StateCheckpointer(tmp_path, core_in(tmp_path / "schemas"))
     again.read(FrameLogStats())
     assert again.first_segment == 4
     assert facts_of(again.core) == facts_of(core)
@@ -47,7 +47,9 @@ async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core
 
 async def test_no_checkpoint_while_what_is_beside_it_waits(core, tmp_path):
     beside: list[bytes | None] = [None, b"all that waits"]
-    restart = Restart(tmp_path, core, copies={tmp_path / "observed": lambda _: beside.pop(0)})
+    restart = StateCheckpointer(
+        tmp_path, core, copies={tmp_path / "observed": lambda _: beside.pop(0)}
+    )
     assert not await restart.keep(2, 0)
     assert (restart.first_segment, names_in(tmp_path)) == (0, set())
     assert await restart.keep(2, 0)
@@ -56,14 +58,17 @@ async def test_no_checkpoint_while_what_is_beside_it_waits(core, tmp_path):
 
 async def test_what_an_interrupted_checkpoint_left_goes_at_the_next_start(core, tmp_path):
     (tmp_path / "checkpoint.partial").write_bytes(b"railscope")
-    Restart(tmp_path, core).read(FrameLogStats())
+    StateCheckpointer(tmp_path, core).read(FrameLogStats())
     assert names_in(tmp_path) == set()
 
 
 async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp_path):
     """The first takes a second; the segment that is full 19 s later waits, not the one after 26 s."""
     times = deque(second * SECOND for second in (0, 0, 1, 20, 27, 27, 28))
-    restart, frames = Restart(tmp_path, core), FrameLog(tmp_path / "frames", 1 << 20, 1 << 30)
+    restart, frames = (
+        StateCheckpointer(tmp_path, core),
+        FrameLog(tmp_path / "frames", 1 << 20, 1 << 30),
+    )
     keeping = CheckpointSchedule(restart, frames, SECOND, times.popleft)
     task = asyncio.create_task(keeping.run())
     for number, kept, left in ((2, 2, 4), (3, 2, 3), (4, 4, 0)):
@@ -93,7 +98,7 @@ class HeldUp(FrameLog):
 async def test_who_is_stopped_while_segments_go_waits_for_them(core, tmp_path):
     """Another collector may open the directory next."""
     frames = HeldUp(tmp_path / "frames", 1 << 20, 1 << 30)
-    keeping = CheckpointSchedule(Restart(tmp_path, core), frames, SECOND)
+    keeping = CheckpointSchedule(StateCheckpointer(tmp_path, core), frames, SECOND)
     task = asyncio.create_task(keeping.run())
     keeping.rotated(2)
     assert await asyncio.to_thread(frames.begun.wait, PATIENCE_SECONDS)
@@ -108,7 +113,7 @@ async def test_who_is_stopped_while_segments_go_waits_for_them(core, tmp_path):
 
 
 async def test_segments_that_go_while_events_are_read_again_are_passed_over(core, tmp_path):
-    restart = Restart(tmp_path, core)
+    restart = StateCheckpointer(tmp_path, core)
     log = FrameLog(tmp_path / "frames", 1 << 10, 1)
     log.open()
     writing = asyncio.create_task(log.run())
@@ -125,5 +130,5 @@ async def test_segments_that_go_while_events_are_read_again_are_passed_over(core
     restart.first_segment = log.number
     log.delete_before(log.number)
     assert {number for number, _ in numbers} <= {1, log.number}
-    assert segments(tmp_path / "frames") == [log.number]
+    assert segment_numbers(tmp_path / "frames") == [log.number]
     log.close()

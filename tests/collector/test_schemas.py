@@ -8,7 +8,7 @@ from makers import Sender
 from running_collector import running, settings_in, some
 
 from collector.config import FrameLogSettings, IngestLimits
-from collector.fleet.schemas import MAX_BYTES_OF_A_NODE, MAX_OF_A_NODE, StoredSchemas
+from collector.fleet.schemas import MAX_SCHEMA_BYTES_PER_NODE, MAX_SCHEMAS_PER_NODE, StoredSchemas
 from railscope.wire import WireEntity, WireGroup, WireSchema
 
 
@@ -42,12 +42,12 @@ def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
 def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
     schemas = StoredSchemas(tmp_path)
     schemas.open()
-    for number in range(MAX_OF_A_NODE):
+    for number in range(MAX_SCHEMAS_PER_NODE):
         schemas.use("n1", schemas.put(schema(number)).digest)
     assert schemas.beyond("n1", []) == ""
     assert schemas.beyond("n1", [10]) == "257 schemas of one node in use: expected at most 256"
     assert schemas.beyond("n2", [10]) == ""
-    assert "bytes of schemas" in schemas.beyond("n2", [MAX_BYTES_OF_A_NODE, 1])
+    assert "bytes of schemas" in schemas.beyond("n2", [MAX_SCHEMA_BYTES_PER_NODE, 1])
     schemas.segment = 9
     schemas.unused(9, set())
     assert schemas.beyond("n1", [10]) == "", "released ones make room"

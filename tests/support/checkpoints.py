@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from collector.state.collector_state import CollectorState
-from collector.state.state_checkpoint import MAGIC, decode, encode, parts_of, resume
+from collector.state.state_checkpoint import (
+    MAGIC,
+    decode_parts,
+    encode_part,
+    make_parts,
+    restore_state,
+)
 
 
 def checkpoint_of(core: CollectorState) -> bytes:
     """Return the whole checkpoint as in its file."""
-    return MAGIC + b"".join(map(encode, parts_of(core, 1)))
+    return MAGIC + b"".join(map(encode_part, make_parts(core, 1)))
 
 
 def resume_from(core: CollectorState, content: bytes) -> None:
     """Start an empty core from it."""
-    resume(core, decode(content))
+    restore_state(core, decode_parts(content))
 
 
 def facts_of(core: CollectorState) -> tuple[Any, ...]:

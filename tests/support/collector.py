@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from railscope.envelopes import unpack
-from railscope.http_responses import ANSWER_HEADER, answer_mark
+from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
 from railscope.wire import Envelope, schema_hash
 
 MAX_BYTES = 1 << 26
@@ -51,8 +51,8 @@ class ScriptedCollector:
         if self.marks:
             token = request.headers.get("Authorization", "").partition(" ")[2]
             content = answer.body if isinstance(answer.body, bytes) else b""
-            mark = answer_mark(token, answer.status, await request.read(), content)
-            answer.headers[ANSWER_HEADER] = mark
+            mark = response_mark(token, answer.status, await request.read(), content)
+            answer.headers[RESPONSE_MARK_HEADER] = mark
         return answer
 
     async def asked(self, count: int) -> None:

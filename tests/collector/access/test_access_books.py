@@ -19,9 +19,9 @@ from running_collector import running, settings_in, write_audit_log
 from support.audit import verified_records
 from support.books import ONE, TWO, after, claim, gpu, opened, world
 
-from collector.access.credentials import Credential, Role, digest, quote_key, section_of
+from collector.access.credentials import Credential, Role, digest_token, quote_key, section_name
 from collector.config import LedgerSettings
-from collector.http.web_server import MAX_AT_ONCE, ReadPool
+from collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import period_name
 from collector.service import Collector
@@ -49,7 +49,10 @@ async def served(directory: Path, *, ledger: bool = True, url: str = "") -> Asyn
     settings = settings_in(directory, ledger=LedgerSettings(url=url))
     who = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
     who += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
-    lines = [f'[{section_of(one)}]\n{quote_key(one.name)} = "{digest(one.label)}"\n' for one in who]
+    lines = [
+        f'[{section_name(one)}]\n{quote_key(one.name)} = "{digest_token(one.label)}"\n'
+        for one in who
+    ]
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings)
     await write_audit_log(collector, [])
@@ -162,7 +165,7 @@ async def test_a_ledger_that_is_away_is_said_to_be(tmp_path: Path, path: str) ->
 async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> None:
     await asyncio.to_thread(fill, tmp_path)
     settings = settings_in(tmp_path)
-    (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest("token-v")}"\n')
+    (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest_token("token-v")}"\n')
     async with running(settings) as one:
         assert (await one.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
     (found,) = [
@@ -178,7 +181,7 @@ async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
     second = Credential("y", Role.TENANT, "speech")
     waiting = [
         asyncio.create_task(reading.read(greedy, lambda: held.wait(20)))
-        for _ in range(MAX_AT_ONCE - 1)
+        for _ in range(MAX_READS_PER_REQUESTER - 1)
     ]
     await asyncio.sleep(0)
     assert await reading.read(greedy, lambda: 1) == 1, "the last of those that it may ask at once"

@@ -20,20 +20,20 @@ from collector.access.credentials import (
     Credentials,
     Role,
     TokensFileError,
-    credential_in,
-    digest,
-    digest_of,
+    credential_of_uri,
+    digest_bytes,
+    digest_token,
     load_credentials,
     parse_credentials,
     quote_key,
-    section_of,
+    section_name,
 )
 from collector.access.tokens_file import RecordedCredentials, find_changes
 from collector.http.access_control import authenticate
 from railscope.settings import SettingsError
 
 NOON_NS = 1_790_000_000_000_000_000
-A, B, C = (digest(name) for name in "abc")
+A, B, C = (digest_token(name) for name in "abc")
 names = examples.names(12)
 holders = st.builds(Credential, names, st.sampled_from([r for r in Role if r is not Role.TENANT]))
 holders |= st.builds(Credential, names, st.just(Role.TENANT), names)
@@ -70,13 +70,13 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
 ) -> None:
     expected, lines = {}, {}
     for seed, (holder, until) in keys.items():
-        value = digest_of(seed)
+        value = digest_bytes(seed)
         expected[CredentialKey("token", value)] = CredentialEntry(
             holder, None if until is None else until * 10**9
         )
         end = f", until = {datetime.fromtimestamp(until, UTC).isoformat()}" if until else ""
         end = ", until = 1970-01-01T00:00:00Z" if until == 0 else end
-        place = lines.setdefault(section_of(holder), {})
+        place = lines.setdefault(section_name(holder), {})
         place.setdefault(holder.name, []).append(f'{{ token = "{value}"{end} }}')
     text = "".join(
         f"[{place}]\n"
@@ -186,12 +186,12 @@ def test_a_token_is_good_as_it_is_or_not_at_all(
 
 @given(holders)
 def test_a_label_is_one_holders_and_a_certificate_may_carry_it(holder: Credential) -> None:
-    assert credential_in(SCHEME + holder.label) == holder
+    assert credential_of_uri(SCHEME + holder.label) == holder
 
 
 @given(st.text(max_size=30) | st.from_regex(r"(node|tenant|finance)(/[a-z%2F]{0,4}){0,3}"))
 def test_a_uri_names_somebody_in_one_spelling_only(text: str) -> None:
-    found = credential_in(SCHEME + text)
+    found = credential_of_uri(SCHEME + text)
     assert found is None or found.label == text
 
 
@@ -225,7 +225,7 @@ def test_a_certificate_names_one_holder_or_nobody(
 def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     named, common = authority.client("n1", "railscope:node/n1"), authority.client("board.example")
-    listed = f'certificate = "{digest_of(named.der)}"'
+    listed = f'certificate = "{digest_bytes(named.der)}"'
 
     def who(text: str, der: bytes, now_ns: int = NOON_NS - 10**18) -> str:
         found = authenticate(parse_credentials(text), [], der, now_ns)
@@ -239,7 +239,7 @@ def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path)
     assert who('[operators]\nboard = { common_name = "board.example" }\n', common.der) == (
         "operator/board"
     )
-    revoked = f'[revoked]\ncertificates = ["{digest_of(named.der)}"]\n'
+    revoked = f'[revoked]\ncertificates = ["{digest_bytes(named.der)}"]\n'
     assert who(revoked, named.der) == "revoked"
     assert who(f"[operators]\nboard = {{ {listed} }}\n{revoked}", named.der) == "revoked"
     assert who("", named.der, NOON_NS + 10**18) == "expired"
@@ -249,7 +249,7 @@ def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path)
 def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
     der = Authority(tmp_path).client("n1", "railscope:node/n1").der
     assert authenticate(Credentials(), ["Bearer x"], der, 0).reason == "unknown token"
-    assert certificate.read_certificate(der).fingerprint == digest_of(der)
+    assert certificate.read_certificate(der).fingerprint == digest_bytes(der)
 
 
 # Changes ------------------------------------------------------------------------------------------

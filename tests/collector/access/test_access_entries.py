@@ -17,7 +17,7 @@ from support.audit import KEY, NOON_NS, audit_log, running
 from support.examples import fewer
 
 from collector.access.credentials import Credential, Role
-from collector.audit.event_records import ClaimsInForce, drafts_of
+from collector.audit.event_records import ClaimsInForce, make_drafts
 from collector.audit.tiles import check_proof
 from collector.http.audit_api import EntrySelection, IndexBehindError, SignedEntries, sole_tenant
 from collector.ledger.audit_outbox import RecordDraft, build_record
@@ -237,7 +237,7 @@ def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) ->
     found = {}
     for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):
         seen = teller.claimed(f"claim-{len(found)}", owner=owner, tenant=tenant)
-        (made,) = drafts_of(seen, ClaimsInForce(), commitments, tenant_of)
+        (made,) = make_drafts(seen, ClaimsInForce(), commitments, tenant_of)
         one = build_record(made, RecordSource("agent", "n1", "run-1", 0), 0)
         assert one.data.get("owner", "") == ""
         found[owner, tenant] = sole_tenant(one)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from running_collector import settings_in, write_audit_log
 from support.billing_port import BookedRows
 
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from collector.account.account_sums import GpuTimeAccount, TimeKey
 from collector.fleet.view_cells import View, ViewCell
 from collector.http import web_server
@@ -86,8 +86,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def collector_in(directory: Path) -> Collector:
     made = settings_in(directory)
     (directory / "tokens.toml").write_text(
-        f'[operators]\no = "{digest("operator")}"\n[tenants.vision]\nv = "{digest("tenant")}"\n'
-        f'[nodes]\nn1 = "{digest("node")}"\n'
+        f'[operators]\no = "{digest_token("operator")}"\n[tenants.vision]\nv = "{digest_token("tenant")}"\n'
+        f'[nodes]\nn1 = "{digest_token("node")}"\n'
     )
     booked = {("speech", "2026-01"): [("gpu", SECRET)], ("vision", "2026-01"): [("gpu", OWN)]}
     collector = Collector(made, billing=BookedRows(booked))

@@ -26,10 +26,10 @@ from support.examples import fewer
 from collector.access.credentials import (
     Credential,
     Role,
-    digest,
-    own_cells,
+    digest_token,
     quote_key,
-    section_of,
+    section_name,
+    tenant_cells,
 )
 from collector.account.account_sums import GpuTimeAccount, TimeKey
 from collector.fleet.fleet import SeenEvent
@@ -230,7 +230,7 @@ async def obtained(
     """For each credential all paths, with what was answered."""
     settings_ = settings_in(directory)
     lines = [
-        f'[{section_of(who)}]\n{quote_key(who.name)} = "{digest(who.label)}"\n'
+        f'[{section_name(who)}]\n{quote_key(who.name)} = "{digest_token(who.label)}"\n'
         for who in holders(cluster)
     ]
     (directory / "tokens.toml").write_text("".join(lines))
@@ -319,7 +319,7 @@ def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
     cells = [
         ViewCell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")
     ]
-    assert list(own_cells([*cells, ViewCell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
+    assert list(tenant_cells([*cells, ViewCell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
 
 
 def test_what_is_told_of_tenants_has_their_label_and_the_name_that_goes_with_it() -> None:

@@ -20,9 +20,15 @@ from support.audit import verified_records
 from support.billing_port import BookedRows
 from support.certificates import Authority, self_signed
 
-from collector.access.credentials import Role, digest, digest_of
+from collector.access.credentials import Role, digest_bytes, digest_token
 from collector.config import CollectorTlsSettings
-from collector.http.access_control import ROUTES, RequestAuthorizer, Route, TenantScope, application
+from collector.http.access_control import (
+    ROUTES,
+    RequestAuthorizer,
+    Route,
+    TenantScope,
+    make_application,
+)
 
 ALL = "node operator finance auditor tenant"
 EVERYTHING = {  # who may ask, and what they are told; written here once more, by hand
@@ -121,11 +127,11 @@ def tokens_text(revoked: str) -> str:
         (Role.FINANCE, "finance", "bills"), (Role.AUDITOR, "auditors", "audit"),
         (Role.TENANT, "tenants.vision", "board"),
     ):  # fmt: skip
-        old = f'{{ token = "{digest("ended-" + role)}", {ended}'
-        lines += [f"[{place}]", f'{name} = ["{digest(TOKENS[role])}", {old}]']
+        old = f'{{ token = "{digest_token("ended-" + role)}", {ended}'
+        lines += [f"[{place}]", f'{name} = ["{digest_token(TOKENS[role])}", {old}]']
     lines += [
         "[tenants.speech]",
-        f'board = "{digest("token-of-speech")}"',
+        f'board = "{digest_token("token-of-speech")}"',
         "[revoked]",
         f'certificates = ["{revoked}"]',
     ]
@@ -151,7 +157,7 @@ async def site(directory: Path) -> AsyncIterator[Site]:
     )
     (directory / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
     settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
-    (directory / "tokens.toml").write_text(tokens_text(digest_of(made["revoked"].der)))
+    (directory / "tokens.toml").write_text(tokens_text(digest_bytes(made["revoked"].der)))
     async with running(settings, ready=lambda one: booked(one.collector)) as one:
         found = Site(one, authority, server, made)
         sender = Sender()
@@ -318,7 +324,7 @@ def test_a_route_without_a_handler_and_a_handler_without_a_route_are_refused() -
     route = Route("one", "/one", frozenset({Role.AUDITOR}))
     for handlers, routes in (({}, [route]), ({"one": None, "two": None}, [route])):
         with pytest.raises(ValueError, match="routes without a handler"):
-            application(RequestAuthorizer(None, None), handlers, 1, routes)  # type: ignore[arg-type]
+            make_application(RequestAuthorizer(None, None), handlers, 1, routes)  # type: ignore[arg-type]
 
 
 def test_the_page_lists_the_routes_as_they_are() -> None:

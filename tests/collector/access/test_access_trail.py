@@ -9,20 +9,25 @@ from pathlib import Path
 from running_collector import Running, running, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
 
-from collector.access.access_trail import MAX_A_DAY, MAX_DISTINGUISHED, AccessTrail, DeliveredExport
+from collector.access.access_trail import (
+    MAX_EVENTS_PER_DAY,
+    MAX_MISUSES_PER_MINUTE,
+    AccessTrail,
+    DeliveredExport,
+)
 from collector.access.credentials import (
     Credential,
     CredentialEntry,
     CredentialKey,
     Credentials,
     Role,
-    digest,
+    digest_token,
 )
 from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.audit.collector_records import AuditTrail
 from collector.http.access_control import (
     MAX_ADDRESSES,
-    MAX_AT_ONCE,
+    MAX_FAILURES,
     SECONDS_PER_FAILURE,
     FailureThrottle,
 )
@@ -30,7 +35,7 @@ from railscope.audit.record import AuditRecord
 
 DAY_NS = 86_400_000_000_000
 BOARD = Credential("board", Role.TENANT, "vision")
-KEY = CredentialKey("token", digest("board"))
+KEY = CredentialKey("token", digest_token("board"))
 
 
 class Clock:
@@ -42,7 +47,7 @@ class Clock:
 
 
 async def told(
-    directory: Path, note: Callable[[AccessTrail, Clock], None], max_a_day: int = MAX_A_DAY
+    directory: Path, note: Callable[[AccessTrail, Clock], None], max_a_day: int = MAX_EVENTS_PER_DAY
 ) -> list[AuditRecord]:
     """What is recorded of what is noted, by a trail that is stopped behind it."""
     clock = Clock()
@@ -68,7 +73,7 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
     def note(access: AccessTrail, clock: Clock) -> None:
         for _ in range(3):
             access.used(BOARD, KEY, "10.0.0.1")
-            access.used(BOARD, CredentialKey("certificate", digest("c")), "10.0.0.2")
+            access.used(BOARD, CredentialKey("certificate", digest_token("c")), "10.0.0.2")
         clock.now_ns += DAY_NS
         access.used(BOARD, KEY, "10.0.0.1")
 
@@ -79,7 +84,7 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
         ("access.token", "tenant/vision/board", "token", "10.0.0.1", "vision"),
     ]
     assert "board" not in str([record.data for record in found]), "no token, and not its digest"
-    assert digest("board").removeprefix("sha256:") not in str(found)
+    assert digest_token("board").removeprefix("sha256:") not in str(found)
 
 
 async def test_a_crowd_of_addresses_is_counted_whole(tmp_path: Path) -> None:
@@ -108,13 +113,13 @@ async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> No
 
 async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
-        for n in range(3 * MAX_DISTINGUISHED):
+        for n in range(3 * MAX_MISUSES_PER_MINUTE):
             access.crossed(BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1")
 
     found = await told(tmp_path / "audit", note)
-    assert len(found) == MAX_DISTINGUISHED + 1
+    assert len(found) == MAX_MISUSES_PER_MINUTE + 1
     counts = [record.data["count"] for record in found]
-    assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_DISTINGUISHED
+    assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_MISUSES_PER_MINUTE
 
 
 async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
@@ -132,7 +137,9 @@ async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: P
 async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path) -> None:
     many = Credentials(
         {
-            CredentialKey("token", digest(str(n))): CredentialEntry(Credential(f"n{n}", Role.NODE))
+            CredentialKey("token", digest_token(str(n))): CredentialEntry(
+                Credential(f"n{n}", Role.NODE)
+            )
             for n in range(10_000)
         }
     )
@@ -164,8 +171,10 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     kept = file.read_text()
     async with running(settings) as one:
         assert (await one.get("/metrics"))[0] == 200
-        added = f'[tenants.vision]\nboard = "{digest("token-board")}"\n'
-        file.write_text(kept.replace(digest("token-reader"), digest("token-new")) + added)
+        added = f'[tenants.vision]\nboard = "{digest_token("token-board")}"\n'
+        file.write_text(
+            kept.replace(digest_token("token-reader"), digest_token("token-new")) + added
+        )
         await until(loaded(one, "board"))
         assert (await one.get("/metrics"))[0] == 401
         assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - a test's token
@@ -176,7 +185,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
         assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
         page = (await one.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
         assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()
-    ended = f'[tenants.vision]\nboard = {{ token = "{digest("token-board")}", until = 2026-01-01T00:00:00Z }}\n'
+    ended = f'[tenants.vision]\nboard = {{ token = "{digest_token("token-board")}", until = 2026-01-01T00:00:00Z }}\n'
     file.write_text(ended)
     async with running(settings) as one:
         for _ in range(3):
@@ -232,9 +241,9 @@ async def test_a_file_that_is_being_written_revokes_nobody(tmp_path: Path) -> No
 
 async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
-        found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MAX_AT_ONCE + 9)]  # noqa: S106 - a test's
-        assert found[:MAX_AT_ONCE] == [401] * MAX_AT_ONCE
-        assert set(found[MAX_AT_ONCE:]) <= {401, 429}
+        found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MAX_FAILURES + 9)]  # noqa: S106 - a test's
+        assert found[:MAX_FAILURES] == [401] * MAX_FAILURES
+        assert set(found[MAX_FAILURES:]) <= {401, 429}
         assert found[-1] == 429
         assert (await one.get("/metrics"))[0] == 200, "from the same address"
         assert one.collector.trail.denied == len(found), "none is left out of the counts"
@@ -242,7 +251,7 @@ async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Pat
 
 def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
     throttle = FailureThrottle()
-    assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MAX_AT_ONCE)] == [False] * MAX_AT_ONCE
+    assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MAX_FAILURES)] == [False] * MAX_FAILURES
     assert throttle.fails("10.0.0.1", 0.0)
     assert not throttle.fails("10.0.0.2", 0.0)
     assert not throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
@@ -254,10 +263,10 @@ def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
 
 def test_a_network_of_version_six_is_one_source() -> None:
     throttle = FailureThrottle()
-    flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MAX_AT_ONCE + 1)]
+    flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MAX_FAILURES + 1)]
     assert flood[-1]
     assert not throttle.fails("2001:db8:0:1::1", 0.0)
-    assert [throttle.fails("::ffff:10.0.0.1", 0.0) for _ in range(MAX_AT_ONCE)][-1] is False
+    assert [throttle.fails("::ffff:10.0.0.1", 0.0) for _ in range(MAX_FAILURES)][-1] is False
     assert throttle.fails("10.0.0.1", 0.0), "the same address, spelled as IPv6"
     assert not throttle.fails("fe80::1%eth0", 0.0)
     assert not throttle.fails("", 0.0)

@@ -17,7 +17,7 @@ from support.event_recording import observing, recorded
 from support.examples import fewer
 
 from collector.audit.event_recorder import EventRecorder
-from collector.audit.event_records import clean, is_numbered
+from collector.audit.event_records import is_numbered, normalize_text
 from collector.audit.recorder_state import load_recorded_state
 from collector.audit.verification import verify_log
 from collector.fleet.fleet import EventPosition, SeenEvent
@@ -72,7 +72,9 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             observed.file.write_bytes(kept)
             found = [decode_audit_record(raw) for raw in observed.audit.records(1)]
             numbered = {
-                clean(one.position.run) for one in events if is_numbered(one.event) and one.position
+                normalize_text(one.position.run)
+                for one in events
+                if is_numbered(one.event) and one.position
             }
             assert numbered <= {one.src.boot for one in found if one.src.id == "mallory"}
             assert found[-1].data["claim"] == "a"

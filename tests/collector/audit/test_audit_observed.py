@@ -12,7 +12,7 @@ from support.audit import KEY
 from support.event_recording import hear, observing, recorded, settled
 from support.examples import fewer
 
-from collector.audit.event_recorder import MAX_IN_A_BATCH
+from collector.audit.event_recorder import MAX_BATCH_EVENTS
 from collector.audit.event_records import MAX_TEXT
 from collector.audit.log_secrets import PersonalSalts
 from collector.audit.verification import verify_log
@@ -276,7 +276,7 @@ async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Pat
             await asyncio.sleep(0)
             turns += 1
         assert len(await settled(observed)) == 10_000
-    assert turns > 10_000 // MAX_IN_A_BATCH, "others had a turn between any two batches"
+    assert turns > 10_000 // MAX_BATCH_EVENTS, "others had a turn between any two batches"
 
 
 async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path) -> None:

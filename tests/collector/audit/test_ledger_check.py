@@ -33,7 +33,7 @@ from support.books import (
 
 from collector.audit.collector_records import OutboxDrain
 from collector.audit.directory_check import VerifyOutcome
-from collector.audit.ledger_check import compare_ledger, outbox_records
+from collector.audit.ledger_check import compare_ledger, read_outbox_records
 from collector.audit.ledger_watch import LedgerWatch, OlderCopyError
 from collector.audit.verification import verify_log
 from collector.billing import administration, tables
@@ -166,7 +166,10 @@ async def test_any_change_of_a_row_is_found(
                 except DBAPIError:
                     continue  # the database itself refuses such a row
                 assert compare_ledger(connection, recorded).wrong, (name, kind)
-                assert compare_ledger(connection, outbox_records(connection)).wrong, (name, kind)
+                assert compare_ledger(connection, read_outbox_records(connection)).wrong, (
+                    name,
+                    kind,
+                )
                 begun.rollback()
 
 

@@ -25,7 +25,7 @@ from collector.billing import administration
 from collector.billing.invoices import CLOSE_AFTER_NS
 from collector.billing.period_closing import BillingBooks
 from collector.commands.bill import bill
-from collector.commands.command_options import evidence_in
+from collector.commands.command_options import read_evidence
 from collector.evidence.node_intervals import TOLERANCE_NS
 from collector.evidence.review_rules import MAX_GPUS_AT_ONCE
 from collector.fleet.schema_columns import sku_of
@@ -93,7 +93,7 @@ async def test_invented_usage_of_a_new_node_is_not_billed(site: Site, url: str) 
     hours = sum(Fraction(row["gpu_hours"]) for row in waits)
     assert claimed_hours - GPUS * Fraction(bound, 3600) <= hours <= claimed_hours
 
-    books = BillingBooks.for_ledger(site.door.ledger, evidence_in(site.door.ledger.database))
+    books = BillingBooks.for_ledger(site.door.ledger, read_evidence(site.door.ledger.database))
     administration.publish(
         books, PRICES.replace('"h100"', f'"{sku_of(MODEL)}"'), "p", TimedActor(BOSS, at(0))
     )

@@ -22,7 +22,7 @@ from collector.billing.invoices import CLOSE_AFTER_NS
 from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import reconcile_period
 from collector.commands.bill import bill
-from collector.commands.command_options import evidence_in
+from collector.commands.command_options import read_evidence
 from collector.evidence import evidence_tables
 from collector.evidence.evidence_store import EvidenceStore, compress_interval
 from collector.evidence.node_intervals import decode_interval, encode_interval
@@ -76,7 +76,7 @@ def kept(url: str, directory: Path) -> Ledger:
 
 def test_reports_of_agents_are_billed(url: str, tmp_path: Path) -> None:
     ledger = kept(url, tmp_path)
-    evidence = evidence_in(ledger.database)
+    evidence = read_evidence(ledger.database)
     assert evidence is not None
     assert evidence.gpus(at(0), at(1)) == ["GPU-0", "GPU-1"]
     books = BillingBooks.for_ledger(ledger, evidence)
@@ -150,7 +150,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 ) -> None:
     """No head covers them: the ledger days that they make again are not those of the ledger."""
     with closing(kept(url, tmp_path)) as ledger:
-        books = BillingBooks.for_ledger(ledger, evidence_in(ledger.database))
+        books = BillingBooks.for_ledger(ledger, read_evidence(ledger.database))
         prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
         administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
         checks = reconcile_period(books, PERIOD, SELLER)
@@ -159,7 +159,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
             without_triggers(connection)
             change(connection)
         checks = reconcile_period(
-            BillingBooks.for_ledger(ledger, evidence_in(ledger.database)), PERIOD, SELLER
+            BillingBooks.for_ledger(ledger, read_evidence(ledger.database)), PERIOD, SELLER
         )
         (found,) = [check for check in checks if check.rule == "R7"]
         assert not found.passes
@@ -168,5 +168,5 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 
 def test_a_database_without_evidence_has_none(url: str) -> None:
     ledger = Ledger.open(url, metadata)
-    assert evidence_in(ledger.database) is None
+    assert read_evidence(ledger.database) is None
     ledger.close()

@@ -14,7 +14,7 @@ from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS
 from collector.billing.period_closing import BillingBooks, ClosedPeriod
 from collector.billing.reconciliation import reconcile_period
-from collector.commands.command_options import evidence_in
+from collector.commands.command_options import read_evidence
 from collector.fleet.schema_columns import sku_of
 from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period
@@ -49,7 +49,7 @@ async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site
     )
     await site.round(LATER, everything=True)
     ledger = site.door.ledger
-    books = BillingBooks.for_ledger(ledger, evidence_in(ledger.database))
+    books = BillingBooks.for_ledger(ledger, read_evidence(ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     first = books.close(ONE, TimedActor(BOSS, ONE.end_ns + CLOSE_AFTER_NS))

@@ -13,7 +13,7 @@ from collector.billing import administration
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
-from collector.commands.command_options import evidence_in
+from collector.commands.command_options import read_evidence
 from collector.evidence.review_decisions import (
     ReviewDecision,
     find_pending_evidence,
@@ -37,7 +37,7 @@ LATER = DAY_SECONDS + 2 * HOUR
 
 def checked(site: Site) -> dict[str, ReconciliationCheck]:
     """The checks of the day; each must pass."""
-    books = BillingBooks.for_ledger(site.door.ledger, evidence_in(site.door.ledger.database))
+    books = BillingBooks.for_ledger(site.door.ledger, read_evidence(site.door.ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     checks = reconcile_period(books, PERIOD, SELLER)

@@ -16,7 +16,7 @@ from collector.framelog.segment_files import (
     start_segment,
 )
 from collector.state.collector_state import CollectorState
-from collector.state.restart import Restart
+from collector.state.state_checkpointer import StateCheckpointer
 from railscope.frame import Event
 
 HOUR = 3600
@@ -56,7 +56,7 @@ def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> CollectorSt
     for _, envelope in envelopes:
         for schema in envelope.schemas:
             core.schemas.put(schema)
-    restart = Restart(directory, core, corrections=corrections)
+    restart = StateCheckpointer(directory, core, corrections=corrections)
     restart.read(FrameLogStats())
     assert not restart.quarantine.records
     return core

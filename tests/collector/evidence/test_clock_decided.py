@@ -24,7 +24,7 @@ from collector.evidence.gpu_evidence import build_evidence
 from collector.framelog.framelog import FrameLog
 from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
-from collector.state.restart import Restart
+from collector.state.state_checkpointer import StateCheckpointer
 
 few = fewer(60)
 deltas = st.one_of(
@@ -112,7 +112,7 @@ async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(
     core: CollectorState, tmp_path
 ):
     reason = "suspect"
-    restart = Restart(tmp_path, core, hold=lambda: reason)
+    restart = StateCheckpointer(tmp_path, core, hold=lambda: reason)
     assert not await restart.keep(1, at(0))
     assert not (tmp_path / "checkpoint").exists()
     reason = ""

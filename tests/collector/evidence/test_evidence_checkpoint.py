@@ -15,7 +15,13 @@ from support.examples import fewer
 from support.story import Reporter, accept, at, core_in, gpus_of, host
 
 from collector.state.collector_state import CollectorState
-from collector.state.state_checkpoint import MAGIC, StateCheckpointError, decode, encode, parts_of
+from collector.state.state_checkpoint import (
+    MAGIC,
+    StateCheckpointError,
+    decode_parts,
+    encode_part,
+    make_parts,
+)
 
 
 def empty() -> CollectorState:
@@ -43,11 +49,11 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
     cut = data.draw(st.integers(0, len(envelopes)))
     before, restarted, late = empty(), empty(), empty()
     accept(before, envelopes[:cut])
-    parts, written = parts_of(before, 1), []
+    parts, written = make_parts(before, 1), []
     for envelope in envelopes[cut:]:
-        written += map(encode, islice(parts, data.draw(st.integers(0, 4))))
+        written += map(encode_part, islice(parts, data.draw(st.integers(0, 4))))
         accept(before, [envelope])
-    written += map(encode, parts)
+    written += map(encode_part, parts)
     resume_from(restarted, MAGIC + b"".join(written))
     accept(restarted, envelopes[cut:])
     assert restarted.received == before.received
@@ -95,7 +101,7 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
     )
     for damaged in (cut, flipped):
         with pytest.raises(StateCheckpointError):
-            decode(damaged)
+            decode_parts(damaged)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +114,4 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
 )
 def test_defects_of_a_file_are_reported(content: bytes, problem: str):
     with pytest.raises(StateCheckpointError, match=problem):
-        decode(content)
+        decode_parts(content)

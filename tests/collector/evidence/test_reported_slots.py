@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from collector.fleet.schema_columns import ReportedMigInstance, metered
+from collector.fleet.schema_columns import ReportedMigInstance, find_metered_columns
 from railscope.wire import WireEntity, WireSchema
 
 WHOLE = (0, 840)
@@ -20,7 +20,7 @@ def layout(*devices: dict[str, str]) -> tuple[ReportedMigInstance, ...]:
     ]
     entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={}), *mig)
     wire = WireSchema("mig", (), entities)
-    ((_, parts),) = metered(wire).layouts
+    ((_, parts),) = find_metered_columns(wire).layouts
     return parts
 
 

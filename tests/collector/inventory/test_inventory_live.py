@@ -11,7 +11,7 @@ from makers import Sender, gpu_schema, rdma_schema
 from running_collector import Running, running, settings_in
 from support.audit import verified_records
 
-from collector.access.credentials import digest
+from collector.access.credentials import digest_token
 from collector.config import LedgerSettings, MeteringSettings
 
 INVENTORY = "node,gpus,rdma_ports,from,to\n"
@@ -142,7 +142,7 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
         metering=MeteringSettings(period_seconds=0.1),
     )
     with (tmp_path / "tokens.toml").open("a") as tokens:
-        tokens.write(f'[auditors]\naudit = "{digest("token-auditor")}"\n')
+        tokens.write(f'[auditors]\naudit = "{digest_token("token-auditor")}"\n')
     async with running(settings) as one:
         await report(one)
         await once(lambda: one.get("/api/v1/account"), lambda found: found[0] == 200)

@@ -9,7 +9,7 @@ from running_collector import running, settings_in, some
 
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.framelog.segment_files import FrameRecord
-from collector.http.node_twins import NodeTwins
+from collector.http.identity_conflicts import IdentityConflictDetector
 from railscope.wire import SENT_HEADER, SentAt
 
 
@@ -18,7 +18,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.problems: list[EvidenceProblem] = []
-        self.twins = NodeTwins(self.problems.append)
+        self.twins = IdentityConflictDetector(self.problems.append)
 
     def send(self, sender: Sender, at: int, *, boot: str = "", sent_at: int | None = None) -> None:
         """One envelope, sent under a boot."""

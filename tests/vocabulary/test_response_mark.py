@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import assume, given, strategies as st
 
-from railscope.http_responses import answer_mark, is_marked, unread_mark
+from railscope.http_responses import is_marked, response_mark, unread_mark
 
 parts = st.tuples(
     st.text(max_size=20),
@@ -18,7 +18,7 @@ parts = st.tuples(
 def test_a_mark_is_good_for_its_own_answer_only(
     one: tuple[str, int, bytes, bytes], other: tuple[str, int, bytes, bytes]
 ):
-    mark = answer_mark(*one)
+    mark = response_mark(*one)
     assert is_marked(mark, *one)
     assume((one[1], one[2]) != (other[1], other[2]) or one[1] != 413)
     same_length = one[1] == other[1] == 413 and len(one[2]) == len(other[2])

@@ -15,8 +15,8 @@ from collector.evidence.evidence_records import EvidenceProblem
 from collector.framelog.segment_files import FrameRecord
 from railscope.wire import Envelope
 
-TWINS_PROBLEM = "identity_conflict"
-RECENT_NS = 3_600_000_000_000
+IDENTITY_CONFLICT = "identity_conflict"
+CONFLICT_LASTS_NS = 3_600_000_000_000
 """Time after the last detection in which a name counts as used by two nodes."""
 _OVERLAP_NS = 60_000_000_000
 _MAX_BOOTS, _MAX_RUNS = 8, 8
@@ -38,7 +38,7 @@ class _SendingNode:
 
 
 @dataclass(slots=True)
-class NodeTwins:
+class IdentityConflictDetector:
     """Tracks all nodes; `report` is called if two nodes send under one name."""
 
     report: Callable[[EvidenceProblem], None]
@@ -54,7 +54,7 @@ class NodeTwins:
         what, one, other = pair
         facts = {"by": what, "one": min(one, other), "other": max(one, other)}
         self.report(
-            EvidenceProblem(TWINS_PROBLEM, "", envelope.node, record.received_wall_ns, facts)
+            EvidenceProblem(IDENTITY_CONFLICT, "", envelope.node, record.received_wall_ns, facts)
         )
 
     def nodes(self, now_ns: int) -> list[str]:
@@ -62,7 +62,7 @@ class NodeTwins:
         return [
             name
             for name, node in self._nodes.items()
-            if node.seen_ns and now_ns - node.seen_ns < RECENT_NS
+            if node.seen_ns and now_ns - node.seen_ns < CONFLICT_LASTS_NS
         ]
 
     @staticmethod

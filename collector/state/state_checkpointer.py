@@ -24,7 +24,7 @@ from railscope.wire import Envelope, WireError
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
-PIECE_BYTES = 1 << 20
+WRITE_BYTES = 1 << 20
 MIN_REPLAYED_BYTES = 64 << 20
 """Lower bound of the decompressed size accepted at a restart, in case limits were lowered since."""
 
@@ -34,7 +34,7 @@ class _RecordSkippedError(Exception):
 
 
 @dataclass(slots=True)
-class Restart:
+class StateCheckpointer:
     """Restores the state of a collector, and writes checkpoints so that old segments can be deleted."""
 
     directory: Path
@@ -71,11 +71,11 @@ class Restart:
     def _take(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
-        cost = collector_state.cost_of(
+        cost = collector_state.envelope_cost(
             envelope, (schemas.get(batch.schema) for batch in envelope.batches)
         )
         found = [
-            *collector_state.exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
+            *collector_state.find_exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
             *self.core.sequence_problems(
                 envelope, self.limits.gaps_per_stream, collector_state.REPLAY_FACTOR
             ),
@@ -109,7 +109,7 @@ class Restart:
     ) -> Iterator[tuple[int, segment_files.FrameRecord]]:
         """Yield the records of the segments after the checkpoint, with segment numbers."""
         frames = self.directory / "frames"
-        numbers = segment_files.segments(frames)
+        numbers = segment_files.segment_numbers(frames)
         for number in [each for each in numbers if each >= self.first_segment]:
             try:
                 path = segment_files.segment_path(frames, number)
@@ -139,7 +139,7 @@ class Restart:
 
     def _read_checkpoint(self) -> int:
         try:
-            parts = state_checkpoint.decode(self._path.read_bytes())
+            parts = state_checkpoint.decode_parts(self._path.read_bytes())
         except FileNotFoundError:
             return 0
         except state_checkpoint.StateCheckpointError as error:
@@ -150,7 +150,7 @@ class Restart:
                 advice="all existing segments are read instead",
             )
             return 0
-        return state_checkpoint.resume(self.core, parts)
+        return state_checkpoint.restore_state(self.core, parts)
 
     async def keep(self, first_segment: int, horizon_ns: int) -> bool:
         """Write a checkpoint of segments before one; true if they may be deleted.
@@ -212,10 +212,10 @@ class Restart:
         pieces: list[bytes] = []
         size = 0
         turns = TimeSlices()
-        for part in state_checkpoint.parts_of(self.core, first_segment):
-            pieces.append(state_checkpoint.encode(part))
+        for part in state_checkpoint.make_parts(self.core, first_segment):
+            pieces.append(state_checkpoint.encode_part(part))
             size += len(pieces[-1])
-            if size >= PIECE_BYTES:
+            if size >= WRITE_BYTES:
                 await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
                 pieces, size, turns = [], 0, TimeSlices()
             await turns.offer()
@@ -245,7 +245,7 @@ A restart reads somewhat more, and a large fleet is not written continuously.
 class CheckpointSchedule:
     """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
 
-    restart: Restart
+    restart: StateCheckpointer
     frames: framelog.FrameLog
     oldest_frame_ns: int
     """Maximum age of accepted frames."""
