@@ -52,7 +52,7 @@ class AuditService:
     def of(
         cls,
         settings: CollectorSettings,
-        restart: StateCheckpointer,
+        checkpointer: StateCheckpointer,
         nodes: Callable[[], set[str]],
         database: Callable[[], Database],
     ) -> AuditService:
@@ -60,7 +60,7 @@ class AuditService:
 
         Raises SettingsError if the key cannot be used.
         """
-        directory, core = restart.directory, restart.core
+        directory, core = checkpointer.directory, checkpointer.core
         key_file = Path(settings.audit.key_file or directory / "audit.key")
         key = log_secrets.load_or_generate_key(key_file, settings.audit.origin)
         source = RecordSource("collector", settings.audit.origin, secrets.token_hex(8), 0)
@@ -72,11 +72,11 @@ class AuditService:
             audit,
             log_secrets.PersonalSalts(directory / log_secrets.SALTS_DIRECTORY),
             directory / RECORDER_STATE_FILE,
-            restart.events,
+            checkpointer.read_events,
         )
         core.listeners.append(observed.listen)
         core.on_envelope.append(observed.check_envelope)
-        restart.copies[observed.file] = observed.snapshot
+        checkpointer.companion_files[observed.file] = observed.snapshot
         guard = signing_guard.SigningGuard(
             audit,
             settings.audit.required_witnesses,

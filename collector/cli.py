@@ -116,19 +116,19 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
     if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
         message = "invalid name: expected printable text in Unicode NFC"
         raise click.UsageError(message)
-    fresh = credentials.generate_token()
-    click.echo(f"token (for {name} only): {fresh}")
+    new_token = credentials.generate_token()
+    click.echo(f"token (for {name} only): {new_token}")
     section = credentials.section_name(credentials.Credential(name, credentials.Role(role), tenant))
     click.echo(f"line for the tokens file, section [{section}]:")
-    value = json.dumps(credentials.digest_token(fresh))
-    more = ""
+    value = json.dumps(credentials.digest_token(new_token))
+    options = ""
     if days:
         until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        more += f", until = {until:%Y-%m-%dT%H:%M:%SZ}"
+        options += f", until = {until:%Y-%m-%dT%H:%M:%SZ}"
     if max_rank:
-        more += f", max_rank = {max_rank}"
-    if more:
-        value = f"{{ token = {value}{more} }}"
+        options += f", max_rank = {max_rank}"
+    if options:
+        value = f"{{ token = {value}{options} }}"
     click.echo(f"{credentials.quote_key(name)} = {value}")
 
 
@@ -138,12 +138,12 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
     directory = service.state_directory(_loaded(config))
-    lost = list(accept_loss(directory))
-    for one in lost:
-        click.echo(one)
+    lines = list(accept_loss(directory))
+    for line in lines:
+        click.echo(line)
     click.echo(
         "accepted: the next start continues without "
-        f"{'this file' if len(lost) == 1 else f'{len(lost)} files'}"
+        f"{'this file' if len(lines) == 1 else f'{len(lines)} files'}"
     )
 
 

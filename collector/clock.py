@@ -118,30 +118,30 @@ class CollectorClock:
         """
         boot_ns = self.boot_ns()
         try:
-            found = read_state(self.directory)
+            state = read_state(self.directory)
         except ClockFileError as error:
             # Reported before: its loss was accepted unless `lost` is set.
             log.warning("clock_read_failed", problem=str(error))
-            found = None
-        if found is None or found.boot_id != self.boot_id or not self.boot_id:
-            found = self._begun(found, newest_ns, boot_ns)
-        self._state, self._polled_ns, self._is_open = found, boot_ns, True
+            state = None
+        if state is None or state.boot_id != self.boot_id or not self.boot_id:
+            state = self._begun(state, newest_ns, boot_ns)
+        self._state, self._polled_ns, self._is_open = state, boot_ns, True
         self._keep(boot_ns)
 
-    def _begun(self, before: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
+    def _begun(self, previous: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
         """Return the initial state of a boot."""
         wall_ns = self.wall_ns()
-        begun = ClockState(self.boot_id, wall_ns - boot_ns)
-        if before:
-            begun.corrections = before.corrections
-            begun.is_unconfirmed = wall_ns - max(before.kept_ns, newest_ns) > MAX_UNSEEN_NS
-            begun.since_ns = wall_ns if begun.is_unconfirmed else 0
+        state = ClockState(self.boot_id, wall_ns - boot_ns)
+        if previous:
+            state.corrections = previous.corrections
+            state.is_unconfirmed = wall_ns - max(previous.kept_ns, newest_ns) > MAX_UNSEEN_NS
+            state.since_ns = wall_ns if state.is_unconfirmed else 0
         if wall_ns < newest_ns:
-            begun.reference_ns = newest_ns - boot_ns
-            begun.problem = "the wall clock is before the newest frame of the frame log"
-            begun.since_ns = newest_ns
-            log.error("clock_suspected", problem=begun.problem, advice=_ADVICE)
-        return begun
+            state.reference_ns = newest_ns - boot_ns
+            state.problem = "the wall clock is before the newest frame of the frame log"
+            state.since_ns = newest_ns
+            log.error("clock_suspected", problem=state.problem, advice=_ADVICE)
+        return state
 
     def now_ns(self) -> int:
         """Time by the reference, in nanoseconds since the epoch."""
@@ -244,10 +244,10 @@ def _find_contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> s
     """Return the reason why the nodes contradict the clock; empty if they do not."""
     count = len(offsets_ns)
     for sign, relation in ((1, "ahead of"), (-1, "behind")):
-        far = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets_ns)
-        few = is_unconfirmed and count < MIN_NODES and far == count
-        if far and (few or (count >= MIN_NODES and 2 * far > count)):
-            return f"{far} of {count} nodes are over a minute {relation} the collector"
+        distant = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets_ns)
+        only_few = is_unconfirmed and count < MIN_NODES and distant == count
+        if distant and (only_few or (count >= MIN_NODES and 2 * distant > count)):
+            return f"{distant} of {count} nodes are over a minute {relation} the collector"
     return ""
 
 

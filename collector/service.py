@@ -70,17 +70,16 @@ class Collector:
         server_connections.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
-        self.restart = StateCheckpointer(self.directory, self.core, limits=self.settings.limits)
+        limits = self.settings.limits
+        self.checkpointer = StateCheckpointer(self.directory, self.core, limits=limits)
         self.twins = identity_conflicts.IdentityConflictDetector(self.core.evidence.problems.report)
         self.core.on_envelope.append(self.twins.check)
         log_settings = self.settings.frame_log
         self.log = framelog.FrameLog(
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
-        oldest_days = self.settings.limits.max_frame_age_days + 1
-        self.checkpoints = CheckpointSchedule(
-            self.restart, self.log, oldest_days * timestamps.DAY_NS
-        )
+        max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
+        self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.rotated
         self.state_files = self.log.files = self.checkpoints.files = segment_files.StateFiles(
             self.directory
@@ -89,11 +88,11 @@ class Collector:
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
         self.audit = audit_service.AuditService.of(
-            self.settings, self.restart, self._listed_nodes, self.database.open
+            self.settings, self.checkpointer, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
         self.access = AccessTrail(self.trail, RecordedCredentials(self.directory / "identities"))
-        self.tokens.on_change = self.access.enrolled
+        self.tokens.on_change = self.access.set_credentials
         self.entries = audit_api.SignedEntries(
             self.trail.log.directory, self.trail.log.signer.public
         )
@@ -101,7 +100,7 @@ class Collector:
         self.audit.observed.tenant_of = self._tenant_of
         self._clock_records: list[audit_outbox.RecordDraft] = []
         self.clock = clock.CollectorClock(self.directory, self._node_offsets, self._clock_changed)
-        self.restart.hold = lambda: self.clock.hold
+        self.checkpointer.reason_to_withhold = lambda: self.clock.hold
         self.live = LiveAccount(
             self.core.evidence,
             lambda: self.files.evidence,
@@ -181,8 +180,7 @@ class Collector:
             if self.clock.is_replaced and loop_time >= reload_at:
                 # Repeated if it was rejected: nothing is stored before the restart.
                 reload_at = loop_time + _RELOAD_AGAIN_SECONDS
-                reason = "frames receive new timestamps by the accepted clock"
-                log.info("restart_requested", reason=reason)
+                log.info("restart_requested", reason="accepted clock")
                 self.reload()
 
     def _listed_nodes(self) -> set[str]:
@@ -248,7 +246,7 @@ class Collector:
         self.core.on_envelope.clear()
         self._read_files()
         self.core.schemas.open()
-        self.restart.read(self.log.stats)
+        self.checkpointer.restore(self.log.stats)
 
     async def serve_read_only(self) -> None:
         """Serve until there is space."""
@@ -296,7 +294,7 @@ class Collector:
             self.tokens,
             self.connections,
             self.twins,
-            self.restart.quarantine,
+            self.checkpointer.quarantine,
             (self.core.lines, ingest.lines, authorizer.lines),
             lambda: [
                 *self.audit.cells(),
@@ -314,7 +312,7 @@ class Collector:
             read_only=self.read_only,
         )
         billing = billing_api.BillingApi(
-            self.billing or self.books.open, self.reading, self.access.exported
+            self.billing or self.books.open, self.reading, self.access.record_export
         )
         handlers = {
             "frames": ingest.handle,
@@ -335,7 +333,7 @@ class Collector:
 
     async def _serve(self) -> None:
         server = web_server.WebServer(self.application(), self.connections)
-        self.access.enrolled(self.tokens.credentials)
+        self.access.set_credentials(self.tokens.credentials)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
@@ -414,13 +412,14 @@ class Collector:
         if self.state_files.incomplete:
             self.clock.lost = self.state_files.lost.get(clock.FILE, "")
         if clock.FILE not in self.state_files.lost and (state := clock.read_state(self.directory)):
-            self.restart.corrections = {one.since_ns: one.delta_ns for one in state.corrections}
-        self.restart.read(self.log.stats)
+            deltas_ns = {one.since_ns: one.delta_ns for one in state.corrections}
+            self.checkpointer.corrections = deltas_ns
+        self.checkpointer.restore(self.log.stats)
         self.clock.open(
             max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         )
-        self.log.go_on_at(self.restart.first_segment)
-        self.state_files.compare_checkpoint(self.restart.first_segment)
+        self.log.go_on_at(self.checkpointer.first_segment)
+        self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
         if self.state_files.lost:
             self.trail.log.append_before_running(self._gap(self.state_files.lost))

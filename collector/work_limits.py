@@ -59,13 +59,13 @@ class LogRateLimit:
 
     def due(self, *key: str) -> int | None:
         """Return the number of occurrences since the last line; None if no line is due."""
-        now = self.monotonic()
-        since, count = self._keys.get(key, (now - EVERY_SECONDS, 0))
-        if now - since < EVERY_SECONDS:
+        now_seconds = self.monotonic()
+        since, count = self._keys.get(key, (now_seconds - EVERY_SECONDS, 0))
+        if now_seconds - since < EVERY_SECONDS:
             self._keys[key] = since, count + 1
             self.suppressed += 1
             return None
-        self._keys[key] = now, 0
+        self._keys[key] = now_seconds, 0
         self._keys.move_to_end(key)
         if len(self._keys) > _MAX_KEYS:
             self._keys.popitem(last=False)

@@ -24,7 +24,7 @@ import h11
 import msgspec
 
 from agent.config import CollectorLink
-from railscope.http_responses import RESPONSE_MARK_HEADER, DECISIONS, MAX_HEAD_BYTES, is_marked
+from railscope.http_responses import DECISIONS, MAX_HEAD_BYTES, RESPONSE_MARK_HEADER, is_marked
 from railscope.wire import CONTENT_TYPE, VERSION, SentAt
 
 MAX_ANSWER_BYTES = 1 << 20

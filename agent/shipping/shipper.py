@@ -320,7 +320,7 @@ class Shipper:
     ) -> None:
         def remove() -> None:
             frames = self._release(spooled, body)
-            log.error("envelope_rejected", frames=frames, problem=answer.problem)
+            log.error("frames_rejected", frames=frames, problem=answer.problem)
             self._record_loss(FrameLoss("rejected", 1, frames))
 
         await self._disk.submit(remove)

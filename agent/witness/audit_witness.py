@@ -33,7 +33,7 @@ from agent.config import CollectorLink, WitnessSettings
 from agent.host import Clock
 from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
-from agent.shipping.collector_client import HttpResponse, HttpClient, create_tls_context, read_token
+from agent.shipping.collector_client import HttpClient, HttpResponse, create_tls_context, read_token
 from railscope.audit import merkle, signed_note
 from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE

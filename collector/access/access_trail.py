@@ -66,77 +66,79 @@ class AccessTrail:
     trail: AuditTrail
     recorded: RecordedCredentials
     wall_ns: Callable[[], int] = time.time_ns
-    max_a_day: int = MAX_EVENTS_PER_DAY
+    max_events_per_day: int = MAX_EVENTS_PER_DAY
     _day: int = -1
     _today: set[Hashable] = field(default_factory=set)
-    _more_today: int = 0
+    _uncounted_today: int = 0
     _misuses: dict[CredentialMisuse, int] = field(default_factory=dict)
-    _more_misuses: int = 0
+    _uncounted_misuses: int = 0
     _drafts: list[RecordDraft] = field(default_factory=list)
     _current: Credentials | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     # Noting events --------------------------------------------------------------------------------
 
-    def denied(self, denial: DeniedRequest) -> None:
-        """Note a denied request."""
+    def record_denial(self, denial: DeniedRequest) -> None:
+        """Record a denied request."""
         self.trail.deny(denial)
 
-    def used(self, credential: Credential, key: CredentialKey, address: str) -> None:
-        """Note a successful authentication: recorded the first time per day from this address."""
-        if self._first_today((credential, address)):
+    def record_use(self, credential: Credential, key: CredentialKey, address: str) -> None:
+        """Record a successful authentication: recorded the first time per day from this address."""
+        if self._is_first_today((credential, address)):
             role = credential.role.value
             data: RecordData = {"key": key.short, "role": role, **_tenant(credential)}
             kind = "access.token" if key.kind == "token" else "access.login"
-            self._note(self._draft(kind, _actor(credential, key.kind, address), "done", data))
+            self._add_draft(self._draft(kind, _actor(credential, key.kind, address), "done", data))
 
-    def exported(self, exported: DeliveredExport) -> None:
-        """Note a delivered export: recorded the first time per day, while its content is the same."""
-        if self._first_today(exported):
-            data: RecordData = {"period": exported.period, "format": exported.form}
-            data["sha256"] = exported.digest
-            data |= {"tenant": exported.tenant} if exported.tenant else {}
-            actor = _actor(exported.credential, "", exported.address)
-            self._note(self._draft("billing.export", actor, "done", data))
+    def record_export(self, export: DeliveredExport) -> None:
+        """Record a delivered export: recorded the first time per day, while its content is the same."""
+        if self._is_first_today(export):
+            data: RecordData = {"period": export.period, "format": export.form}
+            data["sha256"] = export.digest
+            data |= {"tenant": export.tenant} if export.tenant else {}
+            actor = _actor(export.credential, "", export.address)
+            self._add_draft(self._draft("billing.export", actor, "done", data))
 
-    def _first_today(self, what: Hashable) -> bool:
+    def _is_first_today(self, event: Hashable) -> bool:
         day = self.wall_ns() // DAY_NS
         if day != self._day:
             self._draft_more_today()
             self._day = day
             self._today.clear()
-        if what in self._today:
+        if event in self._today:
             return False
-        if len(self._today) >= self.max_a_day:
-            self._more_today += 1
+        if len(self._today) >= self.max_events_per_day:
+            self._uncounted_today += 1
             return False
-        self._today.add(what)
+        self._today.add(event)
         return True
 
-    def expired(self, credential: Credential, key: CredentialKey, address: str) -> None:
-        """Note the use of an expired credential."""
-        self._misuse(CredentialMisuse("identity.expired", credential, address, key.short))
+    def record_expired_use(self, credential: Credential, key: CredentialKey, address: str) -> None:
+        """Record the use of an expired credential."""
+        self._record_misuse(CredentialMisuse("identity.expired", credential, address, key.short))
 
-    def crossed(self, credential: Credential, path: str, address: str) -> None:
-        """Note a tenant's request for the data of another."""
+    def record_cross_tenant_request(self, credential: Credential, path: str, address: str) -> None:
+        """Record a tenant's request for the data of another."""
         quoted = path[:_MAX_QUOTED]
-        self._misuse(CredentialMisuse("access.cross_tenant", credential, address, path=quoted))
+        self._record_misuse(
+            CredentialMisuse("access.cross_tenant", credential, address, path=quoted)
+        )
 
-    def enrolled(self, credentials: Credentials) -> None:
+    def set_credentials(self, credentials: Credentials) -> None:
         """Set the current credentials; changes are recorded."""
         self._current = credentials
         self._wake.set()
 
-    def _misuse(self, misuse: CredentialMisuse) -> None:
+    def _record_misuse(self, misuse: CredentialMisuse) -> None:
         if misuse in self._misuses:
             self._misuses[misuse] += 1
         elif len(self._misuses) >= MAX_MISUSES_PER_MINUTE:
-            self._more_misuses += 1
+            self._uncounted_misuses += 1
         else:
             self._misuses[misuse] = 0
-            self._note(self._draft_misuse(misuse, 1))
+            self._add_draft(self._draft_misuse(misuse, 1))
 
-    def _note(self, draft: RecordDraft) -> None:
+    def _add_draft(self, draft: RecordDraft) -> None:
         self._drafts.append(draft)
         self._wake.set()
 
@@ -146,7 +148,7 @@ class AccessTrail:
         """Record noted events until cancelled; then the remaining ones."""
         try:
             while True:
-                await self._minute()
+                await self._run_minute()
         finally:
             self._close_minute()
             self._draft_more_today()
@@ -164,7 +166,7 @@ class AccessTrail:
                 advice="all entries of the tokens file are recorded again",
             )
 
-    async def _minute(self) -> None:
+    async def _run_minute(self) -> None:
         deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
         try:
             async with asyncio.timeout_at(deadline):
@@ -181,20 +183,20 @@ class AccessTrail:
         for misuse, count in self._misuses.items():
             if count:
                 self._drafts.append(self._draft_misuse(misuse, count))
-        self._draft_more("access.denied", "unknown", "denied", self._more_misuses)
+        self._draft_more("access.denied", "unknown", "denied", self._uncounted_misuses)
         self._misuses.clear()
-        self._more_misuses = 0
+        self._uncounted_misuses = 0
 
     def _draft_more_today(self) -> None:
-        self._draft_more("access.token", "credential", "done", self._more_today)
-        self._more_today = 0
+        self._draft_more("access.token", "credential", "done", self._uncounted_today)
+        self._uncounted_today = 0
 
     def _draft_more(self, kind: str, actor: str, outcome: str, count: int) -> None:
         """Draft the count of events that were not distinguished, if there were any."""
         if count:
             reason = "more senders than are counted separately"
             data: RecordData = {"reason": reason, "count": count}
-            self._note(self._draft(kind, RecordActor(actor, ""), outcome, data))
+            self._add_draft(self._draft(kind, RecordActor(actor, ""), outcome, data))
 
     async def _write(self) -> None:
         drafts, self._drafts = self._drafts, []
@@ -202,8 +204,8 @@ class AccessTrail:
         current = self._current
         if current is None or current is self.recorded.credentials:
             return
-        found = await asyncio.to_thread(find_changes, self.recorded.credentials, current)
-        if await self._append(map(self._draft_change, found)):
+        changes = await asyncio.to_thread(find_changes, self.recorded.credentials, current)
+        if await self._append(map(self._draft_change, changes)):
             try:
                 await asyncio.to_thread(self.recorded.keep, current)
             except OSError as error:

@@ -261,15 +261,15 @@ def _parse_entry(
     credential: Credential, value: object, where: str
 ) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
     _check_name(credential.name, where)
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, dict):
-            holder = replace(credential, max_rank=_parse_max_rank(one, credential.role, where))
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            holder = replace(credential, max_rank=_parse_max_rank(item, credential.role, where))
             yield (
-                _parse_key(one, where),
-                CredentialEntry(holder, _parse_until_ns(one.get("until"), where)),
+                _parse_key(item, where),
+                CredentialEntry(holder, _parse_until_ns(item.get("until"), where)),
             )
         else:
-            yield CredentialKey("token", _parse_digest(one, where)), CredentialEntry(credential)
+            yield CredentialKey("token", _parse_digest(item, where)), CredentialEntry(credential)
 
 
 def _check_name(name: str, where: str) -> None:
@@ -361,12 +361,12 @@ def read_certificate(der: bytes) -> ClientCertificate:
     """Read a certificate from its DER encoding. An unreadable one stands for no credential."""
     fingerprint = digest_bytes(der)
     try:
-        found = x509.load_der_x509_certificate(der)
-        names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        certificate = x509.load_der_x509_certificate(der)
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         common_name = str(names[0].value) if len(names) == 1 else ""
-        until_ns = round(found.not_valid_after_utc.timestamp()) * 10**9
+        until_ns = round(certificate.not_valid_after_utc.timestamp()) * 10**9
         return ClientCertificate(
-            fingerprint, common_name, _named_credential(_uris(found)), until_ns
+            fingerprint, common_name, _named_credential(_uris(certificate)), until_ns
         )
     except _UNREADABLE:
         return ClientCertificate(fingerprint)
@@ -374,15 +374,15 @@ def read_certificate(der: bytes) -> ClientCertificate:
 
 def _uris(certificate: x509.Certificate) -> list[str]:
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    return found.value.get_values_for_type(x509.UniformResourceIdentifier)
+    return extension.value.get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def _named_credential(uris: list[str]) -> Credential | None:
-    ours = [uri for uri in uris if uri.lower().startswith(SCHEME)]
-    return credential_of_uri(ours[0]) if len(ours) == 1 else None
+    railscope_uris = [uri for uri in uris if uri.lower().startswith(SCHEME)]
+    return credential_of_uri(railscope_uris[0]) if len(railscope_uris) == 1 else None
 
 
 def credential_of_uri(uri: str) -> Credential | None:
@@ -412,5 +412,5 @@ def tenant_cells(cells: Iterable[ViewCell], tenant: str) -> Iterator[ViewCell]:
 def tenant_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
     """Return the tenant's part of an account, without the size of the cluster and its free capacity."""
     tenants = account["tenants"]
-    own = {tenant: tenants[tenant]} if tenant in tenants else {}
-    return {"until_ns": account["until_ns"], "tenants": own}
+    own_totals = {tenant: tenants[tenant]} if tenant in tenants else {}
+    return {"until_ns": account["until_ns"], "tenants": own_totals}

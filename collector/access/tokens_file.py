@@ -41,11 +41,11 @@ class TokensFile:
     async def watch(self) -> None:
         """Read the file after each change, until cancelled."""
         while True:
-            found = await asyncio.to_thread(self.read)
-            if found is not None and found != self.credentials:
-                self.credentials = found
-                log.info("tokens_loaded", file=str(self.path), entries=len(found.entries))
-                self.on_change(found)
+            credentials = await asyncio.to_thread(self.read)
+            if credentials is not None and credentials != self.credentials:
+                self.credentials = credentials
+                log.info("tokens_loaded", file=str(self.path), entries=len(credentials.entries))
+                self.on_change(credentials)
             await asyncio.sleep(_WATCH_SECONDS)
 
     def read(self) -> credential_types.Credentials | None:
@@ -61,7 +61,7 @@ class TokensFile:
             if changing or digest == self._judged:
                 return None
             self._judged = digest
-            found = credential_types.parse_credentials(content.decode())
+            credentials = credential_types.parse_credentials(content.decode())
         except (OSError, ValueError) as error:
             if self.valid or not isinstance(error, OSError):
                 log.error(
@@ -75,7 +75,7 @@ class TokensFile:
                 self._judged = b""
             return None
         self.valid = True
-        return found
+        return credentials
 
 
 _MAX_NAMED = 20
@@ -124,10 +124,12 @@ class RecordedCredentials:
             return
         state = msgspec.json.decode(self.path.read_bytes(), type=_StoredCredentials)
         entries: dict[credential_types.CredentialKey, credential_types.CredentialEntry] = {}
-        for one in state.entries:
-            credential = credential_types.Credential(one.name, one.role, one.tenant, one.max_rank)
-            entries[credential_types.CredentialKey(one.kind, one.value)] = (
-                credential_types.CredentialEntry(credential, one.until_ns)
+        for stored in state.entries:
+            credential = credential_types.Credential(
+                stored.name, stored.role, stored.tenant, stored.max_rank
+            )
+            entries[credential_types.CredentialKey(stored.kind, stored.value)] = (
+                credential_types.CredentialEntry(credential, stored.until_ns)
             )
         self.credentials = credential_types.Credentials(entries, frozenset(state.revoked))
 
@@ -146,25 +148,25 @@ def find_changes(
     old: credential_types.Credentials, new: credential_types.Credentials
 ) -> list[CredentialChange]:
     """Return the changes to record, by holder."""
-    before, after = _keys_by_holder(old.entries), _keys_by_holder(new.entries)
-    found = []
-    for holder in dict.fromkeys((*before, *after)):
-        had, has = before.get(holder, {}), after.get(holder, {})
+    old_keys, new_keys = _keys_by_holder(old.entries), _keys_by_holder(new.entries)
+    changes = []
+    for holder in dict.fromkeys((*old_keys, *new_keys)):
+        had, has = old_keys.get(holder, {}), new_keys.get(holder, {})
         if had == has:
             continue
         kind = "enrol_approve" if not had else "rotate" if has else "revoke"
         added = tuple(text for key, text in has.items() if had.get(key) != text)
         removed = tuple(text for key, text in had.items() if has.get(key) != text)
-        found.append(
+        changes.append(
             CredentialChange(
                 f"identity.{kind}", holder, _shorten_list(added), _shorten_list(removed)
             )
         )
     for key in _certificate_keys(new.revoked - old.revoked):
-        found += [CredentialChange("identity.revoke", None, removed=(key.short,))]
+        changes += [CredentialChange("identity.revoke", None, removed=(key.short,))]
     for key in _certificate_keys(old.revoked - new.revoked):
-        found += [CredentialChange("identity.enrol_approve", None, added=(key.short,))]
-    return found
+        changes += [CredentialChange("identity.enrol_approve", None, added=(key.short,))]
+    return changes
 
 
 def _certificate_keys(digests: frozenset[str]) -> list[credential_types.CredentialKey]:
@@ -174,7 +176,7 @@ def _certificate_keys(digests: frozenset[str]) -> list[credential_types.Credenti
 def _keys_by_holder(
     entries: Mapping[credential_types.CredentialKey, credential_types.CredentialEntry],
 ) -> dict[credential_types.Credential, dict[credential_types.CredentialKey, str]]:
-    found: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
+    keys: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
     for key, entry in entries.items():
         credential = entry.credential
         until = "" if entry.until_ns is None else f" until {entry.until_ns // 10**9}"
@@ -184,8 +186,8 @@ def _keys_by_holder(
             else ""
         )
         holder = replace(credential, max_rank=credential_types.MAX_RANK)
-        found.setdefault(holder, {})[key] = f"{key.short}{until}{rank}"
-    return found
+        keys.setdefault(holder, {})[key] = f"{key.short}{until}{rank}"
+    return keys
 
 
 def _shorten_list(texts: tuple[str, ...]) -> tuple[str, ...]:

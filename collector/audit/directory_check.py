@@ -52,13 +52,13 @@ class VerifyError(AuditLogError):
 
 @contextmanager
 def raise_verify_error(
-    outcome: VerifyOutcome, *errors: type[Exception], where: str = ""
+    outcome: VerifyOutcome, *errors: type[Exception], prefix: str = ""
 ) -> Iterator[None]:
     """Raise VerifyError with this outcome in place of the errors; `where` precedes the message."""
     try:
         yield
     except errors as error:
-        raise VerifyError(outcome, f"{where}{error}") from error
+        raise VerifyError(outcome, f"{prefix}{error}") from error
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def read_housekeeping(
     ):
         while True:
             before = _read_acknowledged(directory, key)
-            witnesses, kept = housekeeping_files.read_witnesses(directory, key)
+            witnesses, witnesses_epoch = housekeeping_files.read_witnesses(directory, key)
             files = journal.read_journal(directory / "journal")
             signed = checkpoint()
             path = directory / housekeeping_files.EPOCH_FILE
@@ -124,7 +124,9 @@ def read_housekeeping(
         housekeeping_files.check_epoch(
             directory / housekeeping_files.ACKNOWLEDGED_FILE, before.epoch, epoch
         )
-        housekeeping_files.check_epoch(directory / housekeeping_files.WITNESSES_FILE, kept, epoch)
+        housekeeping_files.check_epoch(
+            directory / housekeeping_files.WITNESSES_FILE, witnesses_epoch, epoch
+        )
         journal.check_files(directory / "journal", files, before, signed.tree.size)
         if housekeeping_files.read_bytes(directory / LOCK_FILE):
             message = f"invalid lock file {directory / LOCK_FILE}: expected an empty file"
@@ -210,10 +212,10 @@ def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
 
 def _find_journal_problem(path: Path) -> str:
     try:
-        known = journal.journal_paths(path.parent)
+        journal_files = journal.journal_paths(path.parent)
     except journal.JournalError:
         return "foreign file"
-    return "" if path in known else "foreign file"
+    return "" if path in journal_files else "foreign file"
 
 
 @dataclass(slots=True)
@@ -234,7 +236,7 @@ class _ExpectedTiles:
             return self._left_behind(path, level, index, width)
         if end << (tile_files.LEVELS * depth) > self.signed.size + len(self.behind):
             return "foreign tile, beyond the end of the log"
-        hashes = [self._hash(depth, at) for at in range(begin, end)]
+        hashes = [self._hash(depth, position) for position in range(begin, end)]
         expected = b"".join(hashes)
         if isinstance(level, str):
             first = self.signed.size
@@ -254,11 +256,11 @@ class _ExpectedTiles:
             // tile_files.WIDTH
         ):
             return ""
-        whole = tile_files.Tiles(self.signed.directory, self.signed.size)
+        tiles = tile_files.Tiles(self.signed.directory, self.signed.size)
         if isinstance(level, str):
-            expected = tile_files.encode_bundle(whole.records(index)[:width])
+            expected = tile_files.encode_bundle(tiles.records(index)[:width])
         else:
-            expected = whole.row(level, index)[: width * merkle.HASH_BYTES]
+            expected = tiles.row(level, index)[: width * merkle.HASH_BYTES]
         try:
             is_equal = path.read_bytes() == expected
         except FileNotFoundError:
@@ -273,8 +275,8 @@ class _ExpectedTiles:
             return self.behind[index - self.signed.size]
         return tile_files.complete_root(
             [
-                self._hash(level - 1, at)
-                for at in range(index * tile_files.WIDTH, (index + 1) * tile_files.WIDTH)
+                self._hash(level - 1, position)
+                for position in range(index * tile_files.WIDTH, (index + 1) * tile_files.WIDTH)
             ]
         )
 
@@ -318,12 +320,13 @@ class HashTileCheck:
         with raise_tile_verify_error():
             content = self.tiles.row(level, self.full[level])
         if content != b"".join(hashes):
-            wanted = [
+            stored = [
                 content[at : at + merkle.HASH_BYTES]
                 for at in range(0, len(content), merkle.HASH_BYTES)
             ]
             at = next(
-                (i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), tile_files.WIDTH
+                (i for i, hashed in enumerate(hashes) if stored[i : i + 1] != [hashed]),
+                tile_files.WIDTH,
             )
             record = (self.full[level] * tile_files.WIDTH + at) << (tile_files.LEVELS * level)
             message = f"altered tile {name}: hash {at} does not match the stored data from record {record} on"

@@ -139,7 +139,7 @@ class EventRecorder:
 
     async def _read_again(self) -> None:
         """Read the events that did not fit from the frame log; those that overflow meanwhile, later."""
-        log.warning("audit_events_reread", events=self.overflowed)
+        log.warning("audit_events_reloaded", events=self.overflowed)
         self._behind, self._reading = False, True
         events = self.reread()
         while found := await asyncio.to_thread(self._missing_from, events):

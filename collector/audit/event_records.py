@@ -50,8 +50,8 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
 
     def disputes(self, other: ClaimInForce) -> bool:
         """True if two exclusive claims of equal authority overlap in their slots."""
-        both = self.exclusive and other.exclusive and self.level == other.level
-        return both and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
+        same_authority = self.exclusive and other.exclusive and self.level == other.level
+        return same_authority and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
 
 
 def slots_or_none(text: str) -> tuple[int, int]:
@@ -78,31 +78,31 @@ class ClaimsInForce(msgspec.Struct):
         """Return the claim if it is in force."""
         return self.gpus.get(gpu, {}).get(claim)
 
-    def disputed(self, gpu: str, claim: str, wanted: ClaimInForce) -> list[str]:
+    def disputed(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
         """Return the other claims of a GPU that dispute the slots of this one and are not recorded yet.
 
         The number is bounded: otherwise a provider that reports thousands of claims fills the log with
         pairs.
         """
-        there, conflicting = (
+        claims, conflicting = (
             self.gpus.get(gpu, {}).items(),
             self.conflicts.get(gpu, {}).get(claim, ()),
         )
         others = (
             name
-            for name, held in there
-            if name != claim and name not in conflicting and held.disputes(wanted)
+            for name, other in claims
+            if name != claim and name not in conflicting and other.disputes(new_claim)
         )
         return list(islice(others, max(0, MAX_CONFLICTS - len(conflicting))))
 
     def part(self, gpus: Iterable[str]) -> ClaimsInForce:
         """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
-        wanted = set(gpus)
+        selected = set(gpus)
         return ClaimsInForce(
-            {gpu: dict(self.gpus[gpu]) for gpu in wanted & self.gpus.keys()},
+            {gpu: dict(self.gpus[gpu]) for gpu in selected & self.gpus.keys()},
             {
                 gpu: {claim: set(others) for claim, others in self.conflicts[gpu].items()}
-                for gpu in wanted & self.conflicts.keys()
+                for gpu in selected & self.conflicts.keys()
             },
         )
 
@@ -113,8 +113,8 @@ class ClaimsInForce(msgspec.Struct):
             return
         claim = claim_key(new.obj.node, claim_id)
         if new.type in {ASSIGN, TRANSFER} and new.out == DONE:
-            held = self.gpus.setdefault(new.obj.gpu, {})
-            held[claim] = ClaimInForce.of(new.data, new.pii)
+            claims = self.gpus.setdefault(new.obj.gpu, {})
+            claims[claim] = ClaimInForce.of(new.data, new.pii)
         elif new.type == CONFLICT and "node_before" in new.data:
             other = claim_key(str(new.data["node_before"]), str(new.data.get("claim_before")))
             self.conflicts.setdefault(new.obj.gpu, {}).setdefault(claim, set()).add(other)
@@ -122,14 +122,14 @@ class ClaimsInForce(msgspec.Struct):
             self._release(new.obj.gpu, claim)
 
     def _release(self, gpu: str, claim: str) -> None:
-        held = self.gpus.get(gpu, {})
-        held.pop(claim, None)
-        if not held:
+        claims = self.gpus.get(gpu, {})
+        claims.pop(claim, None)
+        if not claims:
             self.gpus.pop(gpu, None)
         conflicts = self.conflicts.pop(gpu, {})
-        left = {one: others - {claim} for one, others in conflicts.items() if one != claim}
+        left = {name: others - {claim} for name, others in conflicts.items() if name != claim}
         if any(left.values()):
-            self.conflicts[gpu] = {one: others for one, others in left.items() if others}
+            self.conflicts[gpu] = {name: others for name, others in left.items() if others}
 
 
 MAX_TEXT = 500

@@ -134,19 +134,19 @@ class Acknowledgement:
 
 def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey) -> Acknowledgement:
     """Read an acknowledgement from the content of a file. Raises HousekeepingError."""
-    found = read_statement(path, content, _KIND, key)
-    count, encoded, *files = (*found.fields, "", "")[: max(2, len(found.fields))]
+    statement = read_statement(path, content, _KIND, key)
+    count, encoded, *files = (*statement.fields, "", "")[: max(2, len(statement.fields))]
     try:
         root = base64.b64decode(encoded, validate=True)
     except ValueError:
         root = b""
     if not _COUNT.fullmatch(count) or len(root) != merkle.HASH_BYTES:
         message = (
-            f"invalid acknowledgement {path}: {found.fields!r:.200}: expected a count of 20"
+            f"invalid acknowledgement {path}: {statement.fields!r:.200}: expected a count of 20"
             " digits and a root"
         )
         raise HousekeepingError(message)
-    return Acknowledgement(found.epoch, int(count), root, tuple(files))
+    return Acknowledgement(statement.epoch, int(count), root, tuple(files))
 
 
 EPOCH_FILE = "epoch"
@@ -181,7 +181,7 @@ class LogOwnership:
         Raises LogLockedError, HousekeepingError, OSError.
         """
         self.lock()
-        if self._path.exists() or any((self.directory / one).exists() for one in _SIGNED):
+        if self._path.exists() or any((self.directory / name).exists() for name in _SIGNED):
             content = read_bytes(self._path)
             self.epoch = read_statement(self._path, content, EPOCH_FILE, self.signer.public).epoch
 
@@ -270,9 +270,9 @@ class CosignatureStore:
         self._epoch, self.changed = epoch, True
         self.save()
 
-    def put(self, node: str, vouched: CosignedCheckpoint) -> None:
+    def put(self, node: str, cosigned: CosignedCheckpoint) -> None:
         """Store the cosignature of a node, after it was checked."""
-        self.nodes[node] = vouched
+        self.nodes[node] = cosigned
         self.changed = True
 
     def save(self) -> None:
@@ -296,12 +296,12 @@ def read_witnesses(
     body, _, statement = read_bytes(path).partition(b"\n")
     if not statement:
         statement = body
-    found = read_statement(path, statement, WITNESSES_FILE, key)
-    if found.fields != (sha256(body).hexdigest(),):
+    signed_statement = read_statement(path, statement, WITNESSES_FILE, key)
+    if signed_statement.fields != (sha256(body).hexdigest(),):
         message = f"altered {path}: its first line does not match the signature"
         raise HousekeepingError(message)
     try:
-        return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), found.epoch
+        return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), signed_statement.epoch
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f"cannot decode {path}: {error}"
         raise HousekeepingError(message) from error

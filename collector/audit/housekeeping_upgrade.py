@@ -55,8 +55,8 @@ def _upgrade(
     cosigned = _read_legacy_witnesses(directory / housekeeping_files.WITNESSES_FILE)
     witnesses = housekeeping_files.CosignatureStore(directory, signer, cosigned)
     names = tuple(file.path.name for file in files)
-    stated = housekeeping_files.Acknowledgement(epoch, tree.size, tree.root, names)
-    write_durably(directory / housekeeping_files.ACKNOWLEDGED_FILE, stated.signed(signer))
+    acknowledgement = housekeeping_files.Acknowledgement(epoch, tree.size, tree.root, names)
+    write_durably(directory / housekeeping_files.ACKNOWLEDGED_FILE, acknowledgement.signed(signer))
     witnesses.keep(epoch)
     write_durably(directory / housekeeping_files.KEY_FILE, f"{signer.public}\n".encode())
     kind = housekeeping_files.EPOCH_FILE

@@ -95,14 +95,14 @@ def _parse_name(path: Path) -> tuple[int, bytes]:
 
 def _read_files(directory: Path) -> list[JournalFile]:
     paths = journal_paths(directory)
-    found: list[JournalFile] = []
+    files: list[JournalFile] = []
     for path in paths:
         file = _read_file(path, newest=path == paths[-1])
-        if found and file.first != found[-1].next:
-            message = f"wrong first record of {path}: {file.first}: expected {found[-1].next}"
+        if files and file.first != files[-1].next:
+            message = f"wrong first record of {path}: {file.first}: expected {files[-1].next}"
             raise JournalError(message)
-        found.append(file)
-    return found
+        files.append(file)
+    return files
 
 
 def _read_file(path: Path, *, newest: bool) -> JournalFile:
@@ -137,16 +137,18 @@ def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
         return True
     if len(tail) < HEAD.size:
         return tail[:MARKER_BYTES] == marker[: len(tail)]
-    found: bytes
+    found_marker: bytes
     length: int
-    found, length, _ = HEAD.unpack_from(tail)
-    return found == marker and len(tail) <= HEAD.size + length <= HEAD.size + _MAX_GROUP_BYTES
+    found_marker, length, _ = HEAD.unpack_from(tail)
+    return (
+        found_marker == marker and len(tail) <= HEAD.size + length <= HEAD.size + _MAX_GROUP_BYTES
+    )
 
 
 def check_files(
     directory: Path,
     files: Sequence[JournalFile],
-    stated: housekeeping_files.Acknowledgement,
+    acknowledged: housekeeping_files.Acknowledgement,
     signed: int,
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
@@ -154,33 +156,33 @@ def check_files(
     After a crash there may be an additional empty new file, and files with signed records only.
     """
     names = [file.path.name for file in files]
-    for name in stated.files:
+    for name in acknowledged.files:
         if name not in names:
             message = f"missing journal file {directory / name}"
             raise JournalError(message)
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
-        if file.path.name not in stated.files and file.next > signed and not just_begun:
+        if file.path.name not in acknowledged.files and file.next > signed and not just_begun:
             message = (
                 f"foreign file in the journal: {file.path}: expected a file that"
                 f" `{housekeeping_files.ACKNOWLEDGED_FILE}` lists"
             )
             raise JournalError(message)
-    if files and files[-1].torn and files[-1].next < stated.count:
+    if files and files[-1].torn and files[-1].next < acknowledged.count:
         return  # records are missing, which is reported with their number
-    if stated.count < signed:
+    if acknowledged.count < signed:
         message = (
-            f"older copy {directory.parent / housekeeping_files.ACKNOWLEDGED_FILE}: states {stated.count} records:"
+            f"older copy {directory.parent / housekeeping_files.ACKNOWLEDGED_FILE}: states {acknowledged.count} records:"
             f" expected at least the {signed} signed ones"
         )
         raise JournalError(message)
 
 
 def check_root(
-    directory: Path, stated: housekeeping_files.Acknowledgement, tree: merkle.CompactRange
+    directory: Path, acknowledged: housekeeping_files.Acknowledgement, tree: merkle.CompactRange
 ) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
-    if tree.size == stated.count and tree.root != stated.root:
+    if tree.size == acknowledged.count and tree.root != acknowledged.root:
         message = f"altered journal {directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
         raise JournalError(message)
 
@@ -215,7 +217,7 @@ class Journal:
         """
         make_directory(self.directory)
         size = signed.size
-        stated = self._acknowledged(owned)
+        acknowledged = self._acknowledged(owned)
         files = read_journal(self.directory)
         if files and files[0].first > size:
             message = f"missing records {size} to {files[0].first - 1} before {files[0].path}"
@@ -226,15 +228,15 @@ class Journal:
                 f" expected the {size} signed records"
             )
             raise JournalError(message)
-        check_files(self.directory, files, stated, size)
-        kept = [record for file in files for record in file.records]
-        unsigned = kept[size - files[0].first :] if files else []
+        check_files(self.directory, files, acknowledged, size)
+        journal_records = [record for file in files for record in file.records]
+        unsigned = journal_records[size - files[0].first :] if files else []
         self._tree = signed
         for raw in unsigned:
-            check_root(self.directory, stated, self._tree)
+            check_root(self.directory, acknowledged, self._tree)
             self._tree.append(merkle.leaf_hash(raw))
-        check_root(self.directory, stated, self._tree)
-        self.lost = max(0, stated.count - self._tree.size)
+        check_root(self.directory, acknowledged, self._tree)
+        self.lost = max(0, acknowledged.count - self._tree.size)
         self._epoch = owned + 1
         self._files = [file.path.name for file in files]
         if files:
@@ -256,11 +258,11 @@ class Journal:
                 raise JournalError(message)
             return housekeeping_files.Acknowledgement(0, 0, merkle.CompactRange().root, ())
         key = self.signer.public
-        stated = housekeeping_files.read_acknowledgement(
+        acknowledged = housekeeping_files.read_acknowledgement(
             self._path, housekeeping_files.read_bytes(self._path), key
         )
-        housekeeping_files.check_epoch(self._path, stated.epoch, owned)
-        return stated
+        housekeeping_files.check_epoch(self._path, acknowledged.epoch, owned)
+        return acknowledged
 
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
@@ -283,10 +285,10 @@ class Journal:
         self._statement = statement
 
     def _current(self) -> bytes:
-        stated = housekeeping_files.Acknowledgement(
+        acknowledged = housekeeping_files.Acknowledgement(
             self._epoch, self._tree.size, self._tree.root, tuple(self._files)
         )
-        return stated.signed(self.signer)
+        return acknowledged.signed(self.signer)
 
     def _replace_statement(self) -> None:
         """Replace the file that acknowledges the durable records and lists the files. Raises OSError."""
@@ -304,8 +306,8 @@ class Journal:
         """
         path = self.directory / self._files[-1]
         written = os.fstat(self._descriptor)
-        there = path.stat() if path.exists() else None
-        if there is None or there.st_ino != written.st_ino or written.st_size != self._offset:
+        status = path.stat() if path.exists() else None
+        if status is None or status.st_ino != written.st_ino or written.st_size != self._offset:
             message = f"journal file replaced or changed during a write: {path}"
             raise JournalError(message)
         if housekeeping_files.read_bytes(self._path) != self._statement:

@@ -48,14 +48,14 @@ def store_key(path: Path, key: SecretKey) -> SecretKey:
     try:
         make_directory(path.parent)
         create_durably(path, f"{key.secret_text()}\n".encode(), 0o600)
-        kept = SecretKey.parse(path.read_text())
+        directory_files = SecretKey.parse(path.read_text())
     except (OSError, UnicodeDecodeError, NoteError) as error:
         message = f"cannot create the audit key {path} for {key.name!r}: {error}"
         raise SettingsError(message) from error
-    if str(kept.public) != str(key.public):
+    if str(directory_files.public) != str(key.public):
         message = f"audit key {path} was created by another process; fix: start again"
         raise SettingsError(message)
-    return kept
+    return directory_files
 
 
 SALTS_DIRECTORY = "personal"

@@ -102,14 +102,18 @@ class SigningGuard:
         self.audit.sign_soon()
 
     async def _record_that_few_came(self) -> None:
-        wanted, shown = self.wanted, len(self.shown)
+        required, received = self.wanted, len(self.shown)
         log.warning(
-            "audit_log_signed_without_witnesses",
-            required_checkpoints=wanted,
-            received_checkpoints=shown,
+            "audit_witnesses_missed",
+            required_checkpoints=required,
+            received_checkpoints=received,
         )
         actor = record.RecordActor("collector", self.audit.source.id)
-        data: record.RecordData = {"signed_without": "witnesses", "asked": wanted, "shown": shown}
+        data: record.RecordData = {
+            "signed_without": "witnesses",
+            "asked": required,
+            "shown": received,
+        }
         data["waited_seconds"] = round(self.wait_seconds)
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
         try:
@@ -133,15 +137,19 @@ class SigningGuard:
         self.shown[node] = size
         self._changed.set()
 
-    def _problem(self, held: signed_note.Checkpoint) -> str:
+    def _problem(self, checkpoint: signed_note.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
-        if held.tree.size > self.audit.size:
-            return f"it covers {held.tree.size} records, and this log has {self.audit.size}"
+        if checkpoint.tree.size > self.audit.size:
+            return f"it covers {checkpoint.tree.size} records, and this log has {self.audit.size}"
         try:
-            root = self._root(held.tree.size)
+            root = self._root(checkpoint.tree.size)
         except TileError as error:
             return f"cannot read this log: {error}"
-        return "" if root == held.tree.root else f"the first {held.tree.size} records differ"
+        return (
+            ""
+            if root == checkpoint.tree.root
+            else f"the first {checkpoint.tree.size} records differ"
+        )
 
     def _root(self, size: int) -> bytes:
         """Return the root over the first records, including those that are durable but not signed."""
@@ -168,7 +176,7 @@ class SigningGuard:
         text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
         if not self.stopped:
             log.error(
-                "checkpoint_conflict_detected",
+                "checkpoint_conflict_reported",
                 node=node,
                 problem=problem,
                 checkpoint=note,

@@ -91,8 +91,8 @@ class Tiles:
         tile_level, height = divmod(level, LEVELS)
         first = index << height
         offset = first % WIDTH
-        wanted = slice(offset * merkle.HASH_BYTES, (offset + (1 << height)) * merkle.HASH_BYTES)
-        row = self._tile(tile_level, first // WIDTH)[wanted]
+        selection = slice(offset * merkle.HASH_BYTES, (offset + (1 << height)) * merkle.HASH_BYTES)
+        row = self._tile(tile_level, first // WIDTH)[selection]
         if len(row) != merkle.HASH_BYTES << height:
             message = (
                 f"missing hash {index} of level {level} in {tile_name(tile_level, first // WIDTH)}"
@@ -122,11 +122,11 @@ class Tiles:
 
     def record(self, sequence: int) -> bytes:
         """Return one record. Raises TileError."""
-        found = self.records(sequence // WIDTH)
-        if sequence % WIDTH >= len(found):
+        records = self.records(sequence // WIDTH)
+        if sequence % WIDTH >= len(records):
             message = f"missing record {sequence} in {self._path('entries', sequence // WIDTH)}"
             raise TileError(message)
-        return found[sequence % WIDTH]
+        return records[sequence % WIDTH]
 
     def records_from(self, first: int) -> Iterator[bytes]:
         """Iterate over all records from a sequence number on. Raises TileError."""
@@ -145,16 +145,16 @@ class Tiles:
     def _read(self, level: int | str, index: int) -> tuple[bytes, bool]:
         """Return the content of a tile, and True if it is that of the full tile that superseded it."""
         path = self._path(level, index)
-        whole = self.directory / tile_name(level, index)
+        full_path = self.directory / tile_name(level, index)
         try:
             try:
                 return path.read_bytes(), False
             except FileNotFoundError:
                 # The tile may have been filled, and then deleted, since the checkpoint was read: the full
                 # tile has it as a prefix.
-                if whole == path or not whole.exists():
+                if full_path == path or not full_path.exists():
                     raise
-                return whole.read_bytes(), True
+                return full_path.read_bytes(), True
         except OSError as error:
             message = f"cannot read tile {path}: {error.strerror}"
             raise TileError(message) from error
@@ -177,7 +177,7 @@ class Tiles:
                 paths = sorted(directory.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 continue  # deleted meanwhile, because its tile is full now
-            now, _ = self._read(level, full)
+            current, _ = self._read(level, full)
             for path in paths:
                 if path.suffix == PARTIAL:
                     continue  # being written, or left behind by a writer that was killed
@@ -186,7 +186,7 @@ class Tiles:
                     content = path.read_bytes()
                 except FileNotFoundError:
                     continue  # deleted meanwhile, because its tile is full now
-                if width < partial and content != _beginning(now, level, width):
+                if width < partial and content != _beginning(current, level, width):
                     message = f"altered tile {path}: does not match the beginning of the tile that followed it"
                     raise TileError(message)
 
@@ -196,9 +196,9 @@ class Tiles:
         Nothing is read as part of the log before a checkpoint covers it. Raises OSError, TileError.
         """
         old, new = self.size, self.size + len(records)
-        begun = self._begun() if old % WIDTH else []
-        for at, bundle in _entries_of([*begun, *records], old // WIDTH):
-            self._write("entries", at, len(bundle), encode_bundle(bundle))
+        last_records = self._begun() if old % WIDTH else []
+        for index, bundle in _entries_of([*last_records, *records], old // WIDTH):
+            self._write("entries", index, len(bundle), encode_bundle(bundle))
         added = [merkle.leaf_hash(record) for record in records]
         level = 0
         while added or level == 0:
@@ -206,8 +206,8 @@ class Tiles:
             full, partial = divmod(begins, WIDTH)
             row = _hashes(self._tile(level, full)[: partial * merkle.HASH_BYTES]) if partial else []
             above = []
-            for at, tile in _entries_of([*row, *added], full):
-                self._write(level, at, len(tile), b"".join(tile))
+            for index, tile in _entries_of([*row, *added], full):
+                self._write(level, index, len(tile), b"".join(tile))
                 if len(tile) == WIDTH:
                     above.append(complete_root(tile))
             added, level = above, level + 1
@@ -240,7 +240,7 @@ def complete_root(hashes: Sequence[merkle.Hash]) -> merkle.Hash:
     """Return the root of a complete subtree; its number of leaves is a power of two."""
     row = list(hashes)
     while len(row) > 1:
-        row = [merkle.node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]
+        row = [merkle.node_hash(row[index], row[index + 1]) for index in range(0, len(row), 2)]
     return row[0]
 
 
@@ -257,7 +257,9 @@ def _entries_of(entries: Sequence[bytes], first: int) -> Iterator[tuple[int, Seq
 
 
 def _hashes(row: bytes) -> list[merkle.Hash]:
-    return [row[at : at + merkle.HASH_BYTES] for at in range(0, len(row), merkle.HASH_BYTES)]
+    return [
+        row[offset : offset + merkle.HASH_BYTES] for offset in range(0, len(row), merkle.HASH_BYTES)
+    ]
 
 
 PROOF_HEAD = "c2sp.org/tlog-proof@v1"
@@ -276,7 +278,7 @@ def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
         PROOF_HEAD,
         _EXTRA + base64.b64encode(tiles.record(sequence)).decode(),
         f"{_INDEX}{sequence}",
-        *(base64.b64encode(one).decode() for one in path),
+        *(base64.b64encode(hashed).decode() for hashed in path),
     ]
     return "\n".join(lines) + "\n\n" + checkpoint
 
@@ -285,8 +287,8 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
     """Return the record that is proven. Raises ProofError, NoteError."""
     head, divider, note = text.partition("\n\n")
     lines = head.split("\n")
-    least = len(("head", "extra", "index"))
-    if not divider or len(lines) < least or lines[0] != PROOF_HEAD:
+    min_lines = len(("head", "extra", "index"))
+    if not divider or len(lines) < min_lines or lines[0] != PROOF_HEAD:
         message = f"invalid proof: expected {PROOF_HEAD!r} in its first line"
         raise ProofError(message)
     if not lines[1].startswith(_EXTRA) or not lines[2].startswith(_INDEX):
@@ -297,10 +299,10 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
         message = f"invalid index of the proof: {index[:30]!r}: expected a number"
         raise ProofError(message)
     record = _decoded(lines[1].removeprefix(_EXTRA))
-    path = [_decoded(line) for line in lines[least:]]
+    path = [_decoded(line) for line in lines[min_lines:]]
     tree = signed_note.read_checkpoint(note, key).tree
-    whole = all(len(one) == merkle.HASH_BYTES for one in path)
-    if not whole or not merkle.includes(
+    is_complete = all(len(hashed) == merkle.HASH_BYTES for hashed in path)
+    if not is_complete or not merkle.includes(
         merkle.leaf_hash(record), int(index), tree.size, path, tree.root
     ):
         message = f"invalid proof: the path does not lead from record {index} to the signed root"

@@ -72,27 +72,27 @@ def find_cosigners(
 
     `keys` are those of the witnesses, as recorded in the log.
     """
-    found, doubts = [], []
-    for node, vouched in sorted(cosigned.items()):
+    cosigners, doubts = [], []
+    for node, cosigned_checkpoint in sorted(cosigned.items()):
         try:
-            tree = signed_note.read_checkpoint(vouched.note, key).tree
-            seconds = vouched.seconds()
+            tree = signed_note.read_checkpoint(cosigned_checkpoint.note, key).tree
+            seconds = cosigned_checkpoint.seconds()
         except signed_note.NoteError as error:
             doubts.append(f"invalid cosignature of witness {node}: {error}")
             continue
-        if keys.get(node) != vouched.key:
+        if keys.get(node) != cosigned_checkpoint.key:
             doubts.append(f"wrong key of witness {node}: expected the recorded one")
             continue
-        if not vouched.is_of(node):
+        if not cosigned_checkpoint.is_of(node):
             doubts.append(f"wrong key of witness {node}: it has the name of another node")
             continue
-        found.append(Cosigner(node, tree.size, seconds))
+        cosigners.append(Cosigner(node, tree.size, seconds))
     doubts += [
         f"missing cosignature of witness {node}, whose key is recorded"
         for node in sorted(keys.keys() - cosigned.keys())
     ]
-    found.sort(key=lambda one: (-one.size, one.node))
-    return tuple(found), tuple(doubts)
+    cosigners.sort(key=lambda cosigner: (-cosigner.size, cosigner.node))
+    return tuple(cosigners), tuple(doubts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +126,26 @@ def verify_log(
 
 
 def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
-    kept, damage = _read_housekeeping(directory, key)
-    checkpoint = kept.checkpoint if kept else _read_own_checkpoint(directory, key)
-    cosigned = signed_notes(kept.witnesses, key) if kept else ()
+    housekeeping, damage = _read_housekeeping(directory, key)
+    checkpoint = housekeeping.checkpoint if housekeeping else _read_own_checkpoint(directory, key)
+    cosigned = signed_notes(housekeeping.witnesses, key) if housekeeping else ()
     stated_by_log = [*cosigned, *read_disputed_notes(directory)]
     notes = [*anchors, *stated_by_log]
-    held = sorted((_read_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
+    sorted_anchors = sorted(
+        (_read_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size
+    )
     verification = _Verification(directory, key, checkpoint)
-    verification.check_records(held)
-    if kept is None:
+    verification.check_records(sorted_anchors)
+    if housekeeping is None:
         message = f"missing housekeeping files in {directory}"
         raise damage or directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
-    unsigned = verification.check_journal(kept)
-    verification.check_directory(kept, unsigned)
-    explaining = verification.explaining
-    vouching, doubts = find_cosigners(kept.witnesses, key, explaining.witnesses)
-    findings = (*explaining.findings(), *doubts)
-    unlogged = len(held) - len(stated_by_log)
-    return VerifiedLog(checkpoint, len(unsigned), unlogged, findings, vouching, explaining.ledger)
+    unsigned = verification.check_journal(housekeeping)
+    verification.check_directory(housekeeping, unsigned)
+    checks = verification.explaining
+    cosigners, doubts = find_cosigners(housekeeping.witnesses, key, checks.witnesses)
+    findings = (*checks.findings(), *doubts)
+    unlogged = len(sorted_anchors) - len(stated_by_log)
+    return VerifiedLog(checkpoint, len(unsigned), unlogged, findings, cosigners, checks.ledger)
 
 
 def _read_housekeeping(
@@ -184,7 +186,7 @@ def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_
 def _read_anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
     where = "invalid checkpoint kept elsewhere: "
     with directory_check.raise_verify_error(
-        directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, where=where
+        directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=where
     ):
         return signed_note.read_checkpoint(note, key)
 
@@ -201,43 +203,45 @@ class _Verification:
 
     def check_records(self, anchors: Iterable[signed_note.Checkpoint]) -> None:
         """Compare the signed records with every tile, every anchor and the checkpoint."""
-        awaited, size = list(anchors), self.ours.tree.size
-        if awaited and awaited[-1].tree.size > size:
-            self._report_fork(awaited[-1], "the log is shorter than a signed checkpoint")
+        pending, size = list(anchors), self.ours.tree.size
+        if pending and pending[-1].tree.size > size:
+            self._report_fork(pending[-1], "the log is shorter than a signed checkpoint")
         levels = directory_check.HashTileCheck(Tiles(self.directory, size))
-        self._compare_anchors(awaited)
+        self._compare_anchors(pending)
         for leaves, records in _signed_tiles(levels.tiles):
             for record in records:
                 self.explaining.add(record)
             root = levels.add(leaves)
-            inside = awaited and awaited[0].tree.size < self.tree.size + WIDTH
+            inside = pending and pending[0].tree.size < self.tree.size + WIDTH
             if root and not inside:
                 self.tree.extend(root, WIDTH)
-                self._compare_anchors(awaited)
+                self._compare_anchors(pending)
                 continue
             for leaf in leaves:
                 self.tree.append(leaf)
-                self._compare_anchors(awaited)
+                self._compare_anchors(pending)
         levels.finish()
         if self.tree.root != self.ours.tree.root:
             message = f"the {size} records do not match the signed root"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 
-    def _compare_anchors(self, awaited: list[signed_note.Checkpoint]) -> None:
+    def _compare_anchors(self, pending: list[signed_note.Checkpoint]) -> None:
         """Compare the anchors of this size, and remove them from the pending ones."""
-        while awaited and awaited[0].tree.size == self.tree.size:
-            anchor = awaited.pop(0)
+        while pending and pending[0].tree.size == self.tree.size:
+            anchor = pending.pop(0)
             if self.tree.root != anchor.tree.root:
-                why = f"its first {self.tree.size} records do not match the signed ones"
-                self._report_fork(anchor, why)
+                reason = f"its first {self.tree.size} records do not match the signed ones"
+                self._report_fork(anchor, reason)
 
-    def _report_fork(self, theirs: signed_note.Checkpoint, why: str) -> None:
-        texts = f"--- signed, here:\n{self.ours.text}--- signed, kept elsewhere:\n{theirs.text}"
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.FORKED, f"{why}\n{texts}")
+    def _report_fork(self, other: signed_note.Checkpoint, reason: str) -> None:
+        texts = f"--- signed, here:\n{self.ours.text}--- signed, kept elsewhere:\n{other.text}"
+        raise directory_check.VerifyError(
+            directory_check.VerifyOutcome.FORKED, f"{reason}\n{texts}"
+        )
 
-    def check_journal(self, kept: directory_check.HousekeepingState) -> list[bytes]:
+    def check_journal(self, housekeeping: directory_check.HousekeepingState) -> list[bytes]:
         """Check the records that are not signed yet and return them; they are appended to the tree."""
-        files, signed, stated = kept.files, self.tree.size, kept.acknowledged
+        files, signed, acknowledged = housekeeping.files, self.tree.size, housekeeping.acknowledged
         if files and files[0].first > signed:
             message = f"missing records {signed} to {files[0].first - 1} before {files[0].path}"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.TAIL_MISSING, message)
@@ -248,28 +252,28 @@ class _Verification:
             directory_check.VerifyOutcome.ALTERED, journal.JournalError
         ):
             for sequence, raw in enumerate(raws[behind:], signed):
-                journal.check_root(self.directory / "journal", stated, self.tree)
+                journal.check_root(self.directory / "journal", acknowledged, self.tree)
                 self.explaining.add(_decode_record(raw, sequence))
                 self.tree.append(merkle.leaf_hash(raw))
-            journal.check_root(self.directory / "journal", stated, self.tree)
-        if (lost := stated.count - self.tree.size) > 0:
+            journal.check_root(self.directory / "journal", acknowledged, self.tree)
+        if (lost := acknowledged.count - self.tree.size) > 0:
             # The count is never too high: neither a crash nor a power failure explains the difference.
             message = f"missing in the journal: {lost} acknowledged records"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         return raws[behind:]
 
     def check_directory(
-        self, kept: directory_check.HousekeepingState, unsigned: list[bytes]
+        self, housekeeping: directory_check.HousekeepingState, unsigned: list[bytes]
     ) -> None:
         """Check the key file, the epoch, and that the directory contains no foreign files."""
-        if kept.epoch < self.explaining.epoch:
+        if housekeeping.epoch < self.explaining.epoch:
             message = (
-                f"older copy {self.directory / housekeeping_files.EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+                f"older copy {self.directory / housekeeping_files.EPOCH_FILE}: states epoch {housekeeping.epoch}: expected at least "
                 f"{self.explaining.epoch}, which a record names"
             )
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
         directory_check.check_key_file(self.directory, self.explaining.genesis_key, self.key)
-        tiles = Tiles(self.directory, kept.checkpoint.tree.size)
+        tiles = Tiles(self.directory, housekeeping.checkpoint.tree.size)
         with directory_check.raise_tile_verify_error():
             tiles.check_outgrown()
             directory_check.check_foreign(self.directory, self.key, tiles.size, unsigned)
@@ -318,8 +322,8 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     """Check that signed records that are still in the journal equal the signed ones."""
     first = signed - len(raws)
     stored = Tiles(directory, signed).records_from(first)
-    for sequence, (raw, there) in enumerate(zip(raws, stored, strict=False), first):
-        if raw != there:
+    for sequence, (raw, stored_record) in enumerate(zip(raws, stored, strict=False), first):
+        if raw != stored_record:
             message = f"record {sequence} of the journal does not match the signed one"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 

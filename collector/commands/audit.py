@@ -74,8 +74,8 @@ def read_extent(directory: Path) -> tuple[int, list[bytes]]:
     except (journal.JournalError, OSError) as error:
         raise click.ClickException(str(error)) from error
     size = _claimed_size(directory)
-    behind = max(0, size - files[0].first) if files else 0
-    return size, [raw for file in files for raw in file.records][behind:]
+    signed_in_journal = max(0, size - files[0].first) if files else 0
+    return size, [raw for file in files for raw in file.records][signed_in_journal:]
 
 
 def read_records(directory: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
@@ -110,10 +110,10 @@ def format_record(raw: bytes, *, as_json: bool) -> str:
         return raw.decode()
     record = decode_shown_record(raw)
     actor = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
-    what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
+    subject = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
     parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, actor)
-    return escape_line("  ".join(part for part in (*parts, what, data) if part))
+    return escape_line("  ".join(part for part in (*parts, subject, data) if part))
 
 
 def escape_line(line: str) -> str:
@@ -178,22 +178,22 @@ def verify_command(
     """
     public = _parse_public_key(key)
     try:
-        found = verification.verify_log(
+        verified = verification.verify_log(
             directory, public, [_read_anchor(anchor) for anchor in anchors]
         )
-        waiting = _compare_ledger(ledger, found.ledger) if ledger else []
+        waiting = _compare_ledger(ledger, verified.ledger) if ledger else []
     except directory_check.VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
         sys.exit(error.outcome)
-    tree = found.checkpoint.tree
+    tree = verified.checkpoint.tree
     click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
     click.echo(
-        f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} consistent"
+        f"not signed yet: {verified.unsigned}; checkpoints kept elsewhere: {verified.anchors} consistent"
     )
-    for line in _format_cosigners(found.witnesses):
+    for line in _format_cosigners(verified.witnesses):
         click.echo(line)
-    for finding in (*found.findings, *waiting):
+    for finding in (*verified.findings, *waiting):
         click.echo(escape_line(f"to explain: {finding}"))
 
 
@@ -208,10 +208,10 @@ def _compare_ledger(url: str, recorded: LedgerRecords) -> list[str]:
 
 def _format_cosigners(witnesses: Sequence[verification.Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
-    for one in witnesses[:_MAX_NAMED]:
+    for cosigner in witnesses[:_MAX_NAMED]:
         text = (
-            f"cosigned: {one.size} records, by {one.node}, "
-            f"{format_record_time(one.seconds * 10**9)}"
+            f"cosigned: {cosigner.size} records, by {cosigner.node}, "
+            f"{format_record_time(cosigner.seconds * 10**9)}"
         )
         yield escape_line(text)
     if len(witnesses) > _MAX_NAMED:
@@ -321,11 +321,11 @@ def forget(person: str, salts: Path) -> None:
     commitments to the name can never be confirmed again.
     """
     try:
-        found = log_secrets.PersonalSalts(salts).forget(normalize("NFC", person))
+        is_deleted = log_secrets.PersonalSalts(salts).forget(normalize("NFC", person))
     except OSError as error:
         message = f"cannot delete a salt in {salts}: {error.strerror}"
         raise click.ClickException(message) from error
-    if not found:
+    if not is_deleted:
         message = f"unknown name: no salt in {salts}: no record refers to it, or it was forgotten"
         raise click.ClickException(message)
     click.echo("forgotten: no record can be attributed to that name any more")
@@ -333,13 +333,13 @@ def forget(person: str, salts: Path) -> None:
 
 def _find_commitment(salts: Path, person: str) -> str:
     try:
-        found = log_secrets.PersonalSalts(salts).known(normalize("NFC", person))
+        commitment = log_secrets.PersonalSalts(salts).known(normalize("NFC", person))
     except (OSError, log_secrets.SaltError) as error:
         raise click.ClickException(str(error)) from error
-    if found is None:
+    if commitment is None:
         message = f"unknown name: no salt in {salts}: nothing can be confirmed about it"
         raise click.ClickException(message)
-    return found
+    return commitment
 
 
 @audit.command()

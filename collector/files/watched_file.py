@@ -72,12 +72,12 @@ class WatchedFile(Generic[T]):
                 return
             self._digest = digest
             text = content.decode()
-            found = self.parse(text)
+            parsed = self.parse(text)
         except (OSError, FileError, UnicodeDecodeError) as error:
             if self.valid or not isinstance(error, OSError):
-                what = f"{self.kind}_file_rejected"
+                event = f"{self.kind}_file_rejected"
                 log.error(
-                    what,
+                    event,
                     file=str(self.path),
                     problem=str(error),
                     advice="the last valid version remains in use",
@@ -87,9 +87,9 @@ class WatchedFile(Generic[T]):
                 self._digest = b""
             return
         self.valid, self.problem = True, ""
-        self._accept(text, found)
-        what = f"{self.kind}_file_loaded"
-        log.info(what, file=str(self.path))
+        self._accept(text, parsed)
+        event = f"{self.kind}_file_loaded"
+        log.info(event, file=str(self.path))
 
     def restore(self, text: str) -> None:
         """Use an earlier valid version while the file itself is invalid. Raises FileError."""
@@ -117,16 +117,16 @@ def read_rows(
 
 
 def _rows_below(
-    found: Iterator[tuple[int, list[str]]], header: Sequence[str], optional: Sequence[str]
+    rows: Iterator[tuple[int, list[str]]], header: Sequence[str], optional: Sequence[str]
 ) -> Iterator[tuple[int, list[str]]]:
-    number, first = next(found, (1, []))
+    number, first = next(rows, (1, []))
     missing = [""] * len(optional)
     if optional and first == [*header, *optional]:
         header, missing = first, []
     if first != list(header):
         message = f"line {number}: invalid header: expected {','.join(header)}"
         raise FileError(message)
-    for number, row in found:
+    for number, row in rows:
         if len(row) != len(header):
             message = f"line {number}: {','.join(row)[:MAX_QUOTED]}: expected {','.join(header)}"
             raise FileError(message)
@@ -152,10 +152,10 @@ def group_rows(
     rows: Iterable[T], key: Callable[[T], str], order: Callable[[T], Any]
 ) -> dict[str, tuple[T, ...]]:
     """Return rows by key, each group in order."""
-    found: dict[str, list[T]] = {}
+    groups: dict[str, list[T]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return {name: tuple(sorted(some, key=order)) for name, some in found.items()}
+        groups.setdefault(key(row), []).append(row)
+    return {name: tuple(sorted(group, key=order)) for name, group in groups.items()}
 
 
 def parse_time(value: object, where: str) -> int:

@@ -102,12 +102,12 @@ class Fleet:
         self, block: sheets.SheetBlock, fresh_from_ns: int, now_ns: int
     ) -> npt.NDArray[np.intp]:
         """Return the fresh rows, including slow streams of nodes that still report."""
-        young = block.instants_ns >= max(fresh_from_ns, 1)
-        slow = ~young & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
-        for index in np.flatnonzero(slow):
+        is_fresh = block.instants_ns >= max(fresh_from_ns, 1)
+        is_slow = ~is_fresh & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
+        for index in np.flatnonzero(is_slow):
             node = self.nodes.get(block.nodes[index] or "")
-            young[index] = node is not None and node.instant_ns >= fresh_from_ns
-        return np.flatnonzero(young)
+            is_fresh[index] = node is not None and node.instant_ns >= fresh_from_ns
+        return np.flatnonzero(is_fresh)
 
     def node(self, name: str) -> FleetNode:
         """Return a node, created if absent."""
@@ -124,13 +124,15 @@ class Fleet:
             return False
         row = self._row(node, update)
         block, index = row.block, row.index
-        known = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
+        is_continued = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
         same_run = row.run == update.run
-        since_ns = row.boot_ns if known else 0
-        row.sheet.put(sheets.PendingBatch(block, index, batch, since_ns, known and not same_run))
+        since_ns = row.boot_ns if is_continued else 0
+        row.sheet.put(
+            sheets.PendingBatch(block, index, batch, since_ns, is_continued and not same_run)
+        )
         if same_run:
-            pace_ns = max(update.instant_ns - row.instant_ns, 0)
-            block.lasts_ns[index] = min(_PERIODS * pace_ns, _LONGEST_NS)
+            period_ns = max(update.instant_ns - row.instant_ns, 0)
+            block.lasts_ns[index] = min(_PERIODS * period_ns, _LONGEST_NS)
         block.instants_ns[index] = update.instant_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
         row.instant_ns = update.instant_ns
@@ -176,9 +178,13 @@ def names_of(
     """Return names of the device that contains an entity of a node; None if there are none."""
     if node is None:
         return None
-    wanted = device_key(kind, key)
-    known = (schemas.get(row.schema) for row in list(node.rows.values()))
-    return choose_most_complete(one.names[wanted] for one in known if one and wanted in one.names)
+    key_of_device = device_key(kind, key)
+    schemas_of_node = (schemas.get(row.schema) for row in list(node.rows.values()))
+    return choose_most_complete(
+        schema.names[key_of_device]
+        for schema in schemas_of_node
+        if schema and key_of_device in schema.names
+    )
 
 
 def gpu_names(schemas: StoredSchemas, node: FleetNode | None, uuid: str) -> Names:

@@ -233,36 +233,38 @@ class StoredSchemas:
 
     def beyond(self, node: str, new_bytes: Sequence[int]) -> str:
         """Return the reason to reject new schemas of a node; empty if they are accepted."""
-        mine = [self._known[digest] for digest in self._of_nodes.get(node, ()) & self._known.keys()]
-        count = len(mine) + len(new_bytes)
-        size_bytes = sum(known.size_bytes for known in mine) + sum(new_bytes)
+        used = [self._known[digest] for digest in self._of_nodes.get(node, ()) & self._known.keys()]
+        count = len(used) + len(new_bytes)
+        size_bytes = sum(known.size_bytes for known in used) + sum(new_bytes)
         if count > MAX_SCHEMAS_PER_NODE:
             return f"{count} schemas of one node in use: expected at most {MAX_SCHEMAS_PER_NODE}"
         if size_bytes > MAX_SCHEMA_BYTES_PER_NODE:
             return f"{size_bytes} bytes of schemas of one node: expected at most {MAX_SCHEMA_BYTES_PER_NODE}"
         return ""
 
-    def unused(self, first_segment: int, shown: AbstractSet[bytes]) -> list[bytes]:
+    def unused(self, first_segment: int, shown_digests: AbstractSet[bytes]) -> list[bytes]:
         """Release schemas that are neither shown nor in recent segments; return their hashes.
 
         Their files remain. Schemas of segments from `first_segment` on are retained, and of one
         more for envelopes that are checked and not appended yet.
         """
-        gone = [
+        unused = [
             digest
-            for digest in self._known.keys() - shown
+            for digest in self._known.keys() - shown_digests
             if self._used.get(digest, 0) < first_segment - 1
         ]
-        for digest in gone:
+        for digest in unused:
             del self._known[digest]
             self._used.pop(digest, None)
         for node, digests in list(self._of_nodes.items()):
-            digests.difference_update(gone)
+            digests.difference_update(unused)
             if not digests:
                 del self._of_nodes[node]
         shapes = {known.shape for known in self._known.values()}
-        self._layouts = {shape: one for shape, one in self._layouts.items() if shape in shapes}
-        return gone
+        self._layouts = {
+            shape: layout for shape, layout in self._layouts.items() if shape in shapes
+        }
+        return unused
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the files of released schemas. Blocking; raises OSError."""

@@ -106,21 +106,21 @@ def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
 def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -> Integers:
     """Return the values of some rows and columns, shape (rows, columns); the batch has `width` columns."""
     first = np.frombuffer(batch.base, "<i8").take(columns)
-    found = np.tile(first, (len(rows), 1))
+    values = np.tile(first, (len(rows), 1))
     if batch.steps and any(rows):
         changed = changed_columns(batch, width)
-        place = changed.searchsorted(columns)
-        place[place == len(changed)] = 0
-        touched = np.flatnonzero(changed[place] == columns)
-        steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[place[touched]]
+        positions = changed.searchsorted(columns)
+        positions[positions == len(changed)] = 0
+        touched = np.flatnonzero(changed[positions] == columns)
+        steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[positions[touched]]
         # Each step is added once, however many rows there are.
         total = np.zeros(len(touched), np.int64)
-        before = 0
+        previous = 0
         for number in sorted(range(len(rows)), key=rows.__getitem__):
-            total += steps[:, before : rows[number]].sum(axis=1, dtype=np.int64)
-            found[number, touched] += total
-            before = rows[number]
-    return found
+            total += steps[:, previous : rows[number]].sum(axis=1, dtype=np.int64)
+            values[number, touched] += total
+            previous = rows[number]
+    return values
 
 
 def reasons(batch: Batch, columns: int) -> Codes:
@@ -257,14 +257,14 @@ class LayoutSheet:
         block.instants_ns[index] = block.lasts_ns[index] = 0
         self._free.append((block, index))
 
-    def put(self, waiting: PendingBatch) -> None:
+    def put(self, pending: PendingBatch) -> None:
         """Write a batch into a row, now or before the next read."""
-        row = id(waiting.block), waiting.row
+        row = id(pending.block), pending.row
         if row in self._rows_waiting:
             self.settle()
-        self._waiting.append(waiting)
+        self._waiting.append(pending)
         self._rows_waiting.add(row)
-        self._bytes_waiting += len(waiting.batch.base) + len(waiting.batch.steps)
+        self._bytes_waiting += len(pending.batch.base) + len(pending.batch.steps)
         many = len(self._waiting) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
         if many or self._bytes_waiting >= MAX_WAITING_BYTES:
             self.settle()
@@ -273,53 +273,53 @@ class LayoutSheet:
         """Write all pending batches. Those that cannot be written are not retried."""
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        pending, self._waiting = self._waiting, []
         self._rows_waiting.clear()
         self._bytes_waiting = 0
-        self._settle(waiting)
+        self._settle(pending)
 
-    def _settle(self, waiting: Sequence[PendingBatch]) -> None:
-        batches = [each.batch for each in waiting]
+    def _settle(self, pending: Sequence[PendingBatch]) -> None:
+        batches = [entry.batch for entry in pending]
         first = first_rows(batches, self.layout.columns)
         last = last_rows(batches, first)
         codes = codes_of_last_rows(batches, self.layout.columns)
-        rates = self._rates(waiting, first, last)
-        self._unrate(waiting, codes, rates)
-        for number, each in enumerate(waiting):
-            code = codes[number] if codes is not None and each.batch.reasons else None
-            each.block.write(each.row, last[number], code, rates[number])
+        rates = self._rates(pending, first, last)
+        self._unrate(pending, codes, rates)
+        for number, entry in enumerate(pending):
+            code = codes[number] if codes is not None and entry.batch.reasons else None
+            entry.block.write(entry.row, last[number], code, rates[number])
 
-    def _rates(self, waiting: Sequence[PendingBatch], first: Integers, last: Integers) -> Rates:
+    def _rates(self, pending: Sequence[PendingBatch], first: Integers, last: Integers) -> Rates:
         """Return rates of the counters relative to the row's content, or else to the batch's first row."""
         counters = self.layout.counters
         before, after = first.take(counters, axis=1), last.take(counters, axis=1)
-        elapsed_ns = np.empty((len(waiting), 1))
-        for number, each in enumerate(waiting):
-            boot_ns = each.batch.boot_ns
-            elapsed_ns[number] = boot_ns[-1] - (each.since_ns or boot_ns[0])
-            if each.since_ns:
-                before[number] = each.block.held(each.row)[0].take(counters)
+        elapsed_ns = np.empty((len(pending), 1))
+        for number, entry in enumerate(pending):
+            boot_ns = entry.batch.boot_ns
+            elapsed_ns[number] = boot_ns[-1] - (entry.since_ns or boot_ns[0])
+            if entry.since_ns:
+                before[number] = entry.block.held(entry.row)[0].take(counters)
         elapsed_ns[elapsed_ns <= 0] = np.nan
-        a_second = _NS / elapsed_ns
+        per_second = _NS / elapsed_ns
         steps = after - before
-        rates: Rates = steps * a_second
+        rates: Rates = steps * per_second
         fell = np.flatnonzero((steps < 0).any(axis=1))
         if len(fell):
-            resumed = np.array([[waiting[number].resumed] for number in fell.tolist()])
-            went_on = increase(before[fell], after[fell], self.layout.narrow & resumed)
-            rates[fell] = went_on * a_second[fell]
+            resumed = np.array([[pending[number].resumed] for number in fell.tolist()])
+            increments = increase(before[fell], after[fell], self.layout.narrow & resumed)
+            rates[fell] = increments * per_second[fell]
         return rates
 
-    def _unrate(self, waiting: Sequence[PendingBatch], codes: Codes | None, rates: Rates) -> None:
+    def _unrate(self, pending: Sequence[PendingBatch], codes: Codes | None, rates: Rates) -> None:
         """Remove the rates of counters without a value, now or at their base."""
         counters = self.layout.counters
         if codes is not None:
             rates[codes.take(counters, axis=1) != PRESENT] = np.nan
-        for number, each in enumerate(waiting):
-            if each.since_ns and not each.block.all_read[each.row]:
-                _, base = each.block.held(each.row)
-            elif each.batch.reasons and not each.since_ns:
-                base = reasons_of(each.batch, 0, self.layout.columns)
+        for number, entry in enumerate(pending):
+            if entry.since_ns and not entry.block.all_read[entry.row]:
+                _, base = entry.block.held(entry.row)
+            elif entry.batch.reasons and not entry.since_ns:
+                base = reasons_of(entry.batch, 0, self.layout.columns)
             else:
                 continue
             rates[number, base.take(counters) != PRESENT] = np.nan

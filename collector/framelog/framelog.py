@@ -84,9 +84,9 @@ class FrameLog:
         """Open the newest segment after its last whole record. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segment_files.segment_numbers(self.directory)
-        fresh = self.files.fresh_segment if self.files else 0
-        self.number = fresh or (numbers[-1] if numbers else 1)
-        if numbers and not fresh:
+        fresh_segment = self.files.fresh_segment if self.files else 0
+        self.number = fresh_segment or (numbers[-1] if numbers else 1)
+        if numbers and not fresh_segment:
             path = segment_files.segment_path(self.directory, self.number)
             for end, _ in segment_files.read_segment(path, segment_files.FrameLogStats()):
                 self.offset = end
@@ -113,7 +113,7 @@ class FrameLog:
         """Bytes of all segments. One thread writes while another deletes: each has its own counter."""
         return self._bytes_written - self._bytes_deleted
 
-    async def append(self, record: segment_files.FrameRecord, then: AfterWrite) -> None:
+    async def append(self, record: segment_files.FrameRecord, after_write: AfterWrite) -> None:
         """Store a record; call `then` once it is durable, and return after that.
 
         `then` applies the record to the state. It runs before the segment can be closed, so that
@@ -130,7 +130,7 @@ class FrameLog:
             )
             raise FrameLogError(message)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_PendingAppend(payload, then, future))
+        self._waiting.append(_PendingAppend(payload, after_write, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
         await future
@@ -194,7 +194,7 @@ class FrameLog:
 
     async def _take_in(self, group: list[_PendingAppend]) -> None:
         """Apply durable records to the state in slices, and acknowledge each of them."""
-        done = 0
+        applied = 0
         since = time.perf_counter()
         try:
             for entry in group:
@@ -203,15 +203,15 @@ class FrameLog:
                         await asyncio.sleep(0)
                         since = time.perf_counter()
                 entry.succeed()
-                done += 1
+                applied += 1
         finally:
-            for entry in group[done:]:
+            for entry in group[applied:]:
                 entry.fail(FrameLogError("the collector is stopping"))
 
-    def _write(self, pieces: list[bytes]) -> None:
+    def _write(self, payloads: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
         started = time.perf_counter_ns()
-        data = b"".join(segment_files.frame_payload(self._marker, piece) for piece in pieces)
+        data = b"".join(segment_files.frame_payload(self._marker, payload) for payload in payloads)
         append_durably(self._descriptor, data, self.offset)
         self.offset += len(data)
         self._bytes_written += len(data)
@@ -224,12 +224,12 @@ class FrameLog:
 
     def _rotate(self) -> None:
         """Continue in a new segment; if none can be created, the old one grows further."""
-        before, size = self.number, self.offset
+        full_segment, size = self.number, self.offset
         try:
-            self._begin(before + 1)
+            self._begin(full_segment + 1)
             if self.files:
-                self.files.sealed(before, size)
-                self.files.written(before + 1, 0)
+                self.files.sealed(full_segment, size)
+                self.files.written(full_segment + 1, 0)
         except OSError as error:
             log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
 

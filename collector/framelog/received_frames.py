@@ -120,13 +120,13 @@ class ReceivedFrames(msgspec.Struct):
 
     def ranges(self, node: str, run: str, stream: str) -> SequenceRanges:
         """Return the received ranges of one stream of one run."""
-        found = self.nodes.get(node, {}).get(run)
-        return (found.streams.get(stream) if found else None) or SequenceRanges()
+        received_run = self.nodes.get(node, {}).get(run)
+        return (received_run.streams.get(stream) if received_run else None) or SequenceRanges()
 
     def streams(self, node: str, run: str) -> Mapping[str, SequenceRanges]:
         """Return the streams with frames of a run."""
-        found = self.nodes.get(node, {}).get(run)
-        return found.streams if found else {}
+        received_run = self.nodes.get(node, {}).get(run)
+        return received_run.streams if received_run else {}
 
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Add first .. last of a stream."""
@@ -135,9 +135,9 @@ class ReceivedFrames(msgspec.Struct):
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
         ranges = entry.streams.setdefault(stream, SequenceRanges())
         extent, size = entry.extent(stream), len(ranges.starts)
-        fresh = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
+        new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
         ranges.add(first, last)
-        self.missing[node] += entry.extent(stream) - extent - fresh
+        self.missing[node] += entry.extent(stream) - extent - new_frames
         self.sizes[node] += len(ranges.starts) - size
         while len(runs) > 1 and (len(runs) > MAX_RUNS or self.sizes[node] > MAX_RANGES):
             others = (name for name in runs if name != run)
@@ -174,31 +174,35 @@ class ReceivedFrames(msgspec.Struct):
         """
         for entry in runs.values():
             streams = entry.streams.items()
-            entry.streams = {name: one for name, one in streams if one.ends and one.ends[0] > 0}
+            entry.streams = {
+                name: ranges_of_stream
+                for name, ranges_of_stream in streams
+                if ranges_of_stream.ends and ranges_of_stream.ends[0] > 0
+            }
             for stream, last in list(entry.ended.items()):
                 ranges = entry.streams.get(stream)
                 if ranges is None or last - ranges.ends[-1] > MAX_LOST_AT_END:
                     del entry.ended[stream]
         newest = sorted(runs, key=lambda name: runs[name].last_received_ns, reverse=True)
         size = 0
-        kept: dict[str, ReceivedRun] = {}
+        restored: dict[str, ReceivedRun] = {}
         for name in newest[:MAX_RUNS]:
             size += runs[name].size
             if size > MAX_RANGES:
                 break
-            kept[name] = runs[name]
-        if kept:
-            self.nodes[node] = kept
-            self.missing[node] = sum(entry.missing for entry in kept.values())
-            self.sizes[node] = sum(entry.size for entry in kept.values())
+            restored[name] = runs[name]
+        if restored:
+            self.nodes[node] = restored
+            self.missing[node] = sum(entry.missing for entry in restored.values())
+            self.sizes[node] = sum(entry.size for entry in restored.values())
 
     def forget(self, node: str, before_ns: int) -> None:
         """Drop runs of a node without receipts since a timestamp: they are too old to be sent again."""
         runs = self.nodes.get(node, {})
-        gone = [run for run, entry in runs.items() if entry.last_received_ns < before_ns]
-        for run in gone:
+        old_runs = [run for run, entry in runs.items() if entry.last_received_ns < before_ns]
+        for run in old_runs:
             self._drop(node, run)
-        if gone and not runs:
+        if old_runs and not runs:
             del self.nodes[node], self.missing[node], self.sizes[node]
 
     def _drop(self, node: str, run: str) -> None:

@@ -226,33 +226,33 @@ class StateFiles:
 
     def open(self) -> None:
         """Read both files and record losses. Blocking; raises OSError."""
-        there = segment_numbers(self._frames) if self._frames.exists() else []
+        numbers = segment_numbers(self._frames) if self._frames.exists() else []
         manifest, extent = self._read_manifest(), self._read_extent()
-        if manifest is None and extent is None and there:  # of an earlier version
+        if manifest is None and extent is None and numbers:  # of an earlier version
             log.info("manifest_created", file=str(self.directory / MANIFEST))
-        elif there or manifest or extent:
-            for name, found in ((MANIFEST, manifest), (EXTENT, extent)):
-                if found is None and name not in self.lost:
+        elif numbers or manifest or extent:
+            for name, content in ((MANIFEST, manifest), (EXTENT, extent)):
+                if content is None and name not in self.lost:
                     self.lost[name] = "missing file"
         self.manifest = manifest or SegmentManifest()
-        newest = [*there, *self.manifest.sealed, extent[0] if extent else 0]
+        newest = [*numbers, *self.manifest.sealed, extent[0] if extent else 0]
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
-        self._compare(there, extent)
+        self._compare(numbers, extent)
         self._compare_clock()
         for name, problem in list(self.lost.items()):
             self._lose(name, problem)
 
-    def _compare(self, there: list[int], extent: tuple[int, int] | None) -> None:
+    def _compare(self, numbers: list[int], extent: tuple[int, int] | None) -> None:
         """Record segments that are missing or too short."""
         expected = dict(self.manifest.sealed)
         if extent is not None:
             expected[extent[0]] = max(extent[1], expected.get(extent[0], 0))
         for number, size in sorted(expected.items()):
             name = f"frames/{number:010d}"
-            if number not in there:
+            if number not in numbers:
                 self.lost[name] = f"segment {number} of {size} bytes is missing"
-            elif (whole := self._whole(number)) < size:
-                self.lost[name] = f"segment {number} has {whole} bytes: expected {size}"
+            elif (size_found := self._whole(number)) < size:
+                self.lost[name] = f"segment {number} has {size_found} bytes: expected {size}"
 
     def _compare_clock(self) -> None:
         """Record the file of the clock if it is missing or cannot be read."""
@@ -272,11 +272,13 @@ class StateFiles:
 
     def compare_checkpoint(self, first_segment: int) -> None:
         """Record the checkpoint as lost if it is older than the manifest; called after it was read."""
-        kept = self.manifest.checkpoint
-        if first_segment >= kept:
+        recorded_segment = self.manifest.checkpoint
+        if first_segment >= recorded_segment:
             return
         problem = "missing or damaged" if not first_segment else "older copy"
-        self._lose("checkpoint", f"{problem}: the state before segment {kept} is unknown")
+        self._lose(
+            "checkpoint", f"{problem}: the state before segment {recorded_segment} is unknown"
+        )
 
     def compare_schemas(self, unknown: Iterable[bytes]) -> None:
         """Record missing schemas that frames refer to."""
@@ -299,14 +301,14 @@ class StateFiles:
     @property
     def fresh_segment(self) -> int:
         """The segment to begin after a loss, so that the remaining ones are preserved; else 0."""
-        return self.next_segment + 1 if any(one.startswith("frames/") for one in self.lost) else 0
+        return self.next_segment + 1 if any(name.startswith("frames/") for name in self.lost) else 0
 
     def begin(self, number: int, offset: int) -> None:
         """Write both files for the current content. Blocking; raises OSError."""
         if self.incomplete:
             return  # The next start must find the same.
-        there = segment_numbers(self._frames)
-        self.manifest.sealed = {n: self._left(n) for n in there if n != number}
+        numbers = segment_numbers(self._frames)
+        self.manifest.sealed = {n: self._left(n) for n in numbers if n != number}
         if "checkpoint" in self.lost:
             self.manifest.checkpoint = 0
         self.manifest.clock = (self.directory / clock.FILE).exists()
@@ -349,34 +351,40 @@ class StateFiles:
 
     def check(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
         """Compare the directory of a running collector; return new losses. Blocking."""
-        found: dict[str, str] = {}
+        losses: dict[str, str] = {}
         for number, size in list(self.manifest.sealed.items()):
             if problem := self._short(number, size):
-                found[f"frames/{number:010d}"] = problem
+                losses[f"frames/{number:010d}"] = problem
         if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
-            found["checkpoint"] = "missing file"
-        before = schemas()
-        there = {path.name for path in (self.directory / "schemas").glob("*.schema")}
-        for name in set(before).intersection(schemas()):  # excludes schemas released meanwhile
-            if f"{name}.schema" not in there:
-                found[f"schemas/{name}.schema"] = "missing file"
-        fresh = [name for name in found if name not in self.lost]
-        for name in fresh:
-            self.lost[name] = found[name]
+            losses["checkpoint"] = "missing file"
+        schemas_before = schemas()
+        schema_files = {path.name for path in (self.directory / "schemas").glob("*.schema")}
+        for name in set(schemas_before).intersection(
+            schemas()
+        ):  # excludes schemas released meanwhile
+            if f"{name}.schema" not in schema_files:
+                losses[f"schemas/{name}.schema"] = "missing file"
+        new_names = [name for name in losses if name not in self.lost]
+        for name in new_names:
+            self.lost[name] = losses[name]
             log.error(
                 "file_lost",
                 file=name,
-                problem=found[name],
+                problem=losses[name],
                 advice="the running collector still has its content; check which process deleted it",
             )
-        return fresh
+        return new_names
 
     def _short(self, number: int, size: int) -> str:
         try:
-            now = self._size(number)
+            current_size = self._size(number)
         except FileNotFoundError:
             return "" if number not in self.manifest.sealed else f"segment {number} is missing"
-        return f"segment {number} has {now} bytes: expected {size}" if now < size else ""
+        return (
+            f"segment {number} has {current_size} bytes: expected {size}"
+            if current_size < size
+            else ""
+        )
 
     def _read_manifest(self) -> SegmentManifest | None:
         try:
@@ -393,11 +401,11 @@ class StateFiles:
             content = (self.directory / EXTENT).read_bytes()
         except FileNotFoundError:
             return None
-        found = _EXTENT.fullmatch(content)
-        if found is None:
+        match = _EXTENT.fullmatch(content)
+        if match is None:
             self.lost[EXTENT] = "invalid content: expected a segment and an offset"
             return None
-        return int(found[1]), int(found[2])
+        return int(match[1]), int(match[2])
 
     def close(self) -> None:
         """Close the file."""

@@ -79,10 +79,10 @@ def authenticate(
 def _by_token(
     credentials: access.Credentials, authorization: Sequence[str], now_ns: int
 ) -> AuthenticationResult:
-    shown = authorization[0]
-    if len(authorization) > 1 or shown[: len(_SCHEME)].lower() != _SCHEME:
+    header = authorization[0]
+    if len(authorization) > 1 or header[: len(_SCHEME)].lower() != _SCHEME:
         return AuthenticationResult(None, UNKNOWN_TOKEN)
-    key = access.CredentialKey("token", access.digest_token(shown[len(_SCHEME) :]))
+    key = access.CredentialKey("token", access.digest_token(header[len(_SCHEME) :]))
     entry = credentials.entries.get(key)
     if entry is None:
         return AuthenticationResult(None, UNKNOWN_TOKEN)
@@ -92,18 +92,20 @@ def _by_token(
 def _by_certificate(
     credentials: access.Credentials, der: bytes, now_ns: int
 ) -> AuthenticationResult:
-    shown = access.read_certificate(der)
-    key = access.CredentialKey("certificate", shown.fingerprint)
+    certificate = access.read_certificate(der)
+    key = access.CredentialKey("certificate", certificate.fingerprint)
     entry = credentials.entries.get(key)
-    if entry is None and shown.named:
-        entry = access.CredentialEntry(shown.named)
-    if entry is None and shown.common_name:
-        entry = credentials.entries.get(access.CredentialKey("common_name", shown.common_name))
-    if shown.fingerprint in credentials.revoked:
+    if entry is None and certificate.named:
+        entry = access.CredentialEntry(certificate.named)
+    if entry is None and certificate.common_name:
+        entry = credentials.entries.get(
+            access.CredentialKey("common_name", certificate.common_name)
+        )
+    if certificate.fingerprint in credentials.revoked:
         return AuthenticationResult(None, REVOKED, key, entry.credential if entry else None)
     if entry is None:
         return AuthenticationResult(None, UNKNOWN_CERTIFICATE, key)
-    if now_ns >= shown.until_ns:
+    if now_ns >= certificate.until_ns:
         return AuthenticationResult(None, EXPIRED, key, entry.credential)
     return _result_of_entry(entry, key, now_ns)
 
@@ -278,71 +280,75 @@ class RequestAuthorizer:
         self, request: web.Request, route: Route | None
     ) -> access.Credential | web.Response:
         """Return the credential of an authorized request, or the response that denies it."""
-        found = self._outcome(request)
-        credential = found.credential
+        result = self._outcome(request)
+        credential = result.credential
         if credential is None:
-            return self._unknown(request, route, found)
-        if found.key:
-            self.trail.used(credential, found.key, request.remote or "")
+            return self._unknown(request, route, result)
+        if result.key:
+            self.trail.record_use(credential, result.key, request.remote or "")
         if route is None:
             return credential
         if not route.admits(credential.role):
             if credential is access.ANYONE:
                 return self._unknown(request, route, AuthenticationResult(None, NO_CREDENTIAL))
             text = f"access denied: not for credentials of role {credential.role}"
-            return self._forbidden(request, route, found, (WRONG_ROLE, text))
+            return self._forbidden(request, route, result, (WRONG_ROLE, text))
         if credential.role is access.Role.TENANT and not _own(request, credential.tenant):
-            self.trail.crossed(credential, _path(request), request.remote or "")
+            self.trail.record_cross_tenant_request(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
-            return self._forbidden(request, route, found, (CROSS_TENANT, text))
+            return self._forbidden(request, route, result, (CROSS_TENANT, text))
         return credential
 
     def _outcome(self, request: web.Request) -> AuthenticationResult:
         authorization = request.headers.getall("Authorization", [])
-        found = authenticate(
+        result = authenticate(
             self.credentials(), authorization, _certificate(request), self.wall_ns()
         )
-        if self.allow_anonymous_read and found.reason == NO_CREDENTIAL:
+        if self.allow_anonymous_read and result.reason == NO_CREDENTIAL:
             return AuthenticationResult(access.ANYONE)
-        return found
+        return result
 
     def _unknown(
-        self, request: web.Request, route: Route | None, found: AuthenticationResult
+        self, request: web.Request, route: Route | None, result: AuthenticationResult
     ) -> web.Response:
         address = request.remote or ""
-        label = found.holder.label if found.holder else ""
-        self.trail.denied(DeniedRequest(address, _path(request), found.reason, label, found.shown))
-        if found.holder and found.key and found.reason == EXPIRED:
-            self.trail.expired(found.holder, found.key, address)
+        label = result.holder.label if result.holder else ""
+        self.trail.record_denial(
+            DeniedRequest(address, _path(request), result.reason, label, result.shown)
+        )
+        if result.holder and result.key and result.reason == EXPIRED:
+            self.trail.record_expired_use(result.holder, result.key, address)
         self.refused(route, "token")
         if self._throttle.fails(address, time.monotonic()):
             headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
             text = "too many invalid credentials from this address"
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, text, headers)
-        repeated = self.lines.due(source_of(address), found.reason)
-        if repeated is not None:
+        repetitions = self.lines.due(source_of(address), result.reason)
+        if repetitions is not None:
             log.warning(
                 "request_denied",
                 sender=address,
                 path=_path(request),
-                reason=found.reason,
-                repetitions=repeated,
+                reason=result.reason,
+                repetitions=repetitions,
             )
         text = "invalid or missing credential: expected a bearer token or a client certificate"
-        headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}
+        headers = {"WWW-Authenticate": _CHALLENGES.get(result.reason, _BAD), **_PRIVATE}
         return json_error(HTTPStatus.UNAUTHORIZED, text, headers)
 
     def _forbidden(
         self,
         request: web.Request,
         route: Route,
-        found: AuthenticationResult,
+        result: AuthenticationResult,
         denial: tuple[str, str],
     ) -> web.Response:
         reason, text = denial
-        label = found.credential.label if found.credential else ""
+        label = result.credential.label if result.credential else ""
         address = request.remote or ""
-        self.trail.denied(DeniedRequest(address, _path(request), reason, label, found.shown))
+        self.trail.record_denial(
+            DeniedRequest(address, _path(request), reason, label, result.shown)
+        )
         self.refused(route, reason)
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
         return json_error(HTTPStatus.FORBIDDEN, text, headers)
@@ -362,13 +368,13 @@ def make_application(
             f"{sorted(names ^ set(handlers))}"
         )
         raise ValueError(message)
-    made = web.Application(client_max_size=max_body_bytes, middlewares=[authorizer.admit])
+    application = web.Application(client_max_size=max_body_bytes, middlewares=[authorizer.admit])
     for route in routes:
         path = route.path.replace("}", ":[^/]+}")  # aiohttp's pattern excludes braces
         for method in route.methods:
-            added = made.router.add_route(method, path, _unauthorized_handler)
+            added = application.router.add_route(method, path, _unauthorized_handler)
             authorizer.declared[added] = route, handlers[route.name]
-    return made
+    return application
 
 
 async def _unauthorized_handler(_: web.Request) -> web.StreamResponse:

@@ -100,13 +100,17 @@ class SignedEntries:
         note = signed_note.read_note(self.directory / "checkpoint")
         return note, Tiles(self.directory, signed_note.read_checkpoint(note, self.key).tree.size)
 
-    def select(self, wanted: EntrySelection) -> dict[str, Any]:
+    def select(self, selection: EntrySelection) -> dict[str, Any]:
         """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
         note, tiles = self.checkpoint()
-        sequences = self._sequences(tiles, wanted)
-        shown = [self._shown(tiles, at, wanted) for at in sequences[: wanted.max_entries]]
-        following = sequences[wanted.max_entries] if len(sequences) > wanted.max_entries else None
-        return {"checkpoint": note, "size": tiles.size, "entries": shown, "next": following}
+        sequences = self._sequences(tiles, selection)
+        entries = [
+            self._shown(tiles, index, selection) for index in sequences[: selection.max_entries]
+        ]
+        following = (
+            sequences[selection.max_entries] if len(sequences) > selection.max_entries else None
+        )
+        return {"checkpoint": note, "size": tiles.size, "entries": entries, "next": following}
 
     def proof(self, index: int, tenant: str | None) -> str | None:
         """Return one record with its proof, in the format of `railscope audit check-proof`.
@@ -118,10 +122,10 @@ class SignedEntries:
         if index >= tiles.size:
             return None
         if tenant is not None:
-            own = self._sequences(tiles, EntrySelection(index, 1, tenant))
+            sequences = self._sequences(tiles, EntrySelection(index, 1, tenant))
             if (
-                not own
-                or own[0] != index
+                not sequences
+                or sequences[0] != index
                 or _names_other_party(decode_audit_record(tiles.record(index)))
             ):
                 return None
@@ -138,16 +142,18 @@ class SignedEntries:
         proof = merkle.consistency_proof(tiles.node, old, tiles.size)
         return {"old": old, "size": tiles.size, "proof": _base64_texts(proof), "checkpoint": note}
 
-    def _sequences(self, tiles: Tiles, wanted: EntrySelection) -> Sequence[int]:
+    def _sequences(self, tiles: Tiles, selection: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
-        if wanted.tenant is None:
-            return range(wanted.first, min(tiles.size, wanted.first + wanted.max_entries + 1))
+        if selection.tenant is None:
+            return range(
+                selection.first, min(tiles.size, selection.first + selection.max_entries + 1)
+            )
         with self._lock:
             self._catch_up(tiles, self.max_read)
-            found = self._of.get(wanted.tenant, array("q"))
+            sequences = self._of.get(selection.tenant, array("q"))
             # The index may be ahead of the checkpoint of this response.
-            begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
-            return found[begin : min(end, begin + wanted.max_entries + 1)]
+            begin, end = (bisect_left(sequences, limit) for limit in (selection.first, tiles.size))
+            return sequences[begin : min(end, begin + selection.max_entries + 1)]
 
     def _catch_up(self, tiles: Tiles, max_records: int) -> None:
         """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
@@ -185,7 +191,7 @@ class SignedEntries:
         self.problem = ""
         return True
 
-    def _shown(self, tiles: Tiles, index: int, wanted: EntrySelection) -> dict[str, Any]:
+    def _shown(self, tiles: Tiles, index: int, selection: EntrySelection) -> dict[str, Any]:
         raw = tiles.record(index)
         entry: dict[str, Any] = {
             "index": index,
@@ -193,7 +199,7 @@ class SignedEntries:
             "proof": _base64_texts(merkle.inclusion_proof(tiles.node, index, tiles.size)),
         }
         record = decode_audit_record(raw)
-        if wanted.of_tenant_only and _names_other_party(record):
+        if selection.of_tenant_only and _names_other_party(record):
             entry["record"] = msgspec.to_builtins(msgspec.structs.replace(record, ref=[]))
             entry["withheld"] = ["ref"]
         else:
@@ -232,18 +238,18 @@ def _texts_in(value: object) -> Iterator[str]:
         if value:
             yield value
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts_in(one)
+        for item in value:
+            yield from _texts_in(item)
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             yield key
-            yield from _texts_in(one)
+            yield from _texts_in(item)
 
 
 def _names_other_party(record: AuditRecord) -> bool:
     """True if a reference could name another party: the identity of a claim contains its holder."""
-    own = record.data.get("claim")
-    return any(not ref.startswith(_OWN_REFERENCES) and ref != own for ref in record.ref)
+    own_claim = record.data.get("claim")
+    return any(not ref.startswith(_OWN_REFERENCES) and ref != own_claim for ref in record.ref)
 
 
 def _read_records(tiles: Tiles, first: int, end: int) -> Iterator[bytes]:
@@ -257,7 +263,7 @@ def _base64_text(hashed: bytes) -> str:
 
 
 def _base64_texts(hashes: Sequence[bytes]) -> list[str]:
-    return [_base64_text(one) for one in hashes]
+    return [_base64_text(hashed) for hashed in hashes]
 
 
 ResponseT = TypeVar("ResponseT")
@@ -282,13 +288,13 @@ class AuditApi:
         }
 
     async def _audit(self, request: web.Request, credential: Credential) -> web.Response:
-        wanted = EntrySelection(
+        selection = EntrySelection(
             _query_number(request, "from", 0),
             max(1, min(MAX_ENTRIES, _query_number(request, "limit", MAX_ENTRIES))),
             selected_tenant(request, credential),
             credential.role is Role.TENANT,
         )
-        return json_response(await self._read(credential, lambda: self.entries.select(wanted)))
+        return json_response(await self._read(credential, lambda: self.entries.select(selection)))
 
     async def _entry(self, request: web.Request, credential: Credential) -> web.Response:
         tenant = credential.tenant if credential.role is Role.TENANT else None
@@ -305,11 +311,11 @@ class AuditApi:
 
     async def _consistency(self, request: web.Request, credential: Credential) -> web.Response:
         old = _query_number(request, "old", 0)
-        found = await self._read(credential, lambda: self.entries.consistency(old))
-        if found is None:
+        proof = await self._read(credential, lambda: self.entries.consistency(old))
+        if proof is None:
             text = f"the signed log has fewer than {old} records"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        return json_response(found)
+        return json_response(proof)
 
     async def _read(self, credential: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""

@@ -62,16 +62,16 @@ class _UnquotedFilter(logging.Filter):
 
 def _disabled_logger() -> logging.Logger:
     """Return a disabled logger: relevant requests are recorded in the audit log, others nowhere."""
-    made = logging.getLogger("railscope.collector.requests")
-    made.disabled = True
-    return made
+    logger = logging.getLogger("railscope.collector.requests")
+    logger.disabled = True
+    return logger
 
 
 def _request_logger() -> logging.Logger:
-    made = logging.getLogger("railscope.collector.web")
-    if not made.filters:
-        made.addFilter(_UnquotedFilter())
-    return made
+    logger = logging.getLogger("railscope.collector.web")
+    if not logger.filters:
+        logger.addFilter(_UnquotedFilter())
+    return logger
 
 
 class WebServer:
@@ -102,12 +102,12 @@ class WebServer:
         await self._acceptor.close()
 
     def _protocol(self, _: server_connections.ServerConnection) -> asyncio.Protocol:
-        made = self._runner.server
-        if made is None:
+        server = self._runner.server
+        if server is None:
             message = "the server is stopping"
             raise ConnectionAbortedError(message)
         return _QuietRequestHandler(
-            made,
+            server,
             loop=asyncio.get_running_loop(),
             access_log=_disabled_logger(),
             logger=_request_logger(),
@@ -141,10 +141,10 @@ class _QuietRequestHandler(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the response to a request that failed."""
         super().handle_error(request, status, exc, message)
-        answer = web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n")
-        answer.headers["Server"] = "railscope"
-        answer.force_close()
-        return answer
+        response = web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n")
+        response.headers["Server"] = "railscope"
+        response.force_close()
+        return response
 
 
 async def _remove_server_header(_: web.Request, response: web.StreamResponse) -> None:

@@ -107,12 +107,12 @@ class WitnessApi:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
 
     def _proof(self, old: int, new: int) -> str:
-        known = self._proofs.get((old, new))
-        if known is not None:
-            return known
+        cached = self._proofs.get((old, new))
+        if cached is not None:
+            return cached
         tiles = Tiles(self.audit.directory, self.audit.signed.size)
         path = merkle.consistency_proof(tiles.node, old, new)
-        text = "".join(f"{base64.b64encode(one).decode()}\n" for one in path)
+        text = "".join(f"{base64.b64encode(hashed).decode()}\n" for hashed in path)
         if len(self._proofs) >= _MAX_CACHED_PROOFS:
             self._proofs.clear()
         self._proofs[old, new] = text
@@ -145,10 +145,10 @@ class WitnessApi:
 
     async def _keep(self, node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
         """Store a cosignature; a new key is recorded first. Raises KeyChangeLimitError."""
-        known = self.witnesses.nodes.get(node)
-        if known is None or known.key != cosigned.key:
+        previous = self.witnesses.nodes.get(node)
+        if previous is None or previous.key != cosigned.key:
             self._change(node)
-            data = {"key": cosigned.key, **({"before": known.key} if known else {})}
+            data = {"key": cosigned.key, **({"before": previous.key} if previous else {})}
             draft = RecordDraft(
                 "log.witness",
                 record.RecordActor("agent", node),

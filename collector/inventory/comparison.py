@@ -76,7 +76,9 @@ def compare_nodes(
     expected: Mapping[str, ExpectedDevices], reported: Mapping[str, ReportedDevices]
 ) -> Iterator[NodeComparison]:
     """Yield the comparison of each node that is in the inventory or reports."""
-    for node in sorted(expected.keys() | {n for n, one in reported.items() if one.reporting}):
+    for node in sorted(
+        expected.keys() | {n for n, comparison in reported.items() if comparison.reporting}
+    ):
         yield compare_node(node, expected.get(node), reported.get(node))
 
 
@@ -95,26 +97,26 @@ def compare_node(
     counts: dict[str, DeviceCounts] = {}
     reasons: dict[str, str] = {}
     for kind, number in numbers.items():
-        shown = reported.devices.get(kind, "not reported")
-        if isinstance(shown, str):
+        devices = reported.devices.get(kind, "not reported")
+        if isinstance(devices, str):
             counts[kind] = DeviceCounts(0, 0, number, 0)
-            reasons[kind] = shown
+            reasons[kind] = devices
         else:
-            counts[kind] = count_devices(number, shown)
+            counts[kind] = count_devices(number, devices)
     return NodeComparison(node, state, counts, reasons, reported)
 
 
-def count_devices(expected: int, shown: schema_columns.ShownDevices) -> DeviceCounts:
+def count_devices(expected: int, devices: schema_columns.ShownDevices) -> DeviceCounts:
     """Compare the shown devices with a number.
 
     Devices that may be there or not count as unknown up to the number in the inventory: only
     devices that are certainly not there are missing, and only those that certainly exceed the
     number are unexpected.
     """
-    present = min(len(shown.present), expected)
-    unknown = min(len(shown.unknown), expected - present)
+    present = min(len(devices.present), expected)
+    unknown = min(len(devices.unknown), expected - present)
     missing = expected - present - unknown
-    return DeviceCounts(present, missing, unknown, max(len(shown.present) - expected, 0))
+    return DeviceCounts(present, missing, unknown, max(len(devices.present) - expected, 0))
 
 
 YieldTurn = Callable[[], Awaitable[None]]
@@ -248,17 +250,17 @@ class _FreshDevices:
         self, node: FleetNode, agent: StreamRow | None, stream: str
     ) -> schema_columns.ShownDevices | str:
         row = self._row(node, stream)
-        known = self._core.schemas.get(row.schema) if row else None
-        if row and known:
-            return known.showing.devices.states(row.block.reasons[row.index])
+        schema = self._core.schemas.get(row.schema) if row else None
+        if row and schema:
+            return schema.showing.devices.states(row.block.reasons[row.index])
         if agent and self._found_nothing(agent, stream):
             return schema_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"
 
     def _found_nothing(self, agent: StreamRow, source: str) -> bool:
         """True if the agent reports that a source has no device on the node."""
-        known = self._core.schemas.get(agent.schema)
-        column = known.showing.states.get(source) if known else None
+        schema = self._core.schemas.get(agent.schema)
+        column = schema.showing.states.get(source) if schema else None
         if column is None or agent.block.reasons[agent.index, column] != PRESENT:
             return False
         return int(agent.block.values[agent.index, column]) == schema_columns.UNSUPPORTED

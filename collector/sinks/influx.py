@@ -61,7 +61,7 @@ def _escape_tag(value: str) -> str:
     in influxdb-client's own points.
     """
     if "\\" in value:
-        value = _AMBIGUOUS_BACKSLASHES.sub(lambda found: found[0] * 2, value)
+        value = _AMBIGUOUS_BACKSLASHES.sub(lambda match: match[0] * 2, value)
         if value.endswith("\\"):
             value += " "
     return value.translate(_TAG_ESCAPES)

@@ -42,9 +42,9 @@ class StateCheckpointer:
     first_segment: int = 0
     corrections: Mapping[int, int] = field(default_factory=dict)
     """Shift of receipts to later times, by the start of the clock's doubt."""
-    hold: Callable[[], str] = lambda: ""
+    reason_to_withhold: Callable[[], str] = lambda: ""
     """The reason for which no checkpoint may be made now, or an empty text."""
-    copies: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
+    companion_files: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
     """Content of further files that must be written before a segment is deleted, by path.
 
     Called with a timestamp: older events are dropped. None while no segment may be deleted.
@@ -56,7 +56,7 @@ class StateCheckpointer:
         """Place the quarantine next to the frame log."""
         self.quarantine = segment_files.RecordQuarantine(self.directory / "quarantine")
 
-    def read(self, stats: segment_files.FrameLogStats) -> None:
+    def restore(self, stats: segment_files.FrameLogStats) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
         self._drop_partial()
         self.quarantine.open()
@@ -64,41 +64,41 @@ class StateCheckpointer:
         for number, record in self._records(stats):
             self.core.schemas.segment = number
             try:
-                self._take(record, self._unpacked(record))
+                self._replay(record, self._unpack(record))
             except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
                 self.quarantine.put(number, record, str(error))
 
-    def _take(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
+    def _replay(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
         cost = collector_state.envelope_cost(
             envelope, (schemas.get(batch.schema) for batch in envelope.batches)
         )
-        found = [
+        problems = [
             *collector_state.find_exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
             *self.core.sequence_problems(
                 envelope, self.limits.gaps_per_stream, collector_state.REPLAY_FACTOR
             ),
         ]
-        if found:
-            raise _RecordSkippedError("; ".join(found))
+        if problems:
+            raise _RecordSkippedError("; ".join(problems))
         faults = self.core.counts.rejected.get("fault", 0)
         self.core.accept(record, envelope)
         if self.core.counts.rejected.get("fault", 0) > faults:
             message = "the state rejected it: see envelope_processing_failed"
             raise _RecordSkippedError(message)
 
-    def _unpacked(self, record: segment_files.FrameRecord) -> Envelope:
+    def _unpack(self, record: segment_files.FrameRecord) -> Envelope:
         max_bytes = max(
             collector_state.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
         )
         return unpack(record.body, max_bytes)
 
-    def events(self) -> Iterator[SeenEvent]:
+    def read_events(self) -> Iterator[SeenEvent]:
         """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
         for number, record in self._records(segment_files.FrameLogStats()):
             try:
-                envelope = self._unpacked(record)
+                envelope = self._unpack(record)
             except WireError as error:
                 log.error("record_skipped", segment=number, problem=str(error))
                 continue
@@ -114,14 +114,14 @@ class StateCheckpointer:
             try:
                 path = segment_files.segment_path(frames, number)
                 for _, record in segment_files.read_segment(path, stats):
-                    yield number, self._placed(record)
+                    yield number, self._correct_receipt(record)
             except FileNotFoundError:
-                # Unless a checkpoint has been made meanwhile: it and the files of `copies` contain
-                # all of this.
+                # Unless a checkpoint has been made meanwhile: it and the `companion_files` contain all
+                # of this.
                 if number >= self.first_segment:
                     raise
 
-    def _placed(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
+    def _correct_receipt(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
         """Return a record with its receipt corrected by later decisions about the clock."""
         delta_ns = self.corrections.get(record.doubted_since_ns, 0)
         if not delta_ns:
@@ -152,16 +152,17 @@ class StateCheckpointer:
             return 0
         return state_checkpoint.restore_state(self.core, parts)
 
-    async def keep(self, first_segment: int, horizon_ns: int) -> bool:
+    async def write(self, first_segment: int, horizon_ns: int) -> bool:
         """Write a checkpoint of segments before one; true if they may be deleted.
 
         Frames may arrive meanwhile. If cancelled, nothing is written after its return: another
         collector may continue from here.
         """
         try:
-            if not self.hold():
+            if not self.reason_to_withhold():
                 await self._write(first_segment, horizon_ns)
-            if reason := self.hold():  # frames may be placed differently: not for a checkpoint yet
+            # Frames may receive other timestamps: they are not for a checkpoint yet.
+            if reason := self.reason_to_withhold():
                 log.warning(
                     "checkpoint_withheld",
                     reason=reason,
@@ -171,17 +172,17 @@ class StateCheckpointer:
                 return False
             # Last, so that they contain the events of all frames that the checkpoint records as
             # received.
-            for beside, copy in self.copies.items():
-                copied = copy(horizon_ns)
-                if copied is None:
+            for path, make_content in self.companion_files.items():
+                content = make_content(horizon_ns)
+                if content is None:
                     log.warning(
                         "checkpoint_delayed",
-                        file=str(beside),
+                        file=str(path),
                         advice="the events of these segments are not recorded yet",
                     )
                     await run_to_end(asyncio.to_thread(self._drop_partial))
                     return False
-                await run_to_end(asyncio.to_thread(write_durably, beside, copied))
+                await run_to_end(asyncio.to_thread(write_durably, path, content))
             await run_to_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
         except OSError as error:
             log.error(
@@ -203,22 +204,22 @@ class StateCheckpointer:
             log.warning("checkpoint_deletion_failed", file=str(self._partial), problem=str(error))
 
     async def _write(self, first_segment: int, horizon_ns: int) -> None:
-        turns = TimeSlices()
+        slices = TimeSlices()
         received = self.core.received
         for node in list(received.nodes):
             received.forget(node, horizon_ns)
-            await turns.offer()
+            await slices.offer()
         await run_to_end(asyncio.to_thread(self._partial.write_bytes, state_checkpoint.MAGIC))
         pieces: list[bytes] = []
         size = 0
-        turns = TimeSlices()
+        slices = TimeSlices()
         for part in state_checkpoint.make_parts(self.core, first_segment):
             pieces.append(state_checkpoint.encode_part(part))
             size += len(pieces[-1])
             if size >= WRITE_BYTES:
                 await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
-                pieces, size, turns = [], 0, TimeSlices()
-            await turns.offer()
+                pieces, size, slices = [], 0, TimeSlices()
+            await slices.offer()
         await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
 
 
@@ -245,7 +246,7 @@ A restart reads somewhat more, and a large fleet is not written continuously.
 class CheckpointSchedule:
     """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
 
-    restart: StateCheckpointer
+    checkpointer: StateCheckpointer
     frames: framelog.FrameLog
     oldest_frame_ns: int
     """Maximum age of accepted frames."""
@@ -257,7 +258,7 @@ class CheckpointSchedule:
 
     def rotated(self, number: int) -> None:
         """Record that all segments before this one are full, and in the state."""
-        self._number = self.restart.core.schemas.segment = number
+        self._number = self.checkpointer.core.schemas.segment = number
         if self.monotonic_ns() >= self._rests_until_ns:
             self._wake.set()
 
@@ -266,12 +267,12 @@ class CheckpointSchedule:
         while True:
             await self._wake.wait()
             started_ns = self.monotonic_ns()
-            await self._keep(self._number)
+            await self._make_checkpoint(self._number)
             ended_ns = self.monotonic_ns()
             self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MAX_REST_NS)
             self._wake.clear()
 
-    async def _keep(self, first_segment: int) -> None:
+    async def _make_checkpoint(self, first_segment: int) -> None:
         """Write a checkpoint of older segments, then delete the oldest.
 
         Skipped if the state lacks content lost before the start: a checkpoint would make the loss
@@ -284,17 +285,17 @@ class CheckpointSchedule:
                 advice="restore the lost files, or run `railscope collector accept-loss`",
             )
             return
-        nodes = self.restart.core.fleet.nodes.values()
+        nodes = self.checkpointer.core.fleet.nodes.values()
         newest_ns = max((node.instant_ns for node in nodes), default=0)
-        if await self.restart.keep(first_segment, newest_ns - self.oldest_frame_ns):
-            core = self.restart.core
+        if await self.checkpointer.write(first_segment, newest_ns - self.oldest_frame_ns):
+            core = self.checkpointer.core
             unused = core.schemas.unused(first_segment, core.fleet.schemas())
             core.fleet.drop_empty_sheets()
             try:
                 await run_to_end(asyncio.to_thread(core.schemas.delete, unused))
                 if self.files:
-                    kept = self.files.checkpoint_kept
-                    await run_to_end(asyncio.to_thread(kept, first_segment))
+                    record_checkpoint = self.files.checkpoint_kept
+                    await run_to_end(asyncio.to_thread(record_checkpoint, first_segment))
                 await run_to_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:
                 directory = str(self.frames.directory)

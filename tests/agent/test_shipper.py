@@ -200,7 +200,7 @@ async def test_a_permanently_rejected_batch_is_dropped_counted_and_reported(
             (event,) = run.events
             assert (event.event_class, event.entity.key) == (GAP_EVENT, ("rejected",))
             assert event.facts == {"frames": "3", "envelopes": "1"}
-    (refused,) = [entry for entry in logs if entry["event"] == "envelope_rejected"]
+    (refused,) = [entry for entry in logs if entry["event"] == "frames_rejected"]
     assert refused["frames"] == 3
     assert f": status {status}: because" in refused["problem"]
 

@@ -243,7 +243,7 @@ def api_of(one: Running, views: Callable[[], CollectorViews], **more: Any) -> Vi
         collector.tokens,
         collector.connections,
         collector.twins,
-        collector.restart.quarantine,
+        collector.checkpointer.quarantine,
     )
     return ViewApi(collector.core, own, views, **more)
 

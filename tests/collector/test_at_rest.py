@@ -190,7 +190,7 @@ async def checkpointed(directory: Path) -> None:
     files.open()
     files.begin(log.number, log.offset)
     keeping = CheckpointSchedule(StateCheckpointer(directory, core), log, SECOND, files=files)
-    await keeping._keep(log.number)  # noqa: SLF001 - as its task does
+    await keeping._make_checkpoint(log.number)  # noqa: SLF001 - as its task does
     files.close()
 
 
@@ -206,12 +206,12 @@ async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
     core = core_in(tmp_path / "schemas")
     restart, files = StateCheckpointer(tmp_path, core), StateFiles(tmp_path)
     files.open()
-    restart.read(FrameLogStats())
+    restart.restore(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
     assert list(files.lost) == ["checkpoint"]
     frames = FrameLog(tmp_path / "frames", 500, 1, files=files)
     before = segment_numbers(tmp_path / "frames")
-    await CheckpointSchedule(restart, frames, SECOND, files=files)._keep(99)  # noqa: SLF001 - as its task does
+    await CheckpointSchedule(restart, frames, SECOND, files=files)._make_checkpoint(99)  # noqa: SLF001 - as its task does
     assert (path.read_bytes() if path.exists() else None) == content
     assert segment_numbers(tmp_path / "frames") == before
 
@@ -221,7 +221,7 @@ async def test_a_checkpoint_that_is_there_is_no_loss(tmp_path: Path) -> None:
     core = core_in(tmp_path / "schemas")
     restart, files = StateCheckpointer(tmp_path, core), StateFiles(tmp_path)
     files.open()
-    restart.read(FrameLogStats())
+    restart.restore(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
     assert files.lost == {}
     assert facts_of(core)

@@ -123,9 +123,9 @@ async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path
             )
             assert (await one.post(body, at=last))[0] == 200
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while one.collector.restart.first_segment == 0:  # noqa: ASYNC110 - no event for tests
+            while one.collector.checkpointer.first_segment == 0:  # noqa: ASYNC110 - no event for tests
                 await asyncio.sleep(0.01)
-    for number in range(1, one.collector.restart.first_segment):
+    for number in range(1, one.collector.checkpointer.first_segment):
         segment_path(tmp_path / "state" / "frames", number).unlink()
     async with running(settings) as one:
         assert set(one.collector.core.fleet.nodes) == {"n1", "n2"}
@@ -247,4 +247,4 @@ async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_pa
         assert one.collector.core.received.sizes["n1"] == 10
     async with running(settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))) as one:
         assert one.collector.core.received.sizes["n1"] == 5
-        assert one.collector.restart.quarantine.records == 5
+        assert one.collector.checkpointer.quarantine.records == 5

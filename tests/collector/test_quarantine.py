@@ -42,8 +42,8 @@ async def test_a_record_beyond_what_a_restart_may_cost_is_kept_aside(tmp_path: P
     for _ in range(2):
         async with running(settings_in(tmp_path)) as one:
             assert one.collector.core.counts.frames == 3, "what others sent was taken"
-            assert one.collector.restart.quarantine.records == 2
+            assert one.collector.checkpointer.quarantine.records == 2
             await one.collector.refresher.refresh()
             assert "railscope_collector_quarantined_records 2" in (await one.get("/metrics"))[1]
-            assert list(one.collector.restart.events()) == []
+            assert list(one.collector.checkpointer.read_events()) == []
         assert len(list((tmp_path / "state" / "quarantine").glob("*.record"))) == 2

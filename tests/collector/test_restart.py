@@ -34,13 +34,13 @@ def names_in(directory: Path) -> set[str]:
 
 async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core, tmp_path):
     restart = StateCheckpointer(tmp_path, core)
-    assert await restart.keep(2, 0)
+    assert await restart.write(2, 0)
     (tmp_path / "checkpoint.partial").symlink_to("/dev/full")
-    assert not await restart.keep(3, 0)
+    assert not await restart.write(3, 0)
     assert (restart.first_segment, names_in(tmp_path)) == (2, {"checkpoint"})
-    assert await restart.keep(4, 0)
+    assert await restart.write(4, 0)
     again = StateCheckpointer(tmp_path, core_in(tmp_path / "schemas"))
-    again.read(FrameLogStats())
+    again.restore(FrameLogStats())
     assert again.first_segment == 4
     assert facts_of(again.core) == facts_of(core)
 
@@ -48,17 +48,17 @@ async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core
 async def test_no_checkpoint_while_what_is_beside_it_waits(core, tmp_path):
     beside: list[bytes | None] = [None, b"all that waits"]
     restart = StateCheckpointer(
-        tmp_path, core, copies={tmp_path / "observed": lambda _: beside.pop(0)}
+        tmp_path, core, companion_files={tmp_path / "observed": lambda _: beside.pop(0)}
     )
-    assert not await restart.keep(2, 0)
+    assert not await restart.write(2, 0)
     assert (restart.first_segment, names_in(tmp_path)) == (0, set())
-    assert await restart.keep(2, 0)
+    assert await restart.write(2, 0)
     assert names_in(tmp_path) == {"checkpoint", "observed"}
 
 
 async def test_what_an_interrupted_checkpoint_left_goes_at_the_next_start(core, tmp_path):
     (tmp_path / "checkpoint.partial").write_bytes(b"railscope")
-    StateCheckpointer(tmp_path, core).read(FrameLogStats())
+    StateCheckpointer(tmp_path, core).restore(FrameLogStats())
     assert names_in(tmp_path) == set()
 
 
@@ -123,7 +123,7 @@ async def test_segments_that_go_while_events_are_read_again_are_passed_over(core
     writing.cancel()
     await asyncio.wait({writing})
     assert log.number > 3
-    events = restart.events()
+    events = restart.read_events()
     assert list(events) == []
     numbers = restart._records(FrameLogStats())  # noqa: SLF001 - where it is in the log
     assert next(numbers)[0] == 1

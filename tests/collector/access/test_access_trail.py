@@ -47,13 +47,15 @@ class Clock:
 
 
 async def told(
-    directory: Path, note: Callable[[AccessTrail, Clock], None], max_a_day: int = MAX_EVENTS_PER_DAY
+    directory: Path,
+    note: Callable[[AccessTrail, Clock], None],
+    max_events_per_day: int = MAX_EVENTS_PER_DAY,
 ) -> list[AuditRecord]:
     """What is recorded of what is noted, by a trail that is stopped behind it."""
     clock = Clock()
     trail = AuditTrail(audit_log(directory), "1.0", clock)
     access = AccessTrail(
-        trail, RecordedCredentials(directory.parent / "identities"), clock, max_a_day
+        trail, RecordedCredentials(directory.parent / "identities"), clock, max_events_per_day
     )
     trail.open()
     access.open()
@@ -72,10 +74,10 @@ async def told(
 async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> None:
     def note(access: AccessTrail, clock: Clock) -> None:
         for _ in range(3):
-            access.used(BOARD, KEY, "10.0.0.1")
-            access.used(BOARD, CredentialKey("certificate", digest_token("c")), "10.0.0.2")
+            access.record_use(BOARD, KEY, "10.0.0.1")
+            access.record_use(BOARD, CredentialKey("certificate", digest_token("c")), "10.0.0.2")
         clock.now_ns += DAY_NS
-        access.used(BOARD, KEY, "10.0.0.1")
+        access.record_use(BOARD, KEY, "10.0.0.1")
 
     found = await told(tmp_path / "audit", note)
     assert [(r.type, r.actor.id, r.actor.auth, r.actor.ip, r.data["tenant"]) for r in found] == [
@@ -90,17 +92,17 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
 async def test_a_crowd_of_addresses_is_counted_whole(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
         for n in range(12):
-            access.used(BOARD, KEY, f"10.0.0.{n}")
+            access.record_use(BOARD, KEY, f"10.0.0.{n}")
 
-    found = await told(tmp_path / "audit", note, max_a_day=5)
+    found = await told(tmp_path / "audit", note, max_events_per_day=5)
     assert [record.data.get("count", 1) for record in found] == [1] * 5 + [7]
 
 
 async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
         for _ in range(4):
-            access.expired(BOARD, KEY, "10.0.0.1")
-        access.crossed(BOARD, "/api/v1/statements/speech/2026-01", "10.0.0.1")
+            access.record_expired_use(BOARD, KEY, "10.0.0.1")
+        access.record_cross_tenant_request(BOARD, "/api/v1/statements/speech/2026-01", "10.0.0.1")
 
     found = await told(tmp_path / "audit", note)
     assert [(r.type, r.data["count"], r.out) for r in found] == [
@@ -114,7 +116,9 @@ async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> No
 async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
         for n in range(3 * MAX_MISUSES_PER_MINUTE):
-            access.crossed(BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1")
+            access.record_cross_tenant_request(
+                BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1"
+            )
 
     found = await told(tmp_path / "audit", note)
     assert len(found) == MAX_MISUSES_PER_MINUTE + 1
@@ -125,7 +129,9 @@ async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) ->
 async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
         for content in ("aa", "aa", "bb"):
-            access.exported(DeliveredExport(BOARD, "10.0.0.1", "2026-01", "csv", "vision", content))
+            access.record_export(
+                DeliveredExport(BOARD, "10.0.0.1", "2026-01", "csv", "vision", content)
+            )
 
     found = await told(tmp_path / "audit", note)
     assert [(r.type, r.data["sha256"], r.data["tenant"]) for r in found] == [
@@ -143,10 +149,10 @@ async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path
             for n in range(10_000)
         }
     )
-    found = await told(tmp_path / "audit", lambda access, _: access.enrolled(many))
+    found = await told(tmp_path / "audit", lambda access, _: access.set_credentials(many))
     assert len(found) == 10_000
     assert {record.obj.node for record in found} == {f"n{n}" for n in range(10_000)}
-    again = await told(tmp_path / "again", lambda access, _: access.enrolled(many))
+    again = await told(tmp_path / "again", lambda access, _: access.set_credentials(many))
     assert again == []
 
 

@@ -57,6 +57,6 @@ def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> CollectorSt
         for schema in envelope.schemas:
             core.schemas.put(schema)
     restart = StateCheckpointer(directory, core, corrections=corrections)
-    restart.read(FrameLogStats())
+    restart.restore(FrameLogStats())
     assert not restart.quarantine.records
     return core

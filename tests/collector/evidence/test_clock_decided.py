@@ -112,9 +112,9 @@ async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(
     core: CollectorState, tmp_path
 ):
     reason = "suspect"
-    restart = StateCheckpointer(tmp_path, core, hold=lambda: reason)
-    assert not await restart.keep(1, at(0))
+    restart = StateCheckpointer(tmp_path, core, reason_to_withhold=lambda: reason)
+    assert not await restart.write(1, at(0))
     assert not (tmp_path / "checkpoint").exists()
     reason = ""
-    assert await restart.keep(1, at(0))
+    assert await restart.write(1, at(0))
     assert FrameLog(tmp_path / "frames", 1 << 20, 1 << 30).offset == 0

@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
     [
         (b"a checkpoint of another time", "expected a checkpoint of this version of the collector"),
         (MAGIC, "expected a beginning and an end"),
-        (MAGIC + b"12345", "cannot read the part at byte 23"),
+        (MAGIC + b"12345", "cannot decode the part at byte 23"),
     ],
 )
 def test_defects_of_a_file_are_reported(content: bytes, problem: str):
