@@ -88,8 +88,8 @@ class ClaimingAgent:
         row = [50, 60, 1000, 2000, 10, 20]
         frames = self.sender.frames(gpu_schema("n1"), [row] * size, at=self.at)
         self.at += size
-        told = [replace(frame, events=(self.event(frame.sequence),)) for frame in frames]
-        numbered = [self.numbering.numbered(frame) for frame in told]
+        reported_frames = [replace(frame, events=(self.event(frame.sequence),)) for frame in frames]
+        numbered = [self.numbering.numbered(frame) for frame in reported_frames]
         return self.sender.body(numbered, schemas=True)
 
     def event(self, number: int) -> Event:

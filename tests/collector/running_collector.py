@@ -108,7 +108,7 @@ async def running(
 
 
 def logged(directory: Path) -> int:
-    """How many envelopes are in the frame log."""
+    """Number of envelopes in the frame log."""
     frames = directory / "state" / "frames"
     return sum(
         1

@@ -1,4 +1,4 @@
-"""What readers see: the views, the node page, the account and the tenants, over real HTTP."""
+"""Responses for readers: views, node page, account and tenants, over real HTTP."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def filled(directory: Path, **more: Any) -> AsyncIterator[Running]:
 
 
 async def seen(one: Running, path: str, wanted: Callable[[int, Any], bool]) -> Any:
-    """What a page says once it says what is wanted."""
+    """Wait until a page contains the wanted content; return it."""
     async with asyncio.timeout(20):
         while True:
             status, text = await one.get(path)

@@ -1,4 +1,4 @@
-"""A running collector: what agents tell over HTTP, and what changes the ledger, is in its audit log."""
+"""A running collector: events of agents, and changes of the ledger, are in its audit log."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
 
 
 async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
-    """What it tells is kept for good; so much an hour is taken, the rest must wait."""
+    """Its events are kept permanently; a number per hour is accepted, the rest must wait."""
     agent = ClaimingAgent()
     limits = IngestLimits(audited_events_per_node_hour=5)
     async with running(settings_in(tmp_path, limits=limits)) as one:
@@ -135,7 +135,7 @@ async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
         assert one.collector.core.counts.rejected["audited_events"] == 3
 
 
-async def test_a_log_with_a_record_that_is_none_is_said_at_the_start(tmp_path: Path) -> None:
+async def test_a_log_with_an_invalid_record_is_reported_at_the_start(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)):
         pass
     audit = tmp_path / "state" / "audit"

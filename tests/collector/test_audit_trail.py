@@ -1,4 +1,4 @@
-"""What a running collector records of itself and of those it turns away."""
+"""Audit records of a running collector: its life and its denials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from railscope.settings import SettingsError
 
 
 async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRecord]:
-    """What is recorded of these denials, which come in one minute."""
+    """Records of these denials, which arrive in one minute."""
     trail = AuditTrail(audit_log(directory), "1.0", lambda: NOON_NS)
     trail.open()
     task = asyncio.create_task(trail.run())
@@ -36,7 +36,7 @@ async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRec
     return [record for record in verified_records(directory) if record.type == "access.denied"]
 
 
-async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_path: Path) -> None:
+async def test_repeated_denials_are_one_record_and_a_count(tmp_path: Path) -> None:
     often, once = (
         DeniedRequest("10.0.0.1", "/metrics", "token"),
         DeniedRequest("10.0.0.2", "/v1/x", "node", "n1"),
@@ -60,7 +60,7 @@ async def test_two_behind_one_address_are_both_named(tmp_path: Path) -> None:
     ]
 
 
-async def test_nobody_becomes_nameless_by_trying_many_paths(tmp_path: Path) -> None:
+async def test_a_sender_keeps_its_name_after_many_paths(tmp_path: Path) -> None:
     flood = [DeniedRequest("2001:db8::1", f"/{n}", "token") for n in range(3 * MAX_DENIED)]
     found = await denied(tmp_path, [*flood, DeniedRequest("10.0.0.9", "/metrics", "token")])
     counts: dict[str, int] = {}
@@ -107,7 +107,7 @@ async def test_stopping_while_a_record_is_lost_stops(tmp_path: Path, steps: int)
     assert (trail.log.size, trail.lost) == (2, 2)
 
 
-async def test_who_is_denied_after_the_end_is_counted_as_lost(tmp_path: Path) -> None:
+async def test_a_denial_after_the_end_is_counted_as_lost(tmp_path: Path) -> None:
     trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
     trail.open()
     task = asyncio.create_task(trail.run())
@@ -129,11 +129,11 @@ async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
     assert sum(count for count in counts if isinstance(count, int)) == len(crowd)
 
 
-async def test_a_collector_records_its_life_and_whom_it_turned_away(tmp_path: Path) -> None:
-    sender, nobody = Sender("n2"), "of nobody"
+async def test_a_collector_records_its_life_and_its_denials(tmp_path: Path) -> None:
+    sender, unknown = Sender("n2"), "of nobody"
     async with running(settings_in(tmp_path)) as one:
-        assert (await one.get("/metrics", token=nobody))[0] == 401
-        assert (await one.get("/api/v1/nodes?x=%C3%28", token=nobody))[0] == 401
+        assert (await one.get("/metrics", token=unknown))[0] == 401
+        assert (await one.get("/api/v1/nodes?x=%C3%28", token=unknown))[0] == 401
         frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         body = sender.body(frames, schemas=True)
         assert (await one.post(body, node="n2", headers={"Authorization": ""}, at=2))[0] == 401

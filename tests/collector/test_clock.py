@@ -16,7 +16,7 @@ DAY_NS = 86_400 * SECOND_NS
 START_NS = 1_790_000_000 * SECOND_NS
 
 
-class Machine:
+class MachineClocks:
     """A machine whose clocks a test sets; `right_ns` is the true time."""
 
     def __init__(self, directory: Path) -> None:
@@ -52,7 +52,7 @@ class Machine:
 
 
 def test_a_step_is_suspect_at_once_and_moves_nothing(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     one = machine.started()
     for error in (30 * DAY_NS, -5 * DAY_NS, 6 * SECOND_NS):
         machine.error_ns = error
@@ -68,7 +68,7 @@ def test_a_step_is_suspect_at_once_and_moves_nothing(tmp_path: Path):
 
 
 def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     machine.started()
     machine.error_ns = 30 * DAY_NS
     one = machine.started()
@@ -80,7 +80,7 @@ def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
 
 
 def test_an_accepted_step_is_the_new_reference(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     one = machine.started()
     machine.error_ns = 3600 * SECOND_NS
     assert one.problem
@@ -92,7 +92,7 @@ def test_an_accepted_step_is_the_new_reference(tmp_path: Path):
 
 
 def test_a_boot_that_begins_before_the_newest_frame_is_suspect(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     machine.error_ns = -DAY_NS
     one = machine.started(newest_ns=START_NS)
     assert "before the newest frame" in one.problem
@@ -100,7 +100,7 @@ def test_a_boot_that_begins_before_the_newest_frame_is_suspect(tmp_path: Path):
 
 
 def test_most_nodes_contradict_a_clock(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     one = machine.started()
     for offsets, suspect in (
         ([3600 * SECOND_NS] * 2, False),
@@ -117,11 +117,11 @@ def test_most_nodes_contradict_a_clock(tmp_path: Path):
         assert not one.problem
 
 
-def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> Machine:
+def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> MachineClocks:
     """A machine whose collector ran, that was off for a time, and starts with a wrong wall clock."""
-    before = Machine(directory)
+    before = MachineClocks(directory)
     before.started()
-    machine = Machine(directory)
+    machine = MachineClocks(directory)
     machine.boot, machine.error_ns = "boot-2", error_ns
     machine.began_ns += machine.boot_ns + off_ns
     return machine
@@ -174,7 +174,7 @@ def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
 
 
 def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     one = machine.started()
     machine.offsets = [3600 * SECOND_NS] * 3
     machine.boot_ns += 2 * SECOND_NS
@@ -193,7 +193,7 @@ def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
 
 
 def test_a_slewed_clock_is_followed(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     one = machine.started()
     for _ in range(4000):
         machine.boot_ns += SECOND_NS
@@ -204,7 +204,7 @@ def test_a_slewed_clock_is_followed(tmp_path: Path):
 
 @given(st.lists(st.tuples(st.integers(-(10**18), 10**18), st.integers(1, 10**12)), max_size=20))
 def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
-    machine = Machine(tmp_path_factory.mktemp("clock"))
+    machine = MachineClocks(tmp_path_factory.mktemp("clock"))
     one = machine.started()
     passed = 0
     for error_ns, pause_ns in steps:
@@ -243,7 +243,7 @@ def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
 
 
 def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Path):
-    machine = Machine(tmp_path)
+    machine = MachineClocks(tmp_path)
     (tmp_path / clock.FILE).write_bytes(b"")
     one = machine.started(lost="it is empty")
     assert "it is empty" in one.hold

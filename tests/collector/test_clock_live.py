@@ -68,10 +68,10 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
     async with running(settings, ready) as one:
         assert not one.collector.clock.hold
         receipts = one.collector.core.evidence.receipts
-        heard = {
+        received = {
             node: {c.received_ns for c in found.gpus.values()} for node, found in receipts.items()
         }
-        assert heard == {
+        assert received == {
             "n1": {first.received_wall_ns},
             "n2": {second.received_wall_ns + decided.delta_ns},
         }

@@ -25,7 +25,7 @@ from railscope.frame import Entity, Event, Schema
 from railscope.wire import WireEntity
 
 FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}
-CARD = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "rail": "2",
+NIC_NAMES = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "rail": "2",
         "pci_address": "0000:18:00.0"}  # fmt: skip
 PORT = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "port": "1", "rail": "2",
         "pci_address": ""}  # fmt: skip
@@ -66,9 +66,9 @@ async def test_readings_and_events_name_their_device_in_every_way(tmp_path: Path
         assert (await one.post(sender.body(frames, schemas=True), at=2))[0] == 200
         streams = (await one.json("/api/v1/nodes/n1"))["streams"]
         found = {name: [r.get("device") for r in streams[name]["readings"]] for name in streams}
-        assert found == {"gpu": [FIRST, FIRST], "nic": [CARD], "rdma": [PORT]}
-        told = (await one.json("/api/v1/events"))["events"]
-        assert [event["device"] for event in told] == [FIRST, CARD, None]
+        assert found == {"gpu": [FIRST, FIRST], "nic": [NIC_NAMES], "rdma": [PORT]}
+        reported = (await one.json("/api/v1/events"))["events"]
+        assert [event["device"] for event in reported] == [FIRST, NIC_NAMES, None]
 
 
 async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):

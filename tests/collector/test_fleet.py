@@ -28,16 +28,16 @@ from railscope.wire import WireSchema, layout_hash, schema_hash, to_wire_schema
 
 SECOND = 1_000_000_000
 GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]
-CARDS = [Entity(NIC, (f"ens{i}",), {"rail": str(i)}) for i in range(2)]
+NICS = [Entity(NIC, (f"ens{i}",), {"rail": str(i)}) for i in range(2)]
 COLUMNS: list[tuple[Metric, Entity]] = [
     *((gpu.GPU_POWER, g) for g in GPUS),
     *((gpu.GPU_CLOCK_SPEED, g.child(GPU_CLOCK, clock)) for g in GPUS for clock in ("sm", "memory")),
     *((gpu.GPU_ENERGY, g) for g in GPUS),
-    *((nic.PFC_RECEIVED_TIME, c.child(NIC_PRIORITY, str(p))) for c in CARDS for p in (0, 3)),
+    *((nic.PFC_RECEIVED_TIME, c.child(NIC_PRIORITY, str(p))) for c in NICS for p in (0, 3)),
     *((host.CPU_TIME, Entity(CPU_MODE, (mode,))) for mode in ("user", "idle")),
 ]
 ORDER = Schema.ordered(COLUMNS)
-SCHEMA = Schema("test", tuple(COLUMNS[i] for i in ORDER), tuple(CARDS))
+SCHEMA = Schema("test", tuple(COLUMNS[i] for i in ORDER), tuple(NICS))
 WIRE = to_wire_schema(SCHEMA)
 LAYOUT = make_layout(WIRE)
 WIDTH = len(COLUMNS)
@@ -93,7 +93,7 @@ def expected_cells(
                 step = after - before if after >= before else after
                 number = float(np.float32(step * (1 / 2)))
             whole = entity.whole_key
-            rail = next((e.facts.get("rail", "") for e in (*GPUS, *CARDS) if e.key == whole), "")
+            rail = next((e.facts.get("rail", "") for e in (*GPUS, *NICS) if e.key == whole), "")
             part = entity.key[len(whole) :]
             tenant = holders[int(rail) if rail else -1]
             gathered["cluster", "", metric, part].append(number)
@@ -184,7 +184,7 @@ wraps = st.integers(0, 1000)
 def test_what_an_agent_carried_on_goes_on_and_falls_only_when_reset(
     before: int, wrapped: int, step: int
 ):
-    """Within one run of the agent, which has told wraps from resets itself."""
+    """Within one run of the agent, which has distinguished wraps from resets itself."""
     carried = before + wrapped * 2**32
     for after in (carried + step, step):
         got = increase(np.array([carried]), np.array([after]), np.array([False]))
@@ -321,13 +321,13 @@ def rows_of(fleet: Fleet) -> dict[str, list[list[float]]]:
 
 
 @given(st.lists(news, min_size=1, max_size=12))
-def test_it_is_all_one_when_what_came_is_read(told):
-    """Each batch alone as it comes, or many together when somebody looks."""
+def test_it_is_all_one_when_what_came_is_read(batches):
+    """Each batch alone on arrival, or many together at a read."""
     read_at_once, read_now_and_then = Fleet(), Fleet()
     for number in range(BLOCK_ROWS):  # of few rows none waits
         read_now_and_then.apply(update(f"other-{number}", LAYOUT, make_row(1, 1), make_row(1, 2)))
     second = 0
-    for name, later, first, last, before, after, run, boot_id, looks in told:
+    for name, later, first, last, before, after, run, boot_id, is_read in batches:
         second += later
         one = update(
             name,
@@ -346,7 +346,7 @@ def test_it_is_all_one_when_what_came_is_read(told):
         assert read_at_once.apply(one)
         rows_of(read_at_once)
         assert read_now_and_then.apply(one)
-        if looks:
+        if is_read:
             rows_of(read_now_and_then)
     found = rows_of(read_now_and_then)
     for name, tables in rows_of(read_at_once).items():
@@ -385,13 +385,13 @@ def test_a_node_that_changes_its_build_leaves_its_row_to_others():
 
 
 def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
-    def wire(card: str, priority: str, rail: str) -> WireSchema:
-        whole = Entity(NIC, (card,), {"rail": rail})
+    def wire(interface: str, priority: str, rail: str) -> WireSchema:
+        whole = Entity(NIC, (interface,), {"rail": rail})
         column = (nic.PFC_RECEIVED_TIME, whole.child(NIC_PRIORITY, priority))
         return to_wire_schema(Schema("nic", (column,), (whole,)))
 
     one = layout_hash(wire("ens1", "3", "0"))
-    assert layout_hash(wire("ens2", "3", "0")) == one, "the same card by another name"
+    assert layout_hash(wire("ens2", "3", "0")) == one, "the same NIC by another name"
     assert layout_hash(wire("ens1", "4", "0")) != one
     assert layout_hash(wire("ens1", "3", "1")) != one
     assert make_layout(wire("ens1", "3", "9" * 12)).rails == 0, "no such rail"

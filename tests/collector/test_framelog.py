@@ -39,7 +39,7 @@ async def running(log: FrameLog) -> AsyncIterator[FrameLog]:
 
 
 def taken() -> None:
-    """What these tests do with a durable record: nothing."""
+    """Action of these tests on a durable record: none."""
 
 
 def content_of(directory: Path, number: int) -> list[FrameRecord]:

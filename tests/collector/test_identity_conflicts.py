@@ -13,7 +13,7 @@ from collector.http.identity_conflicts import IdentityConflictDetector
 from railscope.wire import SENT_HEADER, SentAt
 
 
-class Watch:
+class ConflictWatch:
     """Takes envelopes, and keeps what is reported."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Watch:
 
 
 def test_boots_that_take_turns_are_identity_conflict():
-    watch = Watch()
+    watch = ConflictWatch()
     one, other = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
     for second in range(0, 100, 10):
         watch.send(one, second)
@@ -45,7 +45,7 @@ def test_boots_that_take_turns_are_identity_conflict():
 
 
 def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
-    watch = Watch()
+    watch = ConflictWatch()
     one, other = Sender(run="run-1"), Sender(run="run-2")
     for second in range(0, 200, 10):
         watch.send(one, second)
@@ -55,7 +55,7 @@ def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
 
 
 def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
-    watch = Watch()
+    watch = ConflictWatch()
     before, after = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
     for second in range(0, 50, 10):
         watch.send(before, second)
@@ -66,7 +66,7 @@ def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
 
 
 def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
-    watch = Watch()
+    watch = ConflictWatch()
     before, after = Sender(run="run-1"), Sender(run="run-2")
     for second in range(0, 500, 10):
         watch.send(before, second, sent_at=second if second < 250 else second + 400)

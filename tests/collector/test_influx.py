@@ -45,8 +45,8 @@ def test_numbers_that_are_not_finite_are_not_written():
 
 
 @dataclass
-class Server:
-    """Answers writes as it was told to, then with 204; keeps what it took."""
+class InfluxServer:
+    """Server with prepared responses, then 204; keeps the accepted lines."""
 
     answers: list[web.Response]
     url: str = ""
@@ -61,8 +61,8 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(*answers: web.Response) -> AsyncIterator[Server]:
-    server = Server(list(answers))
+async def serving(*answers: web.Response) -> AsyncIterator[InfluxServer]:
+    server = InfluxServer(list(answers))
     application = web.Application(client_max_size=1 << 26)
     application.router.add_post("/api/v2/write", server.write)
     runner = web.AppRunner(application)
@@ -77,7 +77,7 @@ async def serving(*answers: web.Response) -> AsyncIterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def writing(server: Server, cells: int) -> AsyncIterator[InfluxSink]:
+async def writing(server: InfluxServer, cells: int) -> AsyncIterator[InfluxSink]:
     """A sink that writes one view of some cells, once."""
     full = CollectorViews(node=View("node", 7, tuple(up(f"n{i}") for i in range(cells))))
     views = iter([full])
@@ -105,11 +105,11 @@ async def counted(sink: InfluxSink, lines_: int) -> None:
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 async def test_lines_that_will_never_be_accepted_make_way(status: int):
-    said = '{"code": "invalid", "message": "unable to parse\\nline 1"}'
+    text = '{"code": "invalid", "message": "unable to parse\\nline 1"}'
     cells = LINES_PER_WRITE + 3
     with capture_logs() as logs:
         async with (
-            serving(web.Response(status=status, text=said)) as server,
+            serving(web.Response(status=status, text=text)) as server,
             writing(server, cells) as sink,
         ):
             await counted(sink, cells)

@@ -1,4 +1,4 @@
-"""Ingest over real HTTP: what is refused, and with which words."""
+"""Ingest over real HTTP: rejected envelopes and the texts of the responses."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ REFUSALS = {
 async def test_malicious_and_damaged_bodies_are_refused_and_change_nothing(
     tmp_path: Path, name: str
 ):
-    body, expected, words = REFUSALS[name]
+    body, expected, text = REFUSALS[name]
     async with running(settings_in(tmp_path)) as one:
         status, reply = await one.post(body)
-        assert (status, words in reply["error"]) == (expected, True), reply
+        assert (status, text in reply["error"]) == (expected, True), reply
         assert sum(one.collector.core.counts.rejected.values()) == 1
         assert not one.collector.core.fleet.nodes
         good = Sender()
@@ -199,7 +199,7 @@ async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
 
 
 def test_the_bound_on_schemas_is_one_of_an_hour():
-    """Or else a node whose machine changes often would one day not be heard any more."""
+    """Otherwise the frames of a node with frequent changes would be rejected one day."""
     hour_ns, sender = 3600 * 10**9, NodeSender().schemas
     assert sender.fits(5, 5, 10 * hour_ns)
     sender.count += 5

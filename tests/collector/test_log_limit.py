@@ -1,4 +1,4 @@
-"""What happens again and again is one line, and then counts."""
+"""A repeated event is one line, and then counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU time over real HTTP: what agents tell becomes what pages, metrics and the ledger say."""
+"""GPU time over real HTTP: from reports of agents to pages, metrics and the ledger."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def reporter() -> Reporter:
     return Reporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
 
 
-def heard_before(directory: Path, node: Reporter) -> None:
-    """Another collector that shared the database heard the node's GPUs when the story began."""
+def report_before(directory: Path, node: Reporter) -> None:
+    """Another collector that shares the database received the node's GPUs at the beginning."""
     (directory / "state").mkdir()
     ledger = Ledger.open(f"sqlite:///{directory / 'state' / 'ledger.sqlite'}", metadata)
     gpus = {name: FirstContact(node.origin_ns) for name in ("GPU-0", "GPU-1")}
@@ -43,17 +43,17 @@ def heard_before(directory: Path, node: Reporter) -> None:
     ledger.close()
 
 
-async def tell(one: Running, node: Reporter) -> None:
+async def report(one: Running, node: Reporter) -> None:
     """Thirty hours of two GPUs; a namespace holds one of them for the first day of the story."""
 
-    def told(event: Any, second: int, fact: str) -> Any:
+    def claim_event(event: Any, second: int, fact: str) -> Any:
         event.facts[fact] = str(node.origin_ns + second * SECOND)
         return event
 
     begins = started("GPU-0", "job", 0, owner="ns", source="kubernetes")
     events = {
-        3 * HOURS: [told(begins, 3 * HOURS, "start_ns")],
-        27 * HOURS: [told(ended("GPU-0", "job", 0), 27 * HOURS, "end_ns")],
+        3 * HOURS: [claim_event(begins, 3 * HOURS, "start_ns")],
+        27 * HOURS: [claim_event(ended("GPU-0", "job", 0), 27 * HOURS, "end_ns")],
     }
     frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(0, LONG, 20), events=events)
     for at in range(0, len(frames), 400):
@@ -91,7 +91,7 @@ async def test_invented_hours_of_a_new_node_are_not_observed(tmp_path: Path):
     settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
     node = reporter()
     async with running(settings) as one:
-        await tell(one, node)
+        await report(one, node)
         await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
         account = await one.json("/api/v1/account")
@@ -106,9 +106,9 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
     node = reporter()
     midnight_ns = time.time_ns() // DAY_NS * DAY_NS
-    heard_before(tmp_path, node)
+    report_before(tmp_path, node)
     async with running(settings) as one:
-        await tell(one, node)
+        await report(one, node)
         await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
         account = await one.json("/api/v1/account")
@@ -144,12 +144,12 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     first_day = node.origin_ns // DAY_NS
     totals = ledger.totals(first_day * DAY_NS, midnight_ns)
     ledger.close()
-    settled_ns = midnight_ns - node.origin_ns - 3 * HOURS * SECOND
+    finalized_ns = midnight_ns - node.origin_ns - 3 * HOURS * SECOND
     vision = {of.state: q for of, q in totals.items() if of[:2] == (Tiling.COMPUTE, "vision")}
-    assert vision == {SlotState.OBSERVED: min(settled_ns, 24 * HOURS * SECOND) * GPU_CAPACITY}
+    assert vision == {SlotState.OBSERVED: min(finalized_ns, 24 * HOURS * SECOND) * GPU_CAPACITY}
 
 
-async def test_a_tenants_file_that_was_never_valid_says_nothing_of_tenants(tmp_path: Path):
+async def test_a_tenants_file_that_was_never_valid_names_no_tenants(tmp_path: Path):
     path = tmp_path / "tenants.csv"
     path.write_text("nonsense\n")
     away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.db'}")
@@ -162,7 +162,7 @@ async def test_a_tenants_file_that_was_never_valid_says_nothing_of_tenants(tmp_p
         assert (status, "the tenants file has never been valid" in text) == (503, True)
 
 
-async def test_a_collector_whose_database_is_away_takes_frames_and_says_so(tmp_path: Path):
+async def test_a_collector_without_its_database_accepts_frames_and_reports_it(tmp_path: Path):
     nowhere = LedgerSettings(url=f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}")
     async with running(settings_in(tmp_path, metering=METERING, ledger=nowhere)) as one:
         node = Reporter(origin_ns=time.time_ns())

@@ -83,7 +83,7 @@ async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp
     await asyncio.wait({task})
 
 
-class HeldUp(FrameLog):
+class DelayedFrameLog(FrameLog):
     """One whose disk takes as long as a test wants."""
 
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
@@ -95,9 +95,9 @@ class HeldUp(FrameLog):
         self.ended.set()
 
 
-async def test_who_is_stopped_while_segments_go_waits_for_them(core, tmp_path):
+async def test_a_stop_waits_for_the_deletion_of_segments(core, tmp_path):
     """Another collector may open the directory next."""
-    frames = HeldUp(tmp_path / "frames", 1 << 20, 1 << 30)
+    frames = DelayedFrameLog(tmp_path / "frames", 1 << 20, 1 << 30)
     keeping = CheckpointSchedule(StateCheckpointer(tmp_path, core), frames, SECOND)
     task = asyncio.create_task(keeping.run())
     keeping.rotated(2)

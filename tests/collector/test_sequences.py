@@ -76,7 +76,7 @@ def test_the_end_of_a_run_shows_what_never_came(
     assert (again.holes(), again.sizes) == (received.holes(), received.sizes)
 
 
-def test_a_run_that_was_never_heard_of_has_no_end():
+def test_an_unknown_run_has_no_end():
     received = ReceivedFrames()
     received.end("n", "r", {"gpu": 10})
     assert received.holes() == 0

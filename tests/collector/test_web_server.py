@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 60
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n"
 
 
-async def said(one: Running, request: bytes) -> bytes:
+async def respond(one: Running, request: bytes) -> bytes:
     port = int(one.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
@@ -25,7 +25,7 @@ async def said(one: Running, request: bytes) -> bytes:
     return answer
 
 
-async def test_slow_headers_hold_nobody_up_and_are_closed(tmp_path: Path):
+async def test_slow_headers_delay_no_request_and_are_closed(tmp_path: Path):
     settings = settings_in(
         tmp_path, limits=IngestLimits(connections=64, connections_per_address=32)
     )
@@ -51,7 +51,7 @@ async def test_a_connection_without_a_request_ends(tmp_path: Path):
         one.collector.connections.header_seconds = 0.2
 
     async with running(settings_in(tmp_path), hasty) as one:
-        assert await said(one, GET) == b""
+        assert await respond(one, GET) == b""
         assert one.collector.connections.closed["timeout"] == 1
 
 
@@ -59,7 +59,7 @@ async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
     settings = settings_in(tmp_path, limits=IngestLimits(body_timeout_seconds=0.2))
     head = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-n1\r\n"
     async with running(settings) as one:
-        answer = await said(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")
+        answer = await respond(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")
         assert answer.startswith(b"HTTP/1.1 408"), answer
         assert one.collector.core.counts.rejected == {"timeout": 1}
 
@@ -67,13 +67,13 @@ async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
 async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp_path: Path):
     async with running(settings_in(tmp_path)) as one:
         for path in (b"/-/healthy", b"/nowhere", b"/metrics"):
-            answer = await said(
+            answer = await respond(
                 one, GET.replace(b"/-/healthy", path) + b"Connection: close\r\n\r\n"
             )
             assert b"aiohttp" not in answer
             assert b"\r\nserver:" not in answer.lower()
         both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-        answer = await said(one, b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + both)
+        answer = await respond(one, b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + both)
         assert b" 400 Bad Request\r\n" in answer, answer
         assert b"aiohttp" not in answer, answer
 
@@ -84,6 +84,6 @@ async def test_an_ambiguous_length_is_rejected_with_all_that_follows(
 ):
     async with running(settings_in(tmp_path)) as one:
         request = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + framing + SMUGGLED
-        answer = await said(one, request)
+        answer = await respond(one, request)
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
         assert answer.count(b"HTTP/1.") == 1

@@ -43,15 +43,15 @@ def fill(directory: Path) -> None:
 
 @asynccontextmanager
 async def served(directory: Path, *, ledger: bool = True, url: str = "") -> AsyncIterator[Any]:
-    """Ask as somebody: status and content."""
+    """Send a request with a credential; return status and content."""
     if ledger:
         await asyncio.to_thread(fill, directory)
     settings = settings_in(directory, ledger=LedgerSettings(url=url))
-    who = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
-    who += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
+    holder = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
+    holder += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
     lines = [
         f'[{section_name(one)}]\n{quote_key(one.name)} = "{digest_token(one.label)}"\n'
-        for one in who
+        for one in holder
     ]
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings)
@@ -79,20 +79,20 @@ async def served(directory: Path, *, ledger: bool = True, url: str = "") -> Asyn
 async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) -> None:
     async with served(tmp_path) as ask:
         for tenant, other in zip(TENANTS, reversed(TENANTS), strict=True):
-            who = Credential("x", Role.TENANT, tenant)
+            holder = Credential("x", Role.TENANT, tenant)
             for form in ("json", "text", "html", "csv"):
                 status, content, media = await ask(
-                    who, f"statements/{tenant}/{PERIOD}?format={form}"
+                    holder, f"statements/{tenant}/{PERIOD}?format={form}"
                 )
                 assert status == 200, content
                 assert tenant in content
                 assert other not in content, (form, "neither the name nor its GPU")
                 assert media.startswith("text/" if form != "json" else "application/json")
-            found = msgspec.json.decode((await ask(who, f"statements/{tenant}/{PERIOD}"))[1])
+            found = msgspec.json.decode((await ask(holder, f"statements/{tenant}/{PERIOD}"))[1])
             assert found["tenant"] == tenant
             assert {line["resource"] for line in found["lines"]} == {GPUS[tenant]}
-            assert (await ask(who, f"statements/{other}/{PERIOD}"))[0] == 403
-            status, content, _ = await ask(who, f"statements/{tenant}/{period_name(TWO)}")
+            assert (await ask(holder, f"statements/{other}/{PERIOD}"))[0] == 403
+            status, content, _ = await ask(holder, f"statements/{tenant}/{period_name(TWO)}")
             assert status == 404
             assert other not in content
         idle = Credential("x", Role.TENANT, "idle")
@@ -100,7 +100,7 @@ async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) 
         assert (status, "imaging" in content, "speech" in content) == (404, False, False)
 
 
-async def test_each_tenant_is_told_of_its_own_invoices(tmp_path: Path) -> None:
+async def test_each_tenant_reads_its_own_invoices_only(tmp_path: Path) -> None:
     async with served(tmp_path) as ask:
         for tenant in TENANTS:
             status, content, _ = await ask(Credential("x", Role.TENANT, tenant), "statements")
@@ -127,11 +127,11 @@ async def test_each_tenant_exports_its_own_rows_and_finance_all(tmp_path: Path) 
         assert await billed(finance, f"exports/{PERIOD}?format=csv") == set(TENANTS)
         assert await billed(finance, f"exports/{PERIOD}?tenant=speech") == {"speech"}
         for tenant, other in zip(TENANTS, reversed(TENANTS), strict=True):
-            who = Credential("x", Role.TENANT, tenant)
+            holder = Credential("x", Role.TENANT, tenant)
             for path in (f"exports/{PERIOD}", f"exports/{PERIOD}?tenant={tenant}"):
-                assert await billed(who, path) == {tenant}
-                assert other not in (await ask(who, path))[1]
-            assert (await ask(who, f"exports/{PERIOD}?tenant={other}"))[0] == 403
+                assert await billed(holder, path) == {tenant}
+                assert other not in (await ask(holder, path))[1]
+            assert (await ask(holder, f"exports/{PERIOD}?tenant={other}"))[0] == 403
         idle = Credential("x", Role.TENANT, "idle")
         assert (await ask(idle, f"exports/{PERIOD}"))[0] == 404
         assert (await ask(Credential("x", Role.OPERATOR), f"exports/{PERIOD}"))[0] == 403
@@ -146,16 +146,16 @@ async def test_a_provisional_statement_names_no_gpu_of_others(tmp_path: Path) ->
     type(books)(books.ledger, books.store, late).close(ONE, after(ONE), provisional=True)
     ledger.close()
     async with served(tmp_path, ledger=False) as ask:
-        who = Credential("x", Role.TENANT, "imaging")
+        holder = Credential("x", Role.TENANT, "imaging")
         for form in ("json", "text", "html", "csv"):
-            status, content, _ = await ask(who, f"statements/imaging/{PERIOD}?format={form}")
+            status, content, _ = await ask(holder, f"statements/imaging/{PERIOD}?format={form}")
             assert status == 200
             assert "speech" not in content
             assert form == "csv" or "PROVISIONAL" in content
 
 
 @pytest.mark.parametrize("path", ["statements/imaging/2026-01", "exports/2026-01"])
-async def test_a_ledger_that_is_away_is_said_to_be(tmp_path: Path, path: str) -> None:
+async def test_an_unavailable_ledger_is_reported(tmp_path: Path, path: str) -> None:
     away = f"sqlite:///{tmp_path}/nowhere/ledger.sqlite"
     async with served(tmp_path, ledger=False, url=away) as ask:
         status, content, _ = await ask(Credential("x", Role.FINANCE), path)
@@ -175,7 +175,7 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     assert len(str(found.data["sha256"])) == 64
 
 
-async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
+async def test_many_requests_of_one_tenant_wait_and_others_do_not() -> None:
     reading, held = ReadPool(), threading.Event()
     greedy, other = (Credential("x", Role.TENANT, tenant) for tenant in ("speech", "imaging"))
     second = Credential("y", Role.TENANT, "speech")

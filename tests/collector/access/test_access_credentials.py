@@ -1,4 +1,4 @@
-"""The tokens file, certificates, and whom each stands for."""
+"""The tokens file, certificates, and the credential of each."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
         place.setdefault(holder.name, []).append(f'{{ token = "{value}"{end} }}')
     text = "".join(
         f"[{place}]\n"
-        + "".join(f"{quote_key(who)} = [{', '.join(all_)}]\n" for who, all_ in of.items())
+        + "".join(f"{quote_key(label)} = [{', '.join(all_)}]\n" for label, all_ in of.items())
         for place, of in lines.items()
     )
     assert parse_credentials(text).entries == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("[readers]\n", "unknown section 'readers': expected one of nodes, operators"),
         ("nodes = 1\n", r"invalid \[nodes\]: expected a section"),
@@ -123,12 +123,12 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
         ("a = " + "[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(TokensFileError, match=said):
+def test_a_mistake_in_the_file_is_named(text: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(TokensFileError, match=problem):
         parse_credentials(text)
     file = tmp_path / "tokens.toml"
     file.write_text(text)
-    with pytest.raises(SettingsError, match=f"tokens_file {file}: .*{said}"):
+    with pytest.raises(SettingsError, match=f"tokens_file {file}: .*{problem}"):
         load_credentials(file)
 
 
@@ -158,7 +158,7 @@ board = {{ token = "{C}", until = 2030-01-01T00:00:00Z }}
 
 
 @pytest.mark.parametrize(
-    ("shown", "who", "reason"),
+    ("shown", "label", "reason"),
     [
         ([], None, "no credential"),
         (["Bearer a"], "node/n1", ""),
@@ -178,10 +178,10 @@ board = {{ token = "{C}", until = 2030-01-01T00:00:00Z }}
     ],
 )
 def test_a_token_is_good_as_it_is_or_not_at_all(
-    shown: list[str], who: str | None, reason: str
+    shown: list[str], label: str | None, reason: str
 ) -> None:
     found = authenticate(parse_credentials(FILE), shown, b"", NOON_NS)
-    assert (found.credential and found.credential.label, found.reason) == (who, reason)
+    assert (found.credential and found.credential.label, found.reason) == (label, reason)
 
 
 @given(holders)
@@ -190,13 +190,13 @@ def test_a_label_is_one_holders_and_a_certificate_may_carry_it(holder: Credentia
 
 
 @given(st.text(max_size=30) | st.from_regex(r"(node|tenant|finance)(/[a-z%2F]{0,4}){0,3}"))
-def test_a_uri_names_somebody_in_one_spelling_only(text: str) -> None:
+def test_a_uri_names_a_credential_in_one_spelling_only(text: str) -> None:
     found = credential_of_uri(SCHEME + text)
     assert found is None or found.label == text
 
 
 @pytest.mark.parametrize(
-    ("uris", "who"),
+    ("uris", "label"),
     [
         ((), None),
         (("railscope:node/n1",), "node/n1"),
@@ -213,37 +213,37 @@ def test_a_uri_names_somebody_in_one_spelling_only(text: str) -> None:
         (("railscope:node/%6E1",), None),
     ],
 )
-def test_a_certificate_names_one_holder_or_nobody(
-    uris: tuple[str, ...], who: str | None, tmp_path: Path
+def test_a_certificate_names_one_holder_or_none(
+    uris: tuple[str, ...], label: str | None, tmp_path: Path
 ) -> None:
     shown = Authority(tmp_path).client("n9", *uris)
     found = authenticate(Credentials(), [], shown.der, NOON_NS - 10**18)
-    assert (found.credential and found.credential.label) == who
-    assert found.reason == ("" if who else "unknown certificate")
+    assert (found.credential and found.credential.label) == label
+    assert found.reason == ("" if label else "unknown certificate")
 
 
-def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path) -> None:
+def test_the_file_overrides_the_names_in_a_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     named, common = authority.client("n1", "railscope:node/n1"), authority.client("board.example")
     listed = f'certificate = "{digest_bytes(named.der)}"'
 
-    def who(text: str, der: bytes, now_ns: int = NOON_NS - 10**18) -> str:
+    def label(text: str, der: bytes, now_ns: int = NOON_NS - 10**18) -> str:
         found = authenticate(parse_credentials(text), [], der, now_ns)
         return found.credential.label if found.credential else found.reason
 
-    assert who("", named.der) == "node/n1"
-    assert who(f"[operators]\nboard = {{ {listed} }}\n", named.der) == "operator/board"
+    assert label("", named.der) == "node/n1"
+    assert label(f"[operators]\nboard = {{ {listed} }}\n", named.der) == "operator/board"
     ended = f"[nodes]\nn1 = {{ {listed}, until = 1970-01-01T00:00:00Z }}\n"
-    assert who(ended, named.der) == "expired"
-    assert who('[operators]\nboard = { common_name = "n1" }\n', named.der) == "node/n1"
-    assert who('[operators]\nboard = { common_name = "board.example" }\n', common.der) == (
+    assert label(ended, named.der) == "expired"
+    assert label('[operators]\nboard = { common_name = "n1" }\n', named.der) == "node/n1"
+    assert label('[operators]\nboard = { common_name = "board.example" }\n', common.der) == (
         "operator/board"
     )
     revoked = f'[revoked]\ncertificates = ["{digest_bytes(named.der)}"]\n'
-    assert who(revoked, named.der) == "revoked"
-    assert who(f"[operators]\nboard = {{ {listed} }}\n{revoked}", named.der) == "revoked"
-    assert who("", named.der, NOON_NS + 10**18) == "expired"
-    assert who("", b"no certificate") == "unknown certificate"
+    assert label(revoked, named.der) == "revoked"
+    assert label(f"[operators]\nboard = {{ {listed} }}\n{revoked}", named.der) == "revoked"
+    assert label("", named.der, NOON_NS + 10**18) == "expired"
+    assert label("", b"no certificate") == "unknown certificate"
 
 
 def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
 # Changes ------------------------------------------------------------------------------------------
 
 
-def told(old: str, new: str) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+def recorded(old: str, new: str) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     return [
         (found.type, found.holder.label if found.holder else "", found.added, found.removed)
         for found in find_changes(parse_credentials(old), parse_credentials(new))
@@ -265,22 +265,22 @@ def told(old: str, new: str) -> list[tuple[str, str, tuple[str, ...], tuple[str,
 def test_every_change_of_the_file_has_its_name() -> None:
     a, b = (f"token {value.removeprefix('sha256:')[:16]}" for value in (A, B))
     one, both = f'[nodes]\nn1 = "{A}"\n', f'[nodes]\nn1 = ["{A}", "{B}"]\n'
-    assert told("", one) == [("identity.enrol_approve", "node/n1", (a,), ())]
-    assert told(one, both) == [("identity.rotate", "node/n1", (b,), ())]
-    assert told(both, one) == [("identity.rotate", "node/n1", (), (b,))]
-    assert told(one, "") == [("identity.revoke", "node/n1", (), (a,))]
-    assert told(one, one) == []
+    assert recorded("", one) == [("identity.enrol_approve", "node/n1", (a,), ())]
+    assert recorded(one, both) == [("identity.rotate", "node/n1", (b,), ())]
+    assert recorded(both, one) == [("identity.rotate", "node/n1", (), (b,))]
+    assert recorded(one, "") == [("identity.revoke", "node/n1", (), (a,))]
+    assert recorded(one, one) == []
     moved = f'[tenants.vision]\nboard = "{A}"\n'
-    assert told(one, moved) == [
+    assert recorded(one, moved) == [
         ("identity.revoke", "node/n1", (), (a,)),
         ("identity.enrol_approve", "tenant/vision/board", (a,), ()),
     ]
     ends = f'[nodes]\nn1 = {{ token = "{A}", until = 2027-01-01T00:00:00Z }}\n'
-    assert told(one, ends) == [("identity.rotate", "node/n1", (f"{a} until 1798761600",), (a,))]
+    assert recorded(one, ends) == [("identity.rotate", "node/n1", (f"{a} until 1798761600",), (a,))]
     revoked = f'[revoked]\ncertificates = ["{A}"]\n'
     shown = f"certificate {A.removeprefix('sha256:')[:16]}"
-    assert told("", revoked) == [("identity.revoke", "", (), (shown,))]
-    assert told(revoked, "") == [("identity.enrol_approve", "", (shown,), ())]
+    assert recorded("", revoked) == [("identity.revoke", "", (), (shown,))]
+    assert recorded(revoked, "") == [("identity.enrol_approve", "", (shown,), ())]
 
 
 @given(
@@ -291,13 +291,13 @@ def test_every_change_of_the_file_has_its_name() -> None:
     ),
     st.frozensets(names, max_size=3),
 )
-def test_what_was_told_is_kept_as_it_was(
+def test_recorded_credentials_are_stored_unchanged(
     tmp_path_factory: pytest.TempPathFactory,
     entries: dict[CredentialKey, CredentialEntry],
     revoked: frozenset[str],
 ) -> None:
     path, credentials = (
-        tmp_path_factory.mktemp("told") / "identities",
+        tmp_path_factory.mktemp("recorded") / "identities",
         Credentials(entries, revoked),
     )
     RecordedCredentials(path).keep(credentials)
@@ -320,7 +320,7 @@ def test_a_changed_limit_of_authority_is_recorded_once(tmp_path: Path) -> None:
     (change,) = find_changes(before, after)
     assert (change.type, change.holder) == ("identity.rotate", Credential("x", Role.NODE))
     assert change.added == (f"token {A[7:23]} max_rank 1",)
-    told = RecordedCredentials(tmp_path / "identities")
-    told.keep(after)
-    told.read()
-    assert not find_changes(told.credentials, after)
+    recorded = RecordedCredentials(tmp_path / "identities")
+    recorded.keep(after)
+    recorded.read()
+    assert not find_changes(recorded.credentials, after)

@@ -1,4 +1,4 @@
-"""The audit log for those who read it over the network: whose an entry is, and its proofs."""
+"""The audit log over the network: owner of an entry, and its proofs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,9 @@ def test_an_index_that_is_ahead_shows_only_what_its_checkpoint_covers(tmp_path: 
     assert check(entries.select(wanted)) == list(range(250, 256))
 
 
-def test_a_reference_that_could_name_somebody_is_withheld_from_a_tenant(tmp_path: Path) -> None:
+def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
+    tmp_path: Path,
+) -> None:
     claim = "slurm/n1/speech-job/GPU-0/1"
     open_ = draft({"tenant": "vision", "number": 0, "claim": "c"}, references=("frame/n1/1", "c"))
     closed = draft({"tenant": "vision", "number": 1}, references=("frame/n1/1", claim))
@@ -173,7 +175,7 @@ def test_a_credentials_own_records_are_its_tenants(tenant: str, name: str) -> No
     assert sole_tenant(made) == tenant
 
 
-def test_a_proof_is_what_the_command_takes_and_only_for_who_may(tmp_path: Path) -> None:
+def test_a_proof_fits_the_command_and_requires_access(tmp_path: Path) -> None:
     log_of(tmp_path, [of("vision", 0), of("speech", 1), of("", 2)])
     entries = SignedEntries(tmp_path, KEY.public)
     proof = entries.proof(0, "vision")
@@ -184,7 +186,7 @@ def test_a_proof_is_what_the_command_takes_and_only_for_who_may(tmp_path: Path) 
     assert all(entries.proof(index, None) for index in range(3))
 
 
-def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
+def test_consistency_proofs_cover_the_growth_of_a_log(tmp_path: Path) -> None:
     signed = log_of(tmp_path, *([of("", n) for n in range(count)] for count in (3, 1, 300, 7)))
     entries = SignedEntries(tmp_path, KEY.public)
     for tree in signed:

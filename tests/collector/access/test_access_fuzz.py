@@ -42,9 +42,9 @@ DRAFTS = [
         RecordActor("scheduler", "slurm"),
         1,
         "done",
-        data={"tenant": who, "n": number},
+        data={"tenant": tenant, "n": number},
     )
-    for who, number in (("speech", SECRET), ("vision", OWN))
+    for tenant, number in (("speech", SECRET), ("vision", OWN))
 ]
 OPEN_PAGES = (b"<!doctype html>", b"healthy\n", b"ready\n")
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "TRACE", "get", "X")
@@ -92,10 +92,12 @@ def collector_in(directory: Path) -> Collector:
     booked = {("speech", "2026-01"): [("gpu", SECRET)], ("vision", "2026-01"): [("gpu", OWN)]}
     collector = Collector(made, billing=BookedRows(booked))
     times = {"speech": SECRET, "vision": OWN}
-    sums = {TimeKey(1, SlotState.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
+    sums = {
+        TimeKey(1, SlotState.OBSERVED, tenant): ns * GPU_CAPACITY for tenant, ns in times.items()
+    }
     cells = [
-        ViewCell(account_catalog.TENANT_GPU_TIME, (who, "observed"), ns)
-        for who, ns in times.items()
+        ViewCell(account_catalog.TENANT_GPU_TIME, (tenant, "observed"), ns)
+        for tenant, ns in times.items()
     ]
     other = (ViewCell(catalog.NODE_AGE, ("n1",), SECRET), ViewCell(catalog.NODES, (), SECRET))
     collector.refresher.views = CollectorViews(
@@ -123,7 +125,7 @@ def ask(port: int, request: bytes, method: str = "GET") -> tuple[int, bytes]:
 
 @st.composite
 def spelled(draw: st.DrawFn) -> bytes:
-    """A path, as somebody might write it who wants in."""
+    """A path, as an intruder might write it."""
     path = draw(st.sampled_from(PATHS))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(path) - 1))
@@ -184,7 +186,7 @@ FUZZ = settings(
 )
 @example("GET", b"/metrics", [], b"1.1")
 @example("GET", b"*", [], b"1.1")
-def test_nothing_opens_to_who_shows_nothing_good(
+def test_no_route_serves_an_invalid_credential(
     port: int, method: str, path: bytes, more: list[bytes], version: bytes
 ) -> None:
     status, answer = ask(port, request_of(method, path, more, version), method)

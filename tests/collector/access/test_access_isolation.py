@@ -1,4 +1,4 @@
-"""What any credential can obtain, over all paths, is what a five-line model says."""
+"""Comparison of the data that any credential can obtain, over all paths, with a five-line model."""
 
 from __future__ import annotations
 
@@ -56,20 +56,22 @@ A_CLUSTER = next(d.metric for d in rollups().values() if d.metric.about.labels =
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that nothing else in the cluster is, of somebody (or of several, or of nobody)."""
+    """A number that is unique in the cluster, of one tenant, of several, or of none."""
 
     number: int
     kind: str
     of: frozenset[str] = frozenset()
 
 
-def visible(fact: Fact, who: Credential) -> bool:
+def visible(fact: Fact, holder: Credential) -> bool:
     """The model."""
-    if who.role is Role.TENANT:
-        return fact.of == {who.tenant}
+    if holder.role is Role.TENANT:
+        return fact.of == {holder.tenant}
     operator = fact.kind in {"cluster", "use", "job"}
     finance = fact.kind in {"use in the API", "account", "use", "invoice"}
-    return {Role.AUDITOR: True, Role.OPERATOR: operator, Role.FINANCE: finance}.get(who.role, False)
+    return {Role.AUDITOR: True, Role.OPERATOR: operator, Role.FINANCE: finance}.get(
+        holder.role, False
+    )
 
 
 @dataclass
@@ -203,7 +205,7 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
         *(f"/api/v1/{view}" for view in ("cluster", "rails", "nodes", "events")),
     )
     for job in cluster.roster.jobs():
-        yield "/api/v1/jobs/" + "/".join(quote(word, safe="") for word in job.key)
+        yield "/api/v1/jobs/" + "/".join(quote(part, safe="") for part in job.key)
     for tail in ("", *(f"?tenant={quote(tenant, safe='')}" for tenant in named)):
         yield from (
             f"/{path}{tail}"
@@ -230,8 +232,8 @@ async def obtained(
     """For each credential all paths, with what was answered."""
     settings_ = settings_in(directory)
     lines = [
-        f'[{section_name(who)}]\n{quote_key(who.name)} = "{digest_token(who.label)}"\n'
-        for who in holders(cluster)
+        f'[{section_name(holder)}]\n{quote_key(holder.name)} = "{digest_token(holder.label)}"\n'
+        for holder in holders(cluster)
     ]
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings_, billing=BookedRows(cluster.booked))
@@ -248,25 +250,25 @@ async def obtained(
     found: dict[Credential, list[tuple[str, int, str]]] = {}
     try:
         async with aiohttp.ClientSession() as session:
-            for who in holders(cluster):
-                headers = {"Authorization": f"Bearer {who.label}"}
+            for holder in holders(cluster):
+                headers = {"Authorization": f"Bearer {holder.label}"}
                 for path in paths(cluster, size):
                     url = aiohttp.client.URL(base + path, encoded=True)
                     async with session.get(url, headers=headers) as answer:
                         text = await answer.text()
-                        found.setdefault(who, []).append((path, answer.status, text))
+                        found.setdefault(holder, []).append((path, answer.status, text))
     finally:
         await runner.cleanup()
         collector.trail.log.close()
     return found
 
 
-def told(texts: list[str]) -> set[int]:
+def numbers_in(texts: list[str]) -> set[int]:
     """The numbers in answers, also where they are within base64."""
     spelled = " ".join(texts)
-    for word in re.findall(r"[A-Za-z0-9+/]{40,}={0,2}", spelled):
+    for part in re.findall(r"[A-Za-z0-9+/]{40,}={0,2}", spelled):
         try:
-            spelled += " " + base64.b64decode(word, validate=True).decode(errors="replace")
+            spelled += " " + base64.b64decode(part, validate=True).decode(errors="replace")
         except binascii.Error:
             continue
     return {int(number[:9]) for number in re.findall(r"(?<!\d)3\d{8,}", spelled)}
@@ -298,17 +300,17 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster)
     with tempfile.TemporaryDirectory() as directory:
         found = asyncio.run(obtained(cluster, Path(directory)))
     everything = {fact.number for fact in cluster.facts}
-    for who, answers in found.items():
-        assert not [answer for answer in answers if answer[1] >= 500], who
+    for holder, answers in found.items():
+        assert not [answer for answer in answers if answer[1] >= 500], holder
         good = [(path, text) for path, status, text in answers if status == 200]
-        expected = {fact.number for fact in cluster.facts if visible(fact, who)}
-        assert told([text for _, text in good]) & everything == expected, who
-        assert told([text for _, _, text in answers]) & everything == expected, who
-        if who.role is Role.TENANT:
-            others = {*cluster.tenants, *cluster.nodes, "nobody-at-all"} - {who.tenant}
+        expected = {fact.number for fact in cluster.facts if visible(fact, holder)}
+        assert numbers_in([text for _, text in good]) & everything == expected, holder
+        assert numbers_in([text for _, _, text in answers]) & everything == expected, holder
+        if holder.role is Role.TENANT:
+            others = {*cluster.tenants, *cluster.nodes, "nobody-at-all"} - {holder.tenant}
             known = {"tenant", "audit", "n", "a"}  # words of the answers themselves
             for path, text in good:
-                assert not names_in(path, text) & (others - known), (who, path)
+                assert not names_in(path, text) & (others - known), (holder, path)
 
 
 def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
@@ -317,12 +319,14 @@ def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
     )
     metrics = (account_catalog.TENANT_GPU_TIME, internal)
     cells = [
-        ViewCell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")
+        ViewCell(metric, (holder, "observed"), 1)
+        for metric in metrics
+        for holder in ("a", "ab", "A")
     ]
     assert list(tenant_cells([*cells, ViewCell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
 
 
-def test_what_is_told_of_tenants_has_their_label_and_the_name_that_goes_with_it() -> None:
+def test_metrics_of_tenants_have_their_label_and_the_name_that_goes_with_it() -> None:
     metrics = [*METRICS.values(), *(derived.metric for derived in rollups().values())]
     of_tenants = {metric.name for metric in metrics if "tenant" in metric.about.labels}
     assert of_tenants == {m.name for m in metrics if m.name.startswith(OF_TENANTS)}

@@ -93,7 +93,7 @@ _addresses = (f"127.0.{high}.{low}" for high in itertools.count(1) for low in ra
 
 
 @dataclass
-class Site:
+class RoutesCollector:
     """A collector with TLS, and the certificates of its clients."""
 
     one: Running
@@ -139,7 +139,7 @@ def tokens_text(revoked: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def site(directory: Path) -> AsyncIterator[Site]:
+async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
     """A collector that knows a node, two tenants and their invoices."""
     server, key = self_signed(directory / "server")
     authority = Authority(directory / "authority")
@@ -159,7 +159,7 @@ async def site(directory: Path) -> AsyncIterator[Site]:
     settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
     (directory / "tokens.toml").write_text(tokens_text(digest_bytes(made["revoked"].der)))
     async with running(settings, ready=lambda one: booked(one.collector)) as one:
-        found = Site(one, authority, server, made)
+        found = RoutesCollector(one, authority, server, made)
         sender = Sender()
         frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         body = sender.body(frames, schemas=True)
@@ -186,8 +186,8 @@ def booked(collector: Any) -> None:
     )
 
 
-def told(path: str, text: str) -> str:
-    """An answer without the paths that the tenant itself has asked for and that were recorded."""
+def text_without_own_paths(path: str, text: str) -> str:
+    """A response without the paths that the tenant itself has asked for and that were recorded."""
     if not text.startswith("{") or path.partition("?")[0] != "/api/v1/audit":
         return text
     page = json.loads(text)
@@ -207,7 +207,7 @@ async def test_every_route_for_every_role_by_token_and_by_certificate(tmp_path: 
                     assert headers["Cache-Control"] == "no-store"
                     assert headers["Vary"].split(", ")[0] == "Authorization"
                     if role is Role.TENANT:
-                        assert "speech" not in told(path, text), (method, path)
+                        assert "speech" not in text_without_own_paths(path, text), (method, path)
                     if method == "GET":
                         head, nothing, _ = await one.ask("HEAD", path, **shown)
                         assert (head, nothing) == (expected, ""), (path, role)
@@ -221,7 +221,7 @@ BAD = (
 )  # fmt: skip
 
 
-async def test_every_route_is_closed_to_those_who_show_nothing_good(tmp_path: Path) -> None:
+async def test_every_route_is_closed_to_invalid_credentials(tmp_path: Path) -> None:
     async with site(tmp_path) as one:
         answers = set()
         for (method, path), shown in itertools.product(EVERYTHING, BAD):
@@ -239,7 +239,7 @@ async def test_every_route_is_closed_to_those_who_show_nothing_good(tmp_path: Pa
                 await one.ask("GET", "/-/healthy", certificate=certificate)
 
 
-async def test_a_tenant_cannot_tell_whether_another_exists(tmp_path: Path) -> None:
+async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> None:
     async with site(tmp_path) as one:
         answers = []
         for other in ("speech", "nobody", "Vision", "vision%20", "vision%2f", "%76ision%00"):
@@ -280,7 +280,7 @@ async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
             assert "expected 'n1', as in the credential" in await response.text()
 
 
-async def test_with_open_reading_who_shows_nothing_is_an_operator_and_no_more(
+async def test_with_open_reading_an_anonymous_request_is_an_operator_and_no_more(
     tmp_path: Path,
 ) -> None:
     settings = settings_in(tmp_path, allow_anonymous_read=True)
@@ -331,6 +331,6 @@ def test_the_page_lists_the_routes_as_they_are() -> None:
     text = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
     for route in ROUTES:
         roles = ", ".join(sorted(role for role in Role if route.admits(role)))
-        who = "anyone" if route.open else roles
-        assert f"| `{route.method} {route.path}` | {who} | {route.tenants} |\n" in text
+        permitted = "anyone" if route.open else roles
+        assert f"| `{route.method} {route.path}` | {permitted} | {route.tenants} |\n" in text
     assert text.count("| `GET /") + text.count("| `POST /") == len(list(ROUTES))

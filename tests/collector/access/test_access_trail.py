@@ -1,4 +1,4 @@
-"""What is recorded of credentials: given, changed, taken, used, misused."""
+"""Audit records of credentials: issued, changed, revoked, used, misused."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from collector.http.access_control import (
 from railscope.audit.record import AuditRecord
 
 DAY_NS = 86_400_000_000_000
-BOARD = Credential("board", Role.TENANT, "vision")
+READER = Credential("board", Role.TENANT, "vision")
 KEY = CredentialKey("token", digest_token("board"))
 
 
-class Clock:
+class TrailClock:
     def __init__(self) -> None:
         self.now_ns = NOON_NS
 
@@ -46,13 +46,13 @@ class Clock:
         return self.now_ns
 
 
-async def told(
+async def recorded_of(
     directory: Path,
-    note: Callable[[AccessTrail, Clock], None],
+    note: Callable[[AccessTrail, TrailClock], None],
     max_events_per_day: int = MAX_EVENTS_PER_DAY,
 ) -> list[AuditRecord]:
-    """What is recorded of what is noted, by a trail that is stopped behind it."""
-    clock = Clock()
+    """Records of the noted events, by a trail that is stopped afterwards."""
+    clock = TrailClock()
     trail = AuditTrail(audit_log(directory), "1.0", clock)
     access = AccessTrail(
         trail, RecordedCredentials(directory.parent / "identities"), clock, max_events_per_day
@@ -72,14 +72,14 @@ async def told(
 
 
 async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> None:
-    def note(access: AccessTrail, clock: Clock) -> None:
+    def note(access: AccessTrail, clock: TrailClock) -> None:
         for _ in range(3):
-            access.record_use(BOARD, KEY, "10.0.0.1")
-            access.record_use(BOARD, CredentialKey("certificate", digest_token("c")), "10.0.0.2")
+            access.record_use(READER, KEY, "10.0.0.1")
+            access.record_use(READER, CredentialKey("certificate", digest_token("c")), "10.0.0.2")
         clock.now_ns += DAY_NS
-        access.record_use(BOARD, KEY, "10.0.0.1")
+        access.record_use(READER, KEY, "10.0.0.1")
 
-    found = await told(tmp_path / "audit", note)
+    found = await recorded_of(tmp_path / "audit", note)
     assert [(r.type, r.actor.id, r.actor.auth, r.actor.ip, r.data["tenant"]) for r in found] == [
         ("access.token", "tenant/vision/board", "token", "10.0.0.1", "vision"),
         ("access.login", "tenant/vision/board", "certificate", "10.0.0.2", "vision"),
@@ -90,21 +90,21 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
 
 
 async def test_a_crowd_of_addresses_is_counted_whole(tmp_path: Path) -> None:
-    def note(access: AccessTrail, _: Clock) -> None:
+    def note(access: AccessTrail, _: TrailClock) -> None:
         for n in range(12):
-            access.record_use(BOARD, KEY, f"10.0.0.{n}")
+            access.record_use(READER, KEY, f"10.0.0.{n}")
 
-    found = await told(tmp_path / "audit", note, max_events_per_day=5)
+    found = await recorded_of(tmp_path / "audit", note, max_events_per_day=5)
     assert [record.data.get("count", 1) for record in found] == [1] * 5 + [7]
 
 
 async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> None:
-    def note(access: AccessTrail, _: Clock) -> None:
+    def note(access: AccessTrail, _: TrailClock) -> None:
         for _ in range(4):
-            access.record_expired_use(BOARD, KEY, "10.0.0.1")
-        access.record_cross_tenant_request(BOARD, "/api/v1/statements/speech/2026-01", "10.0.0.1")
+            access.record_expired_use(READER, KEY, "10.0.0.1")
+        access.record_cross_tenant_request(READER, "/api/v1/statements/speech/2026-01", "10.0.0.1")
 
-    found = await told(tmp_path / "audit", note)
+    found = await recorded_of(tmp_path / "audit", note)
     assert [(r.type, r.data["count"], r.out) for r in found] == [
         ("identity.expired", 1, "denied"),
         ("access.cross_tenant", 1, "denied"),
@@ -114,26 +114,26 @@ async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> No
 
 
 async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) -> None:
-    def note(access: AccessTrail, _: Clock) -> None:
+    def note(access: AccessTrail, _: TrailClock) -> None:
         for n in range(3 * MAX_MISUSES_PER_MINUTE):
             access.record_cross_tenant_request(
-                BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1"
+                READER, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1"
             )
 
-    found = await told(tmp_path / "audit", note)
+    found = await recorded_of(tmp_path / "audit", note)
     assert len(found) == MAX_MISUSES_PER_MINUTE + 1
     counts = [record.data["count"] for record in found]
     assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_MISUSES_PER_MINUTE
 
 
 async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
-    def note(access: AccessTrail, _: Clock) -> None:
+    def note(access: AccessTrail, _: TrailClock) -> None:
         for content in ("aa", "aa", "bb"):
             access.record_export(
-                DeliveredExport(BOARD, "10.0.0.1", "2026-01", "csv", "vision", content)
+                DeliveredExport(READER, "10.0.0.1", "2026-01", "csv", "vision", content)
             )
 
-    found = await told(tmp_path / "audit", note)
+    found = await recorded_of(tmp_path / "audit", note)
     assert [(r.type, r.data["sha256"], r.data["tenant"]) for r in found] == [
         ("billing.export", "aa", "vision"),
         ("billing.export", "bb", "vision"),
@@ -149,10 +149,10 @@ async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path
             for n in range(10_000)
         }
     )
-    found = await told(tmp_path / "audit", lambda access, _: access.set_credentials(many))
+    found = await recorded_of(tmp_path / "audit", lambda access, _: access.set_credentials(many))
     assert len(found) == 10_000
     assert {record.obj.node for record in found} == {f"n{n}" for n in range(10_000)}
-    again = await told(tmp_path / "again", lambda access, _: access.set_credentials(many))
+    again = await recorded_of(tmp_path / "again", lambda access, _: access.set_credentials(many))
     assert again == []
 
 
@@ -203,14 +203,14 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
         if r.type.startswith("identity.") and "holder" in r.data
     ]
     nodes = [f"node/n{n}" for n in (1, 2, 3)]
-    assert identities[:4] == [("enrol_approve", who) for who in (*nodes, "operator/reader")]
+    assert identities[:4] == [("enrol_approve", holder) for holder in (*nodes, "operator/reader")]
     assert identities[4:6] == [
         ("rotate", "operator/reader"),
         ("enrol_approve", "tenant/vision/board"),
     ]
     assert sorted(identities[6:]) == sorted(
         [
-            *(("revoke", who) for who in (*nodes, "operator/reader")),
+            *(("revoke", holder) for holder in (*nodes, "operator/reader")),
             ("rotate", "tenant/vision/board"),
         ]
     )
@@ -223,7 +223,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     assert ("expired", "tenant/vision/board") in denials
 
 
-async def test_a_file_that_is_being_written_revokes_nobody(tmp_path: Path) -> None:
+async def test_a_file_that_is_being_written_revokes_no_credential(tmp_path: Path) -> None:
     settings_in(tmp_path)
     path = tmp_path / "tokens.toml"
     kept, file = path.read_text(), TokensFile(path)
@@ -245,7 +245,9 @@ async def test_a_file_that_is_being_written_revokes_nobody(tmp_path: Path) -> No
 # Failures -----------------------------------------------------------------------------------------
 
 
-async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Path) -> None:
+async def test_an_address_with_many_failures_is_throttled_and_others_are_not(
+    tmp_path: Path,
+) -> None:
     async with running(settings_in(tmp_path)) as one:
         found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MAX_FAILURES + 9)]  # noqa: S106 - a test's
         assert found[:MAX_FAILURES] == [401] * MAX_FAILURES

@@ -273,7 +273,7 @@ def test_a_writer_does_not_go_on_from_a_damaged_statement(
 
 @pytest.mark.parametrize("name", ["witnesses", "key.pub"])
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"nonsense\n"])
-def test_damage_that_agents_or_the_key_mend_is_recorded(
+def test_damage_that_agents_or_the_key_repair_is_recorded(
     good: Path, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     directory = copied(good, tmp_path, name, content)
@@ -290,7 +290,7 @@ def test_damage_that_agents_or_the_key_mend_is_recorded(
 
 
 async def swapped(directory: Path, change: Callable[[], object]) -> str:
-    """Why a running writer does not sign after a change."""
+    """Return the reason why a running writer does not sign after a change."""
     async with running(audit_log(directory)) as log:
         await record(log, range(3))
         kept = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}

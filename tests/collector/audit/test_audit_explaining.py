@@ -1,4 +1,4 @@
-"""What `verify_log` says of a log that is whole: claims that do not pair, impossible times, invoices."""
+"""Findings of `verify_log` in a valid log: claims that do not pair, impossible times, invoices."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from railscope.cli import root
 S_NS = 1_000_000_000
 
 
-def told(number: int, kind: str, claim_id: str, outcome: str = "done", **data: str) -> RecordDraft:
-    """What an agent told of a claim."""
+def reported(
+    number: int, kind: str, claim_id: str, outcome: str = "done", **data: str
+) -> RecordDraft:
+    """Record of a claim as an agent reported it."""
     content: RecordData = {"claim": claim_id, **data}
     source = RecordSource("agent", "n1", "run", number)
     return RecordDraft(
@@ -52,22 +54,22 @@ def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
 
 def test_claims_that_pair_need_no_explanation(tmp_path: Path) -> None:
     pairs = [
-        told(0, "assign", "a"),
-        told(1, "assign", "a", "seen"),
-        told(2, "transfer", "a"),
-        told(3, "release", "a"),
-        told(4, "assign", "b"),
+        reported(0, "assign", "a"),
+        reported(1, "assign", "a", "seen"),
+        reported(2, "transfer", "a"),
+        reported(3, "release", "a"),
+        reported(4, "assign", "b"),
     ]
     assert findings_of(tmp_path, pairs) == []
 
 
 def test_claims_that_do_not_pair_are_found(tmp_path: Path) -> None:
     odd = [
-        told(0, "release", "a"),
-        told(1, "assign", "b"),
-        told(2, "assign", "b"),
-        told(3, "transfer", "c"),
-        told(4, "assign", "d", "seen"),
+        reported(0, "release", "a"),
+        reported(1, "assign", "b"),
+        reported(2, "assign", "b"),
+        reported(3, "transfer", "c"),
+        reported(4, "assign", "d", "seen"),
     ]
     assert findings_of(tmp_path, odd) == [
         "record 0: tenancy.release of claim a on GPU-1, which had not been assigned",
@@ -81,8 +83,8 @@ def test_impossible_times_are_found(tmp_path: Path) -> None:
     actor = RecordActor("collector", "c1")
     back = [RecordDraft("admin.config", actor, NOON_NS + s * S_NS, "done") for s in (0, 10, 9, 7)]
     ahead = [
-        told(0, "assign", "a", received_ns=str(NOON_NS - 59 * S_NS)),
-        told(1, "assign", "b", received_ns=str(NOON_NS - 70 * S_NS)),
+        reported(0, "assign", "a", received_ns=str(NOON_NS - 59 * S_NS)),
+        reported(1, "assign", "b", received_ns=str(NOON_NS - 70 * S_NS)),
     ]
     assert findings_of(tmp_path, [*back, *ahead]) == [
         "record 3: admin.config: its time is 3 s before that of an earlier record",
@@ -117,8 +119,8 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
     found = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
     assert (found.exit_code, found.output.count("tenancy.assign")) == (0, 1)
     assert '"a"' in found.output
-    nobody = CliRunner().invoke(root, ["audit", "show", directory, "--person", "eve", *salts])
-    assert nobody.exit_code == 1
+    unknown = CliRunner().invoke(root, ["audit", "show", directory, "--person", "eve", *salts])
+    assert unknown.exit_code == 1
 
     forgotten = CliRunner().invoke(root, ["audit", "forget", "zoe", *salts])
     assert (forgotten.exit_code, forgotten.output.startswith("forgotten")) == (0, True)

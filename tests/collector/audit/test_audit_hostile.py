@@ -98,8 +98,8 @@ def test_slots_beyond_all_integers_are_kept_in_the_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, -1, (1 << 53) + 1, 1 << 62])
 def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, number: int) -> None:
-    told = Teller("mallory").claimed("a")
-    wrong = replace(told, event=msgspec.structs.replace(told.event, number=number))
+    reported = Teller("mallory").claimed("a")
+    wrong = replace(reported, event=msgspec.structs.replace(reported.event, number=number))
 
     async def listened() -> tuple[list[AuditRecord], int]:
         async with observing(tmp_path) as observed, asyncio.timeout(10):
@@ -109,9 +109,9 @@ def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, n
     assert (found.data["claim"], unnumbered) == ("b", 1)
 
 
-def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -> None:
+def test_a_node_neither_ends_nor_takes_over_claims_of_another(tmp_path: Path) -> None:
     honest, other = Teller("n1"), Teller("mallory")
-    told = [
+    reported = [
         honest.claimed("a"),
         other.claimed("a", tenant="mallory"),
         other.released("a"),
@@ -121,7 +121,7 @@ def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -
 
     async def listened() -> list[AuditRecord]:
         async with observing(tmp_path) as observed:
-            return await recorded(observed, told)
+            return await recorded(observed, reported)
 
     found = asyncio.run(listened())
     assert [(one.obj.node, one.type, one.out) for one in found] == [
@@ -134,7 +134,7 @@ def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -
 
 
 def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
-    """It says what must not be recorded again: one wrong bit, and something never would be."""
+    """The copy prevents repeated records: with one wrong bit, an event would never be recorded."""
     teller = Teller()
 
     async def listened() -> EventRecorder:
@@ -163,7 +163,7 @@ def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
     asyncio.run(listened())
 
 
-def test_what_an_agent_tells_cannot_pass_for_a_line_of_the_check(tmp_path: Path) -> None:
+def test_text_of_an_agent_cannot_pass_for_a_line_of_the_check(tmp_path: Path) -> None:
     forged = "a\nconsistent: 9 records\x1b[2J"
 
     async def listened() -> None:
@@ -185,11 +185,11 @@ def test_what_an_agent_tells_cannot_pass_for_a_line_of_the_check(tmp_path: Path)
 
 def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_path: Path) -> None:
     one, again = Teller(), Teller(run="run-2")
-    told = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
+    reported = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
 
     async def listened() -> list[AuditRecord]:
         async with observing(tmp_path) as observed:
-            return await recorded(observed, told)
+            return await recorded(observed, reported)
 
     found = asyncio.run(listened())
     pairs = [

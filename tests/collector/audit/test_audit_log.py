@@ -294,7 +294,7 @@ async def test_a_full_disk_fails_the_record_and_takes_no_number(tmp_path: Path) 
         assert log.size == 1
 
 
-async def test_what_other_sources_tell_keeps_their_own_counters(tmp_path: Path) -> None:
+async def test_records_of_other_sources_keep_their_own_counters(tmp_path: Path) -> None:
     async with running(audit_log(tmp_path)) as log:
         for number in (0, 1, 3):
             await log.append(draft(number, source=RecordSource("agent", "node-1", "boot", number)))

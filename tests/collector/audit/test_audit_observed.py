@@ -1,4 +1,4 @@
-"""What agents tell is recorded once, whatever comes again, is late, or is too much at once."""
+"""Events of agents are recorded once, also if they are repeated, late, or too many at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     assert found.findings == ()
 
 
-async def test_a_restarted_agent_says_again_what_is_in_force(tmp_path: Path) -> None:
+async def test_a_restarted_agent_repeats_claims_in_force(tmp_path: Path) -> None:
     one, other = Teller(), Teller(run="run-2")
     async with observing(tmp_path) as observed:
         found = await recorded(
@@ -57,13 +57,13 @@ async def test_a_restarted_agent_says_again_what_is_in_force(tmp_path: Path) -> 
 
 async def test_another_holder_is_a_transfer_and_a_dispute_a_conflict(tmp_path: Path) -> None:
     teller = Teller()
-    told = [
+    reported = [
         teller.claimed("a"), teller.claimed("a", tenant="blue"),
         teller.claimed("b", compute="400-840"), teller.claimed("c", compute="0-100", level="admin"),
         teller.claimed("d", exclusive="false"),
     ]  # fmt: skip
     async with observing(tmp_path) as observed:
-        found = await recorded(observed, told)
+        found = await recorded(observed, reported)
     kinds = ["assign", "transfer", "conflict", "assign", "assign", "assign"]
     assert [record.type for record in found] == [f"tenancy.{kind}" for kind in kinds]
     assert (found[2].data["claim_before"], found[2].data["claim"]) == ("a", "b")
@@ -101,7 +101,7 @@ async def test_changes_of_gpus_have_their_types(
         ("fec", "link_admin"), ("autonegotiation", "link_admin"),
     ],
 )  # fmt: skip
-async def test_settings_of_cards_have_their_types(tmp_path: Path, setting: str, kind: str) -> None:
+async def test_settings_of_nics_have_their_types(tmp_path: Path, setting: str, kind: str) -> None:
     async with observing(tmp_path) as observed:
         (record,) = await recorded(observed, [Teller().set(setting)])
     assert (record.type, record.data["interface"]) == (f"network.{kind}", "eth0")
@@ -109,14 +109,14 @@ async def test_settings_of_cards_have_their_types(tmp_path: Path, setting: str, 
 
 async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None:
     teller = Teller()
-    told = [
+    reported = [
         teller.tell(GAP_EVENT, "spool_full", frames="7", envelopes="1"),
         teller.tell(SUPPRESSED_EVENT, changes="90"),
         teller.tell(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
         teller.tell(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
     ]
     async with observing(tmp_path) as observed:
-        found = await recorded(observed, told)
+        found = await recorded(observed, reported)
     kinds = ["evidence.gap", "evidence.gap", *["tenancy.unclaimed_use"] * 2]
     assert [record.type for record in found] == kinds
     assert found[0].data["frames"] == "7"
@@ -183,9 +183,9 @@ def _rest(sent: object) -> tuple[int, str]:
 async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> None:
     """T8."""
     teller = Teller()
-    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(6)]
+    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(6)]
     async with observing(tmp_path) as observed:
-        await recorded(observed, [told[0], *told[3:]])
+        await recorded(observed, [reported[0], *reported[3:]])
     (finding,) = verify_log(tmp_path / "log", KEY.public).findings
     assert "agent n1, boot run-1: its records 1 to 2 are missing" in finding
 
@@ -197,7 +197,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
 ) -> None:
     directory = tmp_path_factory.mktemp("observed")
     tellers = [Teller("n1"), Teller("n1", "run-2"), Teller("n2")]
-    told = [
+    reported = [
         teller.claimed(f"{teller.node}/{teller.run}/{number}", f"GPU-{number}")
         for teller in tellers
         for number in range(4)
@@ -213,9 +213,9 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                     assert content is not None
                     observed.file.write_bytes(content)
                     copies.append(content)
-                    forgotten.update((one.node, one.position) for one in told_so_far)
+                    forgotten.update((one.node, one.position) for one in reported_so_far)
                 observed.listen(seen)
-                told_so_far.append(seen)
+                reported_so_far.append(seen)
                 if data.draw(st.booleans()):
                     await asyncio.sleep(0)
             if data.draw(st.booleans()):
@@ -225,13 +225,13 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
             if copies:
                 observed.file.write_bytes(copies[-1])
 
-    told_so_far: list[SeenEvent] = []
+    reported_so_far: list[SeenEvent] = []
     forgotten: set[object] = set()
     copies: list[bytes] = []
-    order = data.draw(st.permutations(told))
-    cut = data.draw(st.integers(0, len(told)))
+    order = data.draw(st.permutations(reported))
+    cut = data.draw(st.integers(0, len(reported)))
     for part, boot in ((order[:cut], "b0"), (order[cut:], "b1")):
-        replayed = [seen for seen in told_so_far if (seen.node, seen.position) not in forgotten]
+        replayed = [seen for seen in reported_so_far if (seen.node, seen.position) not in forgotten]
         events = [*replayed, *part]
         # A segment is closed only behind what was replayed.
         kept = data.draw(st.integers(len(replayed), len(events)))
@@ -239,7 +239,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
 
     async def last() -> list[AuditRecord]:
         async with observing(directory, "b2") as observed:
-            left = [seen for seen in told_so_far if (seen.node, seen.position) not in forgotten]
+            left = [seen for seen in reported_so_far if (seen.node, seen.position) not in forgotten]
             return await recorded(observed, left)
 
     found = asyncio.run(last())
@@ -249,15 +249,15 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     joined = [record.obj.node for record in found if record.type == "node.join"]
     assert sorted(joined) == ["n1", "n2"]
     conflicts = [str(record.data) for record in found if record.type == "tenancy.conflict"]
-    assert len(conflicts) == len(set(conflicts)) == len(told)
+    assert len(conflicts) == len(set(conflicts)) == len(reported)
     assert verify_log(directory / "log", KEY.public).findings == ()
 
 
 async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> None:
     teller = Teller()
-    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
-    async with observing(tmp_path, again=told, max_waiting=100) as observed:
-        for seen in told:
+    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
+    async with observing(tmp_path, again=reported, max_waiting=100) as observed:
+        for seen in reported:
             observed.listen(seen)
         assert (observed.waiting, observed.overflowed) == (100, 2900)
         assert observed.snapshot() is None
@@ -267,9 +267,9 @@ async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> Non
 
 async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Path) -> None:
     teller = Teller()
-    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(10_000)]
+    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(10_000)]
     async with observing(tmp_path) as observed:
-        for seen in told:
+        for seen in reported:
             observed.listen(seen)
         turns = 0
         while observed.waiting:
@@ -295,13 +295,13 @@ async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path)
 
 async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
     teller = Teller()
-    told = [
+    reported = [
         teller.claimed("a", owner="zoe"),
         teller.claimed("b", owner="team-ns", source="kubernetes", compute="0-0"),
         teller.claimed("c", gpu="GPU-2", owner="zoe"),
     ]
     async with observing(tmp_path) as observed:
-        user, namespace, again = await recorded(observed, told)
+        user, namespace, again = await recorded(observed, reported)
         raws = b"".join(observed.audit.records(0))
     assert b"zoe" not in raws
     assert "owner" not in user.data
@@ -313,12 +313,12 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
 
 async def test_a_copy_that_is_damaged_or_of_another_log_is_not_believed(tmp_path: Path) -> None:
     teller = Teller()
-    told = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
+    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
     async with observing(tmp_path) as observed:
-        await recorded(observed, told)
+        await recorded(observed, reported)
         content = observed.snapshot()
         assert content is not None
     for wrong in (b"nonsense", content.replace(observed.recorded.genesis.encode(), b"0" * 64)):
         (tmp_path / "observed").write_bytes(wrong)
         async with observing(tmp_path, "b1") as observed:
-            assert len(await recorded(observed, told)) == 5
+            assert len(await recorded(observed, reported)) == 5

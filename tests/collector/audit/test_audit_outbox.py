@@ -58,7 +58,7 @@ async def drained(drain: OutboxDrain) -> None:
         pass
 
 
-async def test_rows_are_recorded_in_order_and_their_places_are_told(
+async def test_rows_are_recorded_in_order_and_their_positions_are_stored(
     tmp_path: Path, database: Database
 ) -> None:
     put_all(database, range(600))
@@ -170,7 +170,7 @@ async def test_two_collectors_at_one_database_record_each_row_in_one_log(
         assert numbers(other) == sorted(numbers(other))
 
 
-async def test_a_database_that_is_away_is_said_and_tried_again(
+async def test_an_unavailable_database_is_reported_and_retried(
     tmp_path: Path, database: Database
 ) -> None:
     put_all(database, range(3))
@@ -282,7 +282,7 @@ def test_rows_are_never_changed_or_taken_away(database: Database, table: str) ->
             connection.execute(text(change))
 
 
-def test_who_did_it_survives_the_way_through_the_database(database: Database) -> None:
+def test_the_actor_survives_the_way_through_the_database(database: Database) -> None:
     one = draft(1)
     one = type(one)(
         one.type,

@@ -1,4 +1,4 @@
-"""What must be true of the log whatever happens to it: signing, gaps, names that were erased."""
+"""Properties of the log under any sequence of events: signing, gaps, names that were erased."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from railscope.audit.signed_note import read_checkpoint
 steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put back"]), max_size=14)
 
 
-class Witnessed:
+class WitnessedLog:
     """A log that is restarted and put back to older copies, and one agent that holds checkpoints."""
 
     def __init__(self, directory: Path) -> None:
@@ -84,7 +84,7 @@ class Witnessed:
 @given(steps)
 def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        one = Witnessed(Path(directory))
+        one = WitnessedLog(Path(directory))
         begun: list[str] = []
         for step in [*story, "restart"]:
             if step in {"append", "sign"}:
@@ -107,7 +107,7 @@ def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) ->
 
 def test_t6_a_copy_that_was_put_back_is_disputed() -> None:
     with tempfile.TemporaryDirectory() as directory:
-        one = Witnessed(Path(directory))
+        one = WitnessedLog(Path(directory))
         for todo in (["append", "sign"], ["append", "sign"]):
             asyncio.run(one.live(todo))
             if not one.copies.exists():
@@ -128,13 +128,13 @@ runs = st.lists(
 
 
 @given(runs)
-def test_t8_what_was_dropped_is_missed_and_nothing_else(told: list[tuple[int, int]]) -> None:
+def test_t8_what_was_dropped_is_missed_and_nothing_else(reported: list[tuple[int, int]]) -> None:
     continuity = SourceContinuity()
-    for sequence, (run, number) in enumerate(told):
+    for sequence, (run, number) in enumerate(reported):
         source = RecordSource("agent", "n1", f"r{run}", number)
         continuity.add(build_record(draft(0), source, sequence))
     came: dict[int, set[int]] = {}
-    for run, number in told:
+    for run, number in reported:
         came.setdefault(run, set()).add(number)
     missing = {
         (f"r{run}", number)
@@ -144,8 +144,8 @@ def test_t8_what_was_dropped_is_missed_and_nothing_else(told: list[tuple[int, in
     }
     found: list[tuple[str, int]] = []
     for finding in continuity.findings():
-        words = finding.replace(",", "").replace(":", "").split()
-        run, first, last = words[6], words[-5], words[-3]
+        parts = finding.replace(",", "").replace(":", "").split()
+        run, first, last = parts[6], parts[-5], parts[-3]
         found += [(run, number) for number in range(int(first), int(last) + 1)]
     assert sorted(found) == sorted(missing)
 
@@ -156,17 +156,17 @@ persons = st.lists(names_, min_size=1, max_size=4)
 
 @fewer(25)
 @given(persons, st.data())
-def test_t9_erasing_salts_changes_nothing_but_what_can_be_told(
+def test_t9_erasing_salts_changes_nothing_but_the_confirmable_names(
     names: list[str], data: st.DataObject
 ) -> None:
     erased = set(data.draw(st.lists(st.sampled_from(names))))
     with tempfile.TemporaryDirectory() as directory:
         teller, salts = Teller(), PersonalSalts(Path(directory) / "personal")
-        told = [teller.claimed(str(n), f"GPU-{n}", owner=name) for n, name in enumerate(names)]
+        reported = [teller.claimed(str(n), f"GPU-{n}", owner=name) for n, name in enumerate(names)]
 
         async def listened() -> None:
             async with observing(Path(directory)) as observed:
-                await recorded(observed, told)
+                await recorded(observed, reported)
 
         asyncio.run(listened())
         before = verify_log(Path(directory) / "log", KEY.public)

@@ -1,4 +1,4 @@
-"""The collector reads its own audit log: what it finds, and what it says of what it cannot read."""
+"""Verification of the audit log by the collector itself: its findings, and files that it cannot read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NS = 1_000_000_000
 
 
 @dataclass
-class Clock:
+class VerificationClock:
     now_ns: int = 5 * NS
 
     def __call__(self) -> int:
@@ -30,7 +30,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def rereading(directory: Path, clock: Clock, period_seconds: float = 3600) -> PeriodicVerification:
+def rereading(
+    directory: Path, clock: VerificationClock, period_seconds: float = 3600
+) -> PeriodicVerification:
     return PeriodicVerification(directory, KEY.public, period_seconds, clock)
 
 
@@ -41,7 +43,7 @@ def alter(directory: Path) -> None:
 
 
 async def test_a_log_that_is_whole_ages_from_when_it_was_read(directory: Path) -> None:
-    clock = Clock()
+    clock = VerificationClock()
     one = rereading(directory, clock)
     assert (one.whole, one.age_seconds) == (None, None)
     await one.read()
@@ -49,8 +51,8 @@ async def test_a_log_that_is_whole_ages_from_when_it_was_read(directory: Path) -
     assert (one.whole, one.age_seconds) == (True, 7.0)
 
 
-async def test_what_was_altered_is_found_and_said_and_the_age_grows(directory: Path) -> None:
-    clock = Clock()
+async def test_an_alteration_is_found_and_logged_and_the_age_grows(directory: Path) -> None:
+    clock = VerificationClock()
     one = rereading(directory, clock)
     await one.read()
     alter(directory)
@@ -58,14 +60,14 @@ async def test_what_was_altered_is_found_and_said_and_the_age_grows(directory: P
     with capture_logs() as logs:
         await one.read()
     assert (one.whole, one.age_seconds) == (False, 1.0)
-    (said,) = logs
-    assert (said["event"], said["outcome"]) == ("audit_verification_failed", "altered")
+    (logged,) = logs
+    assert (logged["event"], logged["outcome"]) == ("audit_verification_failed", "altered")
 
 
 async def test_what_cannot_be_read_is_neither_whole_nor_altered(
     directory: Path, tmp_path: Path
 ) -> None:
-    one = rereading(directory, Clock())
+    one = rereading(directory, VerificationClock())
     await one.read()
     (directory / "checkpoint").unlink()
     (directory / "checkpoint").mkdir()
@@ -73,13 +75,13 @@ async def test_what_cannot_be_read_is_neither_whole_nor_altered(
         await one.read()
     assert one.whole is True
     assert logs[0]["outcome"] == "unreadable"
-    fresh = rereading(tmp_path / "nowhere", Clock())
+    fresh = rereading(tmp_path / "nowhere", VerificationClock())
     await fresh.read()
     assert fresh.age_seconds is None
 
 
 async def test_it_is_read_again_and_again_or_never(directory: Path) -> None:
-    clock = Clock()
+    clock = VerificationClock()
     one = rereading(directory, clock, 0.01)
     task = asyncio.create_task(one.run())
     async with asyncio.timeout(20):

@@ -56,15 +56,15 @@ asyncio.run(main())
 
 
 def killed_after(directory: Path, boot: str, lines: int) -> dict[int, str]:
-    """What a writer had acknowledged, by sequence, when it was killed after so many records."""
+    """Records that a writer had acknowledged, by sequence, when it was killed after a number of records."""
     command = [sys.executable, "-c", WRITER, str(directory), boot, KEY.secret_text()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout
-        told = list(itertools.islice(writer.stdout, lines))
+        acknowledged = list(itertools.islice(writer.stdout, lines))
         writer.kill()
-        told += [line for line in writer.stdout if line.endswith("\n")]
-    assert len(told) >= lines
-    return {int(sequence): what for sequence, what in map(str.split, told)}
+        acknowledged += [line for line in writer.stdout if line.endswith("\n")]
+    assert len(acknowledged) >= lines
+    return {int(sequence): what for sequence, what in map(str.split, acknowledged)}
 
 
 def stored(directory: Path) -> dict[int, object]:
@@ -83,9 +83,9 @@ def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
     acknowledged: dict[int, str] = {}
     write(tmp_path / "log", [1], boot="genesis")
     for number, lines in enumerate((50, 333, 1000, 2000)):
-        told = killed_after(tmp_path / "log", f"b{number}", lines)
-        assert not acknowledged.keys() & told.keys()
-        acknowledged |= told
+        acknowledged = killed_after(tmp_path / "log", f"b{number}", lines)
+        assert not acknowledged.keys() & acknowledged.keys()
+        acknowledged |= acknowledged
         there = stored(tmp_path / "log")
         assert {sequence: there.get(sequence) for sequence in acknowledged} == acknowledged
         assert len(set(there.values())) == len(there)
@@ -107,7 +107,7 @@ def test_records_are_shown_without_a_gap_while_more_are_written(tmp_path: Path) 
             writer.kill()
 
 
-async def test_a_full_disk_loses_only_what_was_refused_and_signs_when_there_is_room(
+async def test_a_full_disk_loses_rejected_records_only_and_signs_with_free_space(
     tmp_path: Path,
 ) -> None:
     with small_file_system(tmp_path / "disk", 512) as disk:
@@ -131,7 +131,7 @@ async def test_a_full_disk_loses_only_what_was_refused_and_signs_when_there_is_r
         assert (found.checkpoint.tree.size, found.findings) == (size + 2, ())
 
 
-def test_a_key_that_does_not_fit_on_the_disk_is_made_when_there_is_room(tmp_path: Path) -> None:
+def test_a_key_that_does_not_fit_on_the_disk_is_created_with_free_space(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 16) as disk:
         with pytest.raises(OSError, match="space"):
             (disk / "much").write_bytes(bytes(1 << 20))

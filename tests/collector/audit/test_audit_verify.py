@@ -105,7 +105,7 @@ def test_records_that_were_signed_and_are_gone_are_missing(good: Path, tmp_path:
     assert outcome(directory)[0] == VerifyOutcome.TAIL_MISSING
 
 
-def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: Path) -> None:
+def test_an_older_copy_is_a_rollback_if_a_checkpoint_was_kept_elsewhere(tmp_path: Path) -> None:
     write(tmp_path / "log", [300])
     shutil.copytree(tmp_path / "log", tmp_path / "older")
     write(tmp_path / "log", [300], boot="b1")
@@ -120,7 +120,7 @@ def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: 
 
 
 def rewritten(good: Path, directory: Path) -> Path:
-    """The log as its keeper could write it anew: record 5 another one, everything signed again."""
+    """The log as its owner could rewrite it: another record 5, everything signed again."""
     records = [raw for index in range(3) for raw in Tiles(good, SIZE).records(index)]
     records[5] = records[5].replace(b'"number":5', b'"number":4')
     tree = CompactRange()
@@ -133,7 +133,7 @@ def rewritten(good: Path, directory: Path) -> Path:
     return directory
 
 
-def test_a_log_written_anew_is_a_fork_where_somebody_kept_a_checkpoint(
+def test_a_rewritten_log_is_a_fork_if_a_checkpoint_was_kept_elsewhere(
     good: Path, tmp_path: Path
 ) -> None:
     directory = rewritten(good, tmp_path / "forked")
@@ -166,12 +166,12 @@ def railscope(*arguments: str | Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_command_says_what_it_found_and_exits_with_it(good: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_finding_and_exits_with_it(good: Path, tmp_path: Path) -> None:
     key = str(KEY.public)
-    code, said, _ = railscope("verify", good, "--key", key)
+    code, output, _ = railscope("verify", good, "--key", key)
     assert code == 0
-    assert said.startswith("consistent: 600 records of log.example, root ")
-    assert f"not signed yet: {UNSIGNED}" in said
+    assert output.startswith("consistent: 600 records of log.example, root ")
+    assert f"not signed yet: {UNSIGNED}" in output
     directory = shutil.copytree(good, tmp_path / "log")
     tile = directory / "tile/entries/001"
     flipped = bytearray(tile.read_bytes())
@@ -196,13 +196,13 @@ def test_the_command_takes_keys_and_checkpoints_from_files(good: Path, tmp_path:
     assert railscope("verify", forked, *map(str, anchored[2:]))[0] == 4
 
 
-def test_a_record_is_proven_to_who_has_nothing_but_the_key(good: Path, tmp_path: Path) -> None:
+def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> None:
     key = str(KEY.public)
     code, proof, _ = railscope("prove", good, "417", "--key", key)
     assert code == 0
     (tmp_path / "proof").write_text(proof)
-    code, said, _ = railscope("check-proof", tmp_path / "proof", "--key", key)
-    assert (code, said.strip().encode()) == (0, Tiles(good, SIZE).record(417))
+    code, output, _ = railscope("check-proof", tmp_path / "proof", "--key", key)
+    assert (code, output.strip().encode()) == (0, Tiles(good, SIZE).record(417))
     for old, new in (("index 417", "index 416"), ("extra ", "extra AAAA"), ("\n\n", "\nAAAA\n\n")):
         (tmp_path / "forged").write_text(proof.replace(old, new, 1))
         assert railscope("check-proof", tmp_path / "forged", "--key", key)[0] == 1
@@ -341,12 +341,12 @@ def test_a_proof_that_is_no_text_proves_nothing(good: Path, tmp_path: Path) -> N
         assert (code, problem.startswith("not proven: ")) == (1, True)
 
 
-async def test_a_record_shown_is_one_line_whatever_it_says(tmp_path: Path) -> None:
-    who = RecordActor("operator", "eve\n     9  forged\x1b[2J\u202e")
+async def test_a_record_shown_is_one_line_for_any_content(tmp_path: Path) -> None:
+    actor = RecordActor("operator", "eve\n     9  forged\x1b[2J\u202e")
     async with running(audit_log(tmp_path)) as log:
-        await log.append(RecordDraft("access.login", who, 10**25, "done"))
-    code, said, _ = railscope("show", tmp_path)
-    assert (code, said) == (
+        await log.append(RecordDraft("access.login", actor, 10**25, "done"))
+    code, output, _ = railscope("show", tmp_path)
+    assert (code, output) == (
         0,
         (
             f"       0  {10**25} ns  access.login  done  operator "

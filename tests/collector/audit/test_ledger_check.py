@@ -230,10 +230,10 @@ async def test_a_number_that_cannot_be_read_is_named(tmp_path: Path, damaged: st
     assert found.stderr.count("\n") == 1
 
 
-async def test_a_head_written_anew_contradicts_its_record(
+async def test_a_rewritten_head_contradicts_its_record(
     url: str, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Who can write the database can make it consistent in itself, but not with the log."""
+    """Write access to the database allows to make it consistent in itself, but not with the log."""
     billed(ledger)
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction(writes=True) as connection:

@@ -77,7 +77,7 @@ def charges(path: Path) -> int:
 def test_a_command_writes_nothing_into_an_older_copy(
     tmp_path: Path, command: tuple[str, ...], *, named: bool
 ) -> None:
-    """Before the collector has marked it: nothing but the file of the known head says so."""
+    """Before the collector has marked it: only the file of the known head shows it."""
     state, older = site(tmp_path)
     shutil.copy(older, state / FILE)
     before = charges(state / FILE)

@@ -1,7 +1,7 @@
-"""Well-formed envelopes of a node that means harm: each is small on the wire and tries to be large.
+"""Well-formed envelopes of a hostile node: each is small on the wire and tries to be large.
 
 A generator takes nothing and returns the bodies of one attack in order; `ATTACKS` has all of them
-by name. Bodies are made with the wire format's own encoder, so that only what they say is hostile.
+by name. Bodies are made with the wire format's own encoder, so that only their content is hostile.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def schemas_of_empty_entities() -> Bodies:
 
 
 @attack
-def numbers_that_nobody_reads() -> Bodies:
+def numbers_without_a_reader() -> Bodies:
     """A field that is skipped: 16 million numbers of one byte."""
     content = (
         open_envelope(1) + msgspec.msgpack.encode("x") + b"\xdd" + (15 << 20).to_bytes(4, "big")
@@ -250,8 +250,8 @@ def a_bomb() -> Bodies:
 
 
 @attack
-def a_bomb_that_says_no_size() -> Bodies:
-    """The same, streamed, so that the frame does not say how large it is."""
+def a_bomb_without_its_size() -> Bodies:
+    """The same, streamed, so that the frame does not contain its size."""
     compressor = zstd.ZstdCompressor(3)
     pieces = [compressor.compress(bytes(1 << 20)) for _ in range(64)]
     yield MAGIC + b"".join(pieces) + compressor.flush()

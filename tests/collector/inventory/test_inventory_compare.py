@@ -22,50 +22,50 @@ EIGHT = ExpectedDevices(0, FOREVER_NS, "n1", 8, 8)
 def shown(present: int, gone: int = 0, unknown: int = 0) -> ShownDevices:
     return ShownDevices(
         *(
-            [f"{word}-{n}" for n in range(number)]
-            for word, number in (("p", present), ("g", gone), ("u", unknown))
+            [f"{prefix}-{n}" for n in range(number)]
+            for prefix, number in (("p", present), ("g", gone), ("u", unknown))
         )
     )
 
 
-def heard(
+def reporting_devices(
     gpus: ShownDevices | str, ports: ShownDevices | str, *, reporting: bool = True
 ) -> ReportedDevices:
     return ReportedDevices(reporting, 1, {GPU: gpus, RDMA_PORT: ports})
 
 
 def test_a_lost_gpu_is_missing_and_a_hung_one_is_unknown():
-    found = compare_node("n1", EIGHT, heard(shown(6, gone=1, unknown=1), shown(8)))
+    found = compare_node("n1", EIGHT, reporting_devices(shown(6, gone=1, unknown=1), shown(8)))
     assert found.state is NodeInventoryState.PRESENT
     assert found.counts == {GPU: DeviceCounts(6, 1, 1, 0), RDMA_PORT: DeviceCounts(8, 0, 0, 0)}
 
 
 def test_the_devices_of_a_silent_node_are_unknown_and_not_missing():
-    silent = heard("the node is stale", "the node is stale", reporting=False)
+    silent = reporting_devices("the node is stale", "the node is stale", reporting=False)
     found = compare_node("n1", EIGHT, silent)
     assert found.state is NodeInventoryState.STALE
     assert found.counts == {GPU: DeviceCounts(0, 0, 8, 0), RDMA_PORT: DeviceCounts(0, 0, 8, 0)}
     assert found.reasons == {GPU: "the node is stale", RDMA_PORT: "the node is stale"}
 
 
-def test_a_node_that_was_never_heard_of_is_missing_with_all_it_should_have():
+def test_a_node_that_never_reported_is_missing_with_all_its_devices():
     found = compare_node("n1", EIGHT, None)
     assert found.state is NodeInventoryState.MISSING
     assert found.counts == {GPU: DeviceCounts(0, 8, 0, 0), RDMA_PORT: DeviceCounts(0, 8, 0, 0)}
 
 
-def test_nothing_is_said_of_what_the_inventory_does_not_tell():
+def test_counts_that_the_inventory_does_not_list_are_not_reported():
     found = compare_node(
-        "n1", ExpectedDevices(0, FOREVER_NS, "n1", 2, None), heard(shown(3), shown(9))
+        "n1", ExpectedDevices(0, FOREVER_NS, "n1", 2, None), reporting_devices(shown(3), shown(9))
     )
     assert found.counts == {GPU: DeviceCounts(2, 0, 0, 1)}
 
 
 def test_only_a_node_that_reports_is_unexpected():
     there = {
-        "n1": heard(shown(8), shown(8)),
-        "n2": heard(shown(1), shown(1)),
-        "n3": heard("silent", "silent", reporting=False),
+        "n1": reporting_devices(shown(8), shown(8)),
+        "n2": reporting_devices(shown(1), shown(1)),
+        "n3": reporting_devices("silent", "silent", reporting=False),
     }
     states = {one.node: one.state for one in compare_nodes({"n1": EIGHT, "n9": EIGHT}, there)}
     assert states == {

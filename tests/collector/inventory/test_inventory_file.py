@@ -1,4 +1,4 @@
-"""The inventory file: what it says when, and which line and column is wrong."""
+"""The inventory file: its content at each time, and the line and column of an error."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
-    """What is answered once it is what is wanted."""
+    """Wait for the wanted response; return it."""
     async with asyncio.timeout(20):
         while True:
             found = await ask()
@@ -33,12 +33,12 @@ async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> 
 async def page(one: Running) -> dict[str, float]:
     """The series of /metrics that are about the inventory, and the files' state."""
     _, text = await one.get("/metrics")
-    words = ("railscope_inventory_", "railscope_retired_", "railscope_gone_", "_file_valid")
+    prefixes = ("railscope_inventory_", "railscope_retired_", "railscope_gone_", "_file_valid")
     lines = [line for line in text.splitlines() if line.startswith("railscope_")]
     return {
         name: float(value)
         for name, _, value in (line.rpartition(" ") for line in lines)
-        if any(word in name for word in words)
+        if any(prefix in name for prefix in prefixes)
     }
 
 
@@ -51,7 +51,7 @@ async def report(one: Running, node: str = "n1", *, at: int = 0) -> None:
     assert status == 200, reply
 
 
-async def test_without_an_inventory_nothing_is_said_of_it(tmp_path: Path):
+async def test_without_an_inventory_nothing_is_reported_of_it(tmp_path: Path):
     async with running(settings_in(tmp_path)) as one:
         await report(one)
         found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
@@ -86,7 +86,7 @@ async def test_the_inventory_is_read_again_when_it_changes_and_kept_while_it_is_
         assert found[series] == 2, "the last valid version stays in force"
 
 
-async def test_an_inventory_that_was_never_valid_says_nothing(tmp_path: Path):
+async def test_an_inventory_that_was_never_valid_reports_nothing(tmp_path: Path):
     path = tmp_path / "inventory.csv"
     path.write_text("which,how many\n")
     away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.sqlite'}")
@@ -108,11 +108,11 @@ async def test_a_silent_node_that_was_taken_out_is_listed_no_more_and_still_answ
     settings = settings_in(tmp_path, inventory_file=str(path), stale_seconds=0.5)
     async with running(settings) as one:
 
-        async def told() -> dict[str, float]:
+        async def reported() -> dict[str, float]:
             _, text = await one.get("/metrics")
             lines = [line.split('"') for line in text.splitlines()]
-            told = [line for line in lines if line[0] == "railscope_node_reporting{node="]
-            return {node: float(rest.removeprefix("}")) for _, node, rest in told}
+            reported = [line for line in lines if line[0] == "railscope_node_reporting{node="]
+            return {node: float(rest.removeprefix("}")) for _, node, rest in reported}
 
         async def listed() -> dict[str, float]:
             rows = (await one.json("/api/v1/nodes"))["rows"]
@@ -120,10 +120,10 @@ async def test_a_silent_node_that_was_taken_out_is_listed_no_more_and_still_answ
 
         await report(one)
         await report(one, "n2")
-        await once(told, lambda found: found == {"n1": 0.0, "n2": 0.0})
+        await once(reported, lambda found: found == {"n1": 0.0, "n2": 0.0})
         assert await listed() == {"n1": 0.0, "n2": 0.0}
         path.write_text(f"{INVENTORY}n1,2,2,2020-01-01T00:00:00Z,2020-02-01T00:00:00Z\n")
-        await once(told, lambda found: found == {"n2": 0.0})
+        await once(reported, lambda found: found == {"n2": 0.0})
         assert await listed() == {"n2": 0.0}
         page = await one.json("/api/v1/nodes/n1")
         assert (page["node"], page["rollups"]) == ("n1", [])
@@ -149,8 +149,8 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
         retired.write_text(f"{RETIRED}GPU-n1-1,2020-01-01T00:00:00Z,,sent back\n")
         series = 'railscope_retired_gpu_reporting{node="n1",gpu="GPU-n1-1"}'
         await once(lambda: page(one), lambda found: found.get(series) == 1)
-        told = (await one.json("/api/v1/inventory"))["retired_gpus"]
-        assert [(row["gpu"], row["why"], row["reported_by"]) for row in told] == [
+        reported = (await one.json("/api/v1/inventory"))["retired_gpus"]
+        assert [(row["gpu"], row["why"], row["reported_by"]) for row in reported] == [
             ("GPU-n1-1", "sent back", "n1")
         ]
         await once(

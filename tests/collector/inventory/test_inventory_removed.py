@@ -1,4 +1,4 @@
-"""Nodes that were taken out of the inventory: nobody waits for them, and no alert does."""
+"""Nodes that were removed from the inventory: they are not expected, and no alert fires."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def core(tmp_path: Path) -> CollectorState:
     return core_in(tmp_path)
 
 
-async def told(core: CollectorState, second: float, *rows: ExpectedDevices) -> dict[str, float]:
-    """Whether each node is told to report, and under the empty name how many there are."""
+async def reported(core: CollectorState, second: float, *rows: ExpectedDevices) -> dict[str, float]:
+    """Expectation of each node to report, and under the empty name the number of nodes."""
     inventory = DeviceInventory.of(rows)
     refresher = ViewRefresher(
         core,
@@ -45,19 +45,19 @@ def until(node: str, second: float) -> ExpectedDevices:
     return ExpectedDevices(0, at(second), node, 1, None)
 
 
-async def test_a_silent_node_that_was_taken_out_is_told_no_more(core: CollectorState):
+async def test_a_stale_node_that_was_removed_is_not_reported(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
     accept(core, Reporter("n2").told(gpus_of("GPU-1"), range(10)))
-    assert await told(core, 100) == {"n1": 0, "n2": 0, "": 2}
-    assert await told(core, 100, until("n1", 200)) == {"n1": 0, "n2": 0, "": 2}, "not yet"
-    assert await told(core, 100, until("n1", 50)) == {"n2": 0, "": 1}
+    assert await reported(core, 100) == {"n1": 0, "n2": 0, "": 2}
+    assert await reported(core, 100, until("n1", 200)) == {"n1": 0, "n2": 0, "": 2}, "not yet"
+    assert await reported(core, 100, until("n1", 50)) == {"n2": 0, "": 1}
     back = ExpectedDevices(at(60), at(1000), "n1", 1, None)
-    assert await told(core, 100, until("n1", 50), back) == {"n1": 0, "n2": 0, "": 2}
+    assert await reported(core, 100, until("n1", 50), back) == {"n1": 0, "n2": 0, "": 2}
 
 
-async def test_a_node_that_was_taken_out_and_reports_is_told(core: CollectorState):
+async def test_a_removed_node_that_reports_is_reported(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
-    assert await told(core, 10, until("n1", 5)) == {"n1": 1, "": 1}
+    assert await reported(core, 10, until("n1", 5)) == {"n1": 1, "": 1}
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What nodes show by their newest frames: lost, hung, silent and gone devices told apart."""
+"""Device states by the newest frames of nodes: lost, hung, stale and gone devices are distinguished."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def core(tmp_path: Path) -> CollectorState:
     return core_in(tmp_path)
 
 
-async def look(
+async def compare(
     core: CollectorState,
     second: float,
     expected: Mapping[str, tuple[int | None, int | None]] | None = None,
@@ -83,7 +83,7 @@ async def test_a_node_that_shows_all_it_should(core: CollectorState):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(10)))
     accept(core, node.told(ports_of(3), range(10)))
-    found = await look(core, 10, {"n1": (2, 3)})
+    found = await compare(core, 10, {"n1": (2, 3)})
     assert of(found, "n1").state is NodeInventoryState.PRESENT
     assert of(found, "n1").counts == {
         GPU: DeviceCounts(2, 0, 0, 0),
@@ -109,7 +109,7 @@ async def test_a_gpu_without_values(
     accept(core, node.told(schema, range(5)))
     codes = without_gpu(schema, "GPU-1", reason, never=never)
     accept(core, [node.record(with_reasons(node.frames(schema, [5, 6]), codes))])
-    found = await look(core, 10, {"n1": (2, None)})
+    found = await compare(core, 10, {"n1": (2, None)})
     assert of(found, "n1").counts == {GPU: counts}
     gone = [(one.gpu, one.seen_ns) for one in found.gone]
     assert gone == ([("GPU-1", at(4))] if reason is Absent.GONE else [])
@@ -117,7 +117,7 @@ async def test_a_gpu_without_values(
 
 async def test_a_silent_node_has_unknown_devices(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
-    found = await look(core, 10 + STALE, {"n1": (1, 1)})
+    found = await compare(core, 10 + STALE, {"n1": (1, 1)})
     assert of(found, "n1").state is NodeInventoryState.STALE
     assert of(found, "n1").counts == {
         GPU: DeviceCounts(0, 0, 1, 0),
@@ -134,13 +134,13 @@ async def test_a_silent_node_has_unknown_devices(core: CollectorState):
 async def test_a_node_whose_gpus_have_all_gone(
     core: CollectorState, state: str, counts: DeviceCounts
 ):
-    """Without any GPU there are no frames of them; the agent says whether it looked in vain."""
+    """Without any GPU there are no frames of them; the agent reports if it found none."""
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(10)))
-    code = next(code for code, word in agent.SOURCE_STATES.items() if word == state)
+    code = next(code for code, label in agent.SOURCE_STATES.items() if label == state)
     schema, values = sources(gpu=code, rdma=1)
     accept(core, node.told(schema, range(30, 60), values=lambda _s, _c: values))
-    found = await look(core, 60, {"n1": (1, None)})
+    found = await compare(core, 60, {"n1": (1, None)})
     assert of(found, "n1").state is NodeInventoryState.PRESENT
     assert of(found, "n1").counts == {GPU: counts}
     assert [one.gpu for one in found.gone] == (["GPU-0"] if state == "unsupported" else [])
@@ -152,11 +152,11 @@ async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missin
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0", "GPU-old"), range(10)))
     accept(core, node.told(gpus_of("GPU-0", "GPU-new"), range(10, 20)))
-    found = await look(core, 20, {"n1": (2, None)})
+    found = await compare(core, 20, {"n1": (2, None)})
     assert of(found, "n1").counts == {GPU: DeviceCounts(2, 0, 0, 0)}
     assert [(one.node, one.gpu, one.seen_ns) for one in found.gone] == [("n1", "GPU-old", at(9))]
     retirement = Retirement(at(15), FOREVER_NS, "GPU-old", "sent back")
-    found = await look(core, 20, retired=[retirement])
+    found = await compare(core, 20, retired=[retirement])
     assert (found.comparisons, found.gone, found.reporting) == (None, (), {})
     assert found.last_nodes == {"GPU-old": "n1"}
 
@@ -165,29 +165,29 @@ async def test_a_gpu_that_moved_is_not_gone(core: CollectorState):
     node = Reporter("n1")
     accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(10)))
     accept(core, node.told(gpus_of("GPU-0"), range(100, 110)))
-    assert [one.gpu for one in (await look(core, 110)).gone] == ["GPU-1"]
+    assert [one.gpu for one in (await compare(core, 110)).gone] == ["GPU-1"]
     accept(core, Reporter("n2").told(gpus_of("GPU-1"), range(100, 110)))
-    assert (await look(core, 110)).gone == ()
+    assert (await compare(core, 110)).gone == ()
 
 
-async def test_a_retired_gpu_that_reports_is_told_of_once(core: CollectorState):
-    heard: list = []
-    core.evidence.problems.listeners.append(heard.append)
+async def test_a_retired_gpu_that_reports_is_reported_once(core: CollectorState):
+    reported: list = []
+    core.evidence.problems.listeners.append(reported.append)
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(10)))
     retired = [Retirement(at(5), FOREVER_NS, "GPU-1", "sent back")]
     for _ in range(2):
-        found = await look(core, 10, retired=retired)
+        found = await compare(core, 10, retired=retired)
         assert found.reporting == {"GPU-1": "n1"}
-    (trouble,) = heard
+    (trouble,) = reported
     assert (trouble.kind, trouble.gpu, trouble.node) == ("retired_seen", "GPU-1", "n1")
     assert trouble.draft().type == "evidence.quarantine"
-    early = await look(core, 10, retired=[Retirement(at(11), FOREVER_NS, "GPU-1")])
+    early = await compare(core, 10, retired=[Retirement(at(11), FOREVER_NS, "GPU-1")])
     assert (early.retired, early.reporting) == ((), {})
 
 
-async def test_cells_without_an_inventory_say_nothing_of_it(core: CollectorState):
+async def test_cells_without_an_inventory_omit_it(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
-    found = await look(core, 10)
+    found = await compare(core, 10)
     assert list(inventory_cells(found)) == []
     assert inventory_json(found, lambda *_: None)["nodes"] is None
 
@@ -195,7 +195,7 @@ async def test_cells_without_an_inventory_say_nothing_of_it(core: CollectorState
 async def test_cells_and_json_of_an_inventory(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
     accept(core, Reporter("n2").told(gpus_of("GPU-2"), range(10)))
-    found = await look(core, 10, {"n1": (2, None), "n9": (8, 8)})
+    found = await compare(core, 10, {"n1": (2, None), "n9": (8, 8)})
     values = {(c.metric.name, *c.labels): c.value for c in inventory_cells(found)}
     assert values["railscope_inventory_gpus", "n1", "present"] == 1
     assert values["railscope_inventory_gpus", "n1", "missing"] == 1
