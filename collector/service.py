@@ -74,10 +74,9 @@ class Collector:
         self.checkpointer = StateCheckpointer(self.directory, self.core, limits=limits)
         self.twins = identity_conflicts.IdentityConflictDetector(self.core.evidence.problems.report)
         self.core.on_envelope.append(self.twins.check)
-        log_settings = self.settings.frame_log
-        self.log = framelog.FrameLog(
-            self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
-        )
+        sizes = self.settings.frame_log
+        frames = self.directory / "frames"
+        self.log = framelog.FrameLog(frames, sizes.segment_bytes, sizes.max_bytes)
         max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.rotated
