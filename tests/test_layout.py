@@ -51,7 +51,7 @@ def test_a_class_name_that_exists_twice_is_named_with_its_places() -> None:
 
 def test_an_exception_without_use_is_a_problem() -> None:
     (found,) = shared_names([module("agent/x.py", 1, "Job")], {"Job": "no longer"})
-    assert "exception 'Job'" in found
+    assert "exception in docs/layout.py: 'Job'" in found
 
 
 @pytest.mark.parametrize(("extra", "problems"), [(0, 0), (1, 1)])

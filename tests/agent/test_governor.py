@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from support.examples import fewer
 from support.governed import MS, NS, SimulatedSource, Simulation
 
 from agent.sampling.governor import (
@@ -45,7 +46,7 @@ def sets_of_sources(draw: st.DrawFn) -> list[SimulatedSource]:
 
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006, 0.03]))
-@settings(max_examples=30, deadline=None)
+@fewer(30)
 def test_the_budget_is_kept_wherever_periods_can_keep_it(
     sources: list[SimulatedSource], rest: float
 ) -> None:
@@ -65,7 +66,7 @@ def test_the_budget_is_kept_wherever_periods_can_keep_it(
 
 
 @given(sources=sets_of_sources())
-@settings(max_examples=30, deadline=None)
+@fewer(30)
 def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
     sources: list[SimulatedSource],
 ) -> None:
@@ -84,7 +85,7 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
 
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006]))
-@settings(max_examples=25, deadline=None)
+@fewer(25)
 def test_at_constant_costs_nothing_changes_once_stable(
     sources: list[SimulatedSource], rest: float
 ) -> None:
@@ -96,7 +97,7 @@ def test_at_constant_costs_nothing_changes_once_stable(
 
 
 @given(sources=sets_of_sources())
-@settings(max_examples=25, deadline=None)
+@fewer(25)
 def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]) -> None:
     run = Simulation(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
