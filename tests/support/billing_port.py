@@ -21,7 +21,7 @@ class BookedRows:
         """Return the source of statements and exports."""
         return self
 
-    def issued(self, tenant: str | None) -> list[IssuedInvoice]:
+    def issued_invoices(self, tenant: str | None) -> list[IssuedInvoice]:
         """Return one for each tenant and month; the number of lines is that of the invoice."""
         return [
             IssuedInvoice(party, month, str(rows[0][1]), void=False)

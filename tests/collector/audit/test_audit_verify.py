@@ -209,7 +209,7 @@ def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> Non
     code, _, problem = railscope("prove", good, str(SIZE), "--key", key)
     assert (code, problem.strip()) == (
         1,
-        "Error: record 600: expected an index below 600, the size of the tree",
+        "Error: invalid record index: 600: expected less than 600, the size of the tree",
     )
 
 
