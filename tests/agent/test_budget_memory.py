@@ -6,10 +6,10 @@ import threading
 
 from structlog.testing import capture_logs
 from support.budgeted import Machine, kept, state_of, stretch_of
-from support.cards import add_card
 from support.machine import FakeHost
 from support.metering import MIB, FakeMeter
 from support.pages import sample
+from support.rdma_nics import add_nic
 from support.reading import ORIGIN
 
 from agent.config import AgentSettings
@@ -87,7 +87,7 @@ async def test_metrics_report_too_much_resident_memory() -> None:
 
 def test_an_agent_over_its_memory_drops_its_caches() -> None:
     host = FakeHost()
-    add_card(host)
+    add_nic(host)
     agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(100 * MIB))
     status = agent.sampler.statuses["rdma"]
     status.frame = SourceReader(RdmaSource(), host, ORIGIN).run().frame

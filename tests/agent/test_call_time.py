@@ -17,7 +17,7 @@ from agent.sampling.status import OK
 from agent.sources.rdma import RdmaSource
 from railscope.frame import Frame
 from tests.agent.test_hung_call import BlockedAnswer
-from tests.support.cards import add_card
+from tests.support.rdma_nics import add_nic
 
 STALL_SECONDS = 30.0
 CALL_SECONDS = 2.0
@@ -57,7 +57,7 @@ class StallingCallTime(CallTime):
 async def read(waits: int) -> tuple[list[Frame], Sampler]:
     """Read a NIC with a file that has no content before a number of waits of the event loop."""
     host, node, stuck, frames = FakeHost(), StallingNode(), BlockedAnswer(), list[Frame]()
-    add_card(host)
+    add_nic(host)
     path = next(p for p in host.files if p.endswith("port_xmit_packets"))
     host.files[path] = lambda: str(stuck())
     time = StallingCallTime(node, stuck, waits)

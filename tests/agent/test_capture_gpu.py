@@ -43,17 +43,17 @@ def test_every_pair_agrees(case: Case) -> None:
 
 @EACH_CASE
 def test_every_missing_reading_is_unsupported(case: Case) -> None:
-    assert set(case.told.absent.values()) == {Absent.UNSUPPORTED}
+    assert set(case.readings.absent.values()) == {Absent.UNSUPPORTED}
     for name, (metric, part) in PAIRS.items():
         if not part and name not in case.theirs:
-            assert case.told.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED
+            assert case.readings.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED
 
 
 @EACH_CASE
 def test_values_derived_from_ours_agree(case: Case) -> None:
     for name, make in MADE.items():
         if name in case.theirs:
-            assert make(case.told) == pytest.approx(case.theirs[name], rel=1e-9), name
+            assert make(case.readings) == pytest.approx(case.theirs[name], rel=1e-9), name
 
 
 def test_every_name_of_theirs_is_in_one_table_and_no_other_name_is() -> None:
@@ -66,7 +66,7 @@ def test_every_number_of_ours_is_paired_or_has_its_reason_and_no_other_has_one()
     reported = {
         (name.removeprefix("railscope_gpu_"), key[1:])
         for model, moment in CASES
-        for name, key in read(model, moment).told.numbers
+        for name, key in read(model, moment).readings.numbers
         if name.startswith("railscope_gpu_")
     }
     alone = reported - set(PAIRS.values())
@@ -79,7 +79,7 @@ def test_every_number_of_ours_is_paired_or_has_its_reason_and_no_other_has_one()
 @EACH_CASE
 def test_labels_of_theirs_are_facts_of_ours(case: Case) -> None:
     ((_, labels),) = [label for label in case.page if label[0] == "nvidia_smi_gpu_info"]
-    theirs, ours = dict(labels), case.told.facts["gpu", (GPU,)]
+    theirs, ours = dict(labels), case.readings.facts["gpu", (GPU,)]
     for label, fact in LABELS.items():
         assert ours.get(fact, "[N/A]") == theirs[label], label
     assert ours["pci_address"] == pci_address(theirs["pci_bus_id"])
@@ -92,16 +92,16 @@ def test_every_process_agrees(case: Case) -> None:
         for (name, labels), used in case.page.items()
         if name == "nvidia_smi_compute_app_used_memory_bytes"
     }
-    used = case.told.named("gpu_process_memory_used_bytes")
+    used = case.readings.named("gpu_process_memory_used_bytes")
     computing = {
         key[1]: (facts["process_name"], used[key])
-        for (kind, key), facts in case.told.facts.items()
+        for (kind, key), facts in case.readings.facts.items()
         if kind == "gpu_process" and facts["context"] == "compute"
     }
     assert computing.keys() == theirs.keys()
     for pid, (name, bytes_used) in theirs.items():
         assert computing[pid] == (name.rpartition("/")[2], bytes_used)
-    assert case.told.number("gpu_suppressed_processes", GPU) == 0
+    assert case.readings.number("gpu_suppressed_processes", GPU) == 0
 
 
 OUR_OWN = {"nvmlDeviceGetMigDevices", "nvmlEventSetWait"}
@@ -120,7 +120,7 @@ def test_every_function_we_ask_for_is_in_the_library_of_a_driver() -> None:
 
 @pytest.mark.parametrize(("model", "moment"), [(H100, "load")])
 def test_the_loaded_h100_by_hand(case: Case) -> None:
-    number = case.told.number
+    number = case.readings.number
     assert number("gpu_power_watts", GPU) == 631.95
     assert number("gpu_power_instant_watts", GPU) == 625.68
     assert number("gpu_memory_power_watts", GPU) == 85.83
@@ -138,7 +138,7 @@ def test_the_loaded_h100_by_hand(case: Case) -> None:
     assert number("gpu_fabric_state", GPU) == 3
     assert number("gpu_fabric_status_code", GPU) == 0
     assert number("gpu_sharing", GPU) == 2  # three processes without MPS take turns
-    facts = case.told.facts["gpu", (GPU,)]
+    facts = case.readings.facts["gpu", (GPU,)]
     assert (facts["architecture"], facts["virtualization"]) == ("Hopper", "passthrough")
     assert (facts["gsp_firmware"], facts["inforom"]) == ("590.48.01", "G520.0200.00.05")
     assert (facts["module"], facts["part_number"]) == ("7", "692-2G520-0200-000")
@@ -148,23 +148,23 @@ def test_the_loaded_h100_by_hand(case: Case) -> None:
 
 @pytest.mark.parametrize(("model", "moment"), [(L40S, "load")])
 def test_the_loaded_l40s_by_hand(case: Case) -> None:
-    number = case.told.number
+    number = case.readings.number
     assert number("gpu_throttle_seconds_total", GPU, "software_power_cap") == 204.642816
     assert number("gpu_encoder_sessions", GPU) == 2
     assert number("gpu_encoder_latency_seconds", GPU) == 4.271133
     assert number("gpu_engine_utilization_ratio", GPU, "encoder") == 0.6
     assert number("gpu_accounting_enabled", GPU) == 1
     assert number("gpu_remapped_rows_inactive", GPU, "uncorrectable") == 0
-    assert case.told.absent["railscope_gpu_memory_temperature_celsius", (GPU,)]
-    assert case.told.absent["railscope_gpu_memory_power_watts", (GPU,)]
+    assert case.readings.absent["railscope_gpu_memory_temperature_celsius", (GPU,)]
+    assert case.readings.absent["railscope_gpu_memory_power_watts", (GPU,)]
 
 
 @pytest.mark.parametrize(("model", "moment"), [(RTX, "load")])
 def test_a_process_with_two_contexts_counts_once(case: Case) -> None:
-    number = case.told.number
+    number = case.readings.number
     assert number("gpu_processes", GPU) == 7
     assert number("gpu_process_memory_used_bytes", GPU, "2165") == 25 * MEBIBYTE  # C+G
     assert number("gpu_process_memory_used_bytes", GPU, "2496") == 200 * MEBIBYTE  # G
-    facts = case.told.facts["gpu_process", (GPU, "2165")]
+    facts = case.readings.facts["gpu_process", (GPU, "2165")]
     assert (facts["process_name"], facts["context"]) == ("kwin_wayland", "compute")
     assert number("gpu_temperature_threshold_celsius", GPU, "shutdown") == 101

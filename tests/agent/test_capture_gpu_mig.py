@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import nvidia_smi_xml as xml
 from support.exporter_capture import GPU, H200_MIG, Case, read
-from support.gpu_readings import Told, read_gpus
+from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, machine, number
 from support.nvidia_smi_shares import MigDevice, shares
@@ -32,7 +32,7 @@ def h200(moment: str) -> Case:
     return read(H200_MIG, moment)
 
 
-def agrees(reported: Told, gpu: str, devices: list[MigDevice]) -> None:
+def agrees(reported: GpuReadings, gpu: str, devices: list[MigDevice]) -> None:
     for device in devices:
         for metric, (printed, scale) in PAIRS.items():
             expected = number(device.row[printed], scale)
@@ -46,10 +46,10 @@ def agrees(reported: Told, gpu: str, devices: list[MigDevice]) -> None:
 @EACH_MOMENT
 def test_every_number_of_every_mig_device_agrees(h200: Case) -> None:
     assert len(h200.mig_devices) == 5
-    agrees(h200.told, GPU, h200.mig_devices)
-    assert h200.told.number("gpu_mig_devices", GPU) == 5
-    assert h200.told.number("gpu_mig_enabled", GPU) == 1
-    assert h200.told.number("gpu_sharing", GPU) == 4
+    agrees(h200.readings, GPU, h200.mig_devices)
+    assert h200.readings.number("gpu_mig_devices", GPU) == 5
+    assert h200.readings.number("gpu_mig_enabled", GPU) == 1
+    assert h200.readings.number("gpu_sharing", GPU) == 4
 
 
 @EACH_MOMENT
@@ -57,10 +57,10 @@ def test_profiles_are_those_of_the_listing(h200: Case) -> None:
     found = {
         facts["mig_index"]: (
             facts["profile"],
-            h200.told.number("mig_gpu_instance_slices", *key),
-            h200.told.number("mig_compute_instance_slices", *key),
+            h200.readings.number("mig_gpu_instance_slices", *key),
+            h200.readings.number("mig_compute_instance_slices", *key),
         )
-        for (kind, key), facts in h200.told.facts.items()
+        for (kind, key), facts in h200.readings.facts.items()
         if kind == "mig"
     }
     assert found == {
@@ -72,13 +72,13 @@ def test_profiles_are_those_of_the_listing(h200: Case) -> None:
 @pytest.mark.parametrize("moment", ["load"])
 def test_processes_are_those_of_their_mig_device(h200: Case) -> None:
     by_index = {
-        facts["mig_index"]: h200.told.number("mig_processes", *key)
-        for (kind, key), facts in h200.told.facts.items()
+        facts["mig_index"]: h200.readings.number("mig_processes", *key)
+        for (kind, key), facts in h200.readings.facts.items()
         if kind == "mig"
     }
     assert by_index == {"0": 0, "1": 3, "2": 0, "3": 0, "4": 0}
-    assert h200.told.number("gpu_processes", GPU) == 3
-    facts = h200.told.facts["gpu_process", (GPU, "12267")]
+    assert h200.readings.number("gpu_processes", GPU) == 3
+    facts = h200.readings.facts["gpu_process", (GPU, "12267")]
     assert (facts["gpu_instance"], facts["compute_instance"]) == ("2", "1")
     assert facts["process_name"] == "gpu_burn"
 
@@ -86,14 +86,14 @@ def test_processes_are_those_of_their_mig_device(h200: Case) -> None:
 @EACH_MOMENT
 def test_metrics_that_a_partitioned_gpu_lacks_are_unsupported(h200: Case) -> None:
     for metric in ("utilization_ratio", "memory_activity_ratio", "row_remap_pending"):
-        assert h200.told.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED
-    assert h200.told.named("gpu_engine_utilization_ratio") == {}
-    assert h200.told.named("gpu_remapped_rows") == {}
-    assert h200.told.number("gpu_row_remap_banks", GPU, "max") == 3072
+        assert h200.readings.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED
+    assert h200.readings.named("gpu_engine_utilization_ratio") == {}
+    assert h200.readings.named("gpu_remapped_rows") == {}
+    assert h200.readings.number("gpu_row_remap_banks", GPU, "max") == 3072
 
 
 def test_two_mig_devices_of_one_instance_share_its_memory() -> None:
-    reported = read(H200_MIG, "load").told
+    reported = read(H200_MIG, "load").readings
     used = reported.named("mig_memory_used_bytes")
     assert sorted(used.values()) == [
         mebibytes * MEBIBYTE for mebibytes in (9, 9, 17, 16_925, 16_925)

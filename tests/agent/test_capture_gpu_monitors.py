@@ -41,14 +41,14 @@ def test_every_row_of_dmon_agrees(model: str, moment: str) -> None:
 def test_process_activity_matches_the_last_round_of_pmon(
     model: str, busy: dict[str, tuple[float, float]]
 ) -> None:
-    reported = read(model, "load").told
+    reported = read(model, "load").readings
     for pid, (sm, memory) in busy.items():
         assert reported.number("gpu_process_sm_utilization_ratio", GPU, pid) == sm
         assert reported.number("gpu_process_memory_activity_ratio", GPU, pid) == memory
 
 
 def test_processes_of_a_gpu_that_is_cut_have_no_utilisation() -> None:
-    reported = read(H200_MIG, "load").told
+    reported = read(H200_MIG, "load").readings
     for pid in ("12249", "12250", "12267"):
         label = "railscope_gpu_process_sm_utilization_ratio", (GPU, pid)
         assert reported.absent[label] is Absent.UNSUPPORTED

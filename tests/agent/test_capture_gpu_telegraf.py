@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support import nvidia_smi_xml as xml
-from support.gpu_readings import Told, read_gpus
+from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, Row, machine
 from support.nvidia_smi_shares import name_processes, shares
@@ -133,7 +133,7 @@ class TelegrafCase:
 
     file: str
     row: Row
-    reported: Told
+    reported: GpuReadings
     emitted: list[dict[str, Any]]
 
     @property

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 from support import nvidia_smi_text as text
-from support.gpu_readings import Told, read_gpus
+from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, Row, machine
 from support.nvidia_smi_shares import name_processes, shares
@@ -27,7 +27,7 @@ FACTS = {
 
 
 @cache
-def server(driver: str) -> tuple[list[Row], Told]:
+def server(driver: str) -> tuple[list[Row], GpuReadings]:
     printed = captured(f"{DIRECTORY}.{driver}.out.0.valid").read_text()
     gpus = text.gpus(printed)
     rows: list[Row] = [text.row(printed, lines) for lines in gpus]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
-from support.cards import INFINIBAND, add_card
 from support.clock import START
 from support.collector import ScriptedCollector
 from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
 from support.metering import MIB, FakeMeter
+from support.rdma_nics import INFINIBAND, add_nic
 from support.shared import captured
 from support.shipping import link_to
 from support.tree import make_tree
@@ -33,7 +33,7 @@ def healthy_host() -> FakeHost:
     """Return a host with two GPUs, an RDMA device and a NIC, all healthy."""
     host = FakeHost()
     add_gpus(host, 2)
-    add_card(host)
+    add_nic(host)
     host.files["/sys/class/net/eth0/carrier"] = "1"
     host.calls["ethtool.driver(eth0)"] = {
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",

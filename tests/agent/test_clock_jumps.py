@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from support.cards import add_card
 from support.clock import NS, START
 from support.machine import FakeHost
+from support.rdma_nics import add_nic
 from support.sampling import sampling
 
 from agent.host.live_host import LiveClock
@@ -16,7 +16,7 @@ HOUR = 3600
 
 async def test_steps_of_the_wall_clock_change_no_order_and_miss_no_tick() -> None:
     host = FakeHost()
-    add_card(host)
+    add_nic(host)
     async with sampling(host, [RdmaSource()]) as run:
         for step in (0, -HOUR, 2 * HOUR, -10 * 365 * 24 * HOUR):
             run.clock.step_wall(step)
@@ -33,7 +33,7 @@ async def test_steps_of_the_wall_clock_change_no_order_and_miss_no_tick() -> Non
 async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
     """The boot clock continues; the missed readings of the hour are not repeated."""
     host = FakeHost()
-    add_card(host)
+    add_nic(host)
     async with sampling(host, [RdmaSource()]) as run:
         await run.step(HOUR)
         status = run.sampler.statuses["rdma"]
@@ -50,7 +50,7 @@ async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
 async def test_ticks_lie_on_a_grid_that_all_nodes_share() -> None:
     """Periods are counted from boot, not from the agent's start: no drift, and one wake-up."""
     host = FakeHost()
-    add_card(host)
+    add_nic(host)
     host.clock.advance(0.3)
     async with sampling(host, [RdmaSource(period_seconds=1.0)]) as run:
         await run.step(0.7)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support import pages
 from support.gpus import GIBIBYTE, add_gpus
-from support.h100 import LINKS, MEBIBYTE, fields, gpm, h100, told
+from support.h100 import LINKS, MEBIBYTE, add_answers, fields, gpm, h100
 from support.machine import DENIED, FakeHost
 from support.mig import cut
 from support.reading import read_once
@@ -139,7 +139,7 @@ def test_large_counts_stay_exact_and_shares_are_not_rounded():
 
 def test_every_sample_has_the_labels_of_its_gpu():
     host = h100()
-    told(host, 1, MinorNumber=5)
+    add_answers(host, 1, MinorNumber=5)
     second = {"gpu": "1", "UUID": "GPU-1", "pci_bus_id": "00000000:02:00.0", "device": "nvidia5"}
     wanted = {"0": LABELS, "1": LABELS | second}
     found = {dict(labels)["gpu"]: dict(labels) for _, labels in samples(page(host))}
@@ -195,7 +195,9 @@ def test_a_partitioned_gpu_exports_each_instance_once_and_the_rest_as_a_whole():
 def test_unreadable_values_are_omitted_and_never_zero():
     host = h100()
     whole = of_gpu(page(host))
-    told(host, 0, PowerUsage=NvmlError(999), MemoryInfo={"total": GIBIBYTE, "used": 9, "free": 1})
+    add_answers(
+        host, 0, PowerUsage=NvmlError(999), MemoryInfo={"total": GIBIBYTE, "used": 9, "free": 1}
+    )
     fields(host, 0, {82: NvmlError(4), "161:3": [999, 0]})
     missing = {"DEV_POWER_USAGE", "DEV_FB_USED", "DEV_FB_RESERVED", "DEV_FB_USED_PERCENT"}
     host.calls |= {key: NvmlError(3) for key in host.calls if key.startswith("nvml.nvmlGpm")}

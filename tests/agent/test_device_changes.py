@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.cards import INFINIBAND, add_card, remove_card
 from support.machine import NO_DEVICE, FakeHost
+from support.rdma_nics import INFINIBAND, add_nic, remove_nic
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
@@ -24,9 +24,9 @@ def devices(frame: Frame) -> set[str]:
 
 async def test_a_nic_that_appears_gets_columns_with_the_next_probe() -> None:
     host = FakeHost()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
-        add_card(host, "mlx5_1")
+        add_nic(host, "mlx5_1")
         await run.step()
         assert devices(run.frames[-1]) == {"mlx5_0"}
         await run.step(60)
@@ -37,10 +37,10 @@ async def test_a_nic_that_appears_gets_columns_with_the_next_probe() -> None:
 
 async def test_a_nic_that_vanishes_is_gone_first_and_then_no_column() -> None:
     host = FakeHost()
-    add_card(host, "mlx5_0")
-    add_card(host, "mlx5_1")
+    add_nic(host, "mlx5_0")
+    add_nic(host, "mlx5_1")
     async with sampling(host, [RdmaSource()]) as run:
-        remove_card(host, "mlx5_1")
+        remove_nic(host, "mlx5_1")
         await run.step()
         found = readings(run.frames[-1])
         assert {r for (_, key), r in found.items() if key[0] == "mlx5_1"} == {Absent.GONE}
@@ -53,15 +53,15 @@ async def test_a_nic_that_vanishes_is_gone_first_and_then_no_column() -> None:
 
 async def test_the_last_nic_leaves_an_unsupported_source_and_may_come_back() -> None:
     host = FakeHost()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
-        remove_card(host, "mlx5_0")
+        remove_nic(host, "mlx5_0")
         await run.step()
         assert run.sampler.statuses["rdma"].state == FAILED
         await run.step(5)
         status = run.sampler.statuses["rdma"]
         assert (status.state, status.frame) == (UNSUPPORTED, None)
-        add_card(host, "mlx5_0")
+        add_nic(host, "mlx5_0")
         await run.step(60)
         assert run.sampler.statuses["rdma"].state == OK
         sequences = [frame.sequence for frame in run.frames]
@@ -70,7 +70,7 @@ async def test_the_last_nic_leaves_an_unsupported_source_and_may_come_back() -> 
 
 async def test_new_firmware_is_a_new_schema() -> None:
     host = FakeHost()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
         host.files[f"{INFINIBAND}/mlx5_0/fw_ver"] = "28.41.1000"
         await run.step(60)
@@ -84,7 +84,7 @@ async def test_new_firmware_is_a_new_schema() -> None:
 async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
     """A schema is sent once: an unnecessary one would cost every node of a cluster."""
     host = FakeHost()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     async with sampling(host, [RdmaSource()]) as run:
         for _ in range(5):
             await run.step(60)
@@ -93,7 +93,7 @@ async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
 
 async def test_a_nic_in_reset_comes_back_without_a_new_schema() -> None:
     host = FakeHost()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     counter = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
     async with sampling(host, [RdmaSource()]) as run:
         host.files[counter] = NO_DEVICE
@@ -131,7 +131,7 @@ class FaultySource(SourceWithoutResources):
 
 async def test_a_mistake_in_one_source_ends_no_other() -> None:
     host, faulty = FakeHost(), FaultySource()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     async with sampling(host, [faulty, RdmaSource()]) as run:
         await run.step()
         status = run.sampler.statuses["faulty"]
@@ -144,7 +144,7 @@ async def test_a_mistake_in_one_source_ends_no_other() -> None:
 
 def test_facts_name_the_device_of_a_port() -> None:
     host = FakeHost()
-    add_card(host, "mlx5_0")
+    add_nic(host, "mlx5_0")
     place = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0"
     host.links[f"{INFINIBAND}/mlx5_0/device"] = place
     host.links["/sys/bus/pci/devices/0000:3b:00.0"] = place

@@ -30,7 +30,7 @@ MEMORY = "railscope_gpu_memory_used_byte_seconds_total"
 UTILIZATION = "nvml.nvmlDeviceGetUtilizationRates(0)"
 MEMORY_INFO = "nvml.nvmlDeviceGetMemoryInfo(0)"
 KIBIBYTES = 20 * GIBIBYTE // 1024
-"""State of the GPUs of `add_gpus`."""
+"""Memory that the GPUs of `add_gpus` have in use."""
 
 STEPS = st.integers(1, LONGEST_SAMPLE_NS)
 PERCENT = st.integers(0, 100)

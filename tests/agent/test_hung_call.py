@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
-from support.cards import add_card
 from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.pages import Sample, sample, samples
+from support.rdma_nics import add_nic
 from support.reading import ORIGIN, readings
 from support.sampling import Sampling, sampling
 
@@ -66,7 +66,7 @@ def stuck() -> Iterator[BlockedAnswer]:
 def host() -> FakeHost:
     host = FakeHost()
     add_gpus(host, 2)
-    add_card(host)
+    add_nic(host)
     return host
 
 
@@ -176,7 +176,7 @@ async def test_no_more_threads_are_left_behind_than_the_bound(
 async def test_a_hung_file_of_one_nic_delays_no_other_nic(
     host: FakeHost, stuck: BlockedAnswer
 ) -> None:
-    add_card(host, "mlx5_1")
+    add_nic(host, "mlx5_1")
     path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
     content, host.files[path] = host.files[path], lambda: str(stuck())
     async with sampling(host, [RdmaSource()], SHORT) as run:

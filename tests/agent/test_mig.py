@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.gpus import host_with_gpus
-from support.mig import GIBIBYTE, cut, mend
+from support.mig import GIBIBYTE, cut, disable_mig
 from support.reading import numbers, readings
 from support.sampling import Sampling, sampling
 
@@ -64,7 +64,7 @@ async def test_devices_come_and_go_within_two_reads() -> None:
         await run.step(5)
         await run.step(5)
         assert devices(run.of("mig")[-1]) == changed
-        mend(host, 0)
+        disable_mig(host, 0)
         await run.step(5)
         await run.step(5)
         assert devices(run.of("mig")[-1]) == set()
@@ -86,7 +86,7 @@ async def test_support_of_the_whole_gpu_is_probed_again_after_partitioning() -> 
         host.calls[UTILIZATION] = NvmlError(3, "Not Supported")
         await run.step(5)
         assert readings(run.of("gpu")[-1])[RATIO] is Absent.UNSUPPORTED
-        mend(host, 0)
+        disable_mig(host, 0)
         host.calls[UTILIZATION] = healthy
         await run.step(5)
         await run.step(1)

@@ -138,8 +138,8 @@ def test_a_module_that_the_host_calibrates():
     eeprom = sfp28_sr().write(92, 0x58)
     eeprom.write(56, *struct.pack(">5f", 0, 0, 0, 2, 100), address=0x51)
     for at in (76, 80, 88):
-        eeprom.words(at, 256, 0, address=0x51)
-    eeprom.words(84, 384, 256, address=0x51)
+        eeprom.store(at, 256, 0, address=0x51)
+    eeprom.store(84, 384, 256, address=0x51)
     answer, plain = decode(eeprom.read), decode(sfp28_sr().read)
     assert answer["temperature_millicelsius"] == 53_500
     assert answer["voltage_microvolts"] == plain["voltage_microvolts"]
@@ -236,7 +236,7 @@ def test_a_module_of_50_gigabit_lanes():
 def test_a_module_without_thresholds():
     eeprom = qsfp28_sr4()
     for at in (128, 176, 192):
-        eeprom.words(at, 0, 0, 0, 0, page=0x03)
+        eeprom.store(at, 0, 0, 0, 0, page=0x03)
     assert decode(eeprom.read)["thresholds"] == {}
 
 
@@ -297,7 +297,7 @@ def test_missing_measurements_of_a_transceiver():
 
 def test_sixteen_lanes_are_in_two_banks():
     eeprom = osfp_dr4().write(142, 0x01, page=0x01).write(210, 0x00)
-    eeprom.words(186, *range(1, 9), page=0x11, bank=1)
+    eeprom.store(186, *range(1, 9), page=0x11, bank=1)
     answer = decode(eeprom.read)
     assert [lane["receive_power_nanowatts"] for lane in answer["lanes"][8:]] == [
         *range(100, 900, 100)

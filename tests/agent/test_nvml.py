@@ -52,7 +52,7 @@ def asked(key: str) -> tuple[str, list[int | str]]:
 @scenario()
 def test_every_answer_comes_through_as_the_driver_gave_it(standin: Standin) -> None:
     calls = full_gpus(2, cut=[1], virtual=[0])
-    standin.tell(calls)
+    standin.load(calls)
     now = [0]
     nvml = Nvml(lambda: now[0])
     nvml.call("nvmlDeviceGetMigDevices", 1)
@@ -77,7 +77,7 @@ def test_every_answer_comes_through_as_the_driver_gave_it(standin: Standin) -> N
 @scenario()
 def test_every_metric_of_two_samples_comes_through(standin: Standin) -> None:
     calls = full_gpus(2, cut=[1])
-    standin.tell(calls)
+    standin.load(calls)
     now = [0]
     nvml = Nvml(lambda: now[0])
     nvml.call("nvmlDeviceGetMigDevices", 1)
@@ -117,7 +117,7 @@ def test_a_field_has_the_width_of_its_type(standin: Standin) -> None:
     calls = {
         f"nvml.nvmlDeviceGetFieldValues(0,{entry})": pair for entry, (pair, _) in FIELDS.items()
     }
-    standin.tell({"nvml.nvmlDeviceGetCount()": 1} | calls)
+    standin.load({"nvml.nvmlDeviceGetCount()": 1} | calls)
     for _ in range(2):
         values, codes = Nvml().call("nvmlDeviceGetFieldValues", 0, *FIELDS, 700, "700:3")
         assert values == [*(value for _, value in FIELDS.values()), 0, 0]
@@ -128,7 +128,7 @@ def test_a_field_has_the_width_of_its_type(standin: Standin) -> None:
 def test_a_batch_can_fail_as_a_whole(standin: Standin) -> None:
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetFieldValues(0,82)"] = error(999)
-    standin.tell(calls)
+    standin.load(calls)
     assert code_of(Nvml(), "nvmlDeviceGetFieldValues", 0, 83, 82) == 999
 
 
@@ -137,7 +137,7 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetTemperature(0,0)"] = 61
     calls["nvml.nvmlDeviceGetCurrentClocksThrottleReasons(0)"] = 0x4
-    standin.tell(calls)
+    standin.load(calls)
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetTemperatureV", 0, 0) == 13
     found = readings(read_once(GpuSource.load(), host).frame)
@@ -152,7 +152,7 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
 def test_a_driver_without_reserved_memory_reports_memory(
     standin: Standin,
 ) -> None:
-    standin.tell(full_gpus(1))
+    standin.load(full_gpus(1))
     host = StandinHost()
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(2):
@@ -172,7 +172,7 @@ def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) ->
     fabric = calls.pop("nvml.nvmlDeviceGetGpuFabricInfoV(0)")
     older = {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
     calls["nvml.nvmlDeviceGetGpuFabricInfo(0)"] = older
-    standin.tell(calls)
+    standin.load(calls)
     host = StandinHost()
     assert host.nvml.call("nvmlDeviceGetGpuFabricInfo", 0) == older
     frame = read_once(GpuSource.health(), host).frame
@@ -190,7 +190,7 @@ def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) ->
 
 @scenario(hidden=["nvmlDeviceGetMarginTemperature", "nvmlGpmQueryDeviceSupport"])
 def test_a_function_missing_from_driver_and_binding_is_unknown(standin: Standin) -> None:
-    standin.tell(full_gpus(1))
+    standin.load(full_gpus(1))
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetMagic", 0) == 13
     assert code_of(host.nvml, "nvmlDeviceGetMarginTemperature", 0) == 13
@@ -206,7 +206,7 @@ def test_missing_features_of_a_device_are_not_supported(standin: Standin) -> Non
     del calls["nvml.nvmlDeviceGetSramEccErrorStatus(0)"]
     calls["nvml.nvmlDeviceGetRemappedRows(0)"] = error(3)
     calls["nvml.nvmlDeviceGetSerial(0)"] = error(4)
-    standin.tell(calls)
+    standin.load(calls)
     nvml = Nvml()
     for function in ("EccMode", "SramEccErrorStatus", "RemappedRows"):
         assert code_of(nvml, f"nvmlDeviceGet{function}", 0) == 3
@@ -223,7 +223,7 @@ def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: S
         "rackGuid": "RACK", "chassisPhysicalSlotNumber": "\x09", "computeSlotIndex": "\x02",
         "nodeIndex": "\x01", "peerType": "\x00", "moduleId": "\x03",
     }  # fmt: skip
-    standin.tell(calls)
+    standin.load(calls)
     nvml = Nvml()
     for function, expected in (("GpuFabricInfoV", fabric), ("PlatformInfo", place)):
         answer = nvml.call(f"nvmlDeviceGet{function}", 0)
@@ -234,7 +234,7 @@ def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: S
 
 @scenario()
 def test_a_wrong_version_of_a_structure_is_refused(standin: Standin) -> None:
-    standin.tell(full_gpus(1))
+    standin.load(full_gpus(1))
     Nvml().call("nvmlDeviceGetCount")
     import pynvml  # noqa: PLC0415 - it must not be loaded before the library is there
 
@@ -257,7 +257,7 @@ def test_a_list_is_requested_until_the_buffer_is_large_enough(standin: Standin) 
     calls = full_gpus(1, virtual=[0])
     calls["nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"] = []
     calls["nvml.nvmlDeviceGetRetiredPages(0,0)"] = []
-    standin.tell(calls)
+    standin.load(calls)
     nvml = Nvml()
     for function, symbol, arguments, asked_for in (
         ("ComputeRunningProcesses", "ComputeRunningProcesses_v3", [], 2),
@@ -276,7 +276,7 @@ def test_a_list_is_requested_until_the_buffer_is_large_enough(standin: Standin) 
 def test_text_that_is_none_costs_its_own_fact_only(standin: Standin) -> None:
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetSerial(0)"] = "\udcff\udcfe"
-    standin.tell(calls)
+    standin.load(calls)
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetSerial", 0) == 999
     outcome = read_once(GpuSource.load(), host)

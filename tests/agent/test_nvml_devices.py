@@ -27,7 +27,7 @@ def of_mig(run: Readers, gpu: int, uuid: str, stream: str = "mig") -> dict[str, 
 
 @scenario()
 def test_mig_devices_are_found_with_the_holes_between_them(standin: Standin) -> None:
-    standin.tell(full_gpus(2, cut=[1]))
+    standin.load(full_gpus(2, cut=[1]))
     nvml = Nvml()
     assert nvml.call("nvmlDeviceGetMigDevices", 0) == []
     assert nvml.call("nvmlDeviceGetMigDevices", 1) == [
@@ -60,7 +60,7 @@ def test_where_a_mig_device_lies_takes_a_privilege(standin: Standin) -> None:
     calls = full_gpus(1, cut=[0])
     for device in calls["nvml.nvmlDeviceGetMigDevices(0)"]:
         del device["start"], device["size"]
-    standin.tell(calls)
+    standin.load(calls)
     answer = Nvml().call("nvmlDeviceGetMigDevices", 0)
     assert answer == calls["nvml.nvmlDeviceGetMigDevices(0)"]
 
@@ -68,13 +68,13 @@ def test_where_a_mig_device_lies_takes_a_privilege(standin: Standin) -> None:
 @scenario()
 def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
     plain, cut = full_gpus(2), full_gpus(2, cut=[1])
-    standin.tell(plain)
+    standin.load(plain)
     run = Readers(StandinHost(), nvml_sources())
     run.tick()
     run.tick()
     mode = run.of(1, "mig")
     assert mode["railscope_gpu_mig_devices", ("GPU-1",)] == 0
-    standin.tell(cut)
+    standin.load(cut)
     assert standin.event(1, MIG_CHANGE) == 1
     for _ in range(4):
         run.tick()
@@ -86,7 +86,7 @@ def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
         activity = of_mig(run, 1, uuid, "gpu_activity")
         assert activity["railscope_mig_sm_activity_ratio"] == sm * 10_000
     held = standin.count("samples")
-    standin.tell(plain)
+    standin.load(plain)
     for _ in range(4):
         run.tick()
     assert not run.problems
@@ -98,13 +98,13 @@ def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
 @scenario()
 def test_a_mig_device_that_is_gone_is_known_no_more(standin: Standin) -> None:
     calls = full_gpus(1, cut=[0])
-    standin.tell(calls)
+    standin.load(calls)
     now = [0]
     nvml = Nvml(lambda: now[0])
     nvml.call("nvmlDeviceGetMigDevices", 0)
     assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-2", 2) == 27
     (first, _) = calls["nvml.nvmlDeviceGetMigDevices(0)"]
-    standin.tell(calls | {"nvml.nvmlDeviceGetMigDevices(0)": [first]})
+    standin.load(calls | {"nvml.nvmlDeviceGetMigDevices(0)": [first]})
     assert code_of(nvml, "nvmlDeviceGetName", "MIG-0-2") == 2, "its handle is stale"
     assert code_of(nvml, "nvmlDeviceGetName", "MIG-0-2") == 6, "and was thrown away"
     assert standin.count("samples") == 0
@@ -114,14 +114,14 @@ def test_a_mig_device_that_is_gone_is_known_no_more(standin: Standin) -> None:
 @scenario()
 def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin) -> None:
     calls = full_gpus(1, cut=[0])
-    standin.tell(calls)
+    standin.load(calls)
     now = [0]
     nvml = Nvml(lambda: now[0])
     nvml.call("nvmlDeviceGetMigDevices", 0)
     assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27
     (first, second) = calls["nvml.nvmlDeviceGetMigDevices(0)"]
     moved = [first | {"gpu": 1}, second]
-    standin.tell(calls | {"nvml.nvmlDeviceGetMigDevices(0)": moved})
+    standin.load(calls | {"nvml.nvmlDeviceGetMigDevices(0)": moved})
     assert nvml.call("nvmlDeviceGetMigDevices", 0) == moved
     now[0] += SHORTEST_NS
     assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27, "the instance starts again"
@@ -133,7 +133,7 @@ def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin)
 
 @scenario()
 def test_samples_are_compared_when_they_are_far_enough_apart(standin: Standin) -> None:
-    standin.tell(full_gpus(1))
+    standin.load(full_gpus(1))
     now = [0]
     nvml = Nvml(lambda: now[0])
     assert code_of(nvml, "nvmlGpmMetricsGet", 0, 2) == 27
@@ -153,7 +153,7 @@ def test_samples_are_compared_when_they_are_far_enough_apart(standin: Standin) -
 def test_without_the_hardware_there_is_no_sample(standin: Standin) -> None:
     calls = full_gpus(1)
     calls |= {key: error(3) for key in calls if "GpmMetricsGet" in key}
-    standin.tell(calls)
+    standin.load(calls)
     assert code_of(Nvml(), "nvmlGpmMetricsGet", 0, 2) == 3
     assert standin.count("samples") == 0
 
@@ -168,7 +168,7 @@ def use(pid: int, stamp: int) -> dict[str, int]:
 def test_the_use_of_processes_goes_on_from_the_last_sample(standin: Standin) -> None:
     key = "nvml.nvmlDeviceGetProcessUtilization(0)"
     calls = full_gpus(1) | {key: [use(1, 100), use(2, 101)]}
-    standin.tell(calls)
+    standin.load(calls)
     nvml = Nvml()
 
     def used() -> list[int]:
@@ -176,11 +176,11 @@ def test_the_use_of_processes_goes_on_from_the_last_sample(standin: Standin) -> 
 
     assert used() == [1, 2]
     assert code_of(nvml, "nvmlDeviceGetProcessUtilization", 0) == 6, "there is none since"
-    standin.tell(calls | {key: [use(1, 100), use(2, 101), use(3, 102), use(1, 103)]})
+    standin.load(calls | {key: [use(1, 100), use(2, 101), use(3, 102), use(1, 103)]})
     assert used() == [3, 1]
-    standin.tell(calls | {key: []})
+    standin.load(calls | {key: []})
     assert used() == [], "nvidia-ml-py raises SUCCESS for this"
-    standin.tell(calls | {key: [use(2, 103), use(4, 104)]})
+    standin.load(calls | {key: [use(2, 103), use(4, 104)]})
     assert used() == [4]
 
 
@@ -190,11 +190,11 @@ def test_samples_go_on_from_the_last_and_follow_a_clock_that_was_set_back(
 ) -> None:
     key, nvml = "nvml.nvmlDeviceGetSamples(0,1)", Nvml()
     base = {"nvml.nvmlDeviceGetCount()": 1}
-    standin.tell(base | {key: [[1000, 10], [2000, 20]]})
+    standin.load(base | {key: [[1000, 10], [2000, 20]]})
     assert nvml.call("nvmlDeviceGetSamples", 0, 1) == [[1000, 10], [2000, 20]]
-    standin.tell(base | {key: [[1000, 10], [2000, 20], [3000, 30]]})
+    standin.load(base | {key: [[1000, 10], [2000, 20], [3000, 30]]})
     assert nvml.call("nvmlDeviceGetSamples", 0, 1) == [[3000, 30]]
-    standin.tell(base | {key: [[500, 40]]})
+    standin.load(base | {key: [[500, 40]]})
     assert nvml.call("nvmlDeviceGetSamples", 0, 1) == []
     assert nvml.call("nvmlDeviceGetSamples", 0, 1) == [[500, 40]]
 
@@ -205,7 +205,7 @@ def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
     calls = full_gpus(1, virtual=[0])
     (vgpu,) = calls["nvml.nvmlDeviceGetActiveVgpus(0)"]
     calls[f"nvml.nvmlVgpuInstanceGetFbUsage({vgpu})"] = 40 << 30
-    standin.tell(calls)
+    standin.load(calls)
     nvml = Nvml()
     assert nvml.call("nvmlVgpuInstanceGetFbUsage", vgpu) == 40 << 30
     assert code_of(nvml, "nvmlVgpuInstanceGetFbUsage", 5) == 3
@@ -213,7 +213,7 @@ def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
 
 @scenario()
 def test_events_are_numbered_and_reported_again(standin: Standin) -> None:
-    standin.tell(full_gpus(2) | {"nvml.nvmlEventSetWait()": []})
+    standin.load(full_gpus(2) | {"nvml.nvmlEventSetWait()": []})
     nvml = Nvml()
     assert nvml.call("nvmlEventSetWait") == []
     standin.event(1, XID, 94, 3, 0)
@@ -229,7 +229,7 @@ def test_events_are_numbered_and_reported_again(standin: Standin) -> None:
 
 @scenario()
 def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: Standin) -> None:
-    standin.tell(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
+    standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
     nvml = Nvml()
     nvml.call("nvmlEventSetWait")
     assert [standin.event(0, kind) for kind in (0x4, 0x10, 0x8000)] == [0, 0, 1]
@@ -239,20 +239,20 @@ def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: Stand
 def test_a_gpu_is_followed_for_the_events_it_has(standin: Standin) -> None:
     calls = full_gpus(2) | {"nvml.nvmlEventSetWait()": []}
     supported = "nvml.nvmlDeviceGetSupportedEventTypes"
-    standin.tell(calls | {f"{supported}(0)": XID, f"{supported}(1)": error(3)})
+    standin.load(calls | {f"{supported}(0)": XID, f"{supported}(1)": error(3)})
     nvml = Nvml()
     assert nvml.call("nvmlEventSetWait") == []
     received = [standin.event(gpu, kind) for gpu, kind in ((0, XID), (0, MIG_CHANGE), (1, XID))]
     assert received == [1, 0, 0]
     nvml.close()
-    standin.tell(calls | {f"{supported}(0)": 0, f"{supported}(1)": error(3)})
+    standin.load(calls | {f"{supported}(0)": 0, f"{supported}(1)": error(3)})
     assert code_of(nvml, "nvmlEventSetWait") == 3
     assert standin.count("event_sets") == 0
 
 
 @scenario()
 def test_a_mig_change_is_an_event_of_the_agent(standin: Standin) -> None:
-    standin.tell(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
+    standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
     run = Readers(StandinHost(), nvml_sources())
     run.tick()
     standin.event(0, MIG_CHANGE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from support.cards import add_card
 from support.full_gpus import full_gpus, nvml_sources
+from support.rdma_nics import add_nic
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
 from support.standin import DRIVER, LIBRARY, Readers, Standin, StandinHost, build, code_of, scenario
@@ -45,7 +45,7 @@ def events(nvml: Nvml) -> list[list[int]]:
 
 def start_sources(standin: Standin, count: int = 2) -> Readers:
     """All sources on so many GPUs, after two reads."""
-    standin.tell(quiet_gpus(count))
+    standin.load(quiet_gpus(count))
     run = Readers(StandinHost(), nvml_sources())
     run.tick()
     run.tick()
@@ -93,7 +93,7 @@ def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin
 @scenario()
 def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
     """An Xid, and then the bus is dead: both wait in the set at the next call."""
-    standin.tell(quiet_gpus(2))
+    standin.load(quiet_gpus(2))
     nvml = Nvml()
     assert events(nvml) == []
     standin.event(1, XID, 79)
@@ -107,7 +107,7 @@ def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
 
 @scenario()
 def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
-    standin.tell(quiet_gpus(2))
+    standin.load(quiet_gpus(2))
     nvml = Nvml()
     events(nvml)
     standin.fail(1, 15)
@@ -117,7 +117,7 @@ def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
 
 @scenario()
 def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: Standin) -> None:
-    standin.tell(quiet_gpus(2))
+    standin.load(quiet_gpus(2))
     nvml = Nvml()
     events(nvml)
     standin.fail(1, 15)
@@ -135,7 +135,7 @@ def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: Stan
 def test_an_argument_that_is_wrong_costs_no_handle(standin: Standin) -> None:
     calls = quiet_gpus(2)
     calls["nvml.nvmlDeviceGetFanSpeed_v2(0,9)"] = error(2)
-    standin.tell(calls)
+    standin.load(calls)
     nvml = Nvml()
     events(nvml)
     standin.event(1, XID, 13)
@@ -206,12 +206,12 @@ def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin)
     calls = quiet_gpus(2)
     run = start_sources(standin)
     healthy = run.of(0, "gpu_activity")
-    standin.tell(calls | {"nvml.nvmlGpmSampleGet(0)": error(4)})
+    standin.load(calls | {"nvml.nvmlGpmSampleGet(0)": error(4)})
     run.tick()
     assert set(run.of(0, "gpu_activity").values()) == {Absent.DENIED}
     assert Absent.DENIED not in run.of(1, "gpu_activity").values()
     assert Absent.DENIED not in run.of(0).values()
-    standin.tell(calls)
+    standin.load(calls)
     run.tick()
     assert set(run.of(0, "gpu_activity").values()) == {Absent.NOT_DUE}
     run.tick()
@@ -220,9 +220,9 @@ def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin)
 
 @scenario()
 async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: Standin) -> None:
-    standin.tell(quiet_gpus(2))
+    standin.load(quiet_gpus(2))
     host = StandinHost()
-    add_card(host)
+    add_nic(host)
     host.nvml.call("nvmlDeviceGetCount")
     sources = [*nvml_sources(), RdmaSource()]
     async with sampling(host, sources, SHORT) as run:
@@ -251,7 +251,7 @@ async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: Standin) ->
 
 @scenario()
 def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin) -> None:
-    standin.tell(quiet_gpus(1))
+    standin.load(quiet_gpus(1))
     nvml, answers = Nvml(), list[Json]()
     nvml.call("nvmlDeviceGetCount")
     standin.hang()
@@ -282,7 +282,7 @@ def test_all_is_given_back_at_the_end(standin: Standin) -> None:
 @scenario()
 def test_the_agents_own_host_reads_every_source(standin: Standin) -> None:
     calls = full_gpus(2, virtual=[1])
-    standin.tell(calls)
+    standin.load(calls)
     host = LiveHost()
     readers = [SourceReader(source, host, ORIGIN) for source in nvml_sources()]
     pause = threading.Event()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import nvml_mock
-from support.gpu_readings import Told, read_gpus
+from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvml_mock import Profile
 from support.shared import captured
@@ -170,7 +170,7 @@ OURS_ALSO = {
 
 
 @cache
-def read(name: str) -> tuple[Profile, Told]:
+def read(name: str) -> tuple[Profile, GpuReadings]:
     written = nvml_mock.profile(captured(f"nvml-mock/{name}.yaml"))
     host = FakeHost()
     host.calls |= nvml_mock.answers(written)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.cards import INFINIBAND
 from support.cases import CASES
 from support.pages import Sample, sample, samples
+from support.rdma_nics import INFINIBAND
 from support.tree import HOSTNAME, make_tree
 
 from agent.cli import agent

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from support.cards import add_card
 from support.clock import ManualClock
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.pages import Sample, sample, samples
+from support.rdma_nics import add_nic
 from support.sampling import sampling
 
 from agent.endpoint.http_server import HttpServer
@@ -46,7 +46,7 @@ async def served(
 
 def host_with_nic() -> FakeHost:
     host = FakeHost()
-    add_card(host)
+    add_nic(host)
     add_gpus(host, 1)
     return host
 

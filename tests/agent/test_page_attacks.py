@@ -7,10 +7,10 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from support.cards import add_card
 from support.framing import FRAMINGS, SMUGGLED
 from support.gpus import add_gpus
 from support.machine import FakeHost
+from support.rdma_nics import add_nic
 from support.sampling import sampling
 
 from agent.endpoint.http_server import HttpServer
@@ -27,7 +27,7 @@ NEGATIVE = "port_xmit_packets"
 async def port() -> AsyncIterator[int]:
     """Port of a metrics endpoint with a NIC whose counter is negative and a GPU whose name reverses text."""
     host = FakeHost()
-    add_card(host)
+    add_nic(host)
     add_gpus(host, 1)
     path = next(p for p in host.files if p.endswith(NEGATIVE))
     host.files[path] = "-5\n"

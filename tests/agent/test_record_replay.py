@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.cards import INFINIBAND
 from support.clock import NS, ManualClock
 from support.gpus import of_gpu
 from support.machine import FakeHost
 from support.pages import samples
 from support.pci_bus import add_nic
+from support.rdma_nics import INFINIBAND
 from support.reading import ORIGIN, read_once
 from support.tree import HOSTNAME, TreeHost, make_tree
 
@@ -55,7 +55,7 @@ def nothing(host: TreeHost, root: Path) -> None:
 
 def traffic(host: TreeHost, root: Path) -> None:
     counter(root, "mlx5_0").write_text("12345678901234567890")
-    host.tell_card(2)
+    host.set_counters(2)
     (root / "sys/class/powercap/intel-rapl:0/energy_uj").write_text("240822366267\n")
     (root / "proc/net/softnet_stat").write_text("00000001 00000012 00000003\n")
 

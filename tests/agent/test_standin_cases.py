@@ -102,7 +102,7 @@ def compare(standin: Standin, case: str) -> None:
     }
     for number in range(ROUNDS):
         clock.advance(1)
-        standin.tell(calls, number * SECOND_US)
+        standin.load(calls, number * SECOND_US)
         for name in hosts:
             results[name].read(readers[name])
     replay, binding = results["replay"], results["binding"]

@@ -46,7 +46,7 @@ def test_links_agree_with_files_and_psutil(scenario: str, nic: str, second: int)
 @pytest.mark.parametrize("nic", NICS)
 def test_ports_are_lossless_for_rdma_and_for_nothing_else(nic: str) -> None:
     seen = Seen(run(nic=nic), 0)
-    for interface in seen.cards():
+    for interface in seen.nic_interfaces():
         dcb = seen.netlink("dcb", interface)
         assert dcb["pfc"]["enabled"] == [3]
         assert {a["protocol"]: a["priority"] for a in dcb["applications"]} == {26: 3, 48: 6}
@@ -87,7 +87,7 @@ def test_what_a_driver_does_not_do_is_refused() -> None:
 def test_pause_and_correction_are_counted_as_in_the_statistics(scenario: str, nic: str) -> None:
     for second in (0, SECONDS):
         seen = Seen(run(scenario, nic), second)
-        for interface in seen.cards():
+        for interface in seen.nic_interfaces():
             found = seen.statistics(interface)
             pfc = seen.netlink("dcb", interface)["pfc"]
             names = {
@@ -114,7 +114,7 @@ def test_optics_have_measurements_and_copper_has_none(nic: str) -> None:
     capture = run(nic=nic)
     for second in (0, SECONDS):
         seen = Seen(capture, second)
-        modules = {name: seen.netlink("module", name) for name in seen.cards()}
+        modules = {name: seen.netlink("module", name) for name in seen.nic_interfaces()}
         assert len({module["serial"] for module in modules.values()}) == 10
         copper = [module for module in modules.values() if module["media"] == "passive copper"]
         assert len(copper) == 2
@@ -206,7 +206,7 @@ def test_gids_name_the_interface_and_their_type() -> None:
 def test_directories_of_interfaces_lead_to_the_device_and_back(nic: str) -> None:
     capture = run(nic=nic)
     start, seen = capture.moments[0], Seen(capture, 0)
-    for interface in seen.cards():
+    for interface in seen.nic_interfaces():
         directory = f"/sys/class/net/{interface}"
         assert {"device", "carrier", "mtu", "phys_port_name"} <= set(start.names[directory])
         (device,) = start.names[f"{directory}/device/infiniband"]
@@ -221,5 +221,7 @@ def test_directories_of_interfaces_lead_to_the_device_and_back(nic: str) -> None
         }
         assert files | {"driver", "net", "infiniband"} <= set(start.names[f"{directory}/device"])
     assert "device" not in start.names["/sys/class/net/lo"]
-    reported = {name for name in seen.cards() if "ecn" in start.names[f"/sys/class/net/{name}"]}
+    reported = {
+        name for name in seen.nic_interfaces() if "ecn" in start.names[f"/sys/class/net/{name}"]
+    }
     assert len(reported) == {"cx7": 10, "mixed": 6}.get(nic, 0)

@@ -91,7 +91,7 @@ class SteppedCallTime(CallTime):
         self._hanging.add(threading.get_ident())
         time.sleep(seconds)
 
-    async def settled(self, agent: Agent, clock: ManualClock) -> None:
+    async def wait_until_idle(self, agent: Agent, clock: ManualClock) -> None:
         """Wait until all families sleep; those that wait for a hung call have their timeouts."""
         count = families(agent.sampler.sources)
         while clock.sleepers < count:
@@ -126,7 +126,7 @@ async def pages(
         for scrape in range((seconds - skipped) // SCRAPE_SECONDS + 1):
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
-            await call_time.settled(agent, clock)
+            await call_time.wait_until_idle(agent, clock)
             yield agent.endpoint.text(TextFormat.PROMETHEUS)
     finally:
         over.set()

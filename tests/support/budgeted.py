@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from support.cards import INFINIBAND, add_card
 from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metering import FakeMeter
 from support.pages import Sample, samples
+from support.rdma_nics import INFINIBAND, add_nic
 from support.sampling import Sampling, sampling
 
 from agent.config import BudgetSettings
@@ -28,7 +28,7 @@ from railscope.frame import Event
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
-SETTLED_SECONDS = 61
+WARM_UP_SECONDS = 61
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Machine:
     meter: FakeMeter = field(default_factory=FakeMeter)
     gpu_cpu_ms: float = 0.5
     gpu_wall_seconds: float = 0.0
-    card_cpu_ms: float = 1.0
+    nic_cpu_ms: float = 1.0
 
     def __post_init__(self) -> None:
         add_gpus(self.host, 1)
-        add_card(self.host)
+        add_nic(self.host)
         power, packets = self.host.calls[POWER], self.host.files[COUNTER]
 
         def ask_power() -> int:
@@ -53,7 +53,7 @@ class Machine:
             return int(power)
 
         def count_packets() -> str:
-            self.meter.spend(self.card_cpu_ms)
+            self.meter.spend(self.nic_cpu_ms)
             return str(packets)
 
         self.host.calls[POWER] = ask_power
@@ -115,7 +115,7 @@ async def kept(machine: Machine, budget: BudgetSettings | None = None) -> AsyncI
     )
     async with sampling(machine.host, sources, prepare=prepare) as run:
         one = Kept(run, keeper)
-        await one.seconds(SETTLED_SECONDS)
+        await one.seconds(WARM_UP_SECONDS)
         yield one
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from support import nvidia_smi_csv as csv, nvidia_smi_text as text
 from support.exporter_pairs import PAIRS
-from support.gpu_readings import Told, read_gpus
+from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import Row, machine
 from support.nvidia_smi_shares import MigDevice, name_processes, shares
@@ -31,13 +31,13 @@ class Case:
     row: Row
     mig_devices: list[MigDevice]
     host: FakeHost
-    told: Told
+    readings: GpuReadings
     page: dict[Sample, float]
 
     def our(self, name: str) -> float | None:
         """Return our number for one of their names."""
         metric, part = PAIRS[name]
-        return self.told.number(f"gpu_{metric}", GPU, *part)
+        return self.readings.number(f"gpu_{metric}", GPU, *part)
 
     @property
     def theirs(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.gpu_readings import Told
+from support.gpu_readings import GpuReadings
 
 from railscope.catalog.gpu import THROTTLE_BITS
 
@@ -116,27 +116,27 @@ for _theirs, _ours in _UNITS.items():
     )
 
 
-def _facts(reported: Told) -> dict[str, str]:
+def _facts(reported: GpuReadings) -> dict[str, str]:
     (facts,) = [dict(facts) for (kind, _), facts in reported.facts.items() if kind == "gpu"]
     return facts
 
 
-def _address(reported: Told) -> list[int]:
+def _address(reported: GpuReadings) -> list[int]:
     """Domain, bus, device and function."""
     return [int(part, 16) for part in _facts(reported)["pci_address"].replace(".", ":").split(":")]
 
 
-def _mask(reported: Told, *, only_active: bool) -> int:
+def _mask(reported: GpuReadings, *, only_active: bool) -> int:
     active = reported.named("gpu_throttle_active")
     return sum(THROTTLE_BITS[key[-1]] for key, on in active.items() if on or not only_active)
 
 
-def _of(reported: Told, metric: str) -> float:
+def _of(reported: GpuReadings, metric: str) -> float:
     (value,) = reported.named(metric).values()
     return value
 
 
-MADE: dict[str, Callable[[Told], float]] = {
+MADE: dict[str, Callable[[GpuReadings], float]] = {
     "clocks_event_reasons_active": lambda reported: _mask(reported, only_active=True),
     "clocks_event_reasons_supported": lambda reported: _mask(reported, only_active=False),
     "encoder_stats_average_latency": lambda t: 1e6 * _of(t, "gpu_encoder_latency_seconds"),

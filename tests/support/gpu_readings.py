@@ -18,7 +18,7 @@ from railscope.reading import Absent
 
 
 @dataclass
-class Told:
+class GpuReadings:
     """Numbers in base units, reasons for absent ones, and the facts of entities by kind."""
 
     numbers: dict[Label, float] = field(default_factory=dict)
@@ -50,9 +50,9 @@ def sources() -> list[Source]:
     ]
 
 
-def read_gpus(host: Host) -> Told:
+def read_gpus(host: Host) -> GpuReadings:
     """Read every GPU source once; none may fail."""
-    reported = Told()
+    reported = GpuReadings()
     for source in sources():
         outcome = read_once(source, host)
         assert outcome.problem == "", f"{source.name}: {outcome.problem}"

@@ -11,7 +11,7 @@ LINKS = 18
 MEBIBYTE = 1 << 20
 
 
-def told(host: FakeHost, gpu: int, **answers: Any) -> None:
+def add_answers(host: FakeHost, gpu: int, **answers: Any) -> None:
     """Set the answers of calls about a GPU, `MemoryInfo` for nvmlDeviceGetMemoryInfo."""
     for name, answer in answers.items():
         host.calls[f"nvml.nvmlDeviceGet{name}({gpu})"] = answer
@@ -36,7 +36,7 @@ def h100() -> FakeHost:
     """Two GPUs, and a kernel log without messages."""
     host = FakeHost()
     add_gpus(host, 2)
-    told(
+    add_answers(
         host,
         0,
         EncoderUtilization=[7, 167_000],

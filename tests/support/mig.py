@@ -22,7 +22,7 @@ def cut(host: FakeHost, index: int, profiles: Sequence[str]) -> list[str]:
     return uuids
 
 
-def mend(host: FakeHost, index: int) -> None:
+def disable_mig(host: FakeHost, index: int) -> None:
     """Make it one GPU again."""
     host.calls[f"nvml.nvmlDeviceGetMigMode({index})"] = [0, 0]
     host.calls[f"nvml.nvmlDeviceGetMigDevices({index})"] = []

@@ -33,7 +33,7 @@ REFUSALS = {
     "Requested functionality has been deprecated": 26,
     "Unknown Error": 999,
 }
-WORDS = {
+TEXTS = {
     "Yes": 1, "No": 0, "Enabled": 1, "Disabled": 0, "Active": 1, "Not Active": 0,
     "Default": 0, "Exclusive_Thread": 1, "Prohibited": 2, "Exclusive_Process": 3,
     "Pascal": 4, "Volta": 5, "Turing": 6, "Ampere": 7, "Ada Lovelace": 8, "Hopper": 9,
@@ -197,8 +197,8 @@ def number(printed: str, scale: int = 1) -> Any:
     reported = text(printed)
     if isinstance(reported, NvmlError):
         return reported
-    if printed in WORDS:
-        return WORDS[printed]
+    if printed in TEXTS:
+        return TEXTS[printed]
     if printed.startswith("0x"):
         return int(printed, 16)
     matched = _NUMBER.fullmatch(printed)
@@ -227,20 +227,22 @@ def members(row: Row, names: Mapping[str, str], scale: int) -> Any:
 
 
 def _with_arguments(row: Row) -> Iterable[tuple[Any, ...]]:
-    def tell(name: str, answer: Callable[[str], Any], *call: Any) -> Iterable[tuple[Any, ...]]:
+    def answers_of(
+        name: str, answer: Callable[[str], Any], *call: Any
+    ) -> Iterable[tuple[Any, ...]]:
         return [(*call, answer(row[name]))] if name in row else []
 
-    yield from tell("temperature.gpu", number, "TemperatureV", 0)
-    yield from tell("fan.speed", number, "FanSpeed_v2", 0)
+    yield from answers_of("temperature.gpu", number, "TemperatureV", 0)
+    yield from answers_of("fan.speed", number, "FanSpeed_v2", 0)
     for place, clock in enumerate(CLOCKS):
-        yield from tell(f"clocks.current.{clock}", number, "ClockInfo", place)
-        yield from tell(f"clocks.max.{clock}", number, "MaxClockInfo", place)
+        yield from answers_of(f"clocks.current.{clock}", number, "ClockInfo", place)
+        yield from answers_of(f"clocks.max.{clock}", number, "MaxClockInfo", place)
     for place, threshold in enumerate(THRESHOLDS):
-        yield from tell(f"temperature.{threshold}", number, "TemperatureThreshold", place)
+        yield from answers_of(f"temperature.{threshold}", number, "TemperatureThreshold", place)
     for place, cause in enumerate(("single_bit_ecc", "double_bit")):
-        yield from tell(f"retired_pages.{cause}.count", _pages, "RetiredPages", place)
+        yield from answers_of(f"retired_pages.{cause}.count", _pages, "RetiredPages", place)
     for entry, (name, scale) in _FIELDS.items():
-        yield from tell(name, partial(_entry_of, scale), "FieldValues", entry)
+        yield from answers_of(name, partial(_entry_of, scale), "FieldValues", entry)
 
 
 def _entry_of(scale: int, printed: str) -> list[int]:

@@ -32,7 +32,7 @@ class Process:
     compute_instance: str = "N/A"
     name: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def answers(self) -> dict[str, Any]:
         """Return the process as in a list of NVML."""
         memory = number(self.memory, MEBIBYTE)
         return {
@@ -88,7 +88,7 @@ def _instance(printed: str) -> int:
 
 def shares(gpu: int, running: Sequence[Process], devices: Sequence[MigDevice] = ()) -> Answers:
     """Return the users of a GPU: the lists of its processes, or those of its MIG devices if MIG-enabled."""
-    told = {f"nvml.nvmlDeviceGetMigDevices({gpu})": [
+    answers = {f"nvml.nvmlDeviceGetMigDevices({gpu})": [
         {
             "uuid": device.uuid, "index": device.index, "gpu": int(device.gpu_instance),
             "compute": int(device.compute_instance),
@@ -102,14 +102,14 @@ def shares(gpu: int, running: Sequence[Process], devices: Sequence[MigDevice] = 
             if (process.gpu_instance, process.compute_instance)
             == (device.gpu_instance, device.compute_instance)
         ]
-        told |= device.answers() | _lists(device.uuid, here)
-    return told or _lists(gpu, running)
+        answers |= device.answers() | _lists(device.uuid, here)
+    return answers or _lists(gpu, running)
 
 
 def _lists(device: int | str, running: Sequence[Process]) -> Answers:
     return {
         f"nvml.nvmlDeviceGet{name}RunningProcesses({device})": [
-            process.told() for process in running if letter in process.contexts
+            process.answers() for process in running if letter in process.contexts
         ]
         for letter, name in _LISTS.items()
     }

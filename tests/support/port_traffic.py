@@ -21,7 +21,7 @@ SERVERS = ("F06-12U-GPU-162", "G10-28U-GPU-196", "I10-28U-GPU-256")
 BASE_BYTES = 2**53 + 4
 """Initial counter values: beyond the precision of a float, and a whole number of words."""
 BASE_PACKETS = 2**40
-_WORD_BYTES = 4
+_UNIT_BYTES = 4
 _NS_PER_MS = 1_000_000
 
 
@@ -68,8 +68,8 @@ class Port:
         for name, value in (
             ("port_rcv_packets", self.received_packets),
             ("port_xmit_packets", self.sent_packets),
-            ("port_rcv_data", self.received_bytes // _WORD_BYTES),
-            ("port_xmit_data", self.sent_bytes // _WORD_BYTES),
+            ("port_rcv_data", self.received_bytes // _UNIT_BYTES),
+            ("port_xmit_data", self.sent_bytes // _UNIT_BYTES),
         ):
             into.files[f"{directory}/{name}"] = f"{value}\n"
 

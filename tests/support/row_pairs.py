@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from support.nvidia_smi import MEBIBYTE, THRESHOLDS, WORDS, number
+from support.nvidia_smi import MEBIBYTE, TEXTS, THRESHOLDS, number
 
 from agent.host import NvmlError
 
@@ -143,7 +143,7 @@ def base_units(name: str, printed: str) -> float | None:
     hundredths = number(printed, 100)
     if isinstance(hundredths, NvmlError):
         return None
-    value = WORDS[printed] if printed in WORDS else hundredths / 100
+    value = TEXTS[printed] if printed in TEXTS else hundredths / 100
     latency = name == "encoder.stats.averageLatency"
     return float(value * (1e-6 if latency else _SCALES.get(name.partition(".")[0], 1)))
 

@@ -33,7 +33,7 @@ class Seen:
         answer = self.call(f"ethtool.statistics({interface})")
         return dict(zip(answer["names"], answer["values"], strict=True))
 
-    def cards(self) -> list[str]:
+    def nic_interfaces(self) -> list[str]:
         return [link["name"] for link in self.call("netlink.links()") if link["index"] > 2]
 
 

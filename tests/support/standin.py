@@ -91,7 +91,7 @@ class Standin:
         path.write_text(table(calls, later_us), encoding="utf-8", errors="surrogateescape")
         return path
 
-    def tell(self, calls: Mapping[str, Any], later_us: int = 0) -> None:
+    def load(self, calls: Mapping[str, Any], later_us: int = 0) -> None:
         """Use these answers from now on."""
         path = self.write(calls, later_us)
         assert self.library.standin_load(str(path).encode()) == 0

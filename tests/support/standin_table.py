@@ -51,11 +51,11 @@ _MEMBERS = {
 }  # fmt: skip
 _PCI = ("domain", "bus", "device", "pciDeviceId", "pciSubSystemId")
 _SAMPLES = {"DeviceGetProcessUtilization": "pid", "DeviceGetVgpuUtilization": "vgpuInstance"}
-_OTHERWISE_TOLD = {"DeviceGetMigDevices", "EventSetWait"}
+_SEPARATELY_ANSWERED = {"DeviceGetMigDevices", "EventSetWait"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _CallAnswer:
     """One answer of a capture, with its function and arguments."""
 
     function: str
@@ -84,21 +84,21 @@ def table(calls: Mapping[str, Any], later_us: int = 0) -> str:
     reported = [one for key, answer in calls.items() if (one := _parsed(key, answer))]
     lines = dict(_derived(reported))
     for one in reported:
-        if one.function not in _OTHERWISE_TOLD:
+        if one.function not in _SEPARATELY_ANSWERED:
             lines |= [_line(one, later_us)]
     listed = [*_mig_lines(reported), *_event_lines(reported)]
     return "".join(f"{line}\n" for line in [*listed, *(f"{k}\t{v}" for k, v in lines.items())])
 
 
-def _parsed(key: str, answer: Any) -> _Told | None:
+def _parsed(key: str, answer: Any) -> _CallAnswer | None:
     match = _KEY.fullmatch(key)
     if match is None:
         return None
     stored = failure(answer) if isinstance(answer, Exception) else answer
-    return _Told(match["function"], match["arguments"], stored)
+    return _CallAnswer(match["function"], match["arguments"], stored)
 
 
-def _line(reported: _Told, later_us: int) -> tuple[str, str]:
+def _line(reported: _CallAnswer, later_us: int) -> tuple[str, str]:
     if reported.function in _BATCHES:
         arguments = re.sub(r":0$", "", reported.arguments)
         return f"{reported.function}({arguments})", _BATCHES[reported.function](reported)
@@ -121,7 +121,7 @@ def _entry(answer: Json) -> list[Json]:
     return answer if isinstance(answer, list) else [0, answer]
 
 
-def _field(reported: _Told) -> str:
+def _field(reported: _CallAnswer) -> str:
     if reported.code is not None:
         return f"!{reported.code}"
     code, value, *wanted = _entry(reported.answer)
@@ -143,14 +143,14 @@ def _value_type(field: int, value: Json) -> int:
     return UINT if field in _UINTS and value.bit_length() <= _UINT_BITS else ULLONG
 
 
-def _metric(reported: _Told) -> str:
+def _metric(reported: _CallAnswer) -> str:
     if reported.code is not None:
         return f"!{reported.code}"
     code, value = _entry(reported.answer)
     return str(code) if code else f"0\t{float(value)!r}"
 
 
-_BATCHES: dict[str, Callable[[_Told], str]] = {
+_BATCHES: dict[str, Callable[[_CallAnswer], str]] = {
     "DeviceGetFieldValues": _field,
     "GpmMetricsGet": _metric,
 }
@@ -159,7 +159,7 @@ _BATCHES: dict[str, Callable[[_Told], str]] = {
 # Structures and lists ----------------------------------------------------------------------------
 
 
-def _encoded(reported: _Told) -> str:
+def _encoded(reported: _CallAnswer) -> str:
     answer = reported.answer
     if isinstance(answer, str):
         return f'"{answer}'
@@ -236,7 +236,7 @@ _ENCODERS: dict[str, Callable[[Json], str]] = {
 }
 
 
-def _samples(reported: _Told, later_us: int) -> str:
+def _samples(reported: _CallAnswer, later_us: int) -> str:
     """Return utilization samples with shifted timestamps: a driver returns none twice."""
     return _numbers(
         number
@@ -252,7 +252,7 @@ def _samples(reported: _Told, later_us: int) -> str:
 # Answers through other calls than the agent's ----------------------------------------------------
 
 
-def _derived(reported: Sequence[_Told]) -> Iterator[tuple[str, str]]:
+def _derived(reported: Sequence[_CallAnswer]) -> Iterator[tuple[str, str]]:
     count = [one for one in reported if one.function == "DeviceGetCount"]
     if not count:
         yield "DeviceGetCount()", str(_LIBRARY_NOT_FOUND)
@@ -275,7 +275,7 @@ def _derived(reported: Sequence[_Told]) -> Iterator[tuple[str, str]]:
     yield from _gpm_support(reported)
 
 
-def _gpm_support(reported: Sequence[_Told]) -> Iterator[tuple[str, str]]:
+def _gpm_support(reported: Sequence[_CallAnswer]) -> Iterator[tuple[str, str]]:
     """A GPU has GPM if it or one of its MIG devices has; a failure is that of taking a sample."""
     owners = {device["uuid"]: gpu for gpu, device in _mig_devices(reported)}
     codes: dict[str, set[int | None]] = {}
@@ -291,20 +291,20 @@ def _gpm_support(reported: Sequence[_Told]) -> Iterator[tuple[str, str]]:
             yield f"{function}({device})", str(code)
 
 
-def _mig_devices(reported: Sequence[_Told]) -> Iterator[tuple[str, Json]]:
+def _mig_devices(reported: Sequence[_CallAnswer]) -> Iterator[tuple[str, Json]]:
     for one in reported:
         if one.function == "DeviceGetMigDevices" and one.code is None:
             for device in one.answer:
                 yield one.arguments, device
 
 
-def _mig_lines(reported: Sequence[_Told]) -> Iterator[str]:
+def _mig_lines(reported: Sequence[_CallAnswer]) -> Iterator[str]:
     for gpu, device in _mig_devices(reported):
         place = _numbers([gpu, device["index"], device["gpu"], device["compute"]])
         yield f'mig\t0\t{place} "{device["uuid"]}'
 
 
-def _event_lines(reported: Sequence[_Told]) -> Iterator[str]:
+def _event_lines(reported: Sequence[_CallAnswer]) -> Iterator[str]:
     for one in reported:
         if one.function == "EventSetWait" and one.code is None:
             for _number, *event in one.answer:

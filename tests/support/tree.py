@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.cards import add_card
 from support.clock import ManualClock
 from support.gpus import add_gpus
 from support.machine import FakeHost
+from support.rdma_nics import add_nic
 
 from agent.host import Json
 from agent.host.live_host import LiveHost
@@ -68,14 +68,14 @@ class TreeHost(LiveHost):
         self.drivers.calls["ethtool.driver(eth0)"] = {
             "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "0000:3b:00.0",
         }  # fmt: skip
-        self.tell_card(1)
+        self.set_counters(1)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         if seam == "psutil":
             return super().call(seam, function, *arguments)
         return self.drivers.call(seam, function, *arguments)
 
-    def tell_card(self, count: int) -> None:
+    def set_counters(self, count: int) -> None:
         """Let the NIC's counters advance."""
         self.drivers.calls["ethtool.statistics(eth0)"] = {
             "names": ["rx_bytes_phy", "rx_prio3_pause"],
@@ -87,8 +87,8 @@ def make_tree(root: Path) -> Path:
     """Write the node's files."""
     files = {f"proc/{name}": text for name, text in PROC.items()}
     sysfs = FakeHost()
-    add_card(sysfs, "mlx5_0")
-    add_card(sysfs, "mlx5_1")
+    add_nic(sysfs, "mlx5_0")
+    add_nic(sysfs, "mlx5_1")
     files |= {path[1:]: text for path, text in sysfs.files.items()}
     files |= {f"sys/class/net/eth0/{name}": "1" for name in ("carrier", "carrier_changes")}
     files |= AROUND

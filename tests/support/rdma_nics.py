@@ -7,7 +7,7 @@ from support.machine import FakeHost
 INFINIBAND = "/sys/class/infiniband"
 
 
-def add_card(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None:
+def add_nic(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None:
     """Add an RDMA NIC with one active port and one counter to a host."""
     port = f"{INFINIBAND}/{name}/ports/1"
     host.files |= {
@@ -19,7 +19,7 @@ def add_card(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None
     }
 
 
-def remove_card(host: FakeHost, name: str) -> None:
+def remove_nic(host: FakeHost, name: str) -> None:
     """Remove a NIC."""
     inside = f"{INFINIBAND}/{name}/"
     host.files = {path: text for path, text in host.files.items() if not path.startswith(inside)}
