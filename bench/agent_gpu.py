@@ -237,7 +237,7 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
     from support.standin import Standin, build  # type: ignore[import-not-found] # noqa: PLC0415 - as above
 
     standin, clock = Standin(directory, str(build(directory))), ManualClock()
-    standin.tell(full_gpus(GPUS))
+    standin.load(full_gpus(GPUS))
     hosts = LiveHost(clock=clock), CallRecordingHost(clock)
     readers, listening = (
         [SourceReader(source, host, ORIGIN) for source in nvml_sources()] for host in hosts
