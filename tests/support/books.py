@@ -149,7 +149,7 @@ def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Bi
     return books
 
 
-def told(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
+def reported(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
     """Return the books after this evidence has arrived and is in the ledger."""
     meter(books.ledger, known)
     return BillingBooks.for_ledger(books.ledger, known)
