@@ -32,12 +32,12 @@ from simulator import about, moments
 _PCI = "/sys/bus/pci/devices"
 _PCI_FACTS = ("vendor", "device", "class")
 _GPU_CLASS = "0x0302"
-_CARD_CLASSES = ("0x0200", "0x0207")
+_NIC_CLASSES = ("0x0200", "0x0207")
 _PATH_FACTS = (
     *_PCI_FACTS, "numa_node",
     "current_link_speed", "current_link_width", "max_link_speed", "max_link_width",
 )  # fmt: skip
-_CARD_FACTS = (*_PATH_FACTS, "aer_dev_correctable", "aer_dev_fatal", "vpd")
+_NIC_FACTS = (*_PATH_FACTS, "aer_dev_correctable", "aer_dev_fatal", "vpd")
 _GPU_FACTS = (*_PATH_FACTS, "local_cpulist")
 _NETWORK_ROOTS = ("/sys/class/infiniband", "/sys/class/net")
 _NETWORK_FILES = ("/proc/net/route", "/proc/sys/kernel/hostname")
@@ -73,7 +73,7 @@ def _thinned(fine: Iterator[CaptureMoment], every_ns: int) -> Iterator[CaptureMo
 
 
 def _gpus_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
-    """What the GPU sources read: NVML, the kernel log, who has each GPU, processes and their owners."""
+    """Inputs of the GPU sources: NVML, the kernel log, claims, processes and their owners."""
     gpus: set[str] = set()
     for moment in whole:
         gpus |= {
@@ -103,7 +103,7 @@ def _gpus_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
 
 
 def _network_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
-    """What the network sources read: cards, the ports above them, and where the GPUs are."""
+    """Inputs of the network sources: NICs, the ports above them, and positions of the GPUs."""
     all_of_it = tuple(whole)
     wanted = _places(all_of_it[0])
     facts = {f"{_PCI}/{device}/{fact}" for device, kept in wanted.items() for fact in kept}
@@ -139,7 +139,7 @@ def _network_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
 
 
 def _tables_without_errors(moments_: tuple[CaptureMoment, ...]) -> set[str]:
-    """Files of error counts in which nothing is ever counted: they are many, and say nothing."""
+    """Files of error counts that stay at zero: they are many, without information."""
     texts: dict[str, str] = {}
     for moment in moments_:
         for path, text in moment.files.items():
@@ -149,7 +149,7 @@ def _tables_without_errors(moments_: tuple[CaptureMoment, ...]) -> set[str]:
 
 
 def _places(first: CaptureMoment) -> dict[str, tuple[str, ...]]:
-    """Cards, GPUs and every port above them, and what is kept of each."""
+    """NICs, GPUs and every port above them, with the recorded facts of each."""
     classes = {
         path.split("/")[-2]: str(text)
         for path, text in first.files.items()
@@ -157,11 +157,11 @@ def _places(first: CaptureMoment) -> dict[str, tuple[str, ...]]:
     }
     wanted: dict[str, tuple[str, ...]] = {}
     for device, kind in classes.items():
-        if not kind.startswith((*_CARD_CLASSES, _GPU_CLASS)):
+        if not kind.startswith((*_NIC_CLASSES, _GPU_CLASS)):
             continue
         path = [part for part in first.links[f"{_PCI}/{device}"].split("/") if part in classes]
         wanted |= {part: _PATH_FACTS for part in path if part not in wanted}
-        wanted |= dict.fromkeys(path[-2:], _CARD_FACTS) if kind.startswith(_CARD_CLASSES) else {}
+        wanted |= dict.fromkeys(path[-2:], _NIC_FACTS) if kind.startswith(_NIC_CLASSES) else {}
         wanted |= {device: _GPU_FACTS} if kind.startswith(_GPU_CLASS) else {}
     return wanted
 

@@ -306,7 +306,7 @@ news = st.tuples(
     st.sampled_from(["b", "b", "b2"]),
     st.booleans(),
 )
-"""Of a node, some seconds later: two rows and their reasons, the run, the boot, and who looks."""
+"""Of a node, some seconds later: two rows and their reasons, the run, the boot and the reader."""
 
 
 def rows_of(fleet: Fleet) -> dict[str, list[list[float]]]:

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60
 def core(tmp_path: Path) -> CollectorState:
     """One that knows of a GPU."""
     made = core_in(tmp_path / "schemas")
-    accept(made, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(made, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     return made
 
 
@@ -118,7 +118,7 @@ async def test_segments_that_go_while_events_are_read_again_are_passed_over(core
     log.open()
     writing = asyncio.create_task(log.run())
     reporter = Reporter()
-    for record, _ in reporter.told(gpus_of("GPU-0", "GPU-1"), range(0, 600, 10), each=2):
+    for record, _ in reporter.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 600, 10), each=2):
         await log.append(FrameRecord(record.node, 1, record.sent, record.body), lambda: None)
     writing.cancel()
     await asyncio.wait({writing})

@@ -24,7 +24,7 @@ class Teller:
     boot_id: str = "boot-1"
     last: int = 0
 
-    def tell(self, event_class: EventClass, *key: str, **facts: str) -> SeenEvent:
+    def event(self, event_class: EventClass, *key: str, **facts: str) -> SeenEvent:
         """Return the next event of the run."""
         self.last += 1
         entity = WireEntity(event_class.about.name, key)
@@ -39,20 +39,20 @@ class Teller:
             "source": "slurm", "level": "scheduler", "tenant": "red", "workload": "job 7",
             "compute": "0-840", "exclusive": "true", "start_ns": str(NOON_NS),
         } | facts  # fmt: skip
-        return self.tell(CLAIM_START_EVENT, gpu, claim, **given)
+        return self.event(CLAIM_START_EVENT, gpu, claim, **given)
 
     def released(self, claim: str, gpu: str = "GPU-1") -> SeenEvent:
         """The GPU was released."""
         facts = {"source": "slurm", "level": "scheduler", "tenant": "red", "why": "ended"}
-        return self.tell(CLAIM_END_EVENT, gpu, claim, **facts)
+        return self.event(CLAIM_END_EVENT, gpu, claim, **facts)
 
     def changed(self, change: str, **facts: str) -> SeenEvent:
         """A GPU changed."""
-        return self.tell(GPU_CHANGE_EVENT, "0000:01:00.0", change=change, gpu="GPU-1", **facts)
+        return self.event(GPU_CHANGE_EVENT, "0000:01:00.0", change=change, gpu="GPU-1", **facts)
 
     def set(self, setting: str) -> SeenEvent:
         """A setting of a NIC changed."""
-        return self.tell(SETTING_EVENT, "eth0", setting=setting, before="a", after="b")
+        return self.event(SETTING_EVENT, "eth0", setting=setting, before="a", after="b")
 
     def envelope(self, at_seconds: int, version: str = "1.0") -> tuple[FrameRecord, Envelope]:
         """Return an empty envelope, with the record of its arrival."""

@@ -44,16 +44,16 @@ async def recorded(observed: EventRecorder, events: Iterable[SeenEvent]) -> list
     """All that was recorded of agents and nodes, once these events are in the log."""
     for seen in events:
         observed.listen(seen)
-    return await settled(observed)
+    return await wait_for_records(observed)
 
 
-async def settled(observed: EventRecorder) -> list[AuditRecord]:
+async def wait_for_records(observed: EventRecorder) -> list[AuditRecord]:
     while observed.waiting or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
         await asyncio.sleep(0.001)
     return [decode_audit_record(raw) for raw in observed.audit.records(1)]
 
 
-def hear(observed: EventRecorder, tellers: Iterable[Teller]) -> None:
+def record_events(observed: EventRecorder, tellers: Iterable[Teller]) -> None:
     """An envelope of each."""
     for teller in tellers:
         observed.check_envelope(*teller.envelope(1))

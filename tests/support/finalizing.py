@@ -46,7 +46,7 @@ class Site:
 
     def _begin(self, core: CollectorState) -> None:
         self.core = core
-        self._said: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
+        self._last_inputs: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, ready=False)
         self.finalizer = DayFinalizer(
             core.evidence,
@@ -62,7 +62,7 @@ class Site:
     def _decided(self, decisions: ReviewDecisions) -> None:
         if decisions != self.decisions:
             self.decisions = decisions
-            self._said = ({"": ""}, AdministratorInputs())
+            self._last_inputs = ({"": ""}, AdministratorInputs())
 
     def _open(self) -> MeteringStores:
         database = Database(self.url, metadata)
@@ -70,7 +70,7 @@ class Site:
 
     def files(self) -> AdministratorInputs:
         """Return the administrators' files of this collector."""
-        if self._said[0] != self.texts:
+        if self._last_inputs[0] != self.texts:
             found = AdministratorInputs(
                 tenancy_files.parse_claims(self.texts.get("claims", "tenant,holds,from,to\n")),
                 tenancy_files.parse_tenants(
@@ -83,11 +83,11 @@ class Site:
                 else DeviceInventory(),
                 self.decisions,
             )
-            self._said = dict(self.texts), found
-        return self._said[1]
+            self._last_inputs = dict(self.texts), found
+        return self._last_inputs[1]
 
     @property
-    def door(self) -> MeteringStores:
+    def stores(self) -> MeteringStores:
         """Return the open database."""
         assert self.finalizer._stores  # noqa: SLF001 - reads its internal state
         return self.finalizer._stores  # noqa: SLF001
@@ -104,11 +104,11 @@ class Site:
 
     def accept_all(self, second: float) -> int:
         """Accept everything that waits, as a person would; return the count."""
-        found = find_pending_evidence(self.door.store, self.door.ledger.database, at(second))
+        found = find_pending_evidence(self.stores.store, self.stores.ledger.database, at(second))
         decision = ReviewDecision(
             accepted=True, actor=RecordActor("operator", "x"), now_ns=at(second)
         )
-        return record_decision(self.door.ledger.database, found, decision)
+        return record_decision(self.stores.ledger.database, found, decision)
 
     def restart(self, checkpoint: bytes | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""

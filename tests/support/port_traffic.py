@@ -19,7 +19,7 @@ from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 
 SERVERS = ("F06-12U-GPU-162", "G10-28U-GPU-196", "I10-28U-GPU-256")
 BASE_BYTES = 2**53 + 4
-"""Initial counter values: beyond the precision of a float, and a whole number of words."""
+"""Initial counter values: beyond the precision of a float, and a multiple of four bytes."""
 BASE_PACKETS = 2**40
 _UNIT_BYTES = 4
 _NS_PER_MS = 1_000_000

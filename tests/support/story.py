@@ -76,15 +76,19 @@ def started(
 ) -> Event:
     """A claim begins."""
     event = tenancy.UNCLAIMED_START_EVENT if unclaimed else tenancy.CLAIM_START_EVENT
-    told = {"level": "scheduler", "source": "slurm", "start_ns": str(at(second))} | facts
-    return Event(event, Entity(CLAIM, (gpu_name, claim)), at(second), round(second * SECOND), told)
+    facts_of_claim = {"level": "scheduler", "source": "slurm", "start_ns": str(at(second))} | facts
+    return Event(
+        event, Entity(CLAIM, (gpu_name, claim)), at(second), round(second * SECOND), facts_of_claim
+    )
 
 
 def ended(gpu_name: str, claim: str, second: float) -> Event:
     """A claim ends."""
-    told = {"level": "scheduler", "source": "slurm", "end_ns": str(at(second))}
+    facts_of_claim = {"level": "scheduler", "source": "slurm", "end_ns": str(at(second))}
     entity = Entity(CLAIM, (gpu_name, claim))
-    return Event(tenancy.CLAIM_END_EVENT, entity, at(second), round(second * SECOND), told)
+    return Event(
+        tenancy.CLAIM_END_EVENT, entity, at(second), round(second * SECOND), facts_of_claim
+    )
 
 
 def at(second: float) -> int:
@@ -152,7 +156,7 @@ class Reporter:
         received_ns = self.origin_ns + round(sent * SECOND)
         return FrameRecord(self.node, received_ns, clocks, pack(found)), found
 
-    def told(
+    def envelopes_of(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
     ) -> Envelopes:
         """Return frames at these seconds in envelopes of `each`; the first of the node in a separate one.

@@ -114,7 +114,7 @@ class Looked:
         self.columns: list[tuple[str, tuple[str, ...]]] = []
         self.table = RowBuilder(0)
 
-    def look(self, seconds: float = 5.0) -> list[Event]:
+    def poll(self, seconds: float = 5.0) -> list[Event]:
         """Run the next poll, and return its events."""
         self.host.clock.advance(seconds)
         width = len(self.sharing.probe(self.host).columns)
@@ -134,12 +134,12 @@ class Looked:
         code = self.table.reasons[place]
         return self.table.values[place] if code == PRESENT else REASONS[code].label
 
-    def said(self, what: str) -> list[tuple[str, str, str]]:
+    def findings_about(self, what: str) -> list[tuple[str, str, str]]:
         """Return the findings about a subject: verdict, detail, remedy."""
         return [(f.verdict.value, f.detail, f.remedy) for f in self.findings if what in f.what]
 
 
-def told(events: Sequence[Event]) -> list[tuple[str, ...]]:
+def event_summaries(events: Sequence[Event]) -> list[tuple[str, ...]]:
     """Return events in short: class, source, workload, device."""
     return [
         (

@@ -77,7 +77,7 @@ class ClockStepNode:
 
     def wait(self, seconds: int) -> None:
         for _ in range(seconds // POLL):
-            self.events += self.looked.look(POLL)
+            self.events += self.looked.poll(POLL)
 
     def begin(self) -> None:
         clock = self.host.clock.now()

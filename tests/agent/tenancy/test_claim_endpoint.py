@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from support.cases import CASES
-from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
+from support.tenancy import NODE, Looked, cut, event_summaries, mig_uuid, node, uuid
 
 from agent.config import TenancySettings
 from agent.endpoint.claims_endpoint import MAX_BODY_BYTES, ClaimsEndpoint
@@ -104,7 +104,7 @@ def serving(served: ServedEndpoint) -> Iterator[ServedEndpoint]:
 @pytest.fixture
 def served(directory: Path) -> Iterator[ServedEndpoint]:
     made = ServedEndpoint(directory)
-    made.looked.look()
+    made.looked.poll()
     with serving(made):
         yield made
 
@@ -119,8 +119,8 @@ def test_a_reported_claim_begins_and_ends(served):
     assert (status, answer["claim"]["devices"]) == (200, [uuid(0), uuid(1)])
     served.host.clock.advance(2)
     assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200, "a repeated report changes nothing"
-    began = served.looked.look()
-    assert told(began) == [
+    began = served.looked.poll()
+    assert event_summaries(began) == [
         ("claim_start", "command", "batch", uuid(0)),
         ("claim_start", "command", "batch", uuid(1)),
     ]
@@ -131,10 +131,10 @@ def test_a_reported_claim_begins_and_ends(served):
     assert ask(path, "POST", "/v1/claims/b-1/end")[0] == 200
     served.host.clock.advance(1)
     assert ask(path, "POST", "/v1/claims/b-1/end", {})[0] == 200
-    ended = served.looked.look()
+    ended = served.looked.poll()
     assert {event.facts["end_ns"] for event in ended} == {str(end_ns)}
     assert {event.entity for event in ended} == {event.entity for event in began}
-    assert served.looked.look() == []
+    assert served.looked.poll() == []
 
 
 def test_a_claim_that_begins_and_ends_between_two_polls(served):
@@ -142,7 +142,7 @@ def test_a_claim_that_begins_and_ends_between_two_polls(served):
     ask(path, "POST", "/v1/claims", {**BATCH, "gpus": [mig_uuid(2, 1)], "system": True})
     served.host.clock.advance(1)
     ask(path, "POST", "/v1/claims/b-1/end")
-    began, ended = served.looked.look()
+    began, ended = served.looked.poll()
     assert began.facts["compute"] == "480-840"
     assert began.facts["system"] == "true"
     assert int(ended.facts["end_ns"]) - int(began.facts["start_ns"]) == 10**9
@@ -151,7 +151,7 @@ def test_a_claim_that_begins_and_ends_between_two_polls(served):
 def test_an_id_begins_again_only_where_that_is_asked_for(served):
     path = served.path
     ask(path, "POST", "/v1/claims", BATCH)
-    served.looked.look()
+    served.looked.poll()
     served.host.clock.advance(1)
     ask(path, "POST", "/v1/claims/b-1/end")
     assert ask(path, "POST", "/v1/claims", BATCH)[0] == 409
@@ -159,7 +159,7 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
     again = {**BATCH, "again": True}
     assert ask(path, "POST", "/v1/claims", again)[0] == 200
     assert ask(path, "POST", "/v1/claims", again)[0] == 200
-    events = served.looked.look()
+    events = served.looked.poll()
     assert (
         sorted(event.event_class.name for event in events)
         == ["claim_end"] * 2 + ["claim_start"] * 2
@@ -238,7 +238,7 @@ def test_a_claim_that_cannot_be_stored_is_not_reported(served, directory):
     path = served.path
     status, answer = ask(path, "POST", "/v1/claims", BATCH)
     assert (status, "Is a directory" in answer["error"]) == (503, True)
-    assert served.looked.look() == []
+    assert served.looked.poll() == []
     (directory / CLAIMS_FILE).rmdir()
     assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200
 
@@ -246,8 +246,8 @@ def test_a_claim_that_cannot_be_stored_is_not_reported(served, directory):
 def test_a_damaged_file_is_put_aside(directory):
     (directory / CLAIMS_FILE).write_text("[{")
     made = ServedEndpoint(directory)
-    made.looked.look()
-    assert "renamed to" in made.looked.said("command")[0][1]
+    made.looked.poll()
+    assert "renamed to" in made.looked.findings_about("command")[0][1]
     assert (directory / f"{CLAIMS_FILE}.damaged").exists()
 
 
@@ -255,7 +255,7 @@ def test_over_loopback_with_a_token(directory):
     (directory / "token").write_text("secret\n")
     settings = TenancySettings(listen="127.0.0.1:0", token_file=str(directory / "token"))
     made = ServedEndpoint(directory, settings)
-    made.looked.look()
+    made.looked.poll()
     with serving(made):
         (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
         port = tcp.port
@@ -298,10 +298,10 @@ def test_the_command(served):
     assert head == ["index", "device", "pci_address"]
     assert [row[:2] for row in rows] == [["0", uuid(0)], ["1", uuid(1)]]
     assert all(re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", row[2]) for row in rows)
-    served.looked.look()
+    served.looked.poll()
     assert run(served, "list").stdout == listed.stdout, "reported by this poll"
     assert run(served, "end", "m-1").exit_code == 0
-    served.looked.look()
+    served.looked.poll()
     assert run(served, "list", "--format", "json").stdout == "[]\n"
     refused = run(served, "end", "m-2")
     assert (refused.exit_code, "unknown claim 'm-2'" in refused.output) == (1, True)
@@ -317,13 +317,13 @@ def test_prolog_and_epilog_of_slurm(served):
     job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0,1", "SLURM_JOB_ACCOUNT": "astro"}
     for restart in range(2):
         assert run(served, "start", "--from-slurm", **job).exit_code == 0
-        (first, _) = began = served.looked.look()
+        (first, _) = began = served.looked.poll()
         assert (first.facts["source"], first.facts["workload"]) == ("slurm", "123")
         assert (first.facts["owner"], first.facts["level"]) == ("astro", "scheduler")
         assert run(served, "end", "--from-slurm", **job).exit_code == 0, restart
-        assert [event.entity for event in served.looked.look()] == [event.entity for event in began]
+        assert [event.entity for event in served.looked.poll()] == [event.entity for event in began]
     assert run(served, "start", "--from-slurm", SLURM_JOB_ID="124").exit_code == 0
-    assert served.looked.look() == [], "a job without GPUs claims none"
+    assert served.looked.poll() == [], "a job without GPUs claims none"
     assert run(served, "start", "--from-slurm").exit_code == 1
 
 
@@ -333,10 +333,10 @@ def test_a_job_reported_by_its_prolog_is_reported_once(served):
     served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}
     job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
     run(served, "start", "--from-slurm", **job)
-    assert told(served.looked.look()) == [("claim_start", "slurm", "123", uuid(0))]
+    assert event_summaries(served.looked.poll()) == [("claim_start", "slurm", "123", uuid(0))]
     run(served, "end", "--from-slurm", **job)
-    assert told(served.looked.look()) == [("claim_end", "slurm", "123", uuid(0))]
-    assert served.looked.look() == [], "its control group takes a while to go"
+    assert event_summaries(served.looked.poll()) == [("claim_end", "slurm", "123", uuid(0))]
+    assert served.looked.poll() == [], "its control group takes a while to go"
 
 
 def test_no_agent(directory):

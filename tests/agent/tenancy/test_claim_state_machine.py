@@ -90,7 +90,7 @@ class NodeStateMachine(RuleBasedStateMachine):
     @rule()
     def the_agent_polls(self) -> None:
         before = {one.id: one for one in self.looked.tenancy.active_claims}
-        for event in self.looked.look():
+        for event in self.looked.poll():
             kind, key, facts = event.event_class.name, event.entity.key, event.facts
             if kind.endswith("_start"):
                 assert self.begun.setdefault(key, facts) == facts, "an id is one claim for ever"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.clock import NS, START
-from support.tenancy import LISTED, Looked, node, pod, told, uuid
+from support.tenancy import LISTED, Looked, event_summaries, node, pod, uuid
 
 from agent.config import TenancySettings
 from agent.tenancy.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
@@ -74,22 +74,22 @@ def test_dates_are_kept_to_the_nanosecond():
         gpu="0", tenant="red", **{"from": seconds_after_start(7), "to": seconds_after_start(33)}
     )
     host, looked = host_with_claims_file(text)
-    assert looked.look() == []
-    assert looked.look() == []
-    (began,) = looked.look()
+    assert looked.poll() == []
+    assert looked.poll() == []
+    (began,) = looked.poll()
     assert began.facts["start_ns"] == str(START.wall_ns + 12 * NS)
     assert (began.facts["uncertainty_ns"], began.facts["level"]) == ("0", "scheduler")
     assert began.facts["tenant"] == "red"
     for _ in range(4):
-        assert looked.look() == []
-    (ended,) = looked.look()
+        assert looked.poll() == []
+    (ended,) = looked.poll()
     assert ended.entity == began.entity
     assert ended.facts["end_ns"] == str(START.wall_ns + 38 * NS)
     assert (ended.facts["uncertainty_ns"], ended.facts["why"]) == ("0", "ended")
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     host.files[PATH] = text.replace(seconds_after_start(33), seconds_after_start(333))
-    (again,) = looked.look()
+    (again,) = looked.poll()
     assert again.facts["start_ns"] == str(host.clock.now().wall_ns), "it had ended: from now on"
     assert again.entity != began.entity
 
@@ -102,44 +102,44 @@ def test_a_claim_that_is_already_over_begins_and_ends():
             **{"from": seconds_after_start(-500), "to": seconds_after_start(-100)},
         )
     )
-    assert [event.event_class.name for event in looked.look()] == ["claim_start", "claim_end"]
+    assert [event.event_class.name for event in looked.poll()] == ["claim_start", "claim_end"]
 
 
 def test_a_node_and_all_its_gpus():
     host, looked = host_with_claims_file("holds,tenant\ngpu-1,red\ngpu-2,blue\n", "/etc/claims.csv")
-    assert {event.facts["tenant"] for event in looked.look()} == {"red"}
+    assert {event.facts["tenant"] for event in looked.poll()} == {"red"}
     assert len(looked.tenancy.active_claims) == 2
     host.files["/etc/claims.csv"] = "holds,tenant\ngpu-2,blue\n"
-    assert [event.event_class.name for event in looked.look()] == ["claim_end"] * 2
+    assert [event.event_class.name for event in looked.poll()] == ["claim_end"] * 2
 
 
 def test_a_gpu_of_the_node_that_is_lost_is_still_held():
     host, looked = host_with_claims_file("holds,tenant\n*,red\n", "/etc/claims.csv")
-    assert {event.facts["node"] for event in looked.look()} == {"gpu-1"}
+    assert {event.facts["node"] for event in looked.poll()} == {"gpu-1"}
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     host.files["/etc/claims.csv"] = "holds,tenant\n"
-    assert [event.event_class.name for event in looked.look()] == ["claim_end"] * 2
+    assert [event.event_class.name for event in looked.poll()] == ["claim_end"] * 2
 
 
 def test_a_file_that_is_wrong_or_gone_changes_nothing():
     host, looked = host_with_claims_file(claim(gpu="0", tenant="red"))
-    assert len(looked.look()) == 1
+    assert len(looked.poll()) == 1
     for content in ("[[claim]]", b"\xff", FileNotFoundError(2, "gone")):
         host.files[PATH] = content
-        assert looked.look() == []
-        assert looked.said("file")[0][0] == "broken"
+        assert looked.poll() == []
+        assert looked.findings_about("file")[0][0] == "broken"
         assert looked.value("gpu_claims", uuid(0)) in {"error", "gone"}
     host.files[PATH] = ""
-    assert [event.event_class.name for event in looked.look()] == ["claim_end"]
+    assert [event.event_class.name for event in looked.poll()] == ["claim_end"]
 
 
 def test_another_tenant_is_another_claim():
     host, looked = host_with_claims_file(claim(gpu="0", tenant="red"))
-    looked.look()
+    looked.poll()
     host.files[PATH] = claim(gpu="0", tenant="blue")
-    ended, began = looked.look()
+    ended, began = looked.poll()
     assert (ended.facts["tenant"], ended.facts["why"]) == ("red", "changed")
     assert (began.facts["tenant"], began.facts["start_ns"]) == ("blue", ended.facts["end_ns"])
 
@@ -154,15 +154,19 @@ def test_a_claims_file_overrides_the_claim_of_a_pod():
         )
     )
     host.calls[LISTED] = [pod("train", uuid(0), uuid(1))]
-    began = looked.look()
+    began = looked.poll()
     assert len(began) == 2
-    later = [event for _ in range(4) for event in looked.look()]
-    assert told(later) == [
+    later = [event for _ in range(4) for event in looked.poll()]
+    assert event_summaries(later) == [
         ("claim_end", "kubernetes", "research/train", uuid(0)),
         ("claim_start", "file", "kubernetes:research/train", uuid(0)),
     ]
     assert later[0].facts["end_ns"] == later[1].facts["start_ns"]
     host.files[PATH] = ""
-    assert told(looked.look()) == [("claim_end", "file", "kubernetes:research/train", uuid(0))]
-    assert looked.look() == [], "it may be about to go away"
-    assert told(looked.look(301)) == [("claim_start", "kubernetes", "research/train", uuid(0))]
+    assert event_summaries(looked.poll()) == [
+        ("claim_end", "file", "kubernetes:research/train", uuid(0))
+    ]
+    assert looked.poll() == [], "it may be about to go away"
+    assert event_summaries(looked.poll(301)) == [
+        ("claim_start", "kubernetes", "research/train", uuid(0))
+    ]

@@ -45,7 +45,7 @@ def poll_events(looked: Looked, before: Callable[[int], None] = lambda _: None) 
     found = []
     for poll in range(POLLS):
         before(poll)
-        found += [(e.event_class.name, e.entity.key, e.facts) for e in looked.look()]
+        found += [(e.event_class.name, e.entity.key, e.facts) for e in looked.poll()]
     return found
 
 

@@ -47,7 +47,7 @@ def count_calls(host: FakeHost) -> Counter[str]:
 def test_calls_per_poll():
     looked = Looked(fully_used_node())
     for _ in range(2):
-        looked.look()
+        looked.poll()
     assert len(looked.tenancy.active_claims) == GPUS
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
     host = looked.host

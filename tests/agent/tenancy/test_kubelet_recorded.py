@@ -8,7 +8,7 @@ import grpc
 import pytest
 from support import pod_resources as wire
 from support.kubelet_server import Handler, serving
-from support.tenancy import SOCKET, Looked, node, told, uuid
+from support.tenancy import SOCKET, Looked, event_summaries, node, uuid
 
 from agent.config import TenancySettings
 from agent.host.live_host import LiveHost
@@ -54,7 +54,7 @@ class LiveKubeletNode:
         self.host.call = call  # type: ignore[method-assign]
 
     def poll(self) -> list[tuple[str, ...]]:
-        return told(self.looked.look())
+        return event_summaries(self.looked.poll())
 
     @property
     def finding(self) -> ProbeFinding:

@@ -13,11 +13,11 @@ from support.tenancy import (
     NODE,
     Looked,
     cut,
+    event_summaries,
     keeps_pod,
     mig_uuid,
     node,
     pod,
-    told,
     uuid,
 )
 
@@ -32,10 +32,10 @@ def test_a_pod_begins_and_ends():
     host = node()
     host.calls[LISTED] = []
     looked = Looked(host)
-    assert looked.look() == []
+    assert looked.poll() == []
     host.calls[LISTED] = [pod("train", uuid(0), uuid(1))]
-    began = looked.look()
-    assert told(began) == [
+    began = looked.poll()
+    assert event_summaries(began) == [
         (START, "kubernetes", "research/train", uuid(0)),
         (START, "kubernetes", "research/train", uuid(1)),
     ]
@@ -54,8 +54,8 @@ def test_a_pod_begins_and_ends():
     assert looked.value("gpu_claims", uuid(0)) == 1
     assert looked.value("gpu_claimed_ratio", uuid(0)) == 840
     host.calls[LISTED] = [pod("train", uuid(0))]
-    ended = looked.look()
-    assert told(ended) == [(END, "kubernetes", "research/train", uuid(1))]
+    ended = looked.poll()
+    assert event_summaries(ended) == [(END, "kubernetes", "research/train", uuid(1))]
     assert ended[0].entity == began[1].entity
     assert ended[0].facts["end_ns"] == str(host.clock.now().wall_ns)
     assert ended[0].facts["uncertainty_ns"] == str(5 * 10**9)
@@ -73,8 +73,8 @@ def test_devices_by_each_of_their_names():
         pod("google-mig", "nvidia3/gi1"),
         pod("rail", "0000:3b:00.2", resource="nvidia.com/hostdev"),
     ]
-    events = Looked(host).look()
-    assert told(events) == [
+    events = Looked(host).poll()
+    assert event_summaries(events) == [
         (START, "kubernetes", "research/index", uuid(0)),
         (START, "kubernetes", "research/google", uuid(1)),
         (START, "kubernetes", "research/mig", uuid(3)),
@@ -95,8 +95,8 @@ def test_an_entry_for_each_device_and_container_is_one_claim_each():
     several["containers"].append(pod("train", uuid(0))["containers"][0] | {"name": "side"})
     host.calls[LISTED] = [several]
     looked = Looked(host)
-    assert [event.entity.key[0] for event in looked.look()] == [uuid(0), uuid(1)]
-    assert looked.look() == []
+    assert [event.entity.key[0] for event in looked.poll()] == [uuid(0), uuid(1)]
+    assert looked.poll() == []
 
 
 def test_shares_of_a_gpu():
@@ -108,13 +108,13 @@ def test_shares_of_a_gpu():
     one = pod("one", shares[1], shares[3], resource="nvidia.com/gpu.shared")
     host.calls[LISTED] = [one, pod("two", shares[0], resource="nvidia.com/gpu.shared")]
     looked = Looked(host)
-    events = looked.look()
+    events = looked.poll()
     shown = [(e.facts["workload"], e.facts["share"], e.facts["exclusive"]) for e in events]
     assert shown == [("research/one", "1/2", "false"), ("research/two", "1/4", "false")]
     assert {(e.facts["device"], e.facts["compute"]) for e in events} == {(uuid(0), "0-840")}
     assert looked.value("gpu_claims", uuid(0)) == 2
     assert looked.value("gpu_claimed_ratio", uuid(0)) == 630
-    looked.look()
+    looked.poll()
     assert host.asked[ALLOCATABLE] == 1, "the number of devices is not requested at each poll"
 
 
@@ -123,10 +123,12 @@ def test_a_share_of_an_unknown_number_is_not_exclusive():
     host.calls[LISTED] = [pod("one", f"{uuid(0)}::1")]
     host.calls[ALLOCATABLE] = OSError(errno.EOPNOTSUPP, "gRPC status 12")
     looked = Looked(host)
-    (event,) = looked.look()
+    (event,) = looked.poll()
     assert (event.facts["compute"], event.facts["exclusive"]) == ("0-840", "false")
     assert "share" not in event.facts
-    assert any("GetAllocatableResources" in remedy for _, _, remedy in looked.said("Kubernetes"))
+    assert any(
+        "GetAllocatableResources" in remedy for _, _, remedy in looked.findings_about("Kubernetes")
+    )
 
 
 def resource_claim(
@@ -154,7 +156,7 @@ def test_resource_claims():
         pod("both-1", claims=[resource_claim("g", "gpu-0", share="s1")]),
     ]
     looked = Looked(host)
-    devices = {e.facts["workload"]: e.facts["device"] for e in looked.look()}
+    devices = {e.facts["workload"]: e.facts["device"] for e in looked.poll()}
     assert devices == {
         "research/whole": uuid(1),
         "research/named": uuid(0),
@@ -162,7 +164,9 @@ def test_resource_claims():
         "research/dynamic": mig_uuid(2, 0),
         "research/both-1": f"{uuid(0)}::s1",
     }
-    (broken,) = [finding for finding in looked.said("Kubernetes") if finding[0] == "broken"]
+    (broken,) = [
+        finding for finding in looked.findings_about("Kubernetes") if finding[0] == "broken"
+    ]
     assert "gpu-77 of claim research/f" in broken[1]
 
 
@@ -170,7 +174,7 @@ def test_two_pods_of_one_resource_claim_do_not_have_it_to_themselves():
     host = node(1)
     both = resource_claim("a", "gpu-0")
     host.calls[LISTED] = [pod("one", claims=[both]), pod("two", claims=[both])]
-    assert [event.facts["exclusive"] for event in Looked(host).look()] == ["false", "false"]
+    assert [event.facts["exclusive"] for event in Looked(host).poll()] == ["false", "false"]
 
 
 def test_a_pod_that_has_ended_and_is_still_listed():
@@ -179,10 +183,10 @@ def test_a_pod_that_has_ended_and_is_still_listed():
     keeps_pod(host, 2, "going")
     host.calls[LISTED] = [pod("done", uuid(0)), pod("going", uuid(1)), pod("new", uuid(0))]
     looked = Looked(host)
-    assert len(looked.look()) == 3
+    assert len(looked.poll()) == 3
     for path in [p for p in host.files if p.startswith("/sys/fs/cgroup") and "pod00000001" in p]:
         del host.files[path]
-    assert told(looked.look()) == [(END, "kubernetes", "research/done", uuid(0))]
+    assert event_summaries(looked.poll()) == [(END, "kubernetes", "research/done", uuid(0))]
 
 
 def test_without_control_groups_all_that_are_listed_count():
@@ -191,7 +195,7 @@ def test_without_control_groups_all_that_are_listed_count():
     for path in [path for path in host.files if path.startswith("/sys/fs/cgroup")]:
         del host.files[path]
     host.calls[LISTED] = [pod("done", uuid(0))]
-    assert len(Looked(host).look()) == 1
+    assert len(Looked(host).poll()) == 1
 
 
 @pytest.mark.parametrize(
@@ -208,23 +212,23 @@ def test_a_kubelet_that_cannot_be_asked_ends_nothing(error):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = Looked(host)
-    assert len(looked.look()) == 1
+    assert len(looked.poll()) == 1
     host.calls[LISTED] = error
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     assert looked.value("gpu_claims", uuid(0)) in {"gone", "error", "timeout", "denied"}
-    assert looked.said("Kubernetes")[0][0] in {"broken", "denied"}
+    assert looked.findings_about("Kubernetes")[0][0] in {"broken", "denied"}
     host.calls[LISTED] = []
-    (ended,) = looked.look()
+    (ended,) = looked.poll()
     assert ended.facts["uncertainty_ns"] == str(20 * 10**9), "since it was asked last"
 
 
 def test_a_node_without_kubelet():
     host = node()
     looked = Looked(host)
-    assert looked.look() == []
+    assert looked.poll() == []
     assert looked.value("gpu_claims", uuid(0)) == 0
-    (finding,) = looked.said("Kubernetes")
+    (finding,) = looked.findings_about("Kubernetes")
     assert finding[0] == "absent"
     assert "kubelet.sock does not exist" in finding[1]
 
@@ -234,7 +238,7 @@ def test_a_kubelet_that_is_away_when_the_agent_comes():
     host = node()
     keeps_pod(host, 1, "train")
     looked = Looked(host)
-    looked.look()
+    looked.poll()
     assert looked.value("gpu_claims", uuid(0)) == "gone"
 
 
@@ -242,10 +246,10 @@ def test_a_gpu_that_is_lost_ends_nothing():
     host = node()
     host.calls[LISTED] = [pod("train", "1")]
     looked = Looked(host)
-    assert told(looked.look()) == [(START, "kubernetes", "research/train", uuid(1))]
+    assert event_summaries(looked.poll()) == [(START, "kubernetes", "research/train", uuid(1))]
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     assert looked.value("gpu_claims", uuid(1)) == 1
 
 
@@ -257,9 +261,9 @@ def test_changed_facts_of_the_same_pod_make_another_claim():
         {"resource": "nvidia.com/gpu", "ids": [f"{uuid(0)}::0", f"{uuid(0)}::1"], "numa_nodes": []}
     ]
     looked = Looked(host)
-    (began,) = looked.look()
+    (began,) = looked.poll()
     assert began.facts["share"] == "1/2"
     host.calls[ALLOCATABLE][0]["ids"] += [f"{uuid(0)}::2", f"{uuid(0)}::3"]
-    ended, again = looked.look(61.0)
+    ended, again = looked.poll(61.0)
     assert (ended.entity, ended.facts["why"]) == (began.entity, "changed")
     assert (again.facts["share"], again.facts["start_ns"]) == ("1/4", ended.facts["end_ns"])

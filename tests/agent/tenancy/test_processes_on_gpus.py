@@ -9,13 +9,13 @@ from support.tenancy import (
     Looked,
     cut,
     ends,
+    event_summaries,
     keeps_pod,
     mig_uuid,
     node,
     pod,
     pod_group,
     runs,
-    told,
     uuid,
 )
 
@@ -30,21 +30,21 @@ HEX = "ab" * 32
 def test_unclaimed_use_is_reported_at_the_second_poll():
     host = node()
     looked = Looked(host)
-    looked.look()
+    looked.poll()
     runs(host, 0, 4711, "/user.slice/user-1000.slice/session-3.scope", ticks=99_999_999)
-    assert looked.look() == []
+    assert looked.poll() == []
     first_ns = host.clock.now().wall_ns
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 1
-    (began,) = looked.look()
-    assert told([began]) == [(BEGAN, "systemd", "session-3", uuid(0))]
+    (began,) = looked.poll()
+    assert event_summaries([began]) == [(BEGAN, "systemd", "session-3", uuid(0))]
     assert began.facts["level"] == "process"
     assert began.facts["owner"] == "1000"
     assert began.facts["pids"] == "4711"
     assert began.facts["start_ns"] == str(first_ns)
     assert began.facts["uncertainty_ns"] == str(5 * 10**9)
-    assert looked.look() == []
+    assert looked.poll() == []
     ends(host, 0, 4711)
-    (ended,) = looked.look()
+    (ended,) = looked.poll()
     assert (ended.event_class.name, ended.entity) == (ENDED, began.entity)
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
 
@@ -54,8 +54,8 @@ def test_use_is_no_older_than_its_process():
     looked = Looked(host)
     now_ticks = host.clock.now().boot_ns // 10_000_000
     runs(host, 0, 1, "/system.slice/miner.service", ticks=now_ticks + 400)
-    looked.look()
-    (began,) = looked.look()
+    looked.poll()
+    (began,) = looked.poll()
     assert began.facts["uncertainty_ns"] == str(10**9), "it was started one second before"
 
 
@@ -63,10 +63,10 @@ def test_unclaimed_use_of_one_poll_is_counted_and_not_reported():
     host = node()
     looked = Looked(host)
     runs(host, 0, 4711, "/system.slice/cron.service")
-    looked.look()
+    looked.poll()
     ends(host, 0, 4711)
-    assert looked.look() == []
-    assert looked.look() == []
+    assert looked.poll() == []
+    assert looked.poll() == []
 
 
 def test_a_pods_processes_are_its_own_and_no_other_pods():
@@ -77,9 +77,9 @@ def test_a_pods_processes_are_its_own_and_no_other_pods():
     runs(host, 0, 11, group)
     runs(host, 0, 12, other)
     looked = Looked(host)
-    looked.look()
+    looked.poll()
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 1
-    assert told(looked.look()) == [(BEGAN, "kubernetes", "research/thief", uuid(0))]
+    assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", "research/thief", uuid(0))]
 
 
 def test_a_pod_without_a_known_name_is_the_holder_of_the_gpu():
@@ -88,8 +88,8 @@ def test_a_pod_without_a_known_name_is_the_holder_of_the_gpu():
     runs(host, 0, 11, pod_group(1)[1])
     runs(host, 1, 12, pod_group(2)[1])
     looked = Looked(host)
-    looked.look()
-    assert told(looked.look()) == [(BEGAN, "kubernetes", pod_group(2)[0], uuid(1))]
+    looked.poll()
+    assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", pod_group(2)[0], uuid(1))]
 
 
 def test_while_the_kubelet_is_unavailable_no_pod_is_reported():
@@ -97,13 +97,13 @@ def test_while_the_kubelet_is_unavailable_no_pod_is_reported():
     group = keeps_pod(host, 1, "train")
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = Looked(host)
-    looked.look()
+    looked.poll()
     host.calls[LISTED] = DENIED
     runs(host, 1, 12, keeps_pod(host, 2, "late"))
     runs(host, 0, 13, group)
     runs(host, 1, 14, "/system.slice/miner.service")
-    looked.look()
-    assert told(looked.look()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
+    looked.poll()
+    assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
 
 
 def test_processes_of_a_mig_device():
@@ -115,8 +115,8 @@ def test_processes_of_a_mig_device():
         instance = {"gpuInstanceId": place + 1, "computeInstanceId": 0}
         runs(host, mig_uuid(0, place), pid, group, listed=instance)
     looked = Looked(host)
-    looked.look()
-    (began,) = looked.look()
+    looked.poll()
+    (began,) = looked.poll()
     assert began.facts["device"] == mig_uuid(0, 1)
     assert (began.facts["compute"], began.facts["pids"]) == ("480-840", "12")
 
@@ -128,16 +128,16 @@ def test_a_trusted_owner_holds_the_gpus_of_its_processes():
     runs(host, 0, 12, f"/system.slice/docker-{HEX}.scope")
     runs(host, 1, 13, "/system.slice/miner.service")
     looked = Looked(host, TenancySettings(trusted_owners="docker", owner_label="team"))
-    (began,) = looked.look()
-    assert told([began]) == [("claim_start", "docker", "jupyter", uuid(0))]
+    (began,) = looked.poll()
+    assert event_summaries([began]) == [("claim_start", "docker", "jupyter", uuid(0))]
     assert began.facts["owner"] == "vision"
     assert began.facts["level"] == "node_plugin"
     assert (began.facts["pids"], began.facts["exclusive"]) == ("11 12", "false")
-    assert told(looked.look()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
+    assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
     ends(host, 0, 11)
-    assert looked.look() == []
+    assert looked.poll() == []
     ends(host, 0, 12)
-    assert told(looked.look()) == [("claim_end", "docker", "jupyter", uuid(0))]
+    assert event_summaries(looked.poll()) == [("claim_end", "docker", "jupyter", uuid(0))]
 
 
 def test_an_owner_that_is_not_known_is_no_setting():
@@ -164,11 +164,11 @@ def test_each_kind_of_owner(group, source, workload):
     host = node()
     runs(host, 1, 11, group)
     looked = Looked(host)
-    first, second = looked.look(), looked.look()
+    first, second = looked.poll(), looked.poll()
     if source == "slurm":  # Slurm let it in: that is what is known of the job
-        assert told(first) == [("claim_start", source, workload, uuid(1))]
+        assert event_summaries(first) == [("claim_start", source, workload, uuid(1))]
     else:
-        assert told(second) == [(BEGAN, source, workload, uuid(1))]
+        assert event_summaries(second) == [(BEGAN, source, workload, uuid(1))]
 
 
 def test_a_process_that_cannot_be_seen_may_be_that_of_any_claim():
@@ -179,11 +179,11 @@ def test_a_process_that_cannot_be_seen_may_be_that_of_any_claim():
         host.calls[key] = [{"pid": 50 + gpu, "usedGpuMemory": 1}]
     looked = Looked(host)
     for _ in range(2):
-        looked.look()
+        looked.poll()
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
     assert looked.value("gpu_unclaimed_processes", uuid(1)) == 1
-    assert told(looked.look()) == [(BEGAN, "process", "51", uuid(1))]
-    assert "PID and cgroup namespaces" in looked.said("processes")[0][2]
+    assert event_summaries(looked.poll()) == [(BEGAN, "process", "51", uuid(1))]
+    assert "PID and cgroup namespaces" in looked.findings_about("processes")[0][2]
 
 
 def test_a_shared_service_on_a_claimed_gpu_is_not_unclaimed_use():
@@ -192,16 +192,16 @@ def test_a_shared_service_on_a_claimed_gpu_is_not_unclaimed_use():
     runs(host, 0, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
     runs(host, 1, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
     looked = Looked(host)
-    looked.look()
-    assert [(e.entity.key[0]) for e in looked.look()] == [uuid(1)]
+    looked.poll()
+    assert [(e.entity.key[0]) for e in looked.poll()] == [uuid(1)]
 
 
 def test_the_administrators_own_use():
     host = node()
     runs(host, 1, 11, "/system.slice/dcgm-check.service")
     looked = Looked(host, TenancySettings(system_owners="dcgm-check.service"))
-    looked.look()
-    (began,) = looked.look()
+    looked.poll()
+    (began,) = looked.poll()
     assert began.facts["system"] == "true"
 
 
@@ -209,29 +209,29 @@ def test_a_pid_that_is_used_again_is_another_process():
     host = node()
     runs(host, 0, 11, "/system.slice/one.service", ticks=5)
     looked = Looked(host)
-    looked.look()
-    assert told(looked.look()) == [(BEGAN, "systemd", "one.service", uuid(0))]
+    looked.poll()
+    assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "one.service", uuid(0))]
     ends(host, 0, 11)
     runs(host, 0, 11, "/system.slice/two.service", ticks=6)
-    assert told(looked.look()) == [(ENDED, "systemd", "one.service", uuid(0))]
-    assert told(looked.look()) == [(BEGAN, "systemd", "two.service", uuid(0))]
+    assert event_summaries(looked.poll()) == [(ENDED, "systemd", "one.service", uuid(0))]
+    assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "two.service", uuid(0))]
 
 
 def test_a_driver_that_does_not_answer_ends_no_use():
     host = node()
     runs(host, 0, 11, "/system.slice/one.service")
     looked = Looked(host)
-    looked.look()
-    assert len(looked.look()) == 1
+    looked.poll()
+    assert len(looked.poll()) == 1
     key = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
     listed = host.calls[key]
     host.calls[key] = NvmlError(15)
-    assert looked.look() == []
+    assert looked.poll() == []
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == "gone"
     host.calls[key] = listed
-    assert looked.look() == []
+    assert looked.poll() == []
     host.calls["nvml.nvmlDeviceGetCount()"] = 0
-    assert looked.look() == []
+    assert looked.poll() == []
 
 
 def test_a_claim_that_comes_later_ends_use_without_one():
@@ -240,10 +240,10 @@ def test_a_claim_that_comes_later_ends_use_without_one():
     host.calls[LISTED] = []
     runs(host, 0, 11, group)
     looked = Looked(host)
-    looked.look()
-    assert len(looked.look()) == 1
+    looked.poll()
+    assert len(looked.poll()) == 1
     host.calls[LISTED] = [pod("train", uuid(0))]
-    assert [event.event_class.name for event in looked.look()] == ["claim_start", ENDED]
+    assert [event.event_class.name for event in looked.poll()] == ["claim_start", ENDED]
 
 
 def test_control_groups_are_read_once():
@@ -253,7 +253,7 @@ def test_control_groups_are_read_once():
     host.files["/proc/11/cgroup"] = lambda: reads.append("group") or "0::/system.slice/one.service"
     looked = Looked(host)
     for _ in range(5):
-        looked.look()
+        looked.poll()
     assert len(reads) == 1
 
 
@@ -261,13 +261,13 @@ def test_use_of_a_gpu_that_is_lost_goes_on():
     host = node()
     runs(host, 1, 11, "/system.slice/one.service")
     looked = Looked(host)
-    looked.look()
-    (began,) = looked.look()
+    looked.poll()
+    (began,) = looked.poll()
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     host.calls["nvml.nvmlDeviceGetCount()"] = 2
-    assert looked.look() == []
+    assert looked.poll() == []
     ends(host, 1, 11)
-    (ended,) = looked.look()
+    (ended,) = looked.poll()
     assert ended.entity == began.entity

@@ -28,7 +28,7 @@ def load_case(case: Path) -> tuple[Looked, dict[str, object]]:
     calls = case / "calls.json"
     host.calls.update(json.loads(calls.read_text()) if calls.exists() else {})
     looked = Looked(host, msgspec.convert(expected["settings"], TenancySettings))
-    looked.look()
+    looked.poll()
     return looked, expected
 
 
@@ -52,7 +52,7 @@ def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
     host.calls[LISTED] = [pod("one", f"{device}::0", f"{device}::2"), pod("two", f"{device}::1")]
     ids = [f"{device}::{replica}" for replica in range(7)]
     host.calls[ALLOCATABLE] = [{"resource": "nvidia.com/gpu", "ids": ids, "numa_nodes": []}]
-    events = Looked(host).look()
+    events = Looked(host).poll()
     assert [(e.facts["share"], e.facts["compute"], e.facts["device"]) for e in events] == [
         ("2/7", "480-840", device),
         ("1/7", "480-840", device),
@@ -62,7 +62,7 @@ def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
 def test_a_claim_without_a_device_names_no_gpu_and_its_count():
     looked, _ = load_case(CASES / "slurm-count-only")
     looked.host.files["/run/jobs/211"] = ""
-    (ended,) = looked.look()
+    (ended,) = looked.poll()
     assert ended.entity.key[0] == ""
     looked, _ = load_case(CASES / "slurm-count-only")
     (one,) = looked.tenancy.active_claims
@@ -73,7 +73,7 @@ def test_a_claim_without_a_device_names_no_gpu_and_its_count():
 
 def test_a_finding_names_the_job_and_how_to_place_it():
     looked, _ = load_case(CASES / "slurm-count-above-indices")
-    ((verdict, detail, remedy),) = looked.said("claims without a device")
+    ((verdict, detail, remedy),) = looked.findings_about("claims without a device")
     assert (verdict, "3 GPUs of 1 claim" in detail, "slurm 211 (3)" in detail) == (
         "absent",
         True,
@@ -91,5 +91,5 @@ def test_a_count_is_placed_when_a_prolog_names_devices_later():
     now = looked.host.clock.now()
     expected = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
     tenancy.commands._claims = {expected.id: expected}  # noqa: SLF001 - no state directory here
-    looked.look()
+    looked.poll()
     assert sorted(one.claim.gpu for one in tenancy.active_claims) == [uuid(2), uuid(3)]

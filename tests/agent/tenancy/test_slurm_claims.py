@@ -8,7 +8,7 @@ import re
 import pytest
 from support.machine import DENIED, FakeHost
 from support.shared import captured
-from support.tenancy import NODE, Looked, cut, ends, mig_uuid, node, runs, told, uuid
+from support.tenancy import NODE, Looked, cut, ends, event_summaries, mig_uuid, node, runs, uuid
 
 from agent.config import TenancySettings
 
@@ -43,18 +43,18 @@ def test_a_job_by_its_environment():
         JOB_USER="eva",
     )
     looked = Looked(host)
-    began = looked.look()
-    assert told(began) == [
+    began = looked.poll()
+    assert event_summaries(began) == [
         ("claim_start", "slurm", "211", uuid(0)),
         ("claim_start", "slurm", "211", uuid(1)),
     ]
     assert {event.facts["owner"] for event in began} == {"astro"}
     assert {event.facts["level"] for event in began} == {"node_plugin"}
     host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "211", "SLURM_JOB_ACCOUNT": "else"}
-    assert looked.look() == [], "the first environment counts: a job may change it"
+    assert looked.poll() == [], "the first environment counts: a job may change it"
     assert host.asked["owner.environ(50)"] == 1
     remove_job(host, f"{SCOPE}/job_211")
-    assert [event[0] for event in told(looked.look())] == ["claim_end", "claim_end"]
+    assert [event[0] for event in event_summaries(looked.poll())] == ["claim_end", "claim_end"]
 
 
 def test_a_job_named_by_its_sluid():
@@ -63,7 +63,7 @@ def test_a_job_named_by_its_sluid():
     host.files["/proc/49/cmdline"] = "slurmstepd: [3385.0]\0"
     runs(host, 1, 50, f"/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0")
     looked = Looked(host)
-    looked.look()
+    looked.poll()
     assert looked.value("gpu_claims", uuid(1)) == 1
     assert looked.value("gpu_unclaimed_processes", uuid(1)) == 0
     assert [one.claim.workload for one in looked.tenancy.active_claims] == ["3385"]
@@ -75,7 +75,7 @@ def test_the_first_hierarchy_of_version_1_that_has_jobs():
     host.files[f"{directory}/step_batch/task_0/cgroup.procs"] = "70\n"
     host.files["/sys/fs/cgroup/cpuset/slurm/uid_1000/job_7/cgroup.procs"] = ""
     host.calls["owner.environ(70)"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1"}
-    assert told(Looked(host).look()) == [("claim_start", "slurm", "7", uuid(1))]
+    assert event_summaries(Looked(host).poll()) == [("claim_start", "slurm", "7", uuid(1))]
 
 
 def test_mig_devices_by_their_uuid():
@@ -83,7 +83,7 @@ def test_mig_devices_by_their_uuid():
     cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
     job(host, f"{SCOPE}/job_8", 50, JOB_ID="8", JOB_GPUS="0")
     host.calls["owner.environ(50)"]["CUDA_VISIBLE_DEVICES"] = mig_uuid(0, 1)
-    (began,) = Looked(host).look()
+    (began,) = Looked(host).poll()
     assert (began.facts["device"], began.facts["compute"]) == (mig_uuid(0, 1), "480-840")
 
 
@@ -93,15 +93,15 @@ def test_a_job_without_a_device_list_holds_the_gpus_of_its_processes_until_it_en
     job(host, directory, 50)
     host.calls["owner.environ(50)"] = DENIED
     looked = Looked(host)
-    assert looked.look() == []
-    assert looked.said("Slurm")[-1][0] == "denied"
+    assert looked.poll() == []
+    assert looked.findings_about("Slurm")[-1][0] == "denied"
     runs(host, 1, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
-    assert told(looked.look()) == [("claim_start", "slurm", "9", uuid(1))]
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "9", uuid(1))]
     ends(host, 1, 50)
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     remove_job(host, directory)
-    assert told(looked.look()) == [("claim_end", "slurm", "9", uuid(1))]
+    assert event_summaries(looked.poll()) == [("claim_end", "slurm", "9", uuid(1))]
 
 
 def test_a_process_on_a_gpu_that_its_job_does_not_have():
@@ -110,14 +110,14 @@ def test_a_process_on_a_gpu_that_its_job_does_not_have():
     for gpu in (0, 1):
         runs(host, gpu, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
     looked = Looked(host)
-    looked.look()
-    assert told(looked.look()) == [("unclaimed_use_start", "slurm", "9", uuid(1))]
+    looked.poll()
+    assert event_summaries(looked.poll()) == [("unclaimed_use_start", "slurm", "9", uuid(1))]
 
 
 def test_a_job_that_claims_to_be_another_is_not_trusted():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="8", JOB_GPUS="0", JOB_ACCOUNT="victim")
-    assert Looked(host).look() == []
+    assert Looked(host).poll() == []
 
 
 def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
@@ -125,10 +125,10 @@ def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", STEP_GPUS="0")
     host.files[f"{SCOPE}/job_9/step_1/user/task_0/cgroup.procs"] = "51\n"
     host.calls["owner.environ(51)"] = {"SLURM_JOB_ID": "9", "SLURM_STEP_GPUS": "1"}
-    assert len(Looked(host).look()) == 2
+    assert len(Looked(host).poll()) == 2
     host.files[f"{SCOPE}/job_9/step_batch/user/task_0/cgroup.procs"] = "52\n"
     host.calls["owner.environ(52)"] = {"SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "0,1,2"}
-    assert len(Looked(host).look()) == 3
+    assert len(Looked(host).poll()) == 3
 
 
 def test_a_job_without_gpus_is_asked_again_when_it_has_another_step():
@@ -136,17 +136,17 @@ def test_a_job_without_gpus_is_asked_again_when_it_has_another_step():
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9")
     looked = Looked(host)
     for _ in range(3):
-        assert looked.look() == []
+        assert looked.poll() == []
     assert host.asked["owner.environ(50)"] == 1
     host.files[f"{SCOPE}/job_9/step_1/user/task_0/cgroup.procs"] = "51\n"
     host.calls["owner.environ(51)"] = {"SLURM_JOB_ID": "9", "SLURM_STEP_GPUS": "1"}
-    assert told(looked.look()) == [("claim_start", "slurm", "9", uuid(1))]
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "9", uuid(1))]
 
 
 def test_shares_are_nobodys_own():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0", SHARDS_ON_NODE="2")
-    (began,) = Looked(host).look()
+    (began,) = Looked(host).poll()
     assert began.facts["exclusive"] == "false"
 
 
@@ -154,7 +154,7 @@ def test_control_groups_that_cannot_be_read_end_nothing():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0")
     looked = Looked(host)
-    assert len(looked.look()) == 1
+    assert len(looked.poll()) == 1
     readable = host.names
 
     def names(path: str) -> list[str]:
@@ -163,10 +163,10 @@ def test_control_groups_that_cannot_be_read_end_nothing():
         return readable(path)
 
     host.names = names
-    assert looked.look() == []
+    assert looked.poll() == []
     assert looked.value("gpu_claims", uuid(0)) == "denied"
     host.names = readable
-    assert looked.look() == []
+    assert looked.poll() == []
 
 
 def test_files_by_gpu():
@@ -178,8 +178,8 @@ def test_files_by_gpu():
         f"{directory}/notes": "hello",
     }  # fmt: skip
     looked = Looked(host, TenancySettings(slurm_gpu_directory=directory))
-    began = looked.look()
-    assert told(began) == [
+    began = looked.poll()
+    assert event_summaries(began) == [
         ("claim_start", "slurm", "123", uuid(0)),
         ("claim_start", "slurm", "124", uuid(2)),
         ("claim_start", "slurm", "125", uuid(2)),
@@ -187,11 +187,13 @@ def test_files_by_gpu():
     assert [event.facts["exclusive"] for event in began] == ["true", "false", "false"]
     assert {event.facts["level"] for event in began} == {"scheduler"}
     assert began[1].facts["device"] == mig_uuid(2, 1)
-    assert any("notes" in detail for _, detail, _ in looked.said("jobs by GPU"))
+    assert any("notes" in detail for _, detail, _ in looked.findings_about("jobs by GPU"))
     remove_job(host, directory)
-    assert looked.look() == [], "the directory is gone: nothing is known"
+    assert looked.poll() == [], "the directory is gone: nothing is known"
     host.files[f"{directory}/1"] = "123"
-    assert sorted(event[0] for event in told(looked.look())) == ["claim_end"] * 3 + ["claim_start"]
+    assert sorted(event[0] for event in event_summaries(looked.poll())) == ["claim_end"] * 3 + [
+        "claim_start"
+    ]
 
 
 GRES_CONF = f"NodeName={NODE} Name=gpu File=/dev/nvidia[1,0]\n"
@@ -210,21 +212,21 @@ def test_files_of_jobs():
     host.files["/run/jobs/211.json"] = as_json(211, "gpu:h100:1(IDX:0)")
     settings = TenancySettings(slurm_job_directory="/run/jobs")
     looked = Looked(host, settings)
-    (began,) = looked.look()
-    assert told([began]) == [("claim_start", "slurm", "211", uuid(1))]
+    (began,) = looked.poll()
+    assert event_summaries([began]) == [("claim_start", "slurm", "211", uuid(1))]
     assert began.facts["start_ns"] == str(1_789_999_000 * 10**9)
     assert began.facts["uncertainty_ns"] == str(10**9)
     assert began.facts["owner"] == "astro"
     host.files["/run/jobs/211.json"] = "{"
-    assert len(looked.look()) == 1, "its file is empty now"
-    assert any("211.json" in detail for _, detail, _ in looked.said("jobs by scontrol"))
+    assert len(looked.poll()) == 1, "its file is empty now"
+    assert any("211.json" in detail for _, detail, _ in looked.findings_about("jobs by scontrol"))
 
 
 def test_scontrol_takes_precedence_over_the_job():
     host = node()
     host.files["/run/jobs/9"] = as_json(9, "gpu:1(IDX:0)")
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="1", JOB_ACCOUNT="else")
-    (began,) = Looked(host, TenancySettings(slurm_job_directory="/run/jobs")).look()
+    (began,) = Looked(host, TenancySettings(slurm_job_directory="/run/jobs")).poll()
     assert (began.entity.key[0], began.facts["owner"]) == (uuid(0), "astro")
 
 
@@ -241,8 +243,8 @@ def test_jobs_of_a_real_cluster(name):
     host.files["/proc/sys/kernel/hostname"] = name
     host.files["/run/jobs/1"] = text
     looked = Looked(host, TenancySettings(slurm_job_directory="/run/jobs"))
-    looked.look()
-    assert not looked.said("jobs by scontrol")
+    looked.poll()
+    assert not looked.findings_about("jobs by scontrol")
     indices = set()
     for fields in lines:
         if fields[0] != f"Nodes={first}":

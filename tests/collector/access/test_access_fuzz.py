@@ -28,7 +28,7 @@ from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.claim_terms import GPU_CAPACITY
 
 SECRET, OWN = 312_345_678, 387_654_321
-"""Numbers of another tenant and of the cluster, and of the tenant who asks."""
+"""Numbers of another tenant and of the cluster, and of the requesting tenant."""
 PATHS = (
     "/", "/-/healthy", "/-/ready", "/metrics", "/v1/frames", "/api/v1/cluster", "/api/v1/rails",
     "/api/v1/nodes", "/api/v1/nodes/n1", "/api/v1/events", "/api/v1/tenants", "/api/v1/account",

@@ -23,7 +23,7 @@ async def test_shares_of_many_claims_are_exact(tmp_path: Path, count: int) -> No
         started(GPU, f"c{n}", 10 + n / 10, tenant=f"t{n % 3}", exclusive="false")
         for n in range(count)
     ]
-    accept(core, Reporter("n1").told(gpus_of(GPU), range(10, 41), events={40: events}))
+    accept(core, Reporter("n1").envelopes_of(gpus_of(GPU), range(10, 41), events={40: events}))
     account = LiveAccount(core.evidence, AdministratorInputs)
     found = await account.refresh(at(40), no_turns)
     assert found.balances

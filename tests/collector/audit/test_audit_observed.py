@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.agent_events import Teller
 from support.audit import KEY
-from support.event_recording import hear, observing, recorded, settled
+from support.event_recording import observing, record_events, recorded, wait_for_records
 from support.examples import fewer
 
 from collector.audit.event_recorder import MAX_BATCH_EVENTS
@@ -110,10 +110,10 @@ async def test_settings_of_nics_have_their_types(tmp_path: Path, setting: str, k
 async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None:
     teller = Teller()
     reported = [
-        teller.tell(GAP_EVENT, "spool_full", frames="7", envelopes="1"),
-        teller.tell(SUPPRESSED_EVENT, changes="90"),
-        teller.tell(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
-        teller.tell(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
+        teller.event(GAP_EVENT, "spool_full", frames="7", envelopes="1"),
+        teller.event(SUPPRESSED_EVENT, changes="90"),
+        teller.event(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
+        teller.event(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
     ]
     async with observing(tmp_path) as observed:
         found = await recorded(observed, reported)
@@ -124,7 +124,7 @@ async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None
 
 async def test_what_is_not_audited_takes_no_number(tmp_path: Path) -> None:
     teller = Teller()
-    other = teller.tell(SOURCE_EVENT, "nic", before="ok", after="failed")
+    other = teller.event(SOURCE_EVENT, "nic", before="ok", after="failed")
     async with observing(tmp_path) as observed:
         assert await recorded(observed, [other]) == []
 
@@ -139,7 +139,7 @@ async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
         async with observing(tmp_path, boot) as observed:
             for record, envelope in came:
                 observed.check_envelope(record, envelope)
-            found = await settled(observed)
+            found = await wait_for_records(observed)
     assert [record.type for record in found] == ["node.join", "node.boot", "admin.upgrade"]
     assert [record.data["boot_id"] for record in found] == ["boot-1", "boot-2", "boot-2"]
     assert (found[2].data["before"], found[2].data["version"]) == ("1.0", "2.0")
@@ -154,11 +154,11 @@ async def test_what_was_recorded_after_the_copy_was_made_is_not_recorded_again(
         observed.check_envelope(*teller.envelope(1))
         content = observed.snapshot()
         assert content is not None
-        assert len(await settled(observed)) == 1
+        assert len(await wait_for_records(observed)) == 1
     observed.file.write_bytes(content)
     async with observing(tmp_path, "b1") as observed:
         observed.check_envelope(*teller.envelope(1))
-        (joined,) = await settled(observed)
+        (joined,) = await wait_for_records(observed)
     assert joined.type == "node.join"
 
 
@@ -171,7 +171,7 @@ async def test_a_clock_that_is_set_is_evidence_once_an_hour(tmp_path: Path) -> N
             observed.check_envelope(
                 type(record)(record.node, record.received_wall_ns, sent, b""), envelope
             )
-        found = await settled(observed)
+        found = await wait_for_records(observed)
     steps = [record.data["step_ns"] for record in found if record.type == "evidence.clock_step"]
     assert steps == [str(10**10), str(-(10**11))]
 
@@ -205,7 +205,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
 
     async def live(boot: str, events: list[SeenEvent], kept: int) -> None:
         async with observing(directory, boot) as observed:
-            hear(observed, tellers)
+            record_events(observed, tellers)
             for at, seen in enumerate(events):
                 if at == kept:
                     # A segment goes: what it held must be in the copy, or in the log.
@@ -219,7 +219,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                 if data.draw(st.booleans()):
                     await asyncio.sleep(0)
             if data.draw(st.booleans()):
-                await settled(observed)
+                await wait_for_records(observed)
         if data.draw(st.booleans()):  # it was killed, and kept nothing at its end
             observed.file.unlink(missing_ok=True)
             if copies:
@@ -261,7 +261,7 @@ async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> Non
             observed.listen(seen)
         assert (observed.waiting, observed.overflowed) == (100, 2900)
         assert observed.snapshot() is None
-        found = await settled(observed)
+        found = await wait_for_records(observed)
     assert [record.src.n for record in found] == list(range(3000))
 
 
@@ -275,7 +275,7 @@ async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Pat
         while observed.waiting:
             await asyncio.sleep(0)
             turns += 1
-        assert len(await settled(observed)) == 10_000
+        assert len(await wait_for_records(observed)) == 10_000
     assert turns > 10_000 // MAX_BATCH_EVENTS, "others had a turn between any two batches"
 
 

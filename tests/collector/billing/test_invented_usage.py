@@ -62,7 +62,7 @@ def billable_seconds(site: Site) -> Counter[tuple[str, str]]:
     """GPU-seconds of the ledger by GPU and state, of what is or may be billed."""
     found: Counter[tuple[str, str]] = Counter()
     for name in NAMES:
-        for entry in site.door.ledger.entries(PERIOD.start_ns, PERIOD.end_ns, name):
+        for entry in site.stores.ledger.entries(PERIOD.start_ns, PERIOD.end_ns, name):
             if entry.tiling is Tiling.COMPUTE:
                 found[name, entry.state.value] += (entry.t1_ns - entry.t0_ns) // SECOND
     return found
@@ -93,7 +93,7 @@ async def test_invented_usage_of_a_new_node_is_not_billed(site: Site, url: str) 
     hours = sum(Fraction(row["gpu_hours"]) for row in waits)
     assert claimed_hours - GPUS * Fraction(bound, 3600) <= hours <= claimed_hours
 
-    books = BillingBooks.for_ledger(site.door.ledger, read_evidence(site.door.ledger.database))
+    books = BillingBooks.for_ledger(site.stores.ledger, read_evidence(site.stores.ledger.database))
     administration.publish(
         books, PRICES.replace('"h100"', f'"{sku_of(MODEL)}"'), "p", TimedActor(BOSS, at(0))
     )

@@ -54,7 +54,10 @@ def kept(url: str, directory: Path) -> Ledger:
     seen = [s for s in range(-60, 2 * DAY_SECONDS + 7200, 30) if not 50_000 < s < 51_000]
     reporter = Reporter("n1")
     accept(
-        core, reporter.told(gpus_of("GPU-0", "GPU-1", model=MODEL), seen, each=200, events=events)
+        core,
+        reporter.envelopes_of(
+            gpus_of("GPU-0", "GPU-1", model=MODEL), seen, each=200, events=events
+        ),
     )
     ledger = Ledger.open(url, metadata)
     store = EvidenceStore(ledger.database)

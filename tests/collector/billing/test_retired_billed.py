@@ -45,10 +45,12 @@ async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site
     seconds = range(0, LATER, 30)
     accept(
         site.core,
-        Reporter().told(gpus_of("GPU-0", "GPU-1", model=MODEL), seconds, each=200, events=claim),
+        Reporter().envelopes_of(
+            gpus_of("GPU-0", "GPU-1", model=MODEL), seconds, each=200, events=claim
+        ),
     )
     await site.round(LATER, everything=True)
-    ledger = site.door.ledger
+    ledger = site.stores.ledger
     books = BillingBooks.for_ledger(ledger, read_evidence(ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))

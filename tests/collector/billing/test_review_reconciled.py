@@ -37,7 +37,7 @@ LATER = DAY_SECONDS + 2 * HOUR
 
 def checked(site: Site) -> dict[str, ReconciliationCheck]:
     """The checks of the day; each must pass."""
-    books = BillingBooks.for_ledger(site.door.ledger, read_evidence(site.door.ledger.database))
+    books = BillingBooks.for_ledger(site.stores.ledger, read_evidence(site.stores.ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     checks = reconcile_period(books, PERIOD, SELLER)
@@ -58,18 +58,18 @@ async def test_r2_counts_gpus_of_the_inventory_and_those_accepted(
     }
     seconds = range(0, LATER, 30)
     schema = gpus_of(*NAMES, model=MODEL)
-    accept(site.core, Reporter().told(schema, seconds, each=200, events=events))
+    accept(site.core, Reporter().envelopes_of(schema, seconds, each=200, events=events))
     await site.round(LATER, everything=True)
     (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
     assert cluster.found == cluster.expected == TILINGS * 2 * GPU_CAPACITY * DAY_NS
 
-    found = find_pending_evidence(site.door.store, site.door.ledger.database, at(LATER))
+    found = find_pending_evidence(site.stores.store, site.stores.ledger.database, at(LATER))
     assert {one.subject.name: one.gpu_ns for one in found} == {
         "GPU-2": Fraction(at(LATER) - at(6 * HOUR)),
         "GPU-3": 0,
     }
     decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(LATER + 60), "checked")
-    record_decision(site.door.ledger.database, found, decision)
+    record_decision(site.stores.ledger.database, found, decision)
     await site.round(LATER + 120, everything=True)
     (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
     gpus = 4 if accepted else 2

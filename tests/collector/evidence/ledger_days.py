@@ -26,12 +26,12 @@ def a_day(node: Reporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
             started("GPU-0", "b", 18 * HOURS, source="kubernetes", owner="ns"),
         ],
     }
-    return node.told(gpus_of("GPU-0"), range(0, until, step), each=40, events=events)
+    return node.envelopes_of(gpus_of("GPU-0"), range(0, until, step), each=40, events=events)
 
 
 def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
     """Time of a day in the ledger, in GPU-hours of compute by state and tenant."""
-    totals = site.door.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
+    totals = site.stores.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
     return {
         (of.state.value, of.tenant): quantity / (GPU_CAPACITY * HOURS * 10**9)
         for of, quantity in totals.items()

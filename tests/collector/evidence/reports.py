@@ -30,7 +30,7 @@ def reporting(
 ) -> Envelopes:
     """Return the samples of a node's GPUs from second 0 on, in an envelope every ten minutes."""
     seconds = range(0, until + 1, step)
-    return Reporter(node).told(gpus_of(*gpus), seconds, events=events, each=SENT // step)
+    return Reporter(node).envelopes_of(gpus_of(*gpus), seconds, events=events, each=SENT // step)
 
 
 def doubted(envelopes: Envelopes, first: int, end: int, delta_ns: int) -> tuple[Envelopes, int]:

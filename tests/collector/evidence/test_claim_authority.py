@@ -24,7 +24,7 @@ FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:
 def reports_(max_rank: int = 3, **facts: str) -> list:
     """One claim of a node whose token has this limit."""
     events = {10: [started("GPU-0", "job", 10, tenant="guest", **facts)]}
-    made = Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    made = Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
     return [(replace(record, max_rank=max_rank), found) for record, found in made]
 
 
@@ -68,12 +68,12 @@ def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
             for second in range(0, 50, 10)
         }
         reporter = Reporter(run=f"run-{number}")
-        accept(core, reporter.told(gpus_of("GPU-0"), sorted(events), events=events))
+        accept(core, reporter.envelopes_of(gpus_of("GPU-0"), sorted(events), events=events))
     assert sorted(one.facts["source"] for one in problems) == ["file", "other", "slurm"]
     again = core_in(tmp_path / "again")
     later = troubles(again)
     events = {9000: [started("GPU-0", "x", 9000, level="administrator", source="file")]}
-    accept(again, Reporter(run="late").told(gpus_of("GPU-0"), [9000], events=events))
+    accept(again, Reporter(run="late").envelopes_of(gpus_of("GPU-0"), [9000], events=events))
     assert later[0].id in {one.id for one in problems}, "a restart does not record it again"
 
 
@@ -106,7 +106,7 @@ def claim_envelopes(draw) -> list:
             end = ended("GPU-0", f"c{number}", begin + draw(st.integers(1, 50)))
             events.setdefault(10 * draw(st.integers(0, 10)), []).append(end)
     limit = draw(st.integers(1, 3))
-    made = Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    made = Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
     return [(replace(record, max_rank=limit), found) for record, found in made]
 
 

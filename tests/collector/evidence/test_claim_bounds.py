@@ -14,7 +14,7 @@ GPU = "GPU-0"
 def report(core: CollectorState, events: list, node: str = "n1", second: int = 10) -> None:
     """One envelope of a node with these events."""
     reporter = Reporter(node, run=f"run-{second}")
-    accept(core, reporter.told(gpus_of(GPU), [second], events={second: events}))
+    accept(core, reporter.envelopes_of(gpus_of(GPU), [second], events={second: events}))
 
 
 def full(count: int) -> list:

@@ -132,13 +132,13 @@ def test_a_count_is_of_a_claim_without_a_device(gpu: str, count: str):
 
 def test_no_node_has_the_authority_of_an_administrator(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, tenant="mallory", level="administrator")]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     (found,) = known_of(core, "GPU-0").evidence.claims
     assert found.authority is ClaimAuthority.SCHEDULER
 
 
 def test_what_was_stored_with_more_authority_is_lowered_too(core: CollectorState):
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10)))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
     stored = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.ADMINISTRATOR, tenant="alice")
     core.evidence.add_claims([stored])
     (found,) = known_of(core, "GPU-0").evidence.claims
@@ -150,7 +150,10 @@ def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Colle
     end = ended("GPU-0", "a", 75 - 3600)
     end.facts["end_boot_ns"] = str((75 + BOOTED) * SECOND)
     accept(
-        core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events={50: [start], 80: [end]})
+        core,
+        Reporter().envelopes_of(
+            gpus_of("GPU-0"), range(0, 101, 5), events={50: [start], 80: [end]}
+        ),
     )
     assert states(core, 100) == [
         ("idle", "", 0, 40),
@@ -162,7 +165,7 @@ def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Colle
 def test_a_boot_time_beyond_all_time_is_rejected(core: CollectorState):
     problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert [t.kind for t in problems] == ["rejected_claim"]
 
 

@@ -39,8 +39,10 @@ async def held(
 ) -> dict[tuple[str, str], float]:
     """Seconds by state and tenant of GPU-0, which is in n2, beside what n1 reports."""
     core = core_in(directory)
-    envelopes = Reporter("n2", "boot-2").told(gpus_of(GPU), range(0, 301, 5), events=mine)
-    envelopes += Reporter("n1", "boot-1").told(gpus_of(OTHER), range(0, 301, 5), events=others)
+    envelopes = Reporter("n2", "boot-2").envelopes_of(gpus_of(GPU), range(0, 301, 5), events=mine)
+    envelopes += Reporter("n1", "boot-1").envelopes_of(
+        gpus_of(OTHER), range(0, 301, 5), events=others
+    )
     accept(core, sorted(envelopes, key=lambda one: one[0].received_wall_ns))
     owners: dict[str, set[tuple[str, str]]] = {}
     for claim in known_of(core, GPU, files).evidence.claims:

@@ -81,15 +81,15 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
     stored = site.finalizer.counts.intervals
     await site.round(40 * DAY_SECONDS, everything=True)
     assert site.finalizer.counts.intervals == stored, "nothing is kept for good while it is suspect"
-    assert site.door.ledger.newest(DAY - 1, DAY + 99) == {}, "nor is any day finalized"
+    assert site.stores.ledger.newest(DAY - 1, DAY + 99) == {}, "nor is any day finalized"
 
     site.restart()
     decided = read_again(wrong, {since_ns: 5 * HOUR * SECOND})
     site._begin(decided)  # noqa: SLF001 - what the new start reads
     await site.round(DAY_SECONDS + 3 * HOUR, everything=True)
     days = range(DAY - 1, DAY + 99)
-    assert content(site.door.ledger, days) == content(right.door.ledger, days) != {}
-    assert max(day for _, day in site.door.ledger.newest(days.start, days.stop)) <= DAY + 1
+    assert content(site.stores.ledger, days) == content(right.stores.ledger, days) != {}
+    assert max(day for _, day in site.stores.ledger.newest(days.start, days.stop)) <= DAY + 1
 
 
 def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: CollectorState):

@@ -50,7 +50,7 @@ def suspect(envelopes: Envelopes, start: float, end: float) -> tuple[Envelopes, 
 
 
 def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
-    ledger = site.door.ledger
+    ledger = site.stores.ledger
     numbers = ledger.newest(DAYS.start, DAYS.stop)
     found = ledger.clock_suspect(numbers)
     for key, number in numbers.items():
@@ -91,7 +91,7 @@ async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
     envelopes = [(replace(r, doubted_since_ns=at(0)), e) for r, e in two_days()]
     accept(site.core, envelopes)
     await site.round(LAST, everything=True)
-    assert len(site.door.ledger.newest(DAYS.start, DAYS.stop)) >= 2
+    assert len(site.stores.ledger.newest(DAYS.start, DAYS.stop)) >= 2
     assert marks(site) == {}
 
 
@@ -106,12 +106,12 @@ async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(
     accept(site.core, [one for one in envelopes if one not in late])
     await site.round(LAST, everything=True)
     assert marks(site) == {}
-    before = site.door.ledger.newest(DAY, DAY + 1)
+    before = site.stores.ledger.newest(DAY, DAY + 1)
     again, since_ns = suspect(late, 0, LAST)
     accept(site.core, again)
     await site.round(LAST + HOUR, everything=True)
     assert marks(site) == {GpuDay("GPU-0", DAY): (ClockDoubt(since_ns),)}
-    assert site.door.ledger.newest(DAY, DAY + 1) != before
+    assert site.stores.ledger.newest(DAY, DAY + 1) != before
     assert account_json(await site.account(LAST + HOUR))["clock_suspect"][0]["gpu_days"] == 1
 
 
@@ -123,7 +123,7 @@ async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(si
         DAY_SECONDS + 600: [job],
         DAY_SECONDS + 7200: [ended("GPU-0", "job", DAY_SECONDS + 7200)],
     }
-    envelopes = Reporter().told(
+    envelopes = Reporter().envelopes_of(
         gpus_of("GPU-0", "GPU-1"), range(0, 2 * DAY_SECONDS + HOUR, 30), events=events, each=20
     )
     found, since_ns = suspect(envelopes, DAY_SECONDS + 300, DAY_SECONDS + 1800)
@@ -143,7 +143,7 @@ async def test_the_ledger_computes_its_marks_again(site: Site):
     accept(site.core, found)
     await site.round(LAST, everything=True)
     assert len(marks(site)) == 2
-    known = site.door.store.evidence("GPU-0", at(0), at(2 * DAY_SECONDS))
+    known = site.stores.store.evidence("GPU-0", at(0), at(2 * DAY_SECONDS))
     gpu = MeteredGpu.compute(
         known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
     )
@@ -152,9 +152,9 @@ async def test_the_ledger_computes_its_marks_again(site: Site):
 
 
 def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: CollectorState):
-    early = Reporter("n1").told(gpus_of("GPU-0"), range(0, HOUR, 30), each=20)
-    other = Reporter("n2").told(gpus_of("GPU-0"), range(2 * HOUR, 3 * HOUR, 30), each=20)
-    still = Reporter("n1", run="run-2").told(
+    early = Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, HOUR, 30), each=20)
+    other = Reporter("n2").envelopes_of(gpus_of("GPU-0"), range(2 * HOUR, 3 * HOUR, 30), each=20)
+    still = Reporter("n1", run="run-2").envelopes_of(
         gpus_of("GPU-1"), range(2 * HOUR + 60, 3 * HOUR, 30), each=20
     )
     accept(core, [*early, *other, *suspect(still, 0, LAST)[0]])

@@ -76,7 +76,10 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
 def test_a_stream_received_again_does_not_make_a_resumed_node_older():
     """The newest frame is of a stream that has not reported since the checkpoint."""
     node = Reporter()
-    host_frame, gpu_frame = node.told(host(), [50]), node.told(gpus_of("GPU-0"), [10])
+    host_frame, gpu_frame = (
+        node.envelopes_of(host(), [50]),
+        node.envelopes_of(gpus_of("GPU-0"), [10]),
+    )
     before, restarted = empty(), empty()
     accept(before, host_frame)
     resume_from(restarted, checkpoint_of(before))
@@ -87,7 +90,7 @@ def test_a_stream_received_again_does_not_make_a_resumed_node_older():
 
 def written_once() -> bytes:
     core = empty()
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     return checkpoint_of(core)
 
 

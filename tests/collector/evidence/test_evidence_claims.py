@@ -29,7 +29,7 @@ from collector.state.collector_state import CollectorState
 
 async def test_a_claim_holds_from_its_start_to_its_end(core: CollectorState):
     events = {50: [started("GPU-0", "job-1", 40, **ALICE)], 80: [ended("GPU-0", "job-1", 75)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 5), events=events))
     assert states(core, 120) == [
         ("idle", "", 0, 40),
         ("observed", "alice", 40, 75),
@@ -45,7 +45,7 @@ async def test_claims_count_whatever_the_clock(core: CollectorState):
     node = Reporter(skew=3600)
     accept(
         core,
-        node.told(
+        node.envelopes_of(
             gpus_of("GPU-0"),
             range(0, 51, 10),
             events={20: [started("GPU-0", "job-1", 10, **ALICE)]},
@@ -60,7 +60,7 @@ async def test_claims_count_whatever_the_clock(core: CollectorState):
 def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(core: CollectorState):
     node = Reporter(uncertainty_ns=2 * SECOND)
     events = {20: [started("GPU-0", "job-1", -1, **ALICE)]}
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     claim = known_of(core, "GPU-0").evidence
     assert claim.stretches[0].uncertainty_ns == 2 * SECOND
     assert states(core, 50)[0] == ("observed", "alice", 0, 50)
@@ -68,10 +68,10 @@ def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(cor
 
 def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: CollectorState):
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))
-    accept(core, node.told(cut("GPU-0"), range(0, 41, 10)))
-    accept(core, node.told(cut("GPU-0", "3g.40gb", "3g.40gb"), range(50, 81, 10)))
-    accept(core, node.told(cut("GPU-0"), range(90, 101, 10)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, node.envelopes_of(cut("GPU-0"), range(0, 41, 10)))
+    accept(core, node.envelopes_of(cut("GPU-0", "3g.40gb", "3g.40gb"), range(50, 81, 10)))
+    accept(core, node.envelopes_of(cut("GPU-0"), range(90, 101, 10)))
     evidence = known_of(core, "GPU-0").evidence
     assert [(x.start_ns - at(0)) // SECOND for x in evidence.layouts] == [0, 50, 90]
     stranded = [e for e in tile(evidence, at(0), at(100)) if e.state is SlotState.STRANDED]
@@ -91,7 +91,7 @@ def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
         ],
         60: [ended("GPU-0", "a", 50)],
     }
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     found = {
         (e.tenant, e.slot_lo, e.slot_hi, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
         for e in tile(known_of(core, "GPU-0").evidence, at(0), at(100))
@@ -106,7 +106,7 @@ async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: Col
         60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
         10: [started("GPU-0", "a", 0, **ALICE)],
     }
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 50,
         ("observed", "bob"): 50,
@@ -119,7 +119,7 @@ async def test_two_claims_of_one_authority_on_one_slot_are_reported_and_billed_o
 ):
     problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 40, tenant="bob")]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 40,
         ("observed", "bob"): 60,
@@ -139,7 +139,7 @@ async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
             )
         ]
     }
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert seconds_of(await account_at(core, 50)) == {
         ("idle", ""): 10,
         ("unclaimed", "process:root"): 40,
@@ -147,9 +147,9 @@ async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
 
 
 async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: CollectorState):
-    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
-    accept(core, Reporter("n2", "boot-9").told(gpus_of("GPU-0"), range(200, 301, 10)))
-    accept(core, Reporter("n1", "boot-2", "run-2").told(host(), range(170, 301, 10)))
+    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, Reporter("n2", "boot-9").envelopes_of(gpus_of("GPU-0"), range(200, 301, 10)))
+    accept(core, Reporter("n1", "boot-2", "run-2").envelopes_of(host(), range(170, 301, 10)))
     text = f"tenant,holds,from,to\nalice,n1,{stamp(0)},\nbob,n2,{stamp(0)},\n"
     files = AdministratorInputs(claims=tenancy_files.parse_claims(text))
     account = await account_at(core, 300, files)
@@ -165,7 +165,7 @@ async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_oth
     core: CollectorState,
 ):
     problems = troubles(core)
-    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(1000, 1101, 10)))
+    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(1000, 1101, 10)))
     thief = Reporter("n2", "boot-9")
     frames = thief.frames(gpus_of("GPU-0"), range(900, 1201, 10))
     accept(core, [thief.record(frames, sent=1200)])
@@ -179,7 +179,7 @@ async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_oth
 
 
 def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
-    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     stranger = Reporter("n2", "boot-9")
     events = {
         10: [
@@ -187,16 +187,16 @@ def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
             started("GPU-9", "y", 0, tenant="mallory"),
         ]
     }
-    accept(core, stranger.told(gpus_of("GPU-1"), range(0, 101, 10), events=events))
+    accept(core, stranger.envelopes_of(gpus_of("GPU-1"), range(0, 101, 10), events=events))
     assert states(core, 100) == [("idle", "", 0, 100)]
 
 
 def test_an_end_reported_by_another_node_ends_nothing(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
-    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     accept(
         core,
-        Reporter("n2", "boot-9").told(
+        Reporter("n2", "boot-9").envelopes_of(
             gpus_of("GPU-1"), [50], events={50: [ended("GPU-0", "a", 20)]}
         ),
     )
@@ -205,10 +205,12 @@ def test_an_end_reported_by_another_node_ends_nothing(core: CollectorState):
 
 def test_an_end_may_be_received_before_the_start(core: CollectorState):
     node = Reporter()
-    early = node.told(
+    early = node.envelopes_of(
         gpus_of("GPU-0"), range(0, 51, 10), events={20: [started("GPU-0", "a", 10, **ALICE)]}
     )
-    late = node.told(gpus_of("GPU-0"), range(60, 101, 10), events={60: [ended("GPU-0", "a", 55)]})
+    late = node.envelopes_of(
+        gpus_of("GPU-0"), range(60, 101, 10), events={60: [ended("GPU-0", "a", 55)]}
+    )
     accept(core, [*late, *early])
     assert states(core, 100) == [
         ("idle", "", 0, 10),
@@ -225,7 +227,7 @@ def test_an_end_may_be_received_before_the_start(core: CollectorState):
 def test_an_impossible_claim_is_reported_and_ignored(core: CollectorState, facts: dict[str, str]):
     problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **facts)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert core.evidence.rejected_claims == 1
     assert [t.kind for t in problems] == ["rejected_claim"]
     assert states(core, 50) == [("idle", "", 0, 50)]

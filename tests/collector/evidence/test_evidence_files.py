@@ -18,7 +18,7 @@ def test_stamps_are_seconds_of_the_story():
 
 def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, owner="ns", source="kubernetes")]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert states(core, 100) == [("observed", "kubernetes:ns", 0, 100)], "marked, and not lost"
     text = (
         "tenant,source,owner,from,to\n"
@@ -37,7 +37,7 @@ def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
 
 def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     text = f"tenant,holds,from,to\nbob,GPU-0,{stamp(30)},{stamp(60)}\n"
     assert states(
         core, 100, files=AdministratorInputs(claims=tenancy_files.parse_claims(text))
@@ -46,7 +46,9 @@ def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
 
 async def test_a_calendar_has_maintenance_outages_and_reservations(core: CollectorState):
     events = {0: [started("GPU-0", "a", 0, **ALICE)]}
-    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
+    accept(
+        core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events)
+    )
     text = f"""
         [[maintenance]]
         holds = "n1"

@@ -47,12 +47,12 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     for account in (before, after):
         held = account.held(*quota_days("month", at(LATER)))
         assert held["alice"] == 12 * HOURS * 10**9 * GPU_CAPACITY
-    found = revision_of(site.door.ledger, "GPU-0", DAY).tiling
+    found = revision_of(site.stores.ledger, "GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"
-    assert set(sizes_of_day(site.door.ledger, DAY).values()) == {GPU_CAPACITY * DAY_NS}
-    evidence = site.door.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
+    assert set(sizes_of_day(site.stores.ledger, DAY).values()) == {GPU_CAPACITY * DAY_NS}
+    evidence = site.stores.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
     assert tuple(tile(evidence, at(0), at(DAY_SECONDS))) == found.entries
-    assert sorted(site.door.store.homes()) == ["GPU-0"]
+    assert sorted(site.stores.store.homes()) == ["GPU-0"]
 
 
 async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_finalized(site: Site):
@@ -92,21 +92,23 @@ async def test_late_evidence_makes_a_revision(site: Site):
         ("observed", "alice"): 12,
         ("observed", "kubernetes:ns"): 6,
     }
-    revision = revision_of(site.door.ledger, "GPU-0", DAY)
+    revision = revision_of(site.stores.ledger, "GPU-0", DAY)
     assert (revision.number, revision.supersedes) == (2, 1)
     account = await site.account(LATER + 600)
     assert account.balances
     assert ("inferred", "alice") not in seconds_of(account)
     await site.round(LATER + 1200)
-    assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2, "nothing new, no revision"
+    assert revision_of(site.stores.ledger, "GPU-0", DAY).number == 2, "nothing new, no revision"
 
 
 async def test_a_claim_reported_late_moves_finalized_time_to_its_tenant(site: Site):
     node = Reporter()
-    accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
+    accept(
+        site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40)
+    )
     await site.round(LATER)
     reported = started("GPU-0", "x", 20 * HOURS, **ALICE)
-    accept(site.core, node.told(host(), [LATER], events={LATER: [reported]}))
+    accept(site.core, node.envelopes_of(host(), [LATER], events={LATER: [reported]}))
     await site.round(LATER + 600)
     waits = hours(site)
     assert waits["review", "alice"] > 3.9, "all but the last seconds of the hour before"
@@ -127,8 +129,8 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     assert amount(site, "kubernetes:ns") == 0
     site.restart(site.checkpoint())
     await site.round(LATER + 700)
-    assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2
-    with site.door.ledger.database.transaction() as connection:
+    assert revision_of(site.stores.ledger, "GPU-0", DAY).number == 2
+    with site.stores.ledger.database.transaction() as connection:
         rows = connection.execute(
             select(outbox_rows.c.type, outbox_rows.c.data).where(outbox_rows.c.type != HEAD)
         ).all()
@@ -147,12 +149,14 @@ async def test_a_tenants_file_that_is_corrected_soon_after_a_change_counts_as_co
 
 async def test_a_claim_reported_late_counts_though_another_ended_where_it_starts(site: Site):
     node = Reporter()
-    accept(site.core, node.told(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40))
+    accept(
+        site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, DAY_SECONDS + HOURS, 30), each=40)
+    )
     bob = started("GPU-0", "y", 20 * HOURS, tenant="bob")
     late = [started("GPU-0", "x", 10 * HOURS, **ALICE), ended("GPU-0", "x", 20 * HOURS)]
     await site.round(LATER)
     for second, events in ((LATER + 30, late), (LATER + 60, [bob])):
-        accept(site.core, node.told(host(), [second], events={second: events}))
+        accept(site.core, node.envelopes_of(host(), [second], events={second: events}))
         await site.round(second)
     site.accept_all(LATER + 700)
     await site.round(LATER + 800)
@@ -164,12 +168,12 @@ async def test_a_claim_that_was_lost_with_a_boot_stays_ended_once_that_boot_is_f
 ):
     noon = 12 * HOURS
     events = {6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)]}
-    before = Reporter().told(gpus_of("GPU-0"), range(0, noon, 30), each=40, events=events)
+    before = Reporter().envelopes_of(gpus_of("GPU-0"), range(0, noon, 30), each=40, events=events)
     accept(site.core, before)
     again = Reporter(boot_id="boot-2", run="run-2", booted_at=noon - 60)
     for day in range(3):
         seconds = range(max(noon, day * DAY_SECONDS), (day + 1) * DAY_SECONDS, 30)
-        accept(site.core, again.told(gpus_of("GPU-0"), seconds, each=200))
+        accept(site.core, again.envelopes_of(gpus_of("GPU-0"), seconds, each=200))
         await site.round((day + 1) * DAY_SECONDS, everything=True)
     assert hours(site)["observed", "alice"] == pytest.approx(6 - 30 / HOURS)
     assert hours(site, DAY + 1) == {("idle", ""): 24}
@@ -183,7 +187,7 @@ async def test_a_node_that_never_returns_is_finalized_day_by_day(site: Site):
     accept(site.core, a_day(Reporter(), until=20 * HOURS))
     await site.round(3 * DAY_SECONDS + 2 * HOURS)
     assert hours(site, DAY + 1) == {("inferred", "kubernetes:ns"): 24}
-    entries = site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
+    entries = site.stores.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     assert {(e.state, e.witness.name) for e in entries} == {(SlotState.INFERRED, "NONE")}
     account = await site.account(3 * DAY_SECONDS + 2 * HOURS)
     assert account.balances
@@ -195,11 +199,11 @@ async def test_a_node_that_comes_back_after_days_ends_the_silence_of_all_of_them
     accept(site.core, a_day(node, until=20 * HOURS))
     await site.round(2 * DAY_SECONDS + 2 * HOURS)
     back = 2 * DAY_SECONDS + 2 * HOURS
-    accept(site.core, node.told(gpus_of("GPU-0"), range(back, back + 600, 30)))
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(back, back + 600, 30)))
     await site.round(back + 1200)
     silences = {
         entry.silence_ns
-        for entry in site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
+        for entry in site.stores.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     }
     assert silences == {at(back) - at(20 * HOURS - 30)}, "its length is known now"
 
@@ -208,7 +212,7 @@ async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
     node = Reporter()
     accept(site.core, a_day(node, until=20 * HOURS))
     back = DAY_SECONDS + HOURS
-    accept(site.core, node.told(gpus_of("GPU-0"), range(back, LATER, 30)))
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(back, LATER, 30)))
     before = await site.account(LATER)
     await site.round(LATER)
     after = await site.account(LATER)
@@ -219,8 +223,8 @@ async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: Site):
 
 async def test_the_first_node_of_a_gpu_has_it_on_later_days_too(site: Site):
     end = 4 * DAY_SECONDS
-    rightful = Reporter().told(gpus_of("GPU-0"), range(0, end + 3600, 30), each=120)
-    other = Reporter("n2", "boot-9").told(
+    rightful = Reporter().envelopes_of(gpus_of("GPU-0"), range(0, end + 3600, 30), each=120)
+    other = Reporter("n2", "boot-9").envelopes_of(
         gpus_of("GPU-0"), range(end - 50 * HOURS, end, 30), each=1
     )
     received = sorted([*rightful, *other], key=lambda pair: pair[0].received_wall_ns)
@@ -230,7 +234,7 @@ async def test_the_first_node_of_a_gpu_has_it_on_later_days_too(site: Site):
         await site.round(until)
         await site.account(until)
     assert hours(site, DAY + 3) == {("idle", ""): 24}
-    entries = site.door.ledger.entries(at(3 * DAY_SECONDS), at(end))
+    entries = site.stores.ledger.entries(at(3 * DAY_SECONDS), at(end))
     assert {entry.node for entry in entries} == {"n1"}
 
 
@@ -239,7 +243,7 @@ async def test_a_counter_that_starts_over_is_reported(site: Site):
     site.core.evidence.problems.listeners.append(reported_problems.append)
     accept(site.core, a_day(Reporter(), until=HOURS))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=HOURS)
-    accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
+    accept(site.core, after.envelopes_of(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))
     await site.round(3 * HOURS)
     await site.round(3 * HOURS + 60)
     assert [(t.kind, t.gpu, t.facts["measure"], t.timestamp_ns) for t in reported_problems] == [
@@ -247,15 +251,18 @@ async def test_a_counter_that_starts_over_is_reported(site: Site):
     ]
 
 
-async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: Site):
+async def test_two_claims_on_one_slot_are_in_the_audit_log_only_once(site: Site):
     begins = [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 1800, tenant="bob")]
-    accept(site.core, Reporter().told(gpus_of("GPU-0"), range(0, HOURS, 30), events={0: begins}))
+    accept(
+        site.core,
+        Reporter().envelopes_of(gpus_of("GPU-0"), range(0, HOURS, 30), events={0: begins}),
+    )
     checkpoint = site.checkpoint()
     for _ in range(2):
         await site.round(2 * HOURS)
         await site.account(2 * HOURS)
         await site.round(2 * HOURS + 60)
-        with site.door.ledger.database.transaction() as connection:
+        with site.stores.ledger.database.transaction() as connection:
             rows = connection.execute(select(outbox_rows).where(outbox_rows.c.type != HEAD)).all()
         site.restart(checkpoint)
     assert [(row.type, row.outcome, row.recorded_ns) for row in rows] == [
@@ -272,7 +279,7 @@ async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
 ) -> None:
     accept(site.core, a_day(Reporter()))
     await site.round(DAY_SECONDS + HOURS - 30, everything=True)
-    with site.door.ledger.database.transaction(writes=True) as connection:
+    with site.stores.ledger.database.transaction(writes=True) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET session_replication_role = replica"))
         else:
@@ -281,7 +288,7 @@ async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
         name = connection.execute(select(key)).scalars().first()
         connection.execute(update(table).where(key == name).values(content=content))
     await site.round(LATER)
-    found = revision_of(site.door.ledger, "GPU-0", DAY)
+    found = revision_of(site.stores.ledger, "GPU-0", DAY)
     assert found is not None, "the day is in the ledger all the same"
-    assert site.door.store.quarantine.rows == {(table.name, name)}
+    assert site.stores.store.quarantine.rows == {(table.name, name)}
     assert not site.finalizer.failing

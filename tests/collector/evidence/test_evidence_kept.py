@@ -25,15 +25,15 @@ async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: st
     claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
     for day in range(days):
         seconds = range(day * DAY_SECONDS, (day + 1) * DAY_SECONDS, 30)
-        accept(one.core, node.told(gpus_of("GPU-0"), seconds, each=200, events=claim))
+        accept(one.core, node.envelopes_of(gpus_of("GPU-0"), seconds, each=200, events=claim))
         await one.round((day + 1) * DAY_SECONDS, everything=True)
     now = days * DAY_SECONDS + 2 * HOURS
     await one.round(now - HOURS)
     await one.round(now - HOURS, everything=True)
-    accept(two.core, node.told(gpus_of("GPU-0"), range(now - 600, now, 30)))
+    accept(two.core, node.envelopes_of(gpus_of("GPU-0"), range(now - 600, now, 30)))
     await two.round(now)
     assert two.live.finalized == one.live.finalized
-    assert set(one.door.ledger.newest(DAY, DAY + days - 1).values()) == {1}
+    assert set(one.stores.ledger.newest(DAY, DAY + days - 1).values()) == {1}
     assert two.finalizer.counts.days < days, "only what was recorded lately is looked at again"
     await two.round(now, everything=True)
     assert amount(two, "alice") == 500 * (now - 30 - HOURS)
@@ -52,10 +52,10 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
         compress_interval(kept.interval, encode_interval(kept.interval))
         for kept in one.core.evidence.intervals.by_key.values()
     ]
-    one.door.store.write(written, [], at(LATER + 60))
+    one.stores.store.write(written, [], at(LATER + 60))
     await two.round(LATER + 90)
     later = LATER + 7 * DAY_SECONDS
-    accept(two.core, Reporter().told(gpus_of("GPU-0"), range(later - 600, later, 30)))
+    accept(two.core, Reporter().envelopes_of(gpus_of("GPU-0"), range(later - 600, later, 30)))
     await two.round(later)
     assert hours(two) == {
         ("idle", ""): 6,
@@ -72,7 +72,7 @@ async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
     for turn in range(4):
         for one in sides:
             await one.round(LATER + 60 * turn)
-    revision = revision_of(sides[0].door.ledger, "GPU-0", DAY)
+    revision = revision_of(sides[0].stores.ledger, "GPU-0", DAY)
     assert revision.number == 2, "the file that was written last counts"
     assert "carol" in {entry.tenant for entry in revision.tiling.entries}
 
@@ -89,8 +89,8 @@ async def test_two_collectors_with_overlapping_frames_write_what_one_would(
     for turn in range(2):
         for one in (*sides, alone):
             await one.round(LATER + 400 * turn)
-    assert content(sides[0].door.ledger, range(DAY, DAY + 1)) == content(
-        alone.door.ledger, range(DAY, DAY + 1)
+    assert content(sides[0].stores.ledger, range(DAY, DAY + 1)) == content(
+        alone.stores.ledger, range(DAY, DAY + 1)
     )
     for one in sides:
         account = await one.account(LATER + 400)
@@ -106,12 +106,12 @@ async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
     for one in sides:
         accept(one.core, a_day(Reporter()))
         await one.round(LATER)
-        with one.door.ledger.database.transaction() as connection:
+        with one.stores.ledger.database.transaction() as connection:
             counts.append(
                 connection.execute(select(func.count()).select_from(evidence_intervals)).scalar()
             )
     assert counts[0] == counts[1] > 0
-    assert revision_of(sides[0].door.ledger, "GPU-0", DAY).number == 1
+    assert revision_of(sides[0].stores.ledger, "GPU-0", DAY).number == 1
 
 
 @pytest.mark.parametrize("cut", [0, 7, 40, 73])
@@ -131,7 +131,7 @@ async def test_a_restart_at_any_point_leaves_the_ledger_as_it_would_be(
     accept(site.core, envelopes[max(0, cut - 3) :])
     await site.round(LATER)
     days = range(DAY, DAY + 1)
-    assert content(site.door.ledger, days) == content(whole.door.ledger, days)
+    assert content(site.stores.ledger, days) == content(whole.stores.ledger, days)
     assert seconds_of(await site.account(LATER)) == seconds_of(await whole.account(LATER))
     assert site.live.amounts.totals() == whole.live.amounts.totals()
 
@@ -164,13 +164,13 @@ async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Si
     accept(site.core, a_day(Reporter(), until=12 * HOURS))
     await site.round(12 * HOURS)
     stored = len(site.core.evidence.intervals.by_key)
-    site.door.store.write = _fail  # type: ignore[method-assign]
+    site.stores.store.write = _fail  # type: ignore[method-assign]
     accept(site.core, a_day(Reporter(run="run-2")))
     site.now = LATER
     assert not await site.finalizer.attempt()
     assert len(site.core.evidence.intervals.by_key) > stored
     assert not any(kept.stored for kept in site.core.evidence.intervals.by_key.values())
-    del site.door.store.write
+    del site.stores.store.write
     assert await site.finalizer.attempt()
     assert hours(site)["observed", "alice"] == 12
     assert site.finalizer.counts.failures == 1
@@ -180,28 +180,28 @@ async def test_claims_received_by_another_collector_are_read_until_they_are_know
     one, two = make("one", url), make("two", url)
     claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
     node = Reporter()
-    accept(one.core, node.told(gpus_of("GPU-0"), range(0, 2 * HOURS, 30), events=claim))
+    accept(one.core, node.envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOURS, 30), events=claim))
     await one.round(2 * HOURS, everything=True)
     await two.round(2 * HOURS)
-    accept(two.core, node.told(gpus_of("GPU-0"), range(2 * HOURS, 3 * HOURS, 30)))
+    accept(two.core, node.envelopes_of(gpus_of("GPU-0"), range(2 * HOURS, 3 * HOURS, 30)))
     two.now = 3 * HOURS
-    two.door.store.claim_facts = _fail  # type: ignore[method-assign]
+    two.stores.store.claim_facts = _fail  # type: ignore[method-assign]
     assert not await two.finalizer.attempt()
-    del two.door.store.claim_facts
+    del two.stores.store.claim_facts
     assert await two.finalizer.attempt()
     assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
 
 
 async def test_open_amounts_that_could_not_be_counted_again_are_counted_later(site: Site):
     node = Reporter()
-    accept(site.core, node.told(gpus_of("GPU-0"), range(0, 6 * HOURS, 30), each=40))
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, 6 * HOURS, 30), each=40))
     await site.round(6 * HOURS, everything=True)
     late = started("GPU-0", "x", 5 * HOURS + 1800, **ALICE)
-    accept(site.core, node.told(host(), [6 * HOURS], events={6 * HOURS: [late]}))
-    site.door.store.newest_end_ns = _fail  # type: ignore[method-assign]
+    accept(site.core, node.envelopes_of(host(), [6 * HOURS], events={6 * HOURS: [late]}))
+    site.stores.store.newest_end_ns = _fail  # type: ignore[method-assign]
     site.now = 6 * HOURS + 60
     assert not await site.finalizer.attempt()
-    del site.door.store.newest_end_ns
+    del site.stores.store.newest_end_ns
     assert await site.finalizer.attempt()
     assert amount(site, "alice") == 500 * (1800 - 30)
 
@@ -214,7 +214,7 @@ async def test_an_altered_interval_is_logged_and_counts_as_not_observed(make, tm
     site = make("one", f"sqlite:///{tmp_path / 'ledger.db'}")
     accept(site.core, a_day(Reporter(), until=2 * HOURS))
     await site.round(3 * HOURS)
-    with site.door.ledger.database.engine.begin() as connection:
+    with site.stores.ledger.database.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER evidence_part_no_update"))
         rows = connection.execute(
             select(evidence_intervals).order_by(evidence_intervals.c.start_ns)
@@ -226,7 +226,7 @@ async def test_an_altered_interval_is_logged_and_counts_as_not_observed(make, tm
                 .values(content=content_)
             )
     with capture_logs() as logs:
-        known = site.door.store.evidence("GPU-0", at(0), at(2 * HOURS))
+        known = site.stores.store.evidence("GPU-0", at(0), at(2 * HOURS))
     assert [line["event"] for line in logs] == ["evidence_damaged"] * 2
     assert {"content does not match its hash"} < {line["problem"] for line in logs}
     assert len(known.evidence.stretches) == 2
@@ -256,11 +256,11 @@ async def _attempted(site: Site, now: float) -> bool:
 async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
     accept(site.core, a_day(Reporter(), until=HOURS))
     assert await site.finalizer.attempt()
-    site.door.store.homes = _wrong  # type: ignore[method-assign]
+    site.stores.store.homes = _wrong  # type: ignore[method-assign]
     with capture_logs() as logs:
         assert not await site.finalizer.attempt()
     assert logs[0]["problem"] == "KeyError: 'a fault'"
-    del site.door.store.homes
+    del site.stores.store.homes
     assert await site.finalizer.attempt()
 
 
@@ -272,7 +272,7 @@ def _wrong() -> None:
 async def test_stored_evidence_cannot_be_changed(site: Site):
     accept(site.core, a_day(Reporter(), until=8 * HOURS))
     await site.round(9 * HOURS)
-    engine = site.door.ledger.database.engine
+    engine = site.stores.ledger.database.engine
     for table in (evidence_intervals, reported_claims, gpu_nodes):
         for change in (table.update().values({table.c.node: "x"}), table.delete()):
             with engine.connect() as connection:

@@ -58,8 +58,8 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
         for turn in range(2):
             for each in (alone, *sides.values()):
                 await each.round(LATER + 400 * turn)
-        expected = content(alone.door.ledger, DAYS)
-        assert content(sides["one"].door.ledger, DAYS) == expected
+        expected = content(alone.stores.ledger, DAYS)
+        assert content(sides["one"].stores.ledger, DAYS) == expected
         await still_the_evidence(alone)
         for each in (alone, *sides.values()):
             each.finalizer.close()
@@ -67,7 +67,7 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
 
 async def still_the_evidence(alone: Site) -> None:
     """The ledger is what the engine makes of the evidence, and the account goes on from it."""
-    ledger, store = alone.door
+    ledger, store = alone.stores
     for gpu in alone.core.evidence.gpus:
         known = store.evidence(gpu, at(0), at(DAY_SECONDS))
         entries = tuple(tile(known.evidence, at(0), at(DAY_SECONDS)))
@@ -87,7 +87,7 @@ async def still_the_evidence(alone: Site) -> None:
     served = (
         min(stay.end_ns, account.until_ns) - stay.start_ns
         for gpu in alone.core.evidence.gpus
-        for stay in alone.door.store.evidence(gpu, at(0), at(LATER)).evidence.stays
+        for stay in alone.stores.store.evidence(gpu, at(0), at(LATER)).evidence.stays
         if stay.start_ns < account.until_ns
     )
     assert account.capacity == GPU_CAPACITY * sum(served)

@@ -134,9 +134,9 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
 # The account -------------------------------------------------------------------------------------
 
 
-async def test_a_gpu_that_left_is_unknown_for_ever_until_it_is_retired(tmp_path: Path):
+async def test_a_gpu_that_left_is_unknown_until_it_is_retired(tmp_path: Path):
     core = core_in(tmp_path)
-    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 601, 20)))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 601, 20)))
     account = await account_at(core, 1000)
     assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 800}
     account = await account_at(
@@ -150,7 +150,7 @@ async def test_a_gpu_that_left_is_unknown_for_ever_until_it_is_retired(tmp_path:
 async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(tmp_path: Path):
     core = core_in(tmp_path)
     events = {100: [started("GPU-0", "a", 100, **ALICE)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 601, 20), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 601, 20), events=events))
     instant = Retirement(at(300) + 1, FOREVER_NS, "GPU-0")
     files = AdministratorInputs(retired=RetiredGpus.of([instant]))
     account = await account_at(core, 600, files)
@@ -183,7 +183,7 @@ async def test_an_announced_retirement_takes_effect_while_the_gpu_still_reports(
     )
     node = Reporter()
     for second in range(0, 200, 10):
-        accept(one.core, node.told(gpus_of("GPU-0", "GPU-1"), [second]))
+        accept(one.core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), [second]))
         account = await one.at(second + 5)
         now = second + 5
         served = min(now, 50) + min(now, 90) + max(now - 120, 0)
@@ -214,7 +214,9 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
     for gpu, since in enumerate(first):
         claim = {since: [started(f"GPU-{gpu}", f"c{gpu}", since + 5, **ALICE)]}
         node = Reporter(f"n{gpu}")
-        accept(one.core, node.told(gpus_of(f"GPU-{gpu}"), range(since, 700, 20), events=claim))
+        accept(
+            one.core, node.envelopes_of(gpus_of(f"GPU-{gpu}"), range(since, 700, 20), events=claim)
+        )
     retired = [
         retirement(start, None if length is None else start + length, f"GPU-{gpu}")
         for gpu, start, length in spans
@@ -242,12 +244,12 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
 def a_day(*gpus: str, until: int = DAY_SECONDS + HOURS):
     """A day and an hour of some GPUs; alice holds the first from 6:00 on."""
     events = {6 * HOURS: [started(gpus[0], "a", 6 * HOURS, **ALICE)]}
-    return Reporter().told(gpus_of(*gpus), range(0, until, 30), each=40, events=events)
+    return Reporter().envelopes_of(gpus_of(*gpus), range(0, until, 30), each=40, events=events)
 
 
 def covered(site: Site, gpu: str, day: int) -> int | None:
     """The GPU time that the ledger has of a day; None where the day is not in it."""
-    revision = revision_of(site.door.ledger, gpu, day)
+    revision = revision_of(site.stores.ledger, gpu, day)
     if revision is None:
         return None
     return sum(entry.quantity for entry in revision.tiling.entries) // 2 // GPU_CAPACITY
@@ -266,9 +268,9 @@ async def test_a_retirement_revises_the_days_it_is_about_and_ends_the_account(ma
     await site.round(now)
     served_ns = 12 * HOURS * 10**9 + 1000
     assert [covered(site, "GPU-0", DAY + n) for n in range(3)] == [served_ns, 0, 0]
-    assert revision_of(site.door.ledger, "GPU-0", DAY).number == 2
+    assert revision_of(site.stores.ledger, "GPU-0", DAY).number == 2
     assert [covered(site, "GPU-1", DAY + n) for n in range(3)] == [DAY_NS] * 3
-    assert revision_of(site.door.ledger, "GPU-1", DAY).number == 1, "another GPU's days stay"
+    assert revision_of(site.stores.ledger, "GPU-1", DAY).number == 1, "another GPU's days stay"
     account = await site.account(now)
     assert account.balances
     assert account.capacity == (served_ns + now * 10**9) * GPU_CAPACITY
@@ -290,7 +292,7 @@ async def test_an_auditor_learns_of_each_retirement_once(make, url: str):
     other = Retirement(at(13 * HOURS), at(14 * HOURS), "GPU-1", "lent")
     site.texts["retired"] = as_text(other)
     await site.round(LATER + 180)
-    with site.door.ledger.database.transaction() as connection:
+    with site.stores.ledger.database.transaction() as connection:
         rows = connection.execute(
             select(outbox_rows)
             .where(outbox_rows.c.type != BILLING_HEAD)
@@ -319,7 +321,7 @@ async def test_what_a_retired_gpu_does_is_not_lost(make, url: str):
     site.texts["retired"] = HEAD
     await site.round(LATER + 600)
     assert covered(site, "GPU-0", DAY) == DAY_NS
-    found = revision_of(site.door.ledger, "GPU-0", DAY)
+    found = revision_of(site.stores.ledger, "GPU-0", DAY)
     assert {(e.state.value, e.tenant) for e in found.tiling.entries} == {
         ("idle", ""),
         ("observed", "alice"),

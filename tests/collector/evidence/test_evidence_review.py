@@ -123,7 +123,7 @@ def test_a_late_end_frees_nothing_before_it_is_accepted(core: CollectorState):
 def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState):
     """It sends its spool in order, oldest first; only current frames move the limit."""
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     events = {
         2 * HOUR: [started("GPU-0", "a", 2 * HOUR, **ALICE)],
         40 * HOUR: [ended("GPU-0", "a", 40 * HOUR), started("GPU-0", "b", 40 * HOUR, tenant="bob")],
@@ -142,7 +142,7 @@ def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState)
 
 def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: CollectorState):
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     events = {330: [started("GPU-0", "a", 320, **ALICE)]}
     frames = node.frames(gpus_of("GPU-0"), range(330, 100 * HOUR + 1, 30), events=events)
     accept(
@@ -176,7 +176,7 @@ def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: Collecto
 def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(core: CollectorState):
     node = Reporter()
     events = {0: [started("GPU-0", "job", -27 * DAY_SECONDS, compute="0-420", **ALICE)]}
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 601, 30), events=events))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 601, 30), events=events))
     stays = known_of(core, "GPU-0").evidence.stays
     assert [((s.start_ns - at(0)) / SECOND, s.end_ns > at(10**9)) for s in stays] == [
         (-27 * DAY_SECONDS, False),
@@ -214,7 +214,7 @@ def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, 
 def gpus_reporting(*names: str) -> list:
     """GPUs of a node, each held from its first frame on."""
     events = {60: [started(name, f"job-{name}", 60, **ALICE) for name in names]}
-    return Reporter().told(gpus_of(*names), range(0, 601, 30), events=events)
+    return Reporter().envelopes_of(gpus_of(*names), range(0, 601, 30), events=events)
 
 
 def test_gpus_beyond_the_inventory_wait(core: CollectorState):
@@ -261,13 +261,13 @@ def test_without_an_inventory_a_node_has_so_many_gpus(core: CollectorState):
 
 def everything(site: Site, second: int) -> list[PendingEvidence]:
     """Evidence under review at a second."""
-    return find_pending_evidence(site.door.store, site.door.ledger.database, at(second))
+    return find_pending_evidence(site.stores.store, site.stores.ledger.database, at(second))
 
 
 def ledger_hours(site: Site) -> dict:
     """GPU-hours of the first day by state and tenant."""
     found: dict = {}
-    for entry in site.door.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0"):
+    for entry in site.stores.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0"):
         if entry.tiling.value == "compute":
             key = (entry.state.value, entry.tenant)
             found[key] = found.get(key, 0) + (entry.t1_ns - entry.t0_ns) / SECOND / HOUR
@@ -296,7 +296,7 @@ async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accept
     )
     assert one.gpu_ns == Fraction(round(late * HOUR) * SECOND)
     decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(now + 60), "checked")
-    assert record_decision(site.door.ledger.database, [one], decision) == 1
+    assert record_decision(site.stores.ledger.database, [one], decision) == 1
     await site.round(now + 120)
     expected = (
         {("idle", ""): 5, ("observed", "alice"): 19}
@@ -307,7 +307,7 @@ async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accept
     assert everything(site, now + 120) == []
     account = await site.account(now + 120)
     assert account.balances
-    with site.door.ledger.database.transaction() as connection:
+    with site.stores.ledger.database.transaction() as connection:
         records = connection.execute(
             select(outbox_rows.c.type, outbox_rows.c.data).where(
                 outbox_rows.c.type == "evidence.decide"
@@ -321,7 +321,7 @@ async def test_time_before_first_contact_is_in_the_ledger_as_review(site: Site):
     node = Reporter()
     events = {2 * DAY_SECONDS: [started("GPU-0", "job", 0, **ALICE)]}
     seconds = range(2 * DAY_SECONDS, 3 * DAY_SECONDS, 30)
-    accept(site.core, node.told(gpus_of("GPU-0"), seconds, events=events, each=40))
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), seconds, events=events, each=40))
     now = 3 * DAY_SECONDS + 2 * HOUR
     await site.round(now, everything=True)
     assert ledger_hours(site) == {("review", "alice"): 24}
@@ -339,7 +339,7 @@ async def test_two_collectors_report_the_same_of_late_claims(site: Site):
     once = ledger_hours(site)
     site.restart()
     accept(site.core, [*envelopes, *envelopes[:5]])
-    accept(site.core, Reporter(run="other").told(host(), [24 * HOUR + 60]))
+    accept(site.core, Reporter(run="other").envelopes_of(host(), [24 * HOUR + 60]))
     await site.round(26 * HOUR + 60, everything=True)
     assert ledger_hours(site) == once
 

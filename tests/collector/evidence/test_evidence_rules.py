@@ -36,7 +36,7 @@ from collector.state.collector_state import CollectorState
 
 async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(core: CollectorState):
     events = {50: [started("GPU-0", "job-1", 40, **ALICE)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     day = [
         e
         for e in tile(known_of(core, "GPU-0").evidence, at(0), at(86_400))
@@ -56,16 +56,18 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
 ):
     node = Reporter()
     seen = {40: [started("GPU-0", "job-1", 40, level="node_plugin", **ALICE)]}
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 61, 10), events=seen))
-    accept(core, node.told(host(), range(0, 201, 10)))
-    accept(core, node.told(gpus_of("GPU-0"), range(200, 261, 10)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 61, 10), events=seen))
+    accept(core, node.envelopes_of(host(), range(0, 201, 10)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(200, 261, 10)))
     silent = [
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
     ]
     assert [(e.state, e.witness, e.silence_ns) for e in silent] == [
         (SlotState.INFERRED, NodeWitness.NODE_READY, 140 * SECOND)
     ]
-    accept(core, node.told(host(), [300], events={300: [started("GPU-0", "j", 60, **ALICE)]}))
+    accept(
+        core, node.envelopes_of(host(), [300], events={300: [started("GPU-0", "j", 60, **ALICE)]})
+    )
     silent = [
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
     ]
@@ -74,9 +76,9 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
 
 def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=100)
-    rising = after.told(
+    rising = after.envelopes_of(
         gpus_of("GPU-0"),
         range(105, 196, 10),
         values=lambda s, n: counting(s - 10_100, n),
@@ -93,16 +95,16 @@ def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
 
 def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: CollectorState):
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
-    accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
+    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     for boot, first in (("boot-2", 105), ("boot-3", 305)):
         after = Reporter(boot_id=boot, run=boot, booted_at=first - 5)
-        accept(core, after.told(gpus_of("GPU-0"), range(first, first + 91, 10)))
+        accept(core, after.envelopes_of(gpus_of("GPU-0"), range(first, first + 91, 10)))
     assert states(core, 195) == [
         ("observed", "alice", 0, 90),
         ("inferred", "alice", 90, 105),
         ("idle", "", 105, 195),
     ]
-    reported = after.told(host(), [400], events={400: events[0]})
+    reported = after.envelopes_of(host(), [400], events={400: events[0]})
     accept(core, reported)
     assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
 
@@ -114,7 +116,9 @@ def test_the_rest_of_the_boot_before_is_as_old_as_by_the_wall_clock(core: Collec
     late, envelope = before.record(frames)
     clocks = after.record(after.frames(host(), [100]))[0].sent
     sent_later = msgspec.structs.replace(late, received_wall_ns=at(100), sent=clocks)
-    accept(core, [(sent_later, envelope), *after.told(gpus_of("GPU-0"), range(100, 131, 10))])
+    accept(
+        core, [(sent_later, envelope), *after.envelopes_of(gpus_of("GPU-0"), range(100, 131, 10))]
+    )
     assert states(core, 130) == [
         ("idle", "", 0, 50),
         ("unknown", "", 50, 100),
@@ -142,12 +146,15 @@ def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Co
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
     accept(
         core,
-        node.told(
+        node.envelopes_of(
             gpus_of("GPU-0"), range(0, 121, 30), events=events, values=lambda s, _: [0, 0, 1000 + s]
         ),
     )
     accept(
-        core, node.told(gpus_of("GPU-0"), range(150, 241, 30), values=lambda s, _: [0, 0, s - 140])
+        core,
+        node.envelopes_of(
+            gpus_of("GPU-0"), range(150, 241, 30), values=lambda s, _: [0, 0, s - 140]
+        ),
     )
     column = next(i for i, (m, _) in enumerate(gpus_of("GPU-0").columns) if "energy" in m.name)
     assert column in {0, 1, 2}
@@ -163,15 +170,15 @@ def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
 ):
     problems = troubles(core)
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
     node.skew = 30
-    accept(core, node.told(gpus_of("GPU-0"), range(60, 111, 10)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(60, 111, 10)))
     flagged = known_of(core, "GPU-0").evidence.stretches
     assert {s.skew_ns > 2 * SECOND for s in flagged} == {False, True}
     assert states(core, 110) == [("idle", "", 0, 110)], "the boot clock counts"
     assert not problems
     node.skew = 3600
-    accept(core, node.told(gpus_of("GPU-0"), range(120, 171, 10)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(120, 171, 10)))
     assert states(core, 170) == [("idle", "", 0, 110), ("unknown", "", 110, 170)]
     assert [(t.kind, t.node) for t in problems] == [("quarantine", "n1")]
 
@@ -179,10 +186,10 @@ def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
 def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
     node = Reporter(booted_at=-6000)
     events = {0: [started("GPU-1", "a", 0, **ALICE)]}
-    accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(0, 121, 10), events=events))
+    accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 121, 10), events=events))
     accept(
         core,
-        node.told(
+        node.envelopes_of(
             ports_of(2), range(0, 121, 10), values=lambda s, _: [s, 10 * s, 100 * s, 1000 * s]
         ),
     )
@@ -206,7 +213,7 @@ def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
 def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path: Path):
     node = Reporter()
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     again = core_in(tmp_path)
     resume_from(again, checkpoint_of(core))
     assert facts_of(again) == facts_of(core)
@@ -215,7 +222,7 @@ def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path:
 def test_problems_are_logged(core: CollectorState):
     with capture_logs() as logs:
         node = Reporter(skew=7200)
-        accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))
+        accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     assert [
         (line["kind"], line["node"]) for line in logs if line["event"] == "evidence_problem_found"
     ] == [("quarantine", "n1")]

@@ -66,7 +66,7 @@ def test_after_30_days_more_gpus_are_expected():
     assert reasons(count, every, ExpectedGpus(retired=replaced(count, every))) == {}
 
 
-def test_a_node_that_invents_gpus_for_ever_has_32():
+def test_a_node_that_keeps_inventing_gpus_has_32():
     count = 100
     found = reasons(count, 1, ExpectedGpus())
     assert found == {name_of(number): TOO_MANY for number in range(MAX_GPUS_AT_ONCE, count)}

@@ -53,7 +53,7 @@ def test_at_most_two_minutes_are_observed_before_the_first_frame_of_a_node(core:
 
 def test_a_new_gpu_of_a_known_node_was_not_there_before(core: CollectorState):
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 3601, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 3601, 30)))
     both = node.frames(gpus_of("GPU-0", "GPU-1"), range(60, 3601, 30))
     accept(core, [node.record(both, sent=3600)])
     assert observed(core) == [(0, 3600)]
@@ -62,7 +62,7 @@ def test_a_new_gpu_of_a_known_node_was_not_there_before(core: CollectorState):
 
 def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: CollectorState):
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     away = node.frames(gpus_of("GPU-0"), range(330, 5 * DAY_SECONDS + 1, 30))
     accept(
         core,
@@ -100,7 +100,7 @@ def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
     problems = troubles(core)
     for number in range(MAX_GPUS + 20):
         node = Reporter(run=f"run-{number}")
-        accept(core, node.told(gpus_of(f"GPU-{number}"), [10 * number]))
+        accept(core, node.envelopes_of(gpus_of(f"GPU-{number}"), [10 * number]))
     assert len(core.evidence.gpus) == MAX_GPUS
     assert core.evidence.excess_gpus == 20
     assert Counter(one.kind for one in problems)["too_many_gpus"] == 1
@@ -108,7 +108,7 @@ def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
 
 def test_a_restart_keeps_the_first_receipt_of_a_gpu(core: CollectorState, tmp_path):
     node = Reporter()
-    accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     again = core_in(tmp_path / "schemas")
     resume_from(again, checkpoint_of(core))
     assert again.evidence.receipts == core.evidence.receipts
@@ -118,11 +118,11 @@ def test_a_restart_keeps_the_first_receipt_of_a_gpu(core: CollectorState, tmp_pa
 async def test_the_ledger_has_nothing_from_before_first_contact(site: Site):
     accept(site.core, past())
     await site.round(3 * DAY_SECONDS + 2 * HOUR, everything=True)
-    days = sorted(day - DAY for _, day in site.door.ledger.newest(DAY - 1, DAY + 9))
+    days = sorted(day - DAY for _, day in site.stores.ledger.newest(DAY - 1, DAY + 9))
     assert days == [1, 2]
-    first = site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
+    first = site.stores.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     assert min(entry.t0_ns for entry in first) == at(2 * DAY_SECONDS - 120)
-    assert site.door.store.contacts()["n1"]["GPU-0"].received_ns == at(2 * DAY_SECONDS)
+    assert site.stores.store.contacts()["n1"]["GPU-0"].received_ns == at(2 * DAY_SECONDS)
 
 
 async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Site):
@@ -139,7 +139,7 @@ async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Sit
     await site.round(3 * DAY_SECONDS + 2 * HOUR, everything=True)
     contact_ns = at(2 * DAY_SECONDS - 120)
     for gpu in ("GPU-0", "GPU-1"):
-        entries = site.door.ledger.entries(at(0), at(3 * DAY_SECONDS), gpu)
+        entries = site.stores.ledger.entries(at(0), at(3 * DAY_SECONDS), gpu)
         before = [e for e in entries if e.t0_ns < contact_ns]
         assert {e.state.value for e in before} <= {"review"}
         assert all(e.t1_ns <= contact_ns for e in before)
@@ -149,14 +149,14 @@ async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Sit
 async def test_a_collector_without_memory_knows_first_contact_from_the_database(site: Site):
     """An agent that was away for hours: another collector takes its spool."""
     node = Reporter()
-    accept(site.core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     await site.round(400, everything=True)
     site.restart()
     away = node.frames(gpus_of("GPU-0"), range(330, 10 * HOUR + 1, 30))
     accept(site.core, [node.record(away, sent=10 * HOUR)])
     await site.round(10 * HOUR + 200, everything=True)
     await site.round(DAY_SECONDS + 2 * HOUR, everything=True)
-    entries = site.door.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0")
+    entries = site.stores.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0")
     assert {(e.state.value, e.t0_ns, e.t1_ns) for e in entries} == {
         ("idle", at(0), at(10 * HOUR)),
         ("unknown", at(10 * HOUR), at(DAY_SECONDS)),

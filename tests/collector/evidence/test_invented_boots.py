@@ -35,7 +35,7 @@ from railscope.frame import Event
 
 LAST = 80 * HOUR
 HORIZON = LAST - HOUR
-"""What the node reports after its last honest envelope is believed from here on."""
+"""Timestamp from which reports after the last honest envelope are believed."""
 few = fewer(60)
 
 
@@ -137,7 +137,7 @@ def test_p24_invented_boots_move_no_time_before_the_horizon(tmp_path_factory, en
 def alice_hours(site: Site) -> dict[str, float]:
     """GPU-hours of alice by state, before the horizon."""
     found: dict[str, float] = {}
-    for entry in site.door.ledger.entries(at(0), at(HORIZON), "GPU-0"):
+    for entry in site.stores.ledger.entries(at(0), at(HORIZON), "GPU-0"):
         if entry.tiling is Tiling.COMPUTE and entry.tenant == "alice":
             span = (min(entry.t1_ns, at(HORIZON)) - entry.t0_ns) / SECOND / HOUR
             found[entry.state.value] = found.get(entry.state.value, 0) + span
@@ -150,13 +150,15 @@ async def test_people_decide_about_the_begin_of_a_late_boot(site: Site, *, accep
     accept(site.core, invented(1, 70 * HOUR))
     now = 4 * DAY_SECONDS + 2 * HOUR
     await site.round(now, everything=True)
-    (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
+    (one,) = find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now))
     assert one.subject == ReviewSubject(ReviewKind.END, "n1", "job")
     assert (one.tenants, one.gpus) == (("alice",), ("GPU-0",))
     assert one.gpu_ns == at(HORIZON) - at(70 * HOUR)
     assert alice_hours(site) == {"observed": 22 + 24 + 22, "review": 2 + 7}
     decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(now + 60), "checked")
-    assert record_decision(site.door.ledger.database, [one], decision) == 1
+    assert record_decision(site.stores.ledger.database, [one], decision) == 1
     await site.round(now + 120)
     assert alice_hours(site) == {"observed": 22 + 24 + 22 + (0 if accepted else 2 + 7)}
-    assert find_pending_evidence(site.door.store, site.door.ledger.database, at(now + 120)) == []
+    assert (
+        find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now + 120)) == []
+    )

@@ -49,7 +49,7 @@ from railscope.frame import Event
 BOOTED = 5000
 REPORTED = 20 * HOUR
 HORIZON = REPORTED - SENT - HOUR
-"""What is reported at `REPORTED` or later is believed from here on."""
+"""Timestamp from which reports at `REPORTED` or later are believed."""
 LAST = 24 * HOUR
 REBOOTED = 10 * HOUR
 GPUS = ("GPU-0", "GPU-1")
@@ -156,8 +156,10 @@ def two_boots(first: Events, second: Events, step: int = 30) -> Envelopes:
     other = Reporter(boot_id="boot-2", run="run-2", booted_at=REBOOTED - 60, is_known=True)
     each = SENT // step
     return [
-        *one.told(gpus_of(*GPUS), range(0, REBOOTED, step), each=each, events=first),
-        *other.told(gpus_of(*GPUS), range(REBOOTED, LAST + 1, step), each=each, events=second),
+        *one.envelopes_of(gpus_of(*GPUS), range(0, REBOOTED, step), each=each, events=first),
+        *other.envelopes_of(
+            gpus_of(*GPUS), range(REBOOTED, LAST + 1, step), each=each, events=second
+        ),
     ]
 
 
@@ -281,7 +283,9 @@ def test_a_claim_under_review_moves_no_claim_without_a_device(core: CollectorSta
     other = started("GPU-0", "other", 2 * HOUR, tenant="mallory")
     accept(
         core,
-        Reporter(run="run-2").told(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [named, other]}),
+        Reporter(run="run-2").envelopes_of(
+            gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [named, other]}
+        ),
     )
     for gpu in GPUS:
         assert not changed(before[gpu], cells(core, gpu))
@@ -295,7 +299,7 @@ def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: Co
     late = started("", "job", REBOOTED, count="1", tenant="mallory")
     accept(
         core,
-        Reporter(run="run-2").told(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [late]}),
+        Reporter(run="run-2").envelopes_of(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [late]}),
     )
     for gpu in GPUS:
         assert not changed(before[gpu], cells(core, gpu))
@@ -318,7 +322,7 @@ def test_a_late_end_moves_no_claim_without_a_device(core: CollectorState, others
     over = ended("", "job", 4 * HOUR)
     accept(
         core,
-        Reporter(run="run-2").told(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [over]}),
+        Reporter(run="run-2").envelopes_of(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [over]}),
     )
     for gpu in GPUS:
         after = cells(core, gpu)

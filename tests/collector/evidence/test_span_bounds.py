@@ -28,7 +28,7 @@ def scattered(names: list[str], count: int, node: str = "n1", first: int = 0) ->
     """Samples of GPUs, each too far from the next to be one stretch with it."""
     reporter = Reporter(node, f"{node}-boot")
     seconds = range(first, first + count * APART, APART)
-    return reporter.told(gpus_of(*names), seconds, each=100)
+    return reporter.envelopes_of(gpus_of(*names), seconds, each=100)
 
 
 def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
@@ -55,7 +55,7 @@ def test_another_node_with_the_same_gpu_has_its_own_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 100, "hostile"))
     node = Reporter("n1")
     start = (MAX_OF_A_GPU + 200) * APART
-    accept(core, node.told(gpus_of("GPU-0"), range(start, start + HOUR, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(start, start + HOUR, 30)))
     assert held(core.evidence, "GPU-0", "n1") == 1
     accepted = AdministratorInputs(
         decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-0"): True})
@@ -68,7 +68,7 @@ def test_a_stretch_that_goes_on_grows_at_the_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU - 1))
     node = Reporter("n1", "second", "second")
     start = MAX_OF_A_GPU * APART
-    accept(core, node.told(gpus_of("GPU-0"), range(start, start + 6 * HOUR, 30)))
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(start, start + 6 * HOUR, 30)))
     assert held(core.evidence, "GPU-0") == MAX_OF_A_GPU
     assert core.evidence.excess_spans == 0
 

@@ -68,8 +68,8 @@ def victim(*, away: range = range(100, 200), end: int = END) -> Envelopes:
     events = {10: [started("GPU-0", "job", 0, **RED)]}
     node = Reporter("n2", "boot-2", "run-2")
     return sorted(
-        node.told(gpus_of("GPU-0"), seconds, each=1, events=events)
-        + node.told(host(), seconds, each=1),
+        node.envelopes_of(gpus_of("GPU-0"), seconds, each=1, events=events)
+        + node.envelopes_of(host(), seconds, each=1),
         key=lambda one: one[0].received_wall_ns,
     )
 
@@ -77,7 +77,7 @@ def victim(*, away: range = range(100, 200), end: int = END) -> Envelopes:
 def thief(seconds: range, *, claims: bool = False) -> Envelopes:
     """n1, which lists GPU-0 of n2."""
     events = {seconds[1]: [started("GPU-0", "mine", seconds[0], **BLUE)]} if claims else {}
-    return Reporter().told(gpus_of("GPU-0"), seconds, each=1, events=events)
+    return Reporter().envelopes_of(gpus_of("GPU-0"), seconds, each=1, events=events)
 
 
 def in_turn(*some: Envelopes) -> Envelopes:
@@ -160,7 +160,7 @@ async def test_a_node_that_listed_the_gpu_before_its_own_node_was_known(core: Co
 def test_a_device_without_values_has_not_left_its_node(core: CollectorState):
     node = Reporter("n2", "boot-2", "run-2")
     events = {10: [started("GPU-0", "job", 0, **RED)]}
-    first = node.told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), each=1, events=events)
+    first = node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), each=1, events=events)
     frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(110, 601, 10))
     reasons = bytes([Absent.TIMEOUT.value, 0] * 3)
     hung = [node.record([replace(frame, reasons=reasons)]) for frame in frames]
@@ -176,11 +176,13 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
     """The old node is switched off, the new one starts first, the old one comes back without the GPU."""
     old = Reporter("n2", "boot-2", "run-2")
     events = {10: [started("GPU-0", "job", 0, **RED)]}
-    before = old.told(gpus_of("GPU-0"), range(0, 101, 10), each=1, events=events)
+    before = old.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), each=1, events=events)
     claims = {300: [started("GPU-0", "next", 300, **BLUE)]}
-    new = Reporter().told(gpus_of("GPU-0"), range(200, 1001, 10), each=1, events=claims)
+    new = Reporter().envelopes_of(gpus_of("GPU-0"), range(200, 1001, 10), each=1, events=claims)
     again = Reporter("n2", "boot-3", "run-3", booted_at=350)
-    back = [one for schema in after for one in again.told(schema, range(400, 1001, 10), each=1)]
+    back = [
+        one for schema in after for one in again.envelopes_of(schema, range(400, 1001, 10), each=1)
+    ]
     accept(core, in_turn(before, new[:15]))
     assert {holder for state, holder in held(core, 340) if state in LIVE} == {"red"}
     assert held(core, 340)["review", "red"] == 40, "two tenants claim the GPU"
@@ -198,9 +200,9 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
 
 
 def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(core: CollectorState):
-    old = Reporter("old").told(gpus_of("GPU-0"), range(0, 101, 10), each=1)
+    old = Reporter("old").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), each=1)
     events = {210: [started("GPU-0", "next", 210, **BLUE)]}
-    new = Reporter("new", "boot-2").told(
+    new = Reporter("new", "boot-2").envelopes_of(
         gpus_of("GPU-0"), range(200, 601, 10), each=1, events=events
     )
     accept(core, in_turn(old, new))
@@ -218,8 +220,8 @@ def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(co
 
 async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
     events = {7 * HOUR: [started("GPU-0", "next", 7 * HOUR, **ALICE)]}
-    old = Reporter("old").told(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
-    new = Reporter("new", "boot-2").told(
+    old = Reporter("old").envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
+    new = Reporter("new", "boot-2").envelopes_of(
         gpus_of("GPU-0"), range(6 * HOUR, DAY_SECONDS, 30), each=40, events=events
     )
     accept(site.core, in_turn(old, new))
@@ -227,7 +229,7 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
     await site.round(now, everything=True)
 
     def hours() -> dict:
-        entries = site.door.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0")
+        entries = site.stores.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0")
         return {
             ("held" if e.state.value in LIVE else e.state.value, e.tenant): (e.t1_ns - e.t0_ns)
             // (HOUR * 10**9)
@@ -236,7 +238,7 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
         }
 
     assert hours().keys() == {("review", "alice")}
-    (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
+    (one,) = find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now))
     assert (one.subject, one.tenants, one.reasons) == (
         ReviewSubject(ReviewKind.GPU, "new", "GPU-0"),
         ("alice",),
@@ -245,10 +247,12 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
     decision = ReviewDecision(
         accepted=True, actor=RecordActor("operator", "x"), now_ns=at(now + 60)
     )
-    assert record_decision(site.door.ledger.database, [one], decision) == 1
+    assert record_decision(site.stores.ledger.database, [one], decision) == 1
     await site.round(now + 120)
     assert hours().keys() == {("held", "alice")}
-    assert find_pending_evidence(site.door.store, site.door.ledger.database, at(now + 120)) == []
+    assert (
+        find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now + 120)) == []
+    )
 
 
 @settings(fewer(20))
@@ -348,16 +352,18 @@ async def test_each_day_of_the_ledger_knows_whether_the_gpu_has_left_its_node(
     """The old node stopped days before; it is read back to where it last listed the GPU, or left it."""
     gone = range(5 * HOUR, 8 * HOUR, 30) if left else range(5 * HOUR, 5 * HOUR + 61, 30)
     old = Reporter("old")
-    envelopes = old.told(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
-    envelopes += old.told(host(), gone, each=40)
+    envelopes = old.envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
+    envelopes += old.envelopes_of(host(), gone, each=40)
     events = {7 * HOUR: [started("GPU-0", "next", 7 * HOUR, **ALICE)]}
     seconds = range(6 * HOUR, 3 * DAY_SECONDS + HOUR, 30)
-    envelopes += Reporter("new", "boot-2").told(gpus_of("GPU-0"), seconds, each=40, events=events)
+    envelopes += Reporter("new", "boot-2").envelopes_of(
+        gpus_of("GPU-0"), seconds, each=40, events=events
+    )
     accept(site.core, in_turn(envelopes))
     for day in (1, 2, 3):
         await site.round(day * DAY_SECONDS + 2 * HOUR, everything=True)
     for day in range(3):
-        entries = site.door.ledger.entries(
+        entries = site.stores.ledger.entries(
             at(day * DAY_SECONDS), at((day + 1) * DAY_SECONDS), "GPU-0"
         )
         found = {e.state.value for e in entries if e.tenant == "alice"}

@@ -46,7 +46,9 @@ async def test_a_count_is_billed_and_takes_free_gpus(core: CollectorState):
         10: [started("GPU-0", "a", 0, **ALICE), count("u", 20, 1, **BOB)],
         80: [ended("", "u", 70)],
     }
-    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
+    accept(
+        core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events)
+    )
     account = await account_at(core, 100)
     assert account.balances
     assert account.gpus == 2
@@ -61,14 +63,18 @@ async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: 
     job = {**BOB, "workload": "w"}
     named = started("GPU-1", "p", 0, **job, source="cgroup", level="node_plugin")
     events = {10: [count("u", 0, 1, **job, source="slurm"), named]}
-    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
+    accept(
+        core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events)
+    )
     assert seconds_of(await account_at(core, 100)) == {("observed", "bob"): 100, ("idle", ""): 100}
 
 
 async def test_excess_displaces_no_claim(core: CollectorState):
     problems = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), count("u", 0, 2, **BOB)]}
-    accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
+    accept(
+        core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events)
+    )
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 100,
         ("observed", "bob"): 100,
@@ -82,12 +88,15 @@ async def test_what_does_not_fit_now_is_counted_until_it_does(tmp_path: Path, ur
     site = Site(tmp_path / "one", url)
     node, schema = Reporter(), gpus_of("GPU-0", "GPU-1")
     claims = [count("u", 10, 3, **BOB), count("w", 20, 1, share="1/2", **ALICE)]
-    accept(site.core, node.told(schema, range(0, 101, 10), events={20: claims}))
+    accept(site.core, node.envelopes_of(schema, range(0, 101, 10), events={20: claims}))
     await site.account(100)
     assert site.live.unplaced(at(5)) == {}
     assert site.live.unplaced(at(15)) == {"n1": 1}
     assert site.live.unplaced(at(100)) == {"n1": Fraction(3, 2)}
-    accept(site.core, node.told(schema, range(110, 121, 10), events={110: [ended("", "u", 105)]}))
+    accept(
+        site.core,
+        node.envelopes_of(schema, range(110, 121, 10), events={110: [ended("", "u", 105)]}),
+    )
     await site.account(120)
     assert site.live.unplaced(at(120)) == {}
 
@@ -95,10 +104,12 @@ async def test_what_does_not_fit_now_is_counted_until_it_does(tmp_path: Path, ur
 async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: CollectorState):
     node = Reporter()
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
-    accept(core, node.told(schema, range(0, 51, 10), events={10: [count("u", 0, 1, **BOB)]}))
+    accept(
+        core, node.envelopes_of(schema, range(0, 51, 10), events={10: [count("u", 0, 1, **BOB)]})
+    )
     assert seconds_of(await account_at(core, 50)) == {("observed", "bob"): 50, ("idle", ""): 100}
     later = {60: [started("GPU-0", "a", 20, **ALICE)]}
-    accept(core, node.told(schema, range(60, 101, 10), events=later))
+    accept(core, node.envelopes_of(schema, range(60, 101, 10), events=later))
     account = await account_at(core, 100)
     assert seconds_of(account) == {
         ("observed", "bob"): 100,
@@ -108,9 +119,12 @@ async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: CollectorSta
 
 
 async def test_nothing_of_one_node_is_placed_on_another(core: CollectorState):
-    accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 51, 10)))
+    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
     events = {10: [count("u", 0, 4, **BOB)]}
-    accept(core, Reporter("n2", "boot-2").told(gpus_of("GPU-1"), range(0, 51, 10), events=events))
+    accept(
+        core,
+        Reporter("n2", "boot-2").envelopes_of(gpus_of("GPU-1"), range(0, 51, 10), events=events),
+    )
     assert seconds_of(await account_at(core, 50)) == {("observed", "bob"): 50, ("idle", ""): 50}
 
 
@@ -123,7 +137,7 @@ def a_day(node: Reporter):
         20 * HOURS: [ended("", "u", 20 * HOURS)],
     }
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
-    return node.told(schema, range(0, DAY_SECONDS + HOURS, 30), each=40, events=events)
+    return node.envelopes_of(schema, range(0, DAY_SECONDS + HOURS, 30), each=40, events=events)
 
 
 EXPECTED = {("observed", "alice"): 6, ("observed", "slurm:astro"): 24, ("idle", ""): 42}
@@ -154,19 +168,19 @@ async def test_a_count_that_comes_late_is_a_revision_of_all_gpus_of_its_node(
     site = Site(tmp_path / "one", url)
     node = Reporter()
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
-    accept(site.core, node.told(schema, range(0, DAY_SECONDS + HOURS, 30), each=40))
+    accept(site.core, node.envelopes_of(schema, range(0, DAY_SECONDS + HOURS, 30), each=40))
     await site.round(LATER, everything=True)
     assert hours(site) == {("idle", ""): 72}
     late = LATER + HOURS
     events = {late: [count("u", 8 * HOURS, 2, **BOB), ended("", "u", 20 * HOURS)]}
-    accept(site.core, node.told(schema, [late], events=events))
+    accept(site.core, node.envelopes_of(schema, [late], events=events))
     await site.round(late + 600, everything=True)
     assert ("observed", "bob") not in hours(site), "it waits for a person"
     assert site.accept_all(late + 620) == 1
     await site.round(late + 640)
     assert hours(site) == {("idle", ""): 48, ("observed", "bob"): 24}
     more = {late + 700: [started("GPU-0", "a", 0, **ALICE), ended("GPU-0", "a", 24 * HOURS)]}
-    accept(site.core, node.told(schema, [late + 700], events=more))
+    accept(site.core, node.envelopes_of(schema, [late + 700], events=more))
     await site.round(late + 1400, everything=True)
     assert site.accept_all(late + 1420) == 1
     await site.round(late + 1440)
@@ -185,7 +199,7 @@ def reported(*events: Event, **more: list[Event]) -> Envelopes:
     at_start = {0: more.get("first", [])}
     schema = gpus_of("GPU-0", "GPU-1")
     seconds = range(0, 10 * HOURS + 1, 30)
-    return Reporter().told(schema, seconds, events={LATE: [*events], **at_start}, each=20)
+    return Reporter().envelopes_of(schema, seconds, events={LATE: [*events], **at_start}, each=20)
 
 
 async def test_the_late_part_of_a_count_waits_and_holds_what_is_free(core: CollectorState):
@@ -237,12 +251,12 @@ async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
     seconds = range(2 * DAY_SECONDS, 3 * DAY_SECONDS + HOURS, 30)
     events = {2 * DAY_SECONDS: [count("u", 0, 2, **BOB)]}
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
-    accept(site.core, Reporter().told(schema, seconds, events=events, each=40))
+    accept(site.core, Reporter().envelopes_of(schema, seconds, events=events, each=40))
     now = 3 * DAY_SECONDS + 2 * HOURS
     await site.round(now, everything=True)
     assert hours(site) == {("review", "bob"): 48}, "nothing else of that time is metered"
     assert hours(site, DAY + 2) == {("observed", "bob"): 48, ("idle", ""): 24}
-    (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
+    (one,) = find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now))
     assert (one.gpus, one.gpu_ns) == ((), 2 * (2 * DAY_SECONDS - 120) * SECOND)
     assert (await site.account(now)).balances
     assert not [one.kind for one in problems if one.kind == "unplaced_excess"]
@@ -255,7 +269,7 @@ async def test_a_count_takes_gpus_in_the_order_of_their_pci_addresses(core: Coll
     addresses = {"GPU-a": "0000:C1:00.0", "GPU-c": "00000000:3b:00.0", "GPU-b": "0000:86:00.0"}
     schema = gpus_of("GPU-0", "GPU-a", "GPU-b", "GPU-c", addresses=addresses)
     events = {0: [count("u", 0, 2, **BOB)]}
-    accept(core, Reporter().told(schema, range(0, 101, 10), events=events))
+    accept(core, Reporter().envelopes_of(schema, range(0, 101, 10), events=events))
     placer = ClaimPlacer(core.evidence, AdministratorInputs())
     assert [
         gpu for gpu in ("GPU-0", "GPU-a", "GPU-b", "GPU-c") if placer.evidence(gpu)[0].claims
@@ -267,9 +281,9 @@ async def test_another_collector_learns_of_counts(tmp_path: Path, url: str):
     schema = gpus_of("GPU-0", "GPU-1")
     events = {10: [count("u", 0, 1, **BOB)]}
     node = Reporter()
-    accept(one.core, node.told(schema, range(0, 101, 10), events=events))
+    accept(one.core, node.envelopes_of(schema, range(0, 101, 10), events=events))
     await one.round(200, everything=True)
-    accept(two.core, node.told(schema, range(110, 201, 10)))
+    accept(two.core, node.envelopes_of(schema, range(110, 201, 10)))
     await two.round(300, everything=True)
     await two.round(400, everything=True)
     assert two.core.evidence.has_unplaced("n1")

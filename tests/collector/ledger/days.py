@@ -54,7 +54,7 @@ def held(gpu: str, *tenants: str, stay: tuple[int, int] = (0, FOREVER_NS)) -> Ev
 letters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 names = st.text(letters, max_size=8)
 ids = st.text(letters, min_size=1, max_size=8)
-"""No claim is told without one: an entry with an empty id is nobody's."""
+"""Every claim has one: an entry with an empty id belongs to no claim."""
 instants = st.integers(START - HOUR, START + DAY_NS + HOUR)
 slots = st.one_of(
     st.just((WHOLE, WHOLE)),
