@@ -111,13 +111,9 @@ LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "crit
 EVENT_EXCEPTIONS = {
     "{event}": "one of several names, each in the required form, with the same keys",
     "checkpoint_conflict_detected": "the keys of two checkpoints, in a mapping",
-    **dict.fromkeys(
-        (
-            "collector_unreachable", "evidence_problem_found",
-        ),
-        "not changed yet",
-    ),
-}  # fmt: skip
+    "collector_unreachable": "a state, and the name that users search for in the log",
+    "evidence_problem_found": "the facts of the problem, in a mapping",
+}
 """Log events that may have several sets of keys, or keys in a mapping, each with its reason."""
 
 RULES: tuple[Rule, ...] = (
