@@ -138,7 +138,7 @@ def write_export(
     except focus_files.NoParquetError as error:
         message = f"{error}; fix: install it, or export with --format csv"
         raise click.ClickException(message) from error
-    except (export.ExportError, InvoiceError, OverflowError) as error:
+    except (export.ExportError, export.StagingError, InvoiceError, OverflowError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         message = f"cannot write the export: {error.filename or directory}: {error.strerror}"
