@@ -111,7 +111,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             return program
 
         collector = await start("collector", _COLLECTOR, _COLLECTOR_SETTINGS)
-        listen = (await collector.find_logged(r"collector_started .*listen=(\S+:\d+)"))[1]
+        listen = (await collector.find_logged(r"collector_started .*address=(\S+:\d+)"))[1]
         started = time.monotonic()
         agents = {}
         for node, token in tokens.items():

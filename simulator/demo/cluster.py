@@ -123,7 +123,7 @@ class DemoCluster:
         self._agents: dict[str, Program] = {}
         try:
             await self._collector.start(self.directory)
-            match = await self._collector.find_logged(r"collector_started .*listen=(\S+:\d+)")
+            match = await self._collector.find_logged(r"collector_started .*address=(\S+:\d+)")
             self.collector = match[1]
             for name in self.node_names:
                 await self._start_agent(name, self._free_address(name))
