@@ -22,6 +22,7 @@ from agent.sampling.sampler import Sampler
 from agent.service import Agent, node_name
 from railscope import device_names, exposition, service, settings, timestamps, wire
 from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
+from railscope.catalog.declare import MetricDetail
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 
@@ -118,13 +119,20 @@ def run_agent(
     show_default=True,
     help="Output format.",
 )
-def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
+@click.option(
+    "--detail",
+    type=click.Choice([detail.value for detail in MetricDetail]),
+    help="Detail of the metrics; default: that of the settings. JSON contains every reading.",
+)
+def once(
+    config: Path | None, root: Path, replay: Path | None, form: str, detail: str | None
+) -> None:
     """Read every source once and print the readings.
 
     A capture is read through to its end, for readings that depend on earlier ones; those at its end are
     printed.
     """
-    one, read = _agent_once(config, root, replay)
+    one, read = _agent_once(config, root, replay, {"metrics.detail": detail})
     asyncio.run(read(one))
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
@@ -148,7 +156,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 
     Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
     """
-    one, read = _agent_once(config, root, replay)
+    one, read = _agent_once(config, root, replay, {})
     live = replay is None and root == Path("/")
     sys.exit(0 if asyncio.run(run_check(one, click.echo, read, live=live)) else 1)
 
@@ -243,9 +251,11 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
     return host, host.node
 
 
-def _agent_once(config: Path | None, root: Path, replay: Path | None) -> tuple[Agent, _Read]:
+def _agent_once(
+    config: Path | None, root: Path, replay: Path | None, flags: dict[str, str | None]
+) -> tuple[Agent, _Read]:
     """Return an agent that reads a node or a capture once, and the function that reads it."""
-    loaded = _loader(config, {})()
+    loaded = _loader(config, flags)()
     service.configure_logs("error")
     if replay is None:
         return Agent(loaded, live_host.LiveHost(root), loaded.node), Agent.once

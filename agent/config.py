@@ -143,6 +143,17 @@ class WitnessSettings(Struct, frozen=True, kw_only=True):
     """
 
 
+class MetricsSettings(Struct, frozen=True, kw_only=True):
+    """Metrics on the metrics endpoint. Frames to the collector contain every reading in any case."""
+
+    detail: Annotated[str, Meta(pattern="^(basic|standard|full)$")] = "basic"
+    """basic (what alerts and dashboards need), standard or full."""
+    groups: dict[str, Annotated[str, Meta(pattern="^(off|basic|standard|full)$")]] = {}
+    """Detail by group of metrics, or off, in place of that for all groups."""
+    disabled_sources: str = ""
+    """Sources that are not sampled at all: space-separated names."""
+
+
 class AgentTlsSettings(Struct, frozen=True, kw_only=True):
     """TLS of the agent's metrics endpoint."""
 
@@ -251,6 +262,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     budget: BudgetSettings = BudgetSettings()
     collector: CollectorLink = CollectorLink()
     witness: WitnessSettings = WitnessSettings()
+    metrics: MetricsSettings = MetricsSettings()
     tls: AgentTlsSettings = AgentTlsSettings()
     topology: TopologySettings = TopologySettings()
     pcie: PcieSettings = PcieSettings()

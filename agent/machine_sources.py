@@ -28,10 +28,11 @@ from agent.sources.rdma import RdmaSource
 from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import KernelLogStream, XidMatcher
 from agent.topology import network, rails
+from railscope.settings import SettingsError
 
 
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
-    """Return all sources that read the node."""
+    """Return all sources that read the node, without the disabled ones. Raises SettingsError."""
     wiring, book = (
         network.NetworkScanner(rails.parse_rail_rules(settings.topology)),
         xids or XidMatcher(),
@@ -42,7 +43,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
         GpuBurstSource(bursts.window_seconds, periods.gpu_burst, gpus),
     ]
-    return [
+    every: list[Source] = [
         GpuSource.load(periods.gpu, gpus),
         GpuActivitySource(periods.gpu_activity, gpus),
         NvmlEventSource(book, periods.gpu_event, gpus),
@@ -78,3 +79,19 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         ClaimSource(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
     ]
+    return _without(every, settings.metrics.disabled_sources.split())
+
+
+def _without(sources: list[Source], disabled: list[str]) -> list[Source]:
+    """Return the sources that are not disabled. Raises SettingsError for an unknown name.
+
+    Claims are always read: a GPU without its claims would count as free.
+    """
+    names = {source.name for source in sources if not isinstance(source, ClaimSource)}
+    if unknown := sorted(set(disabled) - names):
+        message = (
+            f"invalid metrics.disabled_sources: unknown source {unknown[0]!r}: expected one of"
+            f" {', '.join(sorted(names))}"
+        )
+        raise SettingsError(message)
+    return [source for source in sources if source.name not in disabled]

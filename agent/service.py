@@ -16,7 +16,7 @@ import structlog
 from agent.config import AgentSettings
 from agent.endpoint.claims_endpoint import ClaimsEndpoint
 from agent.endpoint.http_server import HttpServer
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
+from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
 from agent.machine_sources import machine_sources
@@ -114,6 +114,7 @@ class Agent:
             self.settings.read_metrics_token(),
             self.keeper.describe_use,
         )
+        self.endpoint.selection = configured_selection(self.settings.metrics)
         self._tls = server_connections.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )

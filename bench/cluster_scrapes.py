@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.commands.check import WalkClock
-from agent.config import AgentSettings
+from agent.config import AgentSettings, MetricsSettings
 from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
 from bench import fleets, harness, http_requests, load
 from dashboards.promql import metric_named
 from railscope import catalog, exposition, service
+from railscope.catalog.declare import BASIC, MetricDetail
 from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
@@ -41,6 +42,8 @@ _COLLECTOR_TURNS = 2
 _TENANTS = 50
 _OWN_SPEED, _OWN_LEVEL = (0.5, 1.5), (0.97, 1.03)
 
+NODE = NodeSpec("node")
+"""A healthy node with 8 GPUs and 10 NICs."""
 UP = (("__name__", "up"),)
 
 Labels = tuple[tuple[str, str], ...]
@@ -146,17 +149,19 @@ def cluster_scrapes_of(
         NodeSpec(f"s{seed}", seed, scenario=scenario, scheduler=scheduler)
         for seed, (scenario, scheduler) in enumerate(scenarios)
     )
-    loops = [loop_of(_agent_scrapes(spec, loop_scrapes), held) for spec in specs]
+    loops = [loop_of(agent_scrapes(spec, loop_scrapes), held) for spec in specs]
     with TemporaryDirectory(prefix="bench-") as directory:
         collector = _collector_loop(nodes, Path(directory), held)
     return ClusterScrapes(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
 
 
-def _agent_scrapes(spec: NodeSpec, loop_scrapes: int) -> list[str]:
+def agent_scrapes(spec: NodeSpec, loop_scrapes: int, detail: MetricDetail = BASIC) -> list[str]:
+    """Render scrapes of a simulated node."""
     capture = simulate(spec, loop_scrapes * SCRAPE_SECONDS, 1)
     clock = WalkClock(capture.about)
     agent = Agent(
-        AgentSettings(node=spec.node), RecordedHost(capture, clock, lambda: clock.offset_ns)
+        AgentSettings(node=spec.node, metrics=MetricsSettings(detail=detail.value)),
+        RecordedHost(capture, clock, lambda: clock.offset_ns),
     )
 
     async def read() -> list[str]:

@@ -234,7 +234,11 @@ def prometheus(directory: Path) -> ServerProcess:
         "--web.enable-lifecycle",
     ]
     command += [f"--storage.tsdb.path={directory / 'prometheus'}"]
-    command += ["--web.enable-remote-write-receiver", f"--web.listen-address={HOST}:{port}"]
+    command += [
+        "--web.enable-admin-api",
+        "--web.enable-remote-write-receiver",
+        f"--web.listen-address={HOST}:{port}",
+    ]
     log = directory / "prometheus.log"
     return ServerProcess(command, port=port, log=log, ready_path="/-/ready")
 

@@ -41,9 +41,10 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import COLUMNS
-from dashboards.promql import recorded_in
+from dashboards.promql import detail_of, recorded_in
 from dashboards.query import COUNT, SHARE, Query, joins_for, with_device_names, with_device_titles
 from railscope.catalog import Metric, rollups
+from railscope.catalog.declare import BASIC
 
 BY_TITLE = 0
 """In place of a panel id: the generator derives one from the title. Others are fixed."""
@@ -291,13 +292,22 @@ def _target(letter: str, query: Query) -> prometheus.Dataquery:
 
 def _description(about: str, queries: Iterable[Query]) -> str:
     metrics = dict.fromkeys(metric for query in queries for metric in query.metrics)
-    return "\n\n".join((about, *map(_explanation, metrics), *_recording(queries)))
+    return "\n\n".join(
+        (about, *map(_explanation, metrics), *_recording(queries), *_needed_detail(queries))
+    )
 
 
 def _recording(queries: Iterable[Query]) -> Iterator[str]:
     """Yield a note for each recorded series of the queries, which needs a recording rule."""
     for name in sorted(recorded_in(" ".join(query.expression for query in queries))):
         yield f"`{name}`: a rule of alerts/rules/recorded.yml, which Prometheus must be given."
+
+
+def _needed_detail(queries: Iterable[Query]) -> Iterator[str]:
+    """Yield a note if the queries need metrics that the metrics endpoint omits by default."""
+    detail = detail_of(" ".join(query.expression for query in queries))
+    if detail != BASIC:
+        yield f'Requires `detail = "{detail}"` in the section `[metrics]` of the agents.'
 
 
 def _explanation(metric: Metric) -> str:

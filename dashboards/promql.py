@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from railscope.catalog import METRICS, Metric, MetricKind, rollups
+from railscope.catalog.declare import BASIC, MetricDetail
 
 RULES = Path(__file__).parents[1] / "alerts" / "rules"
 _RECORDED_NAME = re.compile(r"\brailscope:[\w:]+")
@@ -114,6 +115,13 @@ def metric_named(name: str) -> Metric | None:
 def metrics_in(expression: str) -> frozenset[str]:
     """Collect the names of all metrics of an expression, and of the sources of its recorded series."""
     return frozenset(_NAME.findall(_STRING.sub('""', expand(expression))))
+
+
+def detail_of(expression: str) -> MetricDetail:
+    """Return the smallest detail of the metrics endpoint that contains all metrics of an expression."""
+    found = filter(None, map(metric_named, metrics_in(expression)))
+    needed = {metric.detail for metric in found}
+    return next(detail for detail in reversed(MetricDetail) if detail in {*needed, BASIC})
 
 
 def labels_of(name: str) -> frozenset[str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
-from railscope.catalog import INFO, METRICS, ORDER, rollups
-from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Metric, MetricKind
+from railscope.catalog import INFO, METRICS, ORDER, SUBJECT_OF, rollups
+from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Metric, MetricDetail, MetricKind
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, from_stored
 
@@ -39,6 +41,7 @@ _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _OWN_TYPES = {MetricKind.COUNTER, MetricKind.HISTOGRAM}
 
 
+@cache
 def header(metric: Metric, text_format: TextFormat) -> str:
     """Return HELP, TYPE and, if the format supports it, UNIT of a metric."""
     help_ = metric.help.translate(_HELP_ESCAPES)
@@ -85,43 +88,92 @@ def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str
     return f"{bucket}\n{labelled(f'{metric.name}_count', labels[:-1])}"
 
 
-class ExpositionTemplate:
-    """A schema's sample lines with placeholders for the numbers."""
+@dataclass(frozen=True, slots=True)
+class MetricSelection:
+    """Selection of metrics for an exposition: by detail, and by the names of groups and sources.
 
-    def __init__(self, schema: Schema) -> None:
-        self.info = _info_lines(schema)
-        self._groups: list[tuple[Metric, int, list[str]]] = []
+    A group is a subject of the catalog. `group_details` are details of single groups, None for a group that
+    is switched off. If `collected` is not empty, only these groups and sources are contained; `excluded`
+    ones never are.
+    """
+
+    detail: MetricDetail = MetricDetail.FULL
+    group_details: tuple[tuple[str, MetricDetail | None], ...] = ()
+    collected: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+
+    def contains(self, metric: Metric, source: str) -> bool:
+        """True if the exposition contains a metric from a source."""
+        group = SUBJECT_OF.get(metric.name, "")
+        names = {group, source}
+        if self.excluded & names or (self.collected and not self.collected & names):
+            return False
+        detail = dict(self.group_details).get(group, self.detail)
+        return detail is not None and detail.includes(metric.detail)
+
+
+EVERYTHING = MetricSelection()
+
+
+class _MetricLines:
+    """Sample lines of one metric of a schema; rendered again only if a value or a reason has changed."""
+
+    __slots__ = ("_block", "_codes", "_prefixes", "_values", "end", "metric", "start")
+
+    def __init__(self, metric: Metric, start: int, prefixes: list[str]) -> None:
+        self.metric, self.start, self.end = metric, start, start + len(prefixes)
+        is_state = metric.kind is MetricKind.STATE
+        self._prefixes = [_state_prefix(prefix) for prefix in prefixes] if is_state else prefixes
+        self._values, self._codes, self._block = array("q"), b"", ""
+
+    def render(self, frame: Frame) -> str:
+        """Return the lines of the present values; zeros of a sparse metric are omitted."""
+        values = frame.values[self.start : self.end]
+        codes = bytes(frame.reasons[self.start : self.end]) if frame.reasons else b""
+        if values != self._values or codes != self._codes:
+            self._values, self._codes = values, codes
+            self._block = self._render(values, codes)
+        return self._block
+
+    def _render(self, values: array[int], codes: bytes) -> str:
+        is_sparse = self.metric.sparse
+        if not is_sparse and not any(codes):
+            return _lines(self.metric, self._prefixes, values)
+        kept = [
+            i
+            for i, value in enumerate(values)
+            if (not codes or codes[i] == PRESENT) and (value or not is_sparse)
+        ]
+        if not kept:
+            return ""
+        prefixes = [self._prefixes[i] for i in kept]
+        return _lines(self.metric, prefixes, array("q", [values[i] for i in kept]))
+
+
+class ExpositionTemplate:
+    """A schema's sample lines with placeholders for the numbers, of the selected metrics."""
+
+    def __init__(self, schema: Schema, selection: MetricSelection = EVERYTHING) -> None:
+        self.info = _info_lines(schema, selection)
+        self._metrics: list[_MetricLines] = []
         start = 0
         for metric, members in schema.groups:
-            entities = [schema.entities[member] for member in members]
-            if metric.kind is not MetricKind.INFO:
-                prefixes = [entity_prefix(metric, entity) for entity in entities]
-                self._groups.append((metric, start, prefixes))
+            if metric.kind is not MetricKind.INFO and selection.contains(metric, schema.stream):
+                prefixes = [entity_prefix(metric, schema.entities[member]) for member in members]
+                self._metrics.append(_MetricLines(metric, start, prefixes))
             start += len(members)
 
     def render(self, frame: Frame) -> dict[str, str]:
         """Return sample lines by metric. Columns without a value are omitted."""
-        blocks = {}
-        for metric, start, prefixes in self._groups:
-            values = frame.values[start : start + len(prefixes)]
-            present = prefixes
-            if frame.reasons:
-                codes = frame.reasons[start : start + len(prefixes)]
-                if any(codes):
-                    kept = [i for i, code in enumerate(codes) if code == PRESENT]
-                    present = [prefixes[i] for i in kept]
-                    values = array("q", [values[i] for i in kept])
-            if present:
-                blocks[metric.name] = _lines(metric, present, values)
-        return blocks
+        blocks = ((lines.metric.name, lines.render(frame)) for lines in self._metrics)
+        return {name: block for name, block in blocks if block}
 
 
 def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
     if metric.kind is MetricKind.STATE:
         return "".join(
-            f"{_with_state(prefix, state)}{int(code == value)}\n"
+            f'{prefix}{metric.states.get(value, value)}"}} 1\n'
             for prefix, value in zip(prefixes, values, strict=True)
-            for code, state in metric.states.items()
         )
     if metric.kind is MetricKind.HISTOGRAM:
         return _histogram(metric, prefixes, values)
@@ -146,18 +198,17 @@ def _histogram(metric: Metric, prefixes: list[str], values: array[int]) -> str:
     return "".join(lines)
 
 
-def _with_state(prefix: str, state: str) -> str:
-    if prefix.endswith("} "):
-        return f'{prefix[:-2]},state="{state}"}} '
-    return f'{prefix[:-1]}{{state="{state}"}} '
+def _state_prefix(prefix: str) -> str:
+    """Return the sample of a state up to the name of the state: only the present one is exposed."""
+    return f'{prefix[:-2]},state="' if prefix.endswith("} ") else f'{prefix[:-1]}{{state="'
 
 
-def _info_lines(schema: Schema) -> dict[str, dict[str, str]]:
+def _info_lines(schema: Schema, selection: MetricSelection) -> dict[str, dict[str, str]]:
     """Return info samples by metric and identity, for every entity that has facts."""
     found: dict[str, dict[str, str]] = {}
     for entity in schema.entities:
         metric = INFO.get(entity.kind.name)
-        if metric is None or not entity.facts:
+        if not metric or not entity.facts or not selection.contains(metric, schema.stream):
             continue
         facts = [(name, entity.facts.get(name, "")) for name in entity.kind.facts]
         identity = entity_prefix(metric, entity)
@@ -182,9 +233,10 @@ def render_blocks(blocks: Mapping[str, str], text_format: TextFormat) -> str:
 
 
 class Exposition:
-    """Expositions of the latest frames of several streams, with templates cached per schema."""
+    """Expositions of the latest frames of several sources, with templates cached per schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, selection: MetricSelection = EVERYTHING) -> None:
+        self._selection = selection
         self._templates: dict[Schema, ExpositionTemplate] = {}
 
     def render(self, frames: Iterable[Frame], text_format: TextFormat) -> str:
@@ -203,4 +255,4 @@ class Exposition:
         return render_blocks(blocks, text_format)
 
     def _template(self, schema: Schema) -> ExpositionTemplate:
-        return self._templates.get(schema) or ExpositionTemplate(schema)
+        return self._templates.get(schema) or ExpositionTemplate(schema, self._selection)

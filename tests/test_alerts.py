@@ -14,6 +14,7 @@ import yaml
 
 from dashboards.build import dashboards
 from dashboards.promql import (
+    detail_of,
     expand,
     labels_in,
     metric_named,
@@ -23,6 +24,7 @@ from dashboards.promql import (
     recorded_in,
 )
 from railscope.catalog import rollups
+from railscope.catalog.declare import MetricDetail
 from railscope.catalog.xids import ERROR_CLASSES, xids
 from tests.support.alert_rules import (
     CASES,
@@ -125,6 +127,13 @@ def test_alertmanager_accepts_its_example():
 )
 def test_alertmanager_notifies_the_right_receivers(labels: dict[str, str], reported: list[str]):
     assert receivers(**labels) == reported
+
+
+@EACH_ALERT
+def test_an_alert_states_the_detail_that_it_needs(rule: dict[str, Any]):
+    looked_up = " ".join(re.findall(r'printf "((?:[^"\\\\]|\\\\.)*)"', str(rule["annotations"])))
+    needed = max(map(list(MetricDetail).index, map(detail_of, (rule["expr"], looked_up))))
+    assert rule["labels"].get("detail", "basic") == list(MetricDetail)[needed]
 
 
 def test_alertmanager_names_only_alerts_and_labels_that_exist():

@@ -38,6 +38,7 @@ class AgentRequest:
     headers: dict[str, str]
     method: str = "GET"
     body: bytes = b""
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +185,10 @@ class _HttpConversation:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
-        path = request.target.decode("latin-1").split("?", 1)[0]
+        path, _, query = request.target.decode("latin-1").partition("?")
         method = request.method.decode("latin-1")
         if method in {"GET", "HEAD"} or self._max_body_bytes is not None:
-            answer = self._respond(AgentRequest(path, headers, method, content))
+            answer = self._respond(AgentRequest(path, headers, method, content, query))
             response = answer if isinstance(answer, AgentResponse) else await answer
         else:
             response = AgentResponse.text(

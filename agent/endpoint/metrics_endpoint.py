@@ -7,14 +7,73 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html import escape
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
+from agent.config import MetricsSettings
 from agent.endpoint.http_server import AgentRequest, AgentResponse
 from agent.sampling.status import STARTING, SourceState
 from railscope import __version__
-from railscope.exposition import Exposition, TextFormat
+from railscope.catalog import SUBJECTS
+from railscope.catalog.declare import MetricDetail
+from railscope.exposition import EVERYTHING, Exposition, MetricSelection, TextFormat
 from railscope.frame import Frame
+from railscope.settings import SettingsError
 
 _OPEN_PATHS = {"/-/healthy", "/-/ready"}
+_MAX_PARAMETERS, _MAX_SELECTIONS = 100, 8
+_OFF = "off"
+
+
+class _QueryError(ValueError):
+    """An invalid query of a scrape; the message states what was expected."""
+
+
+def configured_selection(settings: MetricsSettings) -> MetricSelection:
+    """Return the selection of the settings. Raises SettingsError for an unknown group."""
+    unknown = sorted(settings.groups.keys() - SUBJECTS.keys())
+    if unknown:
+        message = (
+            f"invalid metrics.groups: unknown group {unknown[0]!r}: expected one of"
+            f" {', '.join(SUBJECTS)}"
+        )
+        raise SettingsError(message)
+    groups = tuple(
+        (name, None if detail == _OFF else MetricDetail(detail))
+        for name, detail in sorted(settings.groups.items())
+    )
+    return MetricSelection(MetricDetail(settings.detail), groups)
+
+
+def query_selection(
+    query: str, configured: MetricSelection, sources: Iterable[str]
+) -> MetricSelection:
+    """Return the selection of a scrape: `detail`, and repeated `collect[]` and `exclude[]`.
+
+    A detail replaces that of the settings and of all groups; groups that are off stay off. Other parameters
+    are ignored, as Prometheus' own scrapers expect. Raises ValueError.
+    """
+    try:
+        given = parse_qs(query, max_num_fields=_MAX_PARAMETERS)
+    except ValueError as error:
+        message = f"invalid query: expected at most {_MAX_PARAMETERS} parameters"
+        raise _QueryError(message) from error
+    names = SUBJECTS.keys() | set(sources)
+    collected, excluded = (
+        frozenset(given.get("collect[]", ())),
+        frozenset(given.get("exclude[]", ())),
+    )
+    for name in sorted((collected | excluded) - names):
+        message = (
+            f"unknown group or source {name[:64]!r}: expected one of {', '.join(sorted(names))}"
+        )
+        raise _QueryError(message)
+    if not (detail := given.get("detail", [""])[-1]):
+        return replace(configured, collected=collected, excluded=excluded)
+    if detail not in set(MetricDetail):
+        message = f"invalid detail {detail[:64]!r}: expected {', '.join(MetricDetail)}"
+        raise _QueryError(message)
+    off = tuple(group for group in configured.group_details if group[1] is None)
+    return MetricSelection(MetricDetail(detail), off, collected, excluded)
 
 
 class MetricsEndpoint:
@@ -29,11 +88,13 @@ class MetricsEndpoint:
         cost: Callable[[], str] = lambda: "",
     ) -> None:
         self._node = node
+        self.selection = EVERYTHING
+        """Selection of scrapes that specify none."""
         self._cost = cost
         self._statuses = statuses
         self._now_ns = now_ns
         self.token = token
-        self._exposition = Exposition()
+        self._expositions: dict[MetricSelection, Exposition] = {}
         self._dcgm: Callable[[Iterable[Frame], TextFormat], str] | None = None
 
     def respond(self, request: AgentRequest) -> AgentResponse:
@@ -44,7 +105,7 @@ class MetricsEndpoint:
             return replace(refused, headers={"WWW-Authenticate": "Bearer"})
         answers = {
             "/": self._landing,
-            "/metrics": lambda request: _exposition_response(request, self.text),
+            "/metrics": self._metrics,
             "/metrics/dcgm": lambda request: _exposition_response(request, self.dcgm_text),
             "/-/healthy": lambda _: AgentResponse.text("healthy"),
             "/-/ready": self._ready,
@@ -65,9 +126,22 @@ class MetricsEndpoint:
         frames = (status.fresh_frame(now_ns) for status in self._statuses())
         return [frame for frame in frames if frame]
 
-    def text(self, text_format: TextFormat) -> str:
-        """Render the exposition."""
-        return self._exposition.render(self.fresh_frames(), text_format)
+    def _metrics(self, request: AgentRequest) -> AgentResponse:
+        try:
+            sources = (status.source.name for status in self._statuses())
+            selection = query_selection(request.query, self.selection, sources)
+        except _QueryError as error:
+            return AgentResponse.text(f"400: {error}", HTTPStatus.BAD_REQUEST)
+        return _exposition_response(request, lambda form: self.text(form, selection))
+
+    def text(self, text_format: TextFormat, selection: MetricSelection | None = None) -> str:
+        """Render the exposition of a selection, by default the configured one."""
+        chosen = selection or self.selection
+        exposition = self._expositions.pop(chosen, None) or Exposition(chosen)
+        self._expositions[chosen] = exposition
+        if len(self._expositions) > _MAX_SELECTIONS:
+            del self._expositions[next(iter(self._expositions))]
+        return exposition.render(self.fresh_frames(), text_format)
 
     def dcgm_text(self, text_format: TextFormat) -> str:
         """Render the exposition under the names of dcgm-exporter."""
@@ -79,7 +153,7 @@ class MetricsEndpoint:
 
     def forget(self) -> None:
         """Drop cached exposition state; the next scrape builds it again."""
-        self._exposition = Exposition()
+        self._expositions.clear()
         self._dcgm = None
 
     def _ready(self, _: AgentRequest) -> AgentResponse:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 # fmt: off
 from railscope.catalog import declare, entities, gpu, nic, rdma
 
-_CLUSTER = declare.MetricTable(entities.CLUSTER)
-_TENANT = declare.MetricTable(entities.TENANT)
-_JOB = declare.MetricTable(entities.JOB)
+_CLUSTER = declare.MetricTable(entities.CLUSTER, detail=declare.BASIC)
+_TENANT = declare.MetricTable(entities.TENANT, detail=declare.BASIC)
+_JOB = declare.MetricTable(entities.JOB, detail=declare.BASIC)
 
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 STATES = (

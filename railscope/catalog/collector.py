@@ -4,9 +4,9 @@
 from railscope.catalog import declare, entities
 
 START = "Counts from the start of the collector."
-_COLLECTOR = declare.MetricTable(entities.CLUSTER, resets=START)
-_NODE = declare.MetricTable(entities.FLEET_NODE)
-_INVENTORY = declare.MetricTable(entities.INVENTORY_NODE)
+_COLLECTOR = declare.MetricTable(entities.CLUSTER, resets=START, detail=declare.BASIC)
+_NODE = declare.MetricTable(entities.FLEET_NODE, detail=declare.BASIC)
+_INVENTORY = declare.MetricTable(entities.INVENTORY_NODE, detail=declare.BASIC)
 
 NODES = _COLLECTOR.gauge("railscope_cluster_nodes", "Nodes that have ever reported to the collector, except stale nodes whose inventory row has ended.", "collector")
 NODES_UP = _COLLECTOR.gauge("railscope_cluster_nodes_reporting", "Nodes whose frames are fresh.", "collector")

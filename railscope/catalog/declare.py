@@ -47,6 +47,21 @@ class MetricUnit(StrEnum):
     ERRORS = "errors"
 
 
+class MetricDetail(StrEnum):
+    """Smallest selection of the metrics endpoint that contains a metric; each contains the ones before it."""
+
+    BASIC = "basic"
+    STANDARD = "standard"
+    FULL = "full"
+
+    def includes(self, other: MetricDetail) -> bool:
+        """True if this selection contains metrics of the other one."""
+        ranks = tuple(MetricDetail)
+        return ranks.index(other) <= ranks.index(self)
+
+
+BASIC, STANDARD, FULL = MetricDetail
+
 BUCKET = "le"
 """Last label of a histogram's entity kind: the upper bound of a bucket, or `SUM`."""
 NO_BOUND, SUM = "+Inf", "sum"
@@ -104,6 +119,10 @@ class Metric:
     names the integers of a STATE metric. `since` names the first hardware generation, or the first
     driver, that supports it; empty if all do.
 
+    `detail` is the smallest selection of the metrics endpoint that contains the metric. The endpoint omits
+    zeros of a `sparse` metric: kinds of errors that have not occurred, reasons that do not apply. Frames
+    contain them.
+
     A HISTOGRAM describes a kind with `le` as its last label: one entity for each of its `buckets`, a
     cumulative count up to that bound, and one named `sum`, alone in steps of `scale`. All are counters.
     """
@@ -123,6 +142,8 @@ class Metric:
     states: Mapping[int, str] = field(default_factory=dict)
     bounds: tuple[Fraction, ...] = ()
     other_names: Mapping[str, str] = field(default_factory=dict)
+    detail: MetricDetail = STANDARD
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         """Reject a name that violates the Prometheus rules or contradicts kind or unit."""
@@ -214,6 +235,8 @@ class MetricColumns(TypedDict, total=False):
     saturates: bool
     states: Mapping[int, str]
     bounds: tuple[Fraction, ...]
+    detail: MetricDetail
+    sparse: bool
     dcgm: str
     node_exporter: str
 
@@ -222,13 +245,15 @@ class MetricColumns(TypedDict, total=False):
 class MetricTable:
     """Table of metrics; each of its methods declares one metric in one row: name, help, origin, and columns.
 
-    The rows without an entity kind are about the table's; counters without a reset reset as the table states.
+    Rows without an entity kind are about the table's, rows without a detail have the table's, and counters
+    without a reset reset as the table states.
     The origin of a row continues that of the table. The name determines the unit.
     """
 
     about: EntityKind
     origin: str = ""
     resets: str = ""
+    detail: MetricDetail = STANDARD
 
     def counter(
         self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
@@ -284,5 +309,7 @@ class MetricTable:
             saturates=columns.get("saturates", False),
             states=columns.get("states", {}),
             bounds=columns.get("bounds", ()),
+            detail=columns.get("detail", self.detail),
+            sparse=columns.get("sparse", False),
             other_names={tool: names for tool, names in others.items() if names},
         )

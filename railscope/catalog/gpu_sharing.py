@@ -1,7 +1,7 @@
 """Users of a shared GPU: MIG instances, virtual GPUs, processes."""
 
 # fmt: off
-from railscope.catalog.declare import CENTI, KIBI, MetricTable, Rollup
+from railscope.catalog.declare import BASIC, CENTI, KIBI, MetricTable, Rollup
 from railscope.catalog.entities import GPU, GPU_PROCESS, MIG, VGPU
 
 AGENT_START = "Counts from the start of the agent; reset at each agent start."
@@ -25,10 +25,10 @@ MIG_GPU_SLICES = _MIG.gauge("railscope_mig_gpu_instance_slices", "Slices of the 
 MIG_COMPUTE_SLICES = _MIG.gauge("railscope_mig_compute_instance_slices", "Slices of the GPU instance that the compute instance takes.", "nvmlDeviceGetAttributes_v2 computeInstanceSliceCount")
 MIG_ECC_ERRORS = _MIG.counter("railscope_mig_ecc_uncorrected_errors_total", "Uncorrected errors of on-chip memory of the MIG device.", "nvmlDeviceGetTotalEccErrors uncorrected, volatile, of the MIG device", resets="Counts from the making of the instance.")
 MIG_PROCESSES = _MIG.gauge("railscope_mig_processes", "Processes on the MIG device.", "nvmlDeviceGetComputeRunningProcesses of the MIG device")
-GPU_PROCESSES = _GPU.gauge("railscope_gpu_processes", "Processes on the GPU, reported individually or not.", "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses", rollups=(Rollup.SUM,))
+GPU_PROCESSES = _GPU.gauge("railscope_gpu_processes", "Processes on the GPU, reported individually or not.", "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses", rollups=(Rollup.SUM,), detail=BASIC)
 GPU_SUPPRESSED_PROCESSES = _GPU.gauge("railscope_gpu_suppressed_processes", "Processes on the GPU that are not reported individually: too many, or too short-lived.", "those beyond the bound, by memory")
 PROCESS_INFO = _GPU.info("railscope_gpu_process_info", "Identity of this process: name, kind of context, MIG instance.", "nvmlDeviceGetComputeRunningProcesses, /proc/PID/comm", about=GPU_PROCESS)
-PROCESS_MEMORY = _GPU.gauge("railscope_gpu_process_memory_used_bytes", "GPU memory that the process uses.", "nvmlDeviceGetComputeRunningProcesses usedGpuMemory (bytes)", about=GPU_PROCESS)
+PROCESS_MEMORY = _GPU.gauge("railscope_gpu_process_memory_used_bytes", "GPU memory that the process uses.", "nvmlDeviceGetComputeRunningProcesses usedGpuMemory (bytes)", about=GPU_PROCESS, detail=BASIC)
 PROCESS_SM = _GPU.gauge("railscope_gpu_process_sm_utilization_ratio", "Share of time in which kernels of the process ran; a process without a sample was idle.", "nvmlDeviceGetProcessUtilization smUtil (percent)", about=GPU_PROCESS, scale=CENTI)
 PROCESS_MEMORY_ACTIVITY = _GPU.gauge("railscope_gpu_process_memory_activity_ratio", "Share of time in which the process read or wrote GPU memory.", "nvmlDeviceGetProcessUtilization memUtil (percent)", about=GPU_PROCESS, scale=CENTI)
 GPU_VGPUS = _GPU.gauge("railscope_gpu_vgpus", "Virtual GPUs that run on this GPU.", "nvmlDeviceGetActiveVgpus")

@@ -1,7 +1,7 @@
 """Metrics of networks other than the rails: bonds, IP, TCP, UDP, connection tracking."""
 
 # fmt: off
-from railscope.catalog.declare import Metric, MetricTable
+from railscope.catalog.declare import BASIC, Metric, MetricTable
 from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NODE
 
 NAMESPACE = "Counts from boot, or from the creation of the network namespace."
@@ -15,15 +15,15 @@ ECN = _NETWORK.counter("railscope_ip_receive_ecn_packets_total", "Received IP pa
 SOFTNET_DROPPED = _NETWORK.counter("railscope_softnet_dropped_packets_total", "Received packets dropped because a processor's backlog was full (net.core.netdev_max_backlog).", "/proc/net/softnet_stat column 2, all processors", node_exporter="node_softnet_dropped_total")
 SOFTNET_SQUEEZED = _NETWORK.counter("railscope_softnet_squeezes_total", "Times a processor stopped receiving with work left (net.core.netdev_budget).", "/proc/net/softnet_stat column 3, all processors", node_exporter="node_softnet_times_squeezed_total")
 SOFTNET_FLOW_LIMITED = _NETWORK.counter("railscope_softnet_flow_limit_dropped_packets_total", "Received packets dropped because one flow filled half of a processor's backlog.", "/proc/net/softnet_stat column 11, all processors", node_exporter="node_softnet_flow_limit_count_total")
-CONNTRACK_ENTRIES = _NETWORK.gauge("railscope_conntrack_entries", "Connections that the packet filter tracks.", "/proc/sys/net/netfilter/nf_conntrack_count", node_exporter="node_nf_conntrack_entries")
-CONNTRACK_LIMIT = _NETWORK.gauge("railscope_conntrack_entries_limit", "Maximum connections that the packet filter can track; packets of further ones are dropped.", "/proc/sys/net/netfilter/nf_conntrack_max", node_exporter="node_nf_conntrack_entries_limit")
+CONNTRACK_ENTRIES = _NETWORK.gauge("railscope_conntrack_entries", "Connections that the packet filter tracks.", "/proc/sys/net/netfilter/nf_conntrack_count", node_exporter="node_nf_conntrack_entries", detail=BASIC)
+CONNTRACK_LIMIT = _NETWORK.gauge("railscope_conntrack_entries_limit", "Maximum connections that the packet filter can track; packets of further ones are dropped.", "/proc/sys/net/netfilter/nf_conntrack_max", node_exporter="node_nf_conntrack_entries_limit", detail=BASIC)
 CONNTRACK_INSERT_FAILED = _NETWORK.counter("railscope_conntrack_failed_inserts_total", "Connections that could not be entered into the table, their packets dropped.", "/proc/net/stat/nf_conntrack insert_failed, all processors")
 CONNTRACK_DROPPED = _NETWORK.counter("railscope_conntrack_dropped_packets_total", "Packets dropped because the table of connections was full or out of memory.", "/proc/net/stat/nf_conntrack drop, all processors")
 CONNTRACK_EVICTED = _NETWORK.counter("railscope_conntrack_evicted_entries_total", "Connections evicted from a full table.", "/proc/net/stat/nf_conntrack early_drop, all processors")
 BOND_INFO = _BOND.info("railscope_bond_info", "Mode of the bond.", "mode")
-BOND_UP = _BOND.gauge("railscope_bond_up", "1 if the bond has a link, 0 otherwise.", "mii_status")
+BOND_UP = _BOND.gauge("railscope_bond_up", "1 if the bond has a link, 0 otherwise.", "mii_status", detail=BASIC)
 BOND_MEMBERS = _BOND.gauge("railscope_bond_members", "Interfaces in the bond.", "slaves", node_exporter="node_bonding_slaves")
-BOND_MEMBER_UP = _MEMBER.gauge("railscope_bond_member_up", "1 if the member has a link, 0 otherwise.", "mii_status")
+BOND_MEMBER_UP = _MEMBER.gauge("railscope_bond_member_up", "1 if the member has a link, 0 otherwise.", "mii_status", detail=BASIC)
 BOND_MEMBER_ACTIVE = _MEMBER.gauge("railscope_bond_member_active", "1 if the bond sends through this member, 0 if the member is a backup.", "state")
 BOND_MEMBER_AGGREGATED = _MEMBER.gauge("railscope_bond_member_aggregated", "1 if LACP has the member in the bond's aggregator, 0 otherwise.", "ad_aggregator_id, /sys/class/net/*/bonding/ad_aggregator")
 BOND_MEMBER_FAILURES = _MEMBER.counter("railscope_bond_member_link_failures_total", "Times the member lost its link.", "link_failure_count", bits=32)

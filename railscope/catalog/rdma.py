@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 # fmt: off
-from railscope.catalog.declare import MEGABIT, Metric, MetricTable, Rollup
+from railscope.catalog.declare import BASIC, MEGABIT, STANDARD, Metric, MetricTable, Rollup
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.catalog.rdma_counters import COUNTERS, RESOURCES, RdmaRow
 
@@ -28,11 +28,11 @@ PHYSICAL_STATES = {
     7: "phy_test",
 }
 _DIRECTORY = "/sys/class/infiniband/*/ports/*"
-RDMA_INFO = _PORT.info("railscope_rdma_port_info", "Identity of this RDMA port: driver, PCI address, firmware, board, interface and rail.", "/sys/class/infiniband/*/{fw_ver,board_id,hca_type,device}, ports/*/link_layer")
+RDMA_INFO = _PORT.info("railscope_rdma_port_info", "Identity of this RDMA port: driver, PCI address, firmware, board, interface and rail.", "/sys/class/infiniband/*/{fw_ver,board_id,hca_type,device}, ports/*/link_layer", detail=BASIC)
 RDMA_STATE = _PORT.state("railscope_rdma_port_state", "Logical state of the port; only an active port carries traffic.", "/sys/class/infiniband/*/ports/*/state", states=PORT_STATES)
 RDMA_PHYSICAL_STATE = _PORT.state("railscope_rdma_port_physical_state", "Physical state of the port's link.", "/sys/class/infiniband/*/ports/*/phys_state", states=PHYSICAL_STATES)
-RDMA_UP = _PORT.gauge("railscope_rdma_port_up", "1 if the port's logical state is active, 0 otherwise.", "/sys/class/infiniband/*/ports/*/state", rollups=(Rollup.SUM, Rollup.MIN))
-RDMA_RATE = _PORT.gauge("railscope_rdma_port_rate_bytes_per_second", "Line rate of the port.", "/sys/class/infiniband/*/ports/*/rate (Gb/s)", scale=MEGABIT, rollups=(Rollup.SUM, Rollup.MIN))
+RDMA_UP = _PORT.gauge("railscope_rdma_port_up", "1 if the port's logical state is active, 0 otherwise.", "/sys/class/infiniband/*/ports/*/state", rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
+RDMA_RATE = _PORT.gauge("railscope_rdma_port_rate_bytes_per_second", "Line rate of the port.", "/sys/class/infiniband/*/ports/*/rate (Gb/s)", scale=MEGABIT, rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
 RDMA_SATURATED = _PORT.gauge("railscope_rdma_saturated_counters", "Narrow counters of the port at their maximum value: the real count may be higher.", "/sys/class/infiniband/*/ports/*/counters/* at all ones")
 RDMA_OTHER = _PORT.counter("railscope_rdma_vendor_total", "Counter of the RDMA driver without its own metric, under the driver's name.", "/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, */hw_counters/* as port 0", about=RDMA_COUNTER)
 RDMA_OTHER_VALUE = _PORT.gauge("railscope_rdma_vendor_value", "Current value of the RDMA driver without its own metric, under the driver's name.", "hw_counters: bnxt_re db_fifo_register; mana current_rate, num_qps_*; any active_*, watermark_*", about=RDMA_COUNTER)
@@ -49,6 +49,7 @@ def _counter(row: RdmaRow) -> Metric:
     return _PORT.counter(
         f"railscope_rdma_{row.stem}_total", row.meaning, f"{_DIRECTORY}: {row.files}",
         rollups=(Rollup.SUM,) if row.summed else (), bits=row.bits, saturates=row.saturates,
+        detail=BASIC if row.basic else STANDARD,
     )
 
 

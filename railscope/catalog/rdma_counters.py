@@ -15,7 +15,7 @@ class RdmaRow(NamedTuple):
     """A metric: the middle of its name, its meaning, and its sources.
 
     `files` is "driver: name, name; driver: name". `bits` is the narrowest width of the counter in
-    hardware. A row that is `summed` has roll-ups.
+    hardware. A row that is `summed` has roll-ups; a `basic` one is part of the detail basic.
     """
 
     stem: str
@@ -24,13 +24,14 @@ class RdmaRow(NamedTuple):
     bits: int = 64
     saturates: bool = False
     summed: bool = False
+    basic: bool = False
 
 
 TRAFFIC = (
-    RdmaRow("transmit_bytes", "Bytes the port sent.", "ib: port_xmit_data_64, port_xmit_data (4-byte words); hfi1: port_xmit_data (8-byte flits); bnxt_re, efa, mana: tx_bytes", summed=True),
-    RdmaRow("receive_bytes", "Bytes the port received.", "ib: port_rcv_data_64, port_rcv_data (4-byte words); hfi1: port_rcv_data (8-byte flits); bnxt_re, efa, mana: rx_bytes", summed=True),
+    RdmaRow("transmit_bytes", "Bytes the port sent.", "ib: port_xmit_data_64, port_xmit_data (4-byte words); hfi1: port_xmit_data (8-byte flits); bnxt_re, efa, mana: tx_bytes", summed=True, basic=True),
+    RdmaRow("receive_bytes", "Bytes the port received.", "ib: port_rcv_data_64, port_rcv_data (4-byte words); hfi1: port_rcv_data (8-byte flits); bnxt_re, efa, mana: rx_bytes", summed=True, basic=True),
     RdmaRow("transmit_packets", "Packets the port sent.", "ib: port_xmit_packets_64, port_xmit_packets; bnxt_re, efa: tx_pkts; mana: tx_packets"),
-    RdmaRow("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets"),
+    RdmaRow("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets", basic=True),
     RdmaRow("transmit_unicast_packets", "Unicast packets the port sent.", "ib: unicast_xmit_packets, port_unicast_xmit_packets"),
     RdmaRow("receive_unicast_packets", "Unicast packets the port received.", "ib: unicast_rcv_packets, port_unicast_rcv_packets"),
     RdmaRow("transmit_multicast_packets", "Multicast packets the port sent.", "ib: multicast_xmit_packets, port_multicast_xmit_packets"),
@@ -92,29 +93,29 @@ LOSS = (
     RdmaRow("out_of_buffer_drops", "Packets dropped because no receive request was posted.", "mlx5: out_of_buffer; bnxt_re: rx_out_of_buffer, out_of_buffer; mlx4: rq_num_udsdprd", bits=32),
     RdmaRow("receive_discarded_packets", "RDMA packets received and dropped.", "bnxt_re: rx_roce_discards; efa: rx_drops"),
     RdmaRow("transmit_discarded_packets", "Packets not sent because the port was down or congested.", "ib: port_xmit_discards; bnxt_re: tx_roce_discards", bits=16, saturates=True),
-    RdmaRow("out_of_sequence_packets", "Packets that arrived out of order.", "mlx5: out_of_sequence; bnxt_re: oos_drop_count, out_of_sequence; irdma: Rcvd Out of order packets; mana: responder_oos; mlx4: rq_num_oos", bits=32, summed=True),
-    RdmaRow("duplicate_requests", "Requests received more than once: the peer sent again.", "mlx5: duplicate_request; bnxt_re: dup_req, duplicate_request; mana: responder_dup_request; mlx4: rq_num_dup", bits=32, summed=True),
-    RdmaRow("packet_sequence_errors", "Sequence-error NAKs received: the peer lost packets of this port.", "mlx5: packet_seq_err; bnxt_re: seq_err_naks_rcvd, packet_seq_err; irdma: Nak Sequence Error; mana: requester_oos_nak; mlx4: sq_num_oos", bits=32, summed=True),
-    RdmaRow("implied_nak_sequence_errors", "Responses beyond the expected one: a response was lost.", "mlx5: implied_nak_seq_err; bnxt_re: missing_resp, implied_nak_seq_err; irdma: Nak Sequence Error Implied; mana: requester_implicit_nak", bits=32, summed=True),
+    RdmaRow("out_of_sequence_packets", "Packets that arrived out of order.", "mlx5: out_of_sequence; bnxt_re: oos_drop_count, out_of_sequence; irdma: Rcvd Out of order packets; mana: responder_oos; mlx4: rq_num_oos", bits=32, summed=True, basic=True),
+    RdmaRow("duplicate_requests", "Requests received more than once: the peer sent again.", "mlx5: duplicate_request; bnxt_re: dup_req, duplicate_request; mana: responder_dup_request; mlx4: rq_num_dup", bits=32, summed=True, basic=True),
+    RdmaRow("packet_sequence_errors", "Sequence-error NAKs received: the peer lost packets of this port.", "mlx5: packet_seq_err; bnxt_re: seq_err_naks_rcvd, packet_seq_err; irdma: Nak Sequence Error; mana: requester_oos_nak; mlx4: sq_num_oos", bits=32, summed=True, basic=True),
+    RdmaRow("implied_nak_sequence_errors", "Responses beyond the expected one: a response was lost.", "mlx5: implied_nak_seq_err; bnxt_re: missing_resp, implied_nak_seq_err; irdma: Nak Sequence Error Implied; mana: requester_implicit_nak", bits=32, summed=True, basic=True),
     RdmaRow("read_response_sequence_errors", "Answers to reads with another sequence number than expected.", "mana: requester_readresp_psn_mismatch"),
-    RdmaRow("ack_timeouts", "Acknowledgement timers that ran out.", "mlx5: local_ack_timeout_err; bnxt_re: to_retransmits, local_ack_timeout_err; efa: retrans_timeout_events; irdma: RTO; mana: requester_timeout; mlx4: sq_num_to", bits=32, summed=True),
+    RdmaRow("ack_timeouts", "Acknowledgement timers that ran out.", "mlx5: local_ack_timeout_err; bnxt_re: to_retransmits, local_ack_timeout_err; efa: retrans_timeout_events; irdma: RTO; mana: requester_timeout; mlx4: sq_num_to", bits=32, summed=True, basic=True),
     RdmaRow("receiver_not_ready_naks", "Receiver-not-ready NAKs received: the peer was slow.", "mlx5: rnr_nak_retry_err; bnxt_re: rnr_naks_rcvd, rnr_nak_retry_err; irdma: RNR received; mana: requester_rnr_nak; mlx4: sq_num_rnr", bits=32, summed=True),
     RdmaRow("receiver_not_ready_naks_sent", "Receiver-not-ready NAKs sent: this port was slow.", "irdma: RNR sent; mana: responder_rnr_nak; mlx4: rq_num_rnr", bits=32),
-    RdmaRow("transport_retries_exceeded", "Connections aborted after too many retries.", "mlx5: req_transport_retries_exceeded; bnxt_re: max_retry_exceeded, req_transport_retries_exceeded; mana: requester_retries_exceeded; mlx4: sq_num_tree", bits=32, summed=True),
+    RdmaRow("transport_retries_exceeded", "Connections aborted after too many retries.", "mlx5: req_transport_retries_exceeded; bnxt_re: max_retry_exceeded, req_transport_retries_exceeded; mana: requester_retries_exceeded; mlx4: sq_num_tree", bits=32, summed=True, basic=True),
     RdmaRow("rnr_retries_exceeded", "Connections aborted because the receiver was never ready.", "mlx5: req_rnr_retries_exceeded; bnxt_re: req_rnr_retries_exceeded; mana: requester_rnr_nak_retries_exceeded; mlx4: sq_num_rree", bits=32),
     RdmaRow("retransmitted_packets", "Packets sent again.", "efa: retrans_pkts; irdma: tcpRetransSegs, RetransSegs", summed=True),
     RdmaRow("retransmitted_bytes", "Bytes sent again.", "efa: retrans_bytes"),
-    RdmaRow("adaptive_retransmissions", "Retransmissions by the adaptive algorithm.", "mlx5, bnxt_re: roce_adp_retrans", bits=32, summed=True),
+    RdmaRow("adaptive_retransmissions", "Retransmissions by the adaptive algorithm.", "mlx5, bnxt_re: roce_adp_retrans", bits=32, summed=True, basic=True),
     RdmaRow("adaptive_retransmission_timeouts", "Timeouts among the adaptive retransmissions.", "mlx5, bnxt_re: roce_adp_retrans_to", bits=32),
     RdmaRow("unresponsive_remotes", "Times a peer did not respond.", "efa: unresponsive_remote_events"),
     RdmaRow("impaired_connections", "Times a connection was throttled because its path was impaired.", "efa: impaired_remote_conn_events"),
 )
 CONGESTION = (
     RdmaRow("transmit_wait_ticks", "Ticks in which data was ready to send but no credit was left.", "ib: port_xmit_wait", bits=32, saturates=True, summed=True),
-    RdmaRow("ecn_marked_packets", "RoCE packets received with a congestion mark.", "mlx5: np_ecn_marked_roce_packets, cc_rx_ce_pkts; bnxt_re: rx_ecn_marked_pkts, np_ecn_marked_roce_packets; irdma: RxECNMrkd; mana: received_ecns", summed=True),
-    RdmaRow("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps", summed=True),
+    RdmaRow("ecn_marked_packets", "RoCE packets received with a congestion mark.", "mlx5: np_ecn_marked_roce_packets, cc_rx_ce_pkts; bnxt_re: rx_ecn_marked_pkts, np_ecn_marked_roce_packets; irdma: RxECNMrkd; mana: received_ecns", summed=True, basic=True),
+    RdmaRow("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps", summed=True, basic=True),
     RdmaRow("congestion_notifications_received", "Congestion notifications received, whether acted on or not.", "mlx5: cc_rx_cnp_pkts; mana: received_cnps, received_cnp_count", summed=True),
-    RdmaRow("congestion_notifications_handled", "Congestion notifications received and acted on.", "mlx5: rp_cnp_handled; bnxt_re: rx_cnp_pkts, rp_cnp_handled; irdma: cnpHandled", summed=True),
+    RdmaRow("congestion_notifications_handled", "Congestion notifications received and acted on.", "mlx5: rp_cnp_handled; bnxt_re: rx_cnp_pkts, rp_cnp_handled; irdma: cnpHandled", summed=True, basic=True),
     RdmaRow("congestion_notifications_ignored", "Congestion notifications received and not acted on.", "mlx5, bnxt_re: rp_cnp_ignored; irdma: cnpIgnored"),
     RdmaRow("congestion_rate_increases", "Times congestion control let a connection send faster again.", "mana: rate_inc_events"),
     RdmaRow("slow_restarts", "Times a flow restarted slowly.", "mlx5, bnxt_re: roce_slow_restart", bits=32),

@@ -36,6 +36,8 @@ def _row(metric: Metric) -> dict[str, Any]:
         "since": metric.since,
         "wraps_at_bits": metric.wraps_at_bits,
         "saturates": metric.saturates,
+        "detail": str(metric.detail),
+        "sparse": metric.sparse,
         "states": {str(code): state for code, state in metric.states.items()},
         "other_names": dict(metric.other_names),
         "facts": list(metric.about.facts) if metric.kind == "info" else [],
@@ -135,7 +137,18 @@ def _index(subjects: Mapping[str, str]) -> str:
 
 
 def _subject_page(subject: str, about: str) -> str:
-    head = ("metric", "kind", "unit", "labels", "meaning", "origin", "since", "roll-up", "notes")
+    head = (
+        "metric",
+        "kind",
+        "detail",
+        "unit",
+        "labels",
+        "meaning",
+        "origin",
+        "since",
+        "roll-up",
+        "notes",
+    )
     members = (metric for name, metric in METRICS.items() if SUBJECT_OF[name] == subject)
     return _page(f"Metrics: {subject}", about, head, map(_markdown_row, members))
 
@@ -180,9 +193,12 @@ def _markdown_row(metric: Metric) -> tuple[str, ...]:
         notes.append(f"{metric.wraps_at_bits} bits wide in hardware; the agent extends it to 64.")
     if metric.states:
         notes.append("States: " + ", ".join(metric.states.values()) + ".")
+    if metric.sparse:
+        notes.append("The metrics endpoint omits zeros.")
     notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]
     return (
-        f"`{metric.name}`", str(metric.kind), str(metric.unit), ", ".join(metric.about.labels),
+        f"`{metric.name}`", str(metric.kind), str(metric.detail), str(metric.unit),
+        ", ".join(metric.about.labels),
         metric.help, metric.origin, metric.since, ", ".join(map(str, metric.rollups)),
         " ".join(notes),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from railscope.catalog.declare import EntityKind, Metric, MetricKind, MetricUnit, Rollup
+from railscope.catalog.declare import BASIC, EntityKind, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, TENANT
 
 SCOPES: Mapping[str, EntityKind] = {
@@ -96,4 +96,5 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         scale=source.scale,
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}.",
         origin=f"collector, {source.name}",
+        detail=BASIC,
     )

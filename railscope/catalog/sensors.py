@@ -26,13 +26,13 @@ SENSOR_VOLTAGE = _HWMON.gauge("railscope_sensor_voltage_volts", "Voltage at the 
 SENSOR_VOLTAGE_LIMIT = _HWMON.gauge("railscope_sensor_voltage_limit_volts", "Voltage at which the sensor's chip warns or acts.", "in*_{min,max,crit,lcrit} (millivolts)", about=entities.SENSOR_LIMIT, scale=declare.MILLI)
 SENSOR_CURRENT = _HWMON.gauge("railscope_sensor_current_amperes", "Current at the sensor.", "curr*_input (milliamperes)", scale=declare.MILLI, node_exporter="node_hwmon_curr_amps")
 SENSOR_CURRENT_LIMIT = _HWMON.gauge("railscope_sensor_current_limit_amperes", "Current at which the sensor's chip warns or acts.", "curr*_{min,max,crit,lcrit} (milliamperes)", about=entities.SENSOR_LIMIT, scale=declare.MILLI)
-SENSOR_ALARMS = _HWMON.gauge("railscope_sensor_alarm", "1 if the sensor's chip raises this alarm or reports a fault, 0 otherwise.", "*_{alarm,max_alarm,crit_alarm,fault,...}", about=entities.SENSOR_ALARM)
+SENSOR_ALARMS = _HWMON.gauge("railscope_sensor_alarm", "1 if the sensor's chip raises this alarm or reports a fault, 0 otherwise.", "*_{alarm,max_alarm,crit_alarm,fault,...}", about=entities.SENSOR_ALARM, detail=declare.BASIC)
 
 # Memory errors (EDAC) ----------------------------------------------------------------------------
 CONTROLLER_INFO = _EDAC.info("railscope_memory_controller_info", "Identity of this memory controller.", "mc/mc*/mc_name")
 DIMM_INFO = _EDAC.info("railscope_dimm_info", "Identity of this memory module: slot, location at the controller, type, ECC in use.", "mc/mc*/{dimm,rank}*/dimm_{label,location,mem_type,dev_type,edac_mode}", about=entities.DIMM)
-MEMORY_CORRECTED = _EDAC.counter("railscope_memory_corrected_errors_total", "Memory errors that ECC corrected, all modules of the controller.", "mc/mc*/ce_count", bits=32, node_exporter="node_edac_correctable_errors_total")
-MEMORY_UNCORRECTED = _EDAC.counter("railscope_memory_uncorrected_errors_total", "Memory errors that ECC could not correct, all modules of the controller.", "mc/mc*/ue_count", rollups=(declare.Rollup.SUM,), bits=32, node_exporter="node_edac_uncorrectable_errors_total")
+MEMORY_CORRECTED = _EDAC.counter("railscope_memory_corrected_errors_total", "Memory errors that ECC corrected, all modules of the controller.", "mc/mc*/ce_count", bits=32, node_exporter="node_edac_correctable_errors_total", detail=declare.BASIC)
+MEMORY_UNCORRECTED = _EDAC.counter("railscope_memory_uncorrected_errors_total", "Memory errors that ECC could not correct, all modules of the controller.", "mc/mc*/ue_count", rollups=(declare.Rollup.SUM,), bits=32, node_exporter="node_edac_uncorrectable_errors_total", detail=declare.BASIC)
 MEMORY_UNPLACED_CORRECTED = _EDAC.counter("railscope_memory_unplaced_corrected_errors_total", "Corrected memory errors the controller could not assign to a module.", "mc/mc*/ce_noinfo_count", bits=32)
 MEMORY_UNPLACED_UNCORRECTED = _EDAC.counter("railscope_memory_unplaced_uncorrected_errors_total", "Uncorrected memory errors the controller could not assign to a module.", "mc/mc*/ue_noinfo_count", bits=32)
 DIMM_CORRECTED = _EDAC.counter("railscope_dimm_corrected_errors_total", "Errors of the memory module that ECC corrected.", "mc/mc*/{dimm,rank}*/dimm_ce_count", about=entities.DIMM, bits=32)

@@ -23,7 +23,7 @@ GPUDIRECT_INFO = _GPUDIRECT.info("railscope_gpudirect_module_info", "A kernel mo
 GPUDIRECT_LOADED = _GPUDIRECT.gauge("railscope_gpudirect_module_loaded", "1 if the module is loaded, 0 otherwise.", "/sys/module, /sys/kernel/mm/memory_peers")
 GDS_OPERATIONS = _GDS.counter("railscope_gds_operations_total", "Requests made, where the module counts I/O (rw_stats_enabled).", "Batches, Reads, Writes: n", about=entities.GDS_OPERATION)
 GDS_COMPLETED = _GDS.counter("railscope_gds_completed_operations_total", "Requests that succeeded, where the module counts I/O (rw_stats_enabled).", "Batches, Reads, Writes: ok", about=entities.GDS_OPERATION)
-GDS_FAILED = _GDS.counter("railscope_gds_failed_operations_total", "Requests that failed.", "Batches, Reads, Writes, Mmap, Bar1-map: err", about=entities.GDS_OPERATION)
+GDS_FAILED = _GDS.counter("railscope_gds_failed_operations_total", "Requests that failed.", "Batches, Reads, Writes, Mmap, Bar1-map: err", about=entities.GDS_OPERATION, detail=declare.BASIC)
 GDS_STATE_FAILED = _GDS.counter("railscope_gds_state_errors_total", "Requests that found a buffer in a wrong state.", "Reads, Writes: io_state_err", about=entities.GDS_OPERATION)
 GDS_READ = _GDS.counter("railscope_gds_read_bytes_total", "Bytes read into GPU memory, where the module counts I/O (rw_stats_enabled).", "Reads: readMiB", scale=declare.MEBI)
 GDS_WRITTEN = _GDS.counter("railscope_gds_write_bytes_total", "Bytes written from GPU memory, where the module counts I/O (rw_stats_enabled).", "Writes: writeMiB", scale=declare.MEBI)
@@ -60,7 +60,7 @@ NFS_EVENTS = _NFS.counter("railscope_nfs_events_total", "Events of the mount, su
 NFS_OPERATIONS = {
     "operations": _NFS_OPERATION.counter("railscope_nfs_operations_total", "Requests made.", "per-op, 1st", node_exporter="node_mountstats_nfs_operations_requests_total"),
     "transmissions": _NFS_OPERATION.counter("railscope_nfs_transmissions_total", "Requests sent, each repetition counted.", "per-op, 2nd", node_exporter="node_mountstats_nfs_operations_transmissions_total"),
-    "timeouts": _NFS_OPERATION.counter("railscope_nfs_major_timeouts_total", "Requests that timed out after all retries.", "per-op, 3rd", node_exporter="node_mountstats_nfs_operations_major_timeouts_total"),
+    "timeouts": _NFS_OPERATION.counter("railscope_nfs_major_timeouts_total", "Requests that timed out after all retries.", "per-op, 3rd", node_exporter="node_mountstats_nfs_operations_major_timeouts_total", detail=declare.BASIC),
     "sent": _NFS_OPERATION.counter("railscope_nfs_sent_bytes_total", "Bytes of requests, headers included.", "per-op, 4th", node_exporter="node_mountstats_nfs_operations_sent_bytes_total"),
     "received": _NFS_OPERATION.counter("railscope_nfs_received_bytes_total", "Bytes of replies, headers included.", "per-op, 5th", node_exporter="node_mountstats_nfs_operations_received_bytes_total"),
     "queue": _NFS_OPERATION.counter("railscope_nfs_queue_seconds_total", "Time requests waited to be sent.", "per-op, 6th (ms)", scale=declare.MILLI, node_exporter="node_mountstats_nfs_operations_queue_time_seconds_total"),
@@ -104,7 +104,7 @@ IMPORT_STATES = {
     11: "idle",
 }
 """Connection states of a target: enum lustre_imp_state. Full and idle are healthy."""
-LUSTRE_HEALTHY = _GPUDIRECT.gauge("railscope_lustre_healthy", "1 if Lustre reports itself healthy on this node, 0 otherwise.", "/sys/fs/lustre/health_check", about=entities.NODE)
+LUSTRE_HEALTHY = _GPUDIRECT.gauge("railscope_lustre_healthy", "1 if Lustre reports itself healthy on this node, 0 otherwise.", "/sys/fs/lustre/health_check", about=entities.NODE, detail=declare.BASIC)
 LUSTRE_READ = _LUSTRE.counter("railscope_lustre_read_bytes_total", "Bytes programs read.", "llite/*/stats read_bytes, sum", about=entities.LUSTRE_CLIENT, rollups=(declare.Rollup.SUM,))
 LUSTRE_WRITTEN = _LUSTRE.counter("railscope_lustre_write_bytes_total", "Bytes programs wrote.", "llite/*/stats write_bytes, sum", about=entities.LUSTRE_CLIENT, rollups=(declare.Rollup.SUM,))
 LUSTRE_OPERATIONS = _LUSTRE.counter("railscope_lustre_operations_total", "File operations of programs.", "llite/*/stats, samples", about=entities.LUSTRE_OPERATION)
@@ -115,11 +115,11 @@ LUSTRE_TARGET_READ = _LUSTRE.counter("railscope_lustre_target_read_bytes_total",
 LUSTRE_TARGET_WRITTEN = _LUSTRE.counter("railscope_lustre_target_write_bytes_total", "Bytes written to the target.", "osc/*/stats write_bytes, sum")
 LUSTRE_REQUESTS = _LUSTRE.counter("railscope_lustre_requests_total", "Requests of a kind the target has answered.", "{osc,mdc}/*/stats ost_*, mds_*, ldlm_*, samples", about=entities.LUSTRE_REQUEST)
 LUSTRE_REQUEST_TIME = _LUSTRE.counter("railscope_lustre_request_seconds_total", "Time all requests of a kind together have taken.", "{osc,mdc}/*/stats ost_*, mds_*, ldlm_*, sum (us)", about=entities.LUSTRE_REQUEST, scale=declare.MICRO)
-LUSTRE_TARGET_STATE = _LUSTRE.state("railscope_lustre_target_state", "State of the connection to the target; full and idle are healthy.", "{osc,mdc}/*/import state", states=IMPORT_STATES)
+LUSTRE_TARGET_STATE = _LUSTRE.state("railscope_lustre_target_state", "State of the connection to the target; full and idle are healthy.", "{osc,mdc}/*/import state", states=IMPORT_STATES, detail=declare.BASIC)
 LUSTRE_TARGET_IN_FLIGHT = _LUSTRE.gauge("railscope_lustre_target_requests_in_flight", "Requests sent to the target and not yet answered.", "{osc,mdc}/*/import rpcs inflight")
 LUSTRE_TARGET_TIMEOUTS = _LUSTRE.counter("railscope_lustre_target_timeouts_total", "Requests the target did not answer in time.", "{osc,mdc}/*/import rpcs timeouts")
 CEPH_OSD_REQUESTS = _CEPH.gauge("railscope_ceph_osd_requests_in_flight", "Requests to object stores that are not yet answered.", "osdc REQUESTS")
-CEPH_HOMELESS = _CEPH.gauge("railscope_ceph_homeless_requests_in_flight", "Requests without an object store that is up.", "osdc homeless")
+CEPH_HOMELESS = _CEPH.gauge("railscope_ceph_homeless_requests_in_flight", "Requests without an object store that is up.", "osdc homeless", detail=declare.BASIC)
 CEPH_MDS_REQUESTS = _CEPH.gauge("railscope_ceph_mds_requests_in_flight", "Requests to metadata servers that are not yet answered.", "mdsc, lines")
 CEPH_OPERATIONS = _CEPH.counter("railscope_ceph_operations_total", "Requests of a kind the client made.", "metrics/latency total (Linux 5.8)", about=entities.CEPH_OPERATION)
 CEPH_LATENCY = _CEPH.gauge("railscope_ceph_average_latency_seconds", "Time a request takes, averaged over all since the file system was mounted.", "metrics/latency avg_lat(us)", about=entities.CEPH_OPERATION, scale=declare.MICRO)
@@ -140,13 +140,13 @@ NVME_STATES = {
 }
 """enum nvme_ctrl_state of the kernel."""
 NVME_INFO = _NVME.info("railscope_nvme_info", "Identity of the drive: model, serial number, firmware, and its name in the kernel.", "/sys/class/nvme/*/{model,serial,firmware_rev,transport}")
-NVME_STATE = _NVME.state("railscope_nvme_state", "State of the kernel's connection to the drive.", "/sys/class/nvme/*/state", states=NVME_STATES)
-NVME_CRITICAL_WARNING = _SMART.gauge("railscope_nvme_critical_warning", "1 if the drive warns of this, 0 otherwise.", "critical warning", about=entities.NVME_WARNING, rollups=(declare.Rollup.SUM,))
+NVME_STATE = _NVME.state("railscope_nvme_state", "State of the kernel's connection to the drive.", "/sys/class/nvme/*/state", states=NVME_STATES, detail=declare.BASIC)
+NVME_CRITICAL_WARNING = _SMART.gauge("railscope_nvme_critical_warning", "1 if the drive warns of this, 0 otherwise.", "critical warning", about=entities.NVME_WARNING, rollups=(declare.Rollup.SUM,), detail=declare.BASIC)
 NVME_TEMPERATURE = _SMART.gauge("railscope_nvme_temperature_celsius", "Composite temperature of the drive.", "composite temperature (K)")
-NVME_USED = _SMART.gauge("railscope_nvme_used_ratio", "Share of the drive's life that is used up, as estimated by its vendor; may exceed 1.", "percentage used", scale=declare.CENTI)
+NVME_USED = _SMART.gauge("railscope_nvme_used_ratio", "Share of the drive's life that is used up, as estimated by its vendor; may exceed 1.", "percentage used", scale=declare.CENTI, detail=declare.BASIC)
 NVME_SPARE = _SMART.gauge("railscope_nvme_spare_ratio", "Remaining share of the spare capacity.", "available spare", scale=declare.CENTI)
 NVME_SPARE_LIMIT = _SMART.gauge("railscope_nvme_spare_limit_ratio", "Share of spare capacity below which the drive warns.", "available spare threshold", scale=declare.CENTI)
-NVME_MEDIA_ERRORS = _SMART.counter("railscope_nvme_media_errors_total", "Times the drive detected damaged data.", "media and data integrity errors")
+NVME_MEDIA_ERRORS = _SMART.counter("railscope_nvme_media_errors_total", "Times the drive detected damaged data.", "media and data integrity errors", detail=declare.BASIC)
 NVME_LOGGED_ERRORS = _SMART.counter("railscope_nvme_logged_errors_total", "Entries in the drive's error log over its life.", "error log entries")
 NVME_UNSAFE_SHUTDOWNS = _SMART.counter("railscope_nvme_unsafe_shutdowns_total", "Times the drive lost power without notice.", "unsafe shutdowns")
 NVME_POWER_CYCLES = _SMART.counter("railscope_nvme_power_cycles_total", "Times the drive was switched on.", "power cycles")

@@ -27,7 +27,7 @@ Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
 """
 
 # fmt: off
-from railscope.catalog.declare import EventClass, MetricTable, Rollup, per
+from railscope.catalog.declare import BASIC, EventClass, MetricTable, Rollup, per
 from railscope.catalog.entities import CLAIM, GPU
 
 _GPU = MetricTable(GPU)
@@ -37,9 +37,9 @@ SOURCES = (
     "command", "process",
 )
 """Claim providers of agents."""
-GPU_CLAIMS = _GPU.gauge("railscope_gpu_claims", "Claims on the GPU or parts of it that are in force.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", rollups=(Rollup.SUM,))
+GPU_CLAIMS = _GPU.gauge("railscope_gpu_claims", "Claims on the GPU or parts of it that are in force.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", rollups=(Rollup.SUM,), detail=BASIC)
 GPU_CLAIMED = _GPU.gauge("railscope_gpu_claimed_ratio", "Share of the GPU's compute that claims in force hold.", "railscope_gpu_claims, in 840ths", scale=per(840), rollups=(Rollup.MEAN,))
-GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Processes on the GPU that no claim covers.", "processes by NVML, /proc/PID/cgroup", rollups=(Rollup.SUM,))
+GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Processes on the GPU that no claim covers.", "processes by NVML, /proc/PID/cgroup", rollups=(Rollup.SUM,), detail=BASIC)
 _HELD = (
     "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",
     "end_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",

@@ -52,7 +52,7 @@ def test_json_has_the_same_content_and_absence_reasons(root: Path) -> None:
         for entry in entries
         if "value" in entry and METRICS[entry["metric"]].kind in NUMBERS
     }
-    page = machine(once(root))
+    page = machine(once(root, "--detail", "full"))
     numbers = {label: v for label, v in page.items() if METRICS[label[0]].kind in NUMBERS}
     assert {label: v for label, v in found.items() if not label[0].startswith(OWN)} == numbers
     absent = {(e["metric"], *e["labels"].values()): e["absent"] for e in entries if "absent" in e}

@@ -13,7 +13,7 @@ import pytest
 from support.clock import NS, ManualClock
 from support.pages import sample, samples
 
-from agent.config import AgentSettings, BudgetSettings
+from agent.config import AgentSettings, BudgetSettings, MetricsSettings
 from agent.host.live_host import LiveHost
 from agent.host.recorded_host import RecordedHost
 from agent.sampling.governor import BudgetKeeper
@@ -73,13 +73,16 @@ def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
 
 
 def test_the_page_of_a_replay_shows_its_cost_apart() -> None:
-    agent = Agent(AgentSettings(node="n1"), replayed({"/proc/loadavg": "1 1 1 1/1 1\n"}))
+    agent = Agent(
+        AgentSettings(node="n1", metrics=STANDARD), replayed({"/proc/loadavg": "1 1 1 1/1 1\n"})
+    )
     asyncio.run(agent.once())
     page = samples(agent.endpoint.text(TextFormat.PROMETHEUS))
     assert page[sample("railscope_agent_replay_cpu_seconds_total")] > 0
     assert page[sample("railscope_agent_replay_resident_memory_bytes")] == 0
 
 
+STANDARD = MetricsSettings(detail="standard")
 LONG_RUN = """
 import asyncio, sys
 from pathlib import Path

@@ -189,7 +189,9 @@ def page(directory: Path) -> str:
     patient = {
         "RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "60"
     }  # no capture hangs, however slow this is
-    outcome = CliRunner().invoke(agent, ["once", "--replay", str(directory)], env=patient)
+    outcome = CliRunner().invoke(
+        agent, ["once", "--detail", "full", "--replay", str(directory)], env=patient
+    )
     if outcome.exit_code:
         message = f"{directory}: agent once: exit status {outcome.exit_code}: {outcome.output}"
         raise CaseError(message)

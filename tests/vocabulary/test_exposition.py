@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from array import array
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, strategies as st
 from support.frames import STORED, runs
-from support.pages import sample, samples
+from support.pages import Sample, sample, samples
 
-from railscope.catalog import METRICS, agent, bursts, gpu, host, nic, pcie, rdma, rollups
-from railscope.catalog.declare import SUM, Metric, MetricKind
+from railscope.catalog import METRICS, agent, bursts, gpu, host, nic, nvlink, pcie, rdma, rollups
+from railscope.catalog.declare import BASIC, SUM, Metric, MetricDetail, MetricKind
 from railscope.catalog.entities import (
     GPU,
     GPU_CLOCK,
@@ -22,11 +24,19 @@ from railscope.catalog.entities import (
     NIC_PRIORITY,
     NIC_WINDOW,
     NODE,
+    NVLINK_ERROR,
     PCIE,
     RDMA_PORT,
     SOURCE,
 )
-from railscope.exposition import Exposition, TextFormat, entity_prefix, number, render_blocks
+from railscope.exposition import (
+    Exposition,
+    MetricSelection,
+    TextFormat,
+    entity_prefix,
+    number,
+    render_blocks,
+)
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, from_stored, to_stored
 
@@ -110,13 +120,12 @@ def test_prometheus_reads_the_page(text_format: TextFormat) -> None:
     assert found[sample("railscope_nic_burst_pause_ratio_bucket", **windows, le="+Inf")] == 7
     assert found[sample("railscope_nic_burst_pause_ratio_count", **windows)] == 7
     assert found[sample("railscope_nic_burst_pause_ratio_sum", **windows)] == 3.25
-    states = {
-        dict(labels)["state"]: value
+    states = [
+        (dict(labels)["state"], value)
         for (name, labels), value in found.items()
         if name == "railscope_rdma_port_state"
-    }
-    assert [state for state, value in states.items() if value == 1] == ["active"]
-    assert len(states) == len(rdma.PORT_STATES)
+    ]
+    assert states == [("active", 1)]
 
 
 def test_promtool_accepts_the_page() -> None:
@@ -138,8 +147,9 @@ def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: lis
     found = samples(text)
     present = [
         (metric, entity)
-        for metric, entity, reading in last.readings()
+        for (metric, entity, reading), stored in zip(last.readings(), last.values, strict=True)
         if not isinstance(reading, Absent) and metric.kind is not MetricKind.STATE
+        if stored or not metric.sparse
     ]
     for metric, entity in present:
         labels = dict(zip(entity.kind.labels, entity.key, strict=True))
@@ -153,9 +163,77 @@ def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: lis
 def test_the_state_of_a_whole_node_has_a_label_too() -> None:
     reported = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 1))
     found = samples(Exposition().render([reported], TextFormat.PROMETHEUS))
-    states = dict.fromkeys(agent.WITNESS_STATE.states.values(), 0.0) | {"consistent": 1.0}
-    for term, value in states.items():
-        assert found[sample("railscope_agent_audit_witness_state", state=term)] == value
+    assert found == {sample("railscope_agent_audit_witness_state", state="consistent"): 1.0}
+
+
+def test_a_state_without_a_name_has_its_number() -> None:
+    found = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 99))
+    text = Exposition().render([found], TextFormat.PROMETHEUS)
+    assert samples(text) == {sample("railscope_agent_audit_witness_state", state="99"): 1.0}
+
+
+def test_zeros_of_a_sparse_metric_are_omitted_until_they_change() -> None:
+    link = Entity(GPU, ("GPU-1",)).part(NVLINK_ERROR, "3", "replay")
+    other = Entity(GPU, ("GPU-1",)).part(NVLINK_ERROR, "4", "replay")
+    exposition = Exposition()
+
+    def errors(*counts: Reading) -> dict[Sample, float]:
+        cells = zip((link, other), counts, strict=True)
+        frame = frame_of(*((nvlink.NVLINK_ERRORS, *cell) for cell in cells))
+        return samples(exposition.render([frame], TextFormat.PROMETHEUS))
+
+    seventh = sample("railscope_nvlink_errors_total", gpu="GPU-1", link="4", error="replay")
+    assert errors(0, 0) == {}
+    assert errors(0, 7) == {seventh: 7.0}
+    assert errors(Absent.TIMEOUT, 7) == {seventh: 7.0}
+    assert errors(0, Absent.GONE) == {}
+
+
+@given(st.lists(runs(), min_size=1, max_size=3))
+def test_a_page_does_not_depend_on_earlier_ones(parts: list[list[Frame]]) -> None:
+    exposition = Exposition()
+    for frame in (frame for run in parts for frame in run):
+        fresh = Exposition().render([frame], TextFormat.PROMETHEUS)
+        assert exposition.render([frame], TextFormat.PROMETHEUS) == fresh
+
+
+@given(frames=runs(), detail=st.sampled_from(MetricDetail))
+def test_a_detail_contains_the_samples_of_its_metrics(
+    frames: list[Frame], detail: MetricDetail
+) -> None:
+    selected = Exposition(MetricSelection(detail)).render(frames[-1:], TextFormat.PROMETHEUS)
+    whole = samples(Exposition().render(frames[-1:], TextFormat.PROMETHEUS))
+    assert samples(selected) == {
+        of: value for of, value in whole.items() if detail.includes(declared_of(of[0]).detail)
+    }
+
+
+def declared_of(name: str) -> Metric:
+    stem = re.sub("_(bucket|count|sum)$", "", name)
+    return METRICS.get(name) or METRICS[stem]
+
+
+def test_a_selection_names_groups_and_sources() -> None:
+    frames = every_kind()
+
+    def families(**chosen: Any) -> set[str]:
+        selection = MetricSelection(**chosen)
+        return {
+            of[0] for of in samples(Exposition(selection).render(frames, TextFormat.PROMETHEUS))
+        }
+
+    whole = families()
+    assert families(collected=frozenset({"test"})) == whole
+    assert families(excluded=frozenset({"test"})) == set()
+    of_gpus = families(collected=frozenset({"gpu"}))
+    assert "railscope_gpu_power_watts" in of_gpus
+    assert "railscope_gpu_info" in of_gpus
+    assert not any(name.startswith("railscope_rdma") for name in of_gpus)
+    assert families(excluded=frozenset({"gpu"})) == whole - of_gpus
+    off = families(group_details=(("gpu", None), ("rdma", BASIC)))
+    assert "railscope_rdma_port_up" in off
+    assert "railscope_rdma_port_state" not in off
+    assert not off & of_gpus
 
 
 def test_absent_readings_are_left_out() -> None:

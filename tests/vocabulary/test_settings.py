@@ -191,7 +191,7 @@ def test_every_setting_of_the_agent_has_an_environment_variable() -> None:
     for key, field in fields(AgentSettings):
         if isinstance(field.default, str):
             name = PREFIX + key.upper().replace(".", "__")
-            text = "debug" if key == "log_level" else "text"
+            text = {"log_level": "debug", "metrics.detail": "full"}.get(key, "text")
             settings: Any = load(AgentSettings, file=None, environment={name: text}, prefix=PREFIX)
             for part in key.split("."):
                 settings = getattr(settings, part)
