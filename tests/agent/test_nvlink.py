@@ -128,3 +128,15 @@ def test_an_unreadable_state_leaves_the_number_of_active_links_absent() -> None:
     found = readings(read_once(NvLinkSource.traffic(), host).frame)
     assert found[STATE, ("GPU-0", "0")] == 1
     assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] is Absent.DENIED
+
+
+def test_the_errors_of_a_gpu_are_the_sum_of_its_links() -> None:
+    host = linked(3, {161: 100, 162: 0, 163: 10})
+    call = "nvml.nvmlDeviceGetFieldValues(0,161:1)"
+    reader = SourceReader(NvLinkSource.traffic(), host, ORIGIN)
+    total = ("railscope_gpu_nvlink_errors_total", ("GPU-0",))
+    assert numbers(reader.run().frame)[total] == 3 * 110 + 3 + 3 + 3
+    host.calls[call] = [0, 500]
+    assert numbers(reader.run().frame)[total] == 3 * 110 + 9 + 399
+    host.calls[call] = [999, 0]
+    assert readings(reader.run().frame)[total] is Absent.ERROR

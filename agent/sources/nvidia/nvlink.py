@@ -17,7 +17,7 @@ from agent.sources.nvidia import call_plan
 from agent.topology.pci import pci_address
 from railscope.catalog import declare, entities, nvlink as n
 from railscope.frame import Entity
-from railscope.reading import Absent, Reading
+from railscope.reading import PRESENT, Absent, Reading
 
 _LINK_COUNT = 91
 _MAX_LINKS = 36
@@ -179,6 +179,8 @@ class NvLinkSource(source.SourceWithoutResources):
         """States of the links of each GPU at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
         """Column of a GPU's number of links, and columns of its link states."""
+        self._error_totals: list[tuple[int, list[int]]] = []
+        """Column of a GPU's sum of errors, and columns of the errors of its links."""
 
     @classmethod
     def traffic(
@@ -201,7 +203,10 @@ class NvLinkSource(source.SourceWithoutResources):
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         wanted = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.place(host, wanted, columns)
-        self._totals = [] if self._signal else _totals(linked, columns)
+        self._totals, self._error_totals = [], []
+        if not self._signal:
+            self._totals = _totals(linked, columns)
+            self._error_totals = _error_totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(columnless_entities=[gpu.entity for gpu in linked])
 
@@ -222,8 +227,10 @@ class NvLinkSource(source.SourceWithoutResources):
         return count
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
-        """Read all links of a GPU in one batch, and count the active ones."""
+        """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
         self._plans.read(host, into)
+        for total, errors in self._error_totals:
+            into.put(total, _sum(into, errors))
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
@@ -243,15 +250,47 @@ def _totals(
     gpus: Sequence[GpuDevice], columns: source.ColumnBuilder
 ) -> list[tuple[int, list[int]]]:
     """Columns of the number of links of each GPU, and positions of its link states."""
-    states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
-    for position, (metric, entity) in enumerate(columns.columns):
-        if metric is n.NVLINK_STATE:
-            states[entity.whole_key].append(position)
+    states = _positions(gpus, columns, n.NVLINK_STATE)
     totals = []
     for gpu in gpus:
         total = columns.add_each((n.NVLINK_LINKS, n.NVLINK_ACTIVE), gpu.entity)
         totals.append((total, states[gpu.entity.key]))
     return totals
+
+
+def _error_totals(
+    gpus: Sequence[GpuDevice], columns: source.ColumnBuilder
+) -> list[tuple[int, list[int]]]:
+    """Column of the sum of errors of each GPU whose links count errors, and positions of these."""
+    errors = _positions(gpus, columns, n.NVLINK_ERRORS)
+    return [
+        (columns.add(n.GPU_NVLINK_ERRORS, gpu.entity), errors[gpu.entity.key])
+        for gpu in gpus
+        if errors[gpu.entity.key]
+    ]
+
+
+def _positions(
+    gpus: Sequence[GpuDevice], columns: source.ColumnBuilder, metric: declare.Metric
+) -> dict[tuple[str, ...], list[int]]:
+    """Positions of the columns of a metric of links, by GPU."""
+    positions: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
+    for position, (placed, entity) in enumerate(columns.columns):
+        if placed is metric:
+            positions[entity.whole_key].append(position)
+    return positions
+
+
+def _sum(row: source.RowBuilder, positions: Sequence[int]) -> Reading:
+    """Sum of readings; if one of them failed, its reason. Unsupported ones count nothing."""
+    total, is_supported = 0, False
+    for position in positions:
+        reason = row.reasons[position]
+        if reason == PRESENT:
+            total, is_supported = total + row.values[position], True
+        elif Absent(reason) is not Absent.UNSUPPORTED:
+            return Absent(reason)
+    return total if is_supported else Absent.UNSUPPORTED
 
 
 def _count(host: Host, gpu: int) -> int | None:
