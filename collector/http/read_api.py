@@ -168,9 +168,11 @@ class CollectorMetrics:
 
 
 def render(cells: Iterable[view_cells.ViewCell], text_format: exposition.TextFormat) -> str:
-    """Render cells as the text of the metrics endpoint."""
+    """Render cells as the text of the metrics endpoint; zeros of sparse metrics are omitted."""
     blocks: dict[str, list[str]] = {}
     for cell in cells:
+        if cell.metric.sparse and not cell.value:
+            continue
         labels = zip(view_cells.label_names(cell.metric), cell.labels, strict=True)
         line = f"{exposition.labelled(cell.metric.name, labels)}{_format_number(cell.value)}\n"
         blocks.setdefault(cell.metric.name, []).append(line)

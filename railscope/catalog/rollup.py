@@ -97,4 +97,5 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}.",
         origin=f"collector, {source.name}",
         detail=BASIC,
+        sparse=source.sparse,
     )

@@ -1,0 +1,156 @@
+"""Selection of metrics on the agent's metrics endpoint: by settings, and by the query of a scrape."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given, strategies as st
+from support.clock import ManualClock
+from support.examples import fewer
+from support.machine import FakeHost
+from support.pages import samples
+
+from agent.config import AgentSettings, BudgetSettings, MetricsSettings
+from agent.endpoint.http_server import AgentRequest
+from agent.host.recorded_host import RecordedHost
+from agent.service import Agent
+from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
+from railscope.catalog.declare import MetricDetail
+from railscope.settings import SettingsError
+from simulator import NodeSpec, simulate
+
+DETAILS = list(MetricDetail)
+"""Each contains those before it."""
+
+
+def read_agent(metrics: MetricsSettings) -> Agent:
+    """Return an agent that has read a simulated node twice."""
+    host = RecordedHost(simulate(NodeSpec("n1", gpus=2), 2, 1), ManualClock(), lambda: 0)
+    settings = AgentSettings(node="n1", budget=BudgetSettings(cpu_ratio=0), metrics=metrics)
+    agent = Agent(settings, host, "n1")
+
+    async def read() -> None:
+        for _ in range(2):  # the agent's own statistics are read beside the other sources
+            await agent.sampler.once()
+
+    asyncio.run(read())
+    return agent
+
+
+@pytest.fixture(scope="module")
+def agent() -> Agent:
+    return read_agent(MetricsSettings())
+
+
+def scrape(agent: Agent, query: str = "") -> tuple[int, str]:
+    response = agent.endpoint.respond(AgentRequest("/metrics", {}, query=query))
+    return response.status, response.body.decode()
+
+
+def scraped_names(agent: Agent, query: str = "") -> set[str]:
+    status, text = scrape(agent, query)
+    assert status == HTTPStatus.OK, text
+    return {metric_name(name) for name, _ in samples(text)}
+
+
+def metric_name(sample: str) -> str:
+    """Return the metric of a sample; those of a histogram have a suffix."""
+    stem = sample.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+    return sample if sample in METRICS else stem
+
+
+def test_each_detail_contains_the_one_before_it(agent: Agent) -> None:
+    names = [scraped_names(agent, f"detail={detail}") for detail in DETAILS]
+    assert names[0] < names[1] < names[2]
+    for index, shown in enumerate(names):
+        assert {DETAILS.index(METRICS[name].detail) for name in shown} == set(range(index + 1))
+
+
+def test_the_default_is_basic(agent: Agent) -> None:
+    assert scraped_names(agent) == scraped_names(agent, "detail=basic")
+    assert scraped_names(agent, "x=1&detail=") == scraped_names(agent)
+
+
+names_of_selection = st.sets(st.sampled_from([*SUBJECTS, "gpu", "rdma", "nvlink", "pcie"]))
+
+
+@fewer(20)
+@given(st.sampled_from(DETAILS), names_of_selection, names_of_selection)
+def test_a_selection_is_a_filter_of_everything(
+    agent: Agent, detail: MetricDetail, collected: set[str], excluded: set[str]
+) -> None:
+    everything = samples(scrape(agent, "detail=full")[1])
+    pairs = [("detail", detail), *(("collect[]", name) for name in sorted(collected))]
+    pairs += [("exclude[]", name) for name in sorted(excluded)]
+    shown = samples(scrape(agent, urlencode(pairs))[1])
+    assert shown.items() <= everything.items()
+    selected = {metric_name(name) for name, _ in shown}
+    for name in {metric_name(name) for name, _ in everything}:
+        group = SUBJECT_OF[name]
+        if group in excluded or not detail.includes(METRICS[name].detail):
+            assert name not in selected
+        elif group in collected and not excluded:
+            assert name in selected
+    if not collected and not excluded:
+        assert selected == scraped_names(agent, f"detail={detail}")
+
+
+def test_a_source_is_selected_by_its_name(agent: Agent) -> None:
+    shown = scraped_names(agent, "collect[]=rdma&detail=full")
+    assert "railscope_rdma_port_up" in shown
+    assert not any(name.startswith("railscope_gpu_") for name in shown)
+
+
+@pytest.mark.parametrize(("query", "problem"), [
+    ("detail=all", "invalid detail 'all': expected basic, standard, full"),
+    ("collect[]=gpus&collect[]=rdma", "unknown group or source 'gpus': expected one of "),
+    ("exclude[]=" + "x" * 500, "unknown group or source '" + "x" * 64 + "': expected one of "),
+    ("&".join(["a=1"] * 101), "invalid query: expected at most 100 parameters"),
+])  # fmt: skip
+def test_an_invalid_query_is_answered_with_what_was_expected(
+    agent: Agent, query: str, problem: str
+) -> None:
+    status, text = scrape(agent, query)
+    assert status == HTTPStatus.BAD_REQUEST
+    assert text.startswith(f"400: {problem}")
+    assert len(text) < 2_000
+
+
+def test_many_selections_leave_the_others_as_they_are(agent: Agent) -> None:
+    before = scrape(agent)
+    for name in SUBJECTS:
+        scrape(agent, f"exclude[]={name}")
+    assert scrape(agent) == before
+
+
+def test_groups_have_a_detail_of_their_own() -> None:
+    agent = read_agent(MetricsSettings(groups={"storage": "off", "host": "full"}))
+    shown, basic = scraped_names(agent), scraped_names(agent, "detail=basic")
+    assert not any(SUBJECT_OF[name] == "storage" for name in shown)
+    assert {METRICS[name].detail for name in shown if SUBJECT_OF[name] == "host"} > {DETAILS[0]}
+    assert {METRICS[name].detail for name in basic} == {DETAILS[0]}, "a query replaces the settings"
+    for detail in DETAILS:
+        shown = scraped_names(agent, f"detail={detail}")
+        assert not any(SUBJECT_OF[name] == "storage" for name in shown)
+
+
+def test_a_disabled_source_is_not_read() -> None:
+    agent = read_agent(MetricsSettings(disabled_sources="rdma nvlink_signal"))
+    assert {"rdma", "nvlink_signal"}.isdisjoint(agent.sampler.statuses)
+    assert "gpu" in agent.sampler.statuses
+
+
+@pytest.mark.parametrize(("settings", "problem"), [
+    (MetricsSettings(groups={"gpus": "off"}), "invalid metrics.groups: unknown group 'gpus': "),
+    (MetricsSettings(disabled_sources="gpu x"),
+     "invalid metrics.disabled_sources: unknown source 'x': expected one of "),
+    (MetricsSettings(disabled_sources="tenancy"), "unknown source 'tenancy'"),
+])  # fmt: skip
+def test_an_unknown_name_in_the_settings_is_an_error(
+    settings: MetricsSettings, problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        Agent(AgentSettings(node="n1", metrics=settings), FakeHost(), "n1")
