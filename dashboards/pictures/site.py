@@ -92,6 +92,7 @@ _AGENT = ["agent", "run", "--listen", "127.0.0.1:0"]
 _AGENT_SETTINGS = {
     "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
     "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and is larger
+    "AGENT_METRICS__DETAIL": "full",
     "AGENT_PERIOD_SECONDS__LINK": "2",
     "AGENT_PERIOD_SECONDS__NIC_SETTINGS": "5",
 }

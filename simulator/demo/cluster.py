@@ -152,6 +152,8 @@ class DemoCluster:
             **self._environment(),
             "RAILSCOPE_AGENT_COLLECTOR__TOKEN": self._tokens[name],
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
+            # All dashboards show something, and one of the faults is a burst.
+            "RAILSCOPE_AGENT_METRICS__DETAIL": "full",
         }
         if is_simulated:
             # Simulation costs more than reading a node, and the demo shows reads at their periods.
