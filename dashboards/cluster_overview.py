@@ -91,7 +91,9 @@ def _tenants() -> Iterator[panels.Panel]:
 def _trust() -> Iterator[panels.Panel]:
     sources = "sum by (state) (railscope:node_source_state:sum)"
     unsigned = query.now(collector.AUDIT_UNSIGNED, MAX).with_name("records not signed yet")
-    disputed = query.now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').with_name("disputed")
+    disputed = query.in_state(agent.WITNESS_STATE.name, "", 'state="disputed"').with_name(
+        "disputed"
+    )
     node_source = {"node": "Node", "source": "Source"}
     failed = panels.Column("State", _failed_sources(), panels.NONE_IS_GOOD, {1: "failed"})
     last_read = panels.Column("Last read", _age_of_failed(), panels.OLD, worst="highest")

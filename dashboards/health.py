@@ -41,7 +41,7 @@ def build_dashboard() -> Dashboard:
 
 
 def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> query.Query:
-    return query.ask(f'sum(railscope_{metric}{{node=~"$node", state{matcher}"{state}"}})')
+    return query.in_state(f"railscope_{metric}", NODES, f'state{matcher}"{state}"')
 
 
 def _count_by(label: str, metric: str, unit: str = "") -> query.Query:
@@ -125,6 +125,10 @@ def _errors() -> Iterator[panels.Panel]:
     nvlink = _count_by(
         "error", f"railscope:node_nvlink_errors:rate5m{NODES}", query.EVENTS_PER_SECOND
     )
+    all_nvlink = query.ask(
+        f"sum(rate(railscope_gpu_nvlink_errors_total{NODES}[$__rate_interval]))",
+        query.EVENTS_PER_SECOND,
+    )
     by_reason = '{node=~"$node", reason=~".*thermal|.*power_brake"}'
     throttled = _count_by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", query.COUNT)
     switches = f"sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval]))"
@@ -136,7 +140,7 @@ def _errors() -> Iterator[panels.Panel]:
         panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _count_by("cause", f"railscope_gpu_remapped_rows{NODES}")),
         panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
                      pending.with_name("wait for a reset"), failed.with_name("failed"), steps=panels.NONE_IS_GOOD),
-        panels.lines(306, "NVLink errors", "Errors of all links, by kind.", nvlink, steps=panels.ANY_IS_BAD),
+        panels.lines(306, "NVLink errors", "Errors of all links, by kind; kinds appear with their first error.", all_nvlink.with_name("all kinds"), nvlink, steps=panels.ANY_IS_BAD),
         panels.lines(307, "Throttled by temperature or power brake", "GPUs, by reason.", throttled),
         panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", query.ask(f"topk(10, {switches})", query.COUNT, "{{node}}")),
     )  # fmt: skip

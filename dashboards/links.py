@@ -37,7 +37,7 @@ def _events(counter: str) -> query.Query:
 
 
 def _paths(state: str) -> query.Query:
-    return query.ask(f'sum(railscope_pcie_path_state{{node=~"$node", state="{state}"}})')
+    return query.in_state("railscope_pcie_path_state", NODES, f'state="{state}"')
 
 
 def _transceivers(how: str, name: str) -> query.Query:

@@ -58,8 +58,8 @@ def _nic(how: str, name: str, unit: str = "") -> query.Query:
 
 
 def _summary() -> Iterator[panels.Panel]:
-    unhealthy = query.ask('sum(railscope_gpu_health{node="$node", state!="healthy"})')
-    missing = query.ask('sum(railscope_gpu_device_state{node="$node", state="missing"})')
+    unhealthy = query.in_state("railscope_gpu_health", HERE, 'state!="healthy"')
+    missing = query.in_state("railscope_gpu_device_state", HERE, 'state="missing"')
     ports_down = query.ask(f"count({PORT_UP}) - sum({PORT_UP})", query.COUNT)
     yield from (
         panels.number(101, "Last frame", "Age of the newest frame at the collector.", _here("min", "node_last_frame_age_seconds"), panels.OLD),

@@ -130,6 +130,15 @@ def state_number(metric: str, states: Mapping[int, str], by: str, where: str) ->
     )
 
 
+def in_state(metric: str, where: str, state: str) -> Query:
+    """Count the devices in a state: 0 if all are in other states, absent if no state is known.
+
+    `state` is a matcher. A state metric has only the series of the present state.
+    """
+    selected = ", ".join(filter(None, (where.strip("{}"), state)))
+    return ask(f"count({metric}{{{selected}}}) or 0 * count({metric}{where})", COUNT)
+
+
 def present(query: Query) -> Query:
     """Omit zeros."""
     return replace(query, expression=f"{query.expression} > 0")

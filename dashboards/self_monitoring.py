@@ -50,8 +50,8 @@ def _highest_rates(counter: str) -> query.Query:
 
 def _summary() -> Iterator[panels.Panel]:
     up, reporting = 'up{job="railscope-agent", node=~"$node"}', f"railscope_node_reporting{NODES}"
-    limit = query.ask('sum(railscope_governor_state{node=~"$node", state="at_limit"})')
-    failed = query.ask('sum(railscope_source_state{node=~"$node", state="failed"})')
+    limit = query.in_state("railscope_governor_state", NODES, 'state="at_limit"')
+    failed = query.in_state("railscope_source_state", NODES, 'state="failed"')
     expensive: panels.Steps = ((None, "green"), (0.02, "orange"))
     yield from (
         panels.number(101, "Agents not scraped", "Failed scrapes.", query.ask(f"count({up}) - sum({up})", query.COUNT), panels.NONE_IS_GOOD),

@@ -115,6 +115,17 @@ class RowBuilder:
         self.values[start : start + count] = [0] * count
         self.reasons[start : start + count] = bytes([reason.value]) * count
 
+    def sum_of(self, columns: Iterable[int]) -> Reading:
+        """Return the sum of columns; if one of them failed, its reason. Unsupported ones count nothing."""
+        total: Reading = Absent.UNSUPPORTED
+        for column in columns:
+            reason = self.reasons[column]
+            if reason == PRESENT:
+                total = self.values[column] + (0 if isinstance(total, Absent) else total)
+            elif reason != Absent.UNSUPPORTED.value:
+                return Absent(reason)
+        return total
+
 
 LONGEST_PERIOD_SECONDS = 120.0
 

@@ -37,6 +37,8 @@ class _NicStatistics:
     names: list[str]
     positions: list[int]
     start: int
+    discards: list[int]
+    """Columns of the discards of each priority; the column of their sum follows the statistics."""
 
 
 class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
@@ -84,7 +86,12 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             counters = {names[position]: start + i for i, position in enumerate(positions)}
             before = self._before.get(interface)
             unwraps[interface] = _unwrap(driver["driver"], counters, before)
-            nics.append(_NicStatistics(interface, names, positions, start))
+            discards = [
+                start + i for i, (metric, _, _) in enumerate(found) if metric is c.PRIORITY_DISCARDS
+            ]
+            if discards:
+                columns.add(c.ALL_PRIORITIES_DISCARDS, nic)
+            nics.append(_NicStatistics(interface, names, positions, start, discards))
         self._nics = nics
         self._replace_unwraps(host, unwraps)
         return columns.result(*findings, columnless_entities=columnless_entities)
@@ -93,10 +100,11 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         """Read each NIC once and select the statistics that have a column."""
         for nic in self._nics:
             width = len(nic.positions)
+            total = nic.start + width
             try:
                 statistics = host.call("ethtool", "statistics", nic.interface)
             except OSError as error:
-                into.put_none(nic.start, width, reason_of(error))
+                into.put_none(nic.start, width + bool(nic.discards), reason_of(error))
                 continue
             if statistics["names"] is not nic.names and statistics["names"] != nic.names:
                 values = dict(zip(statistics["names"], statistics["values"], strict=True))
@@ -108,6 +116,8 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 picked = itemgetter(*nic.positions)(statistics["values"])
                 into.put_all(nic.start, picked if width > 1 else (picked,))
             self._unwraps[nic.interface].carry_on(into.values, into.reasons)
+            if nic.discards:
+                into.put(total, into.sum_of(nic.discards))
         self._save_unwraps(host)
 
 

@@ -26,6 +26,7 @@ PRIORITY_SENT = _PRIORITY.counter("railscope_nic_priority_transmit_bytes_total",
 PRIORITY_RECEIVED_PACKETS = _PRIORITY.counter("railscope_nic_priority_receive_packets_total", "Packets received in this priority.", "mlx5 rx_prioN_packets; bnxt rx_packets_priN", detail=FULL)
 PRIORITY_SENT_PACKETS = _PRIORITY.counter("railscope_nic_priority_transmit_packets_total", "Packets sent in this priority.", "mlx5 tx_prioN_packets; bnxt tx_packets_priN", detail=FULL)
 PRIORITY_DISCARDS = _PRIORITY.counter("railscope_nic_priority_receive_discarded_packets_total", "Packets of this priority dropped for lack of a buffer.", "mlx5 rx_prioN_discards", detail=BASIC, sparse=True)
+ALL_PRIORITIES_DISCARDS = _ETHTOOL.counter("railscope_nic_all_priorities_receive_discarded_packets_total", "Packets of all priorities dropped for lack of a buffer.", "mlx5 sum of rx_prioN_discards", detail=BASIC)
 PRIORITY_CONGESTION_DISCARDS = _PRIORITY.counter("railscope_nic_priority_receive_congestion_discarded_packets_total", "Packets of this priority dropped early because the NIC's buffer filled up.", "mlx5 rx_prioN_cong_discard", detail=BASIC)
 PRIORITY_MARKED = _PRIORITY.counter("railscope_nic_priority_receive_ecn_marked_packets_total", "Packets of this priority that the NIC's own receive buffer marked as congested.", "mlx5 rx_prioN_marked")
 PAUSE_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_pause_frames_total", "Pause frames of any kind received by the port, those of PFC among them.", "mlx5 rx_pause_ctrl_phy")

@@ -17,7 +17,7 @@ from agent.sources.nvidia import call_plan
 from agent.topology.pci import pci_address
 from railscope.catalog import declare, entities, nvlink as n
 from railscope.frame import Entity
-from railscope.reading import PRESENT, Absent, Reading
+from railscope.reading import Absent, Reading
 
 _LINK_COUNT = 91
 _MAX_LINKS = 36
@@ -230,7 +230,7 @@ class NvLinkSource(source.SourceWithoutResources):
         """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
         self._plans.read(host, into)
         for total, errors in self._error_totals:
-            into.put(total, _sum(into, errors))
+            into.put(total, into.sum_of(errors))
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
@@ -279,18 +279,6 @@ def _positions(
         if placed is metric:
             positions[entity.whole_key].append(position)
     return positions
-
-
-def _sum(row: source.RowBuilder, positions: Sequence[int]) -> Reading:
-    """Sum of readings; if one of them failed, its reason. Unsupported ones count nothing."""
-    total, is_supported = 0, False
-    for position in positions:
-        reason = row.reasons[position]
-        if reason == PRESENT:
-            total, is_supported = total + row.values[position], True
-        elif Absent(reason) is not Absent.UNSUPPORTED:
-            return Absent(reason)
-    return total if is_supported else Absent.UNSUPPORTED
 
 
 def _count(host: Host, gpu: int) -> int | None:
