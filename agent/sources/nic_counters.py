@@ -87,7 +87,9 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             before = self._before.get(interface)
             unwraps[interface] = _unwrap(driver["driver"], counters, before)
             discards = [
-                start + i for i, (metric, _, _) in enumerate(found) if metric is c.PRIORITY_DISCARDS
+                column
+                for column, (metric, _, _) in enumerate(matched, start)
+                if metric is c.PRIORITY_DISCARDS
             ]
             if discards:
                 columns.add(c.ALL_PRIORITIES_DISCARDS, nic)

@@ -173,8 +173,8 @@ def test_a_state_without_a_name_has_its_number() -> None:
 
 
 def test_zeros_of_a_sparse_metric_are_omitted_until_they_change() -> None:
-    link = Entity(GPU, ("GPU-1",)).part(NVLINK_ERROR, "3", "replay")
-    other = Entity(GPU, ("GPU-1",)).part(NVLINK_ERROR, "4", "replay")
+    link = Entity(GPU, ("GPU-1",)).child(NVLINK_ERROR, "3", "replay")
+    other = Entity(GPU, ("GPU-1",)).child(NVLINK_ERROR, "4", "replay")
     exposition = Exposition()
 
     def errors(*counts: Reading) -> dict[Sample, float]:
