@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def _case(series: Mapping[str, Samples], minutes: int) -> Iterator[str]:
     yield f"  - interval: {SCRAPE_SECONDS}s"
     yield "    input_series:"
     for name, samples in series.items():
-        values = " ".join(sample or "_" for sample in samples)
+        values = " ".join(_values(samples))
         yield f"      - series: '{name}'\n        values: '_x{before} {values}'"
     for name, value in COLLECTOR.items():
         yield f"      - series: '{name}'\n        values: '{value}x{before + scrapes}'"
@@ -75,6 +76,12 @@ def _case(series: Mapping[str, Samples], minutes: int) -> Iterator[str]:
     for minute in range(minutes + 1):
         yield f"      - expr: ALERTS\n        eval_time: {UP_SECONDS + 60 * minute}s"
         yield "        exp_samples: []"
+
+
+def _values(samples: Samples) -> Iterator[str]:
+    """Values of a series; like a scrape, the first missing one marks it stale."""
+    for before, sample in pairwise([None, *samples]):
+        yield sample or ("_" if before is None else "stale")
 
 
 def _seconds(time: str) -> int:
