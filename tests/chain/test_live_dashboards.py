@@ -227,7 +227,8 @@ async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
     async with prometheus(site, pages, BASIC) as basic, prometheus(site, pages, FULL) as full:
 
         async def struck() -> bool:
-            return await basic.has('railscope_pcie_path_state{state="degraded"} == 1')
+            degraded = 'railscope_pcie_path_state{state="degraded"} == 1'
+            return await basic.has(degraded) and await full.has(degraded)
 
         await until(struck, f"the fault of {FALLS_SILENT} has struck", SCRAPE_SECONDS)
         await agents[FALLS_SILENT].stop()
