@@ -174,7 +174,7 @@ class Agent:
                 "agent_started",
                 node=self.node,
                 version=__version__,
-                listen=f"{host}:{port}",
+                address=f"{host}:{port}",
                 collector=self.settings.collector.url or "none",
             )
             if not self.endpoint.token and not server_connections.is_loopback(host):

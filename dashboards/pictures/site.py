@@ -121,7 +121,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             settings = _AGENT_SETTINGS | {"AGENT_COLLECTOR__TOKEN": token}
             agents[node] = await start(f"agent of {node}", arguments, settings)
         addresses = {
-            node: (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
+            node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
             for node, agent in agents.items()
         }
         (directory / "prometheus.yml").write_text(_scrapes(addresses, listen))

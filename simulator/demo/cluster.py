@@ -170,7 +170,7 @@ class DemoCluster:
         await self._agents[name].start(self.directory)
 
     async def _wait_for_agent(self, name: str) -> None:
-        match = await self._agents[name].find_logged(r"agent_started .*listen=(\S+:\d+)")
+        match = await self._agents[name].find_logged(r"agent_started .*address=(\S+:\d+)")
         self.pages[name] = match[1]
 
     async def __aexit__(self, *_: object) -> None:

@@ -187,6 +187,6 @@ async def watching(
 async def pages_of(agents: Mapping[str, Program]) -> dict[str, str]:
     """Return the address of each agent's metrics endpoint."""
     return {
-        node: (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
+        node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
         for node, agent in agents.items()
     }

@@ -219,7 +219,7 @@ async def start(site: Site, directory: Path) -> dict[str, Program]:
 async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
     agents = await start(site, tmp_path)
     pages = {
-        node: (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
+        node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
         for node, agent in agents.items()
     }
     waiting = [q for q in every_question() if (q.dashboard, q.panel) not in QUIET]

@@ -34,7 +34,7 @@ async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1")
-    page = await agent.find_logged(r"agent_started .*listen=(\S+:\d+)")
+    page = await agent.find_logged(r"agent_started .*address=(\S+:\d+)")
     config = {
         "global": {"scrape_interval": "500ms"},
         "rule_files": [str(RULES / "*.yml")],

@@ -187,7 +187,7 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
     await doubtful.stop()
     agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_METRICS_TOKEN="secret")  # noqa: S106
     await agent.find_logged("collector_connected")
-    page = (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
+    page = (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
     context = ssl.create_default_context(cafile=str(certificate_file))
     for token, expected in (("wrong", 401), ("secret", 200)):
         headers = {"Authorization": f"Bearer {token}"}

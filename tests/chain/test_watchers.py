@@ -33,7 +33,7 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
     agent = await site.agent("n1")
     left = Watchers(tmp_path / "left", WatcherPorts(free_port(), free_port(), free_port()))
     left.write()
-    page = (await agent.find_logged(r"agent_started .*listen=(\S+:\d+)"))[1]
+    page = (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
     left.point_at(f"127.0.0.1:{site.port}", {"n1": page})
     settings = tmp_path / "left/prometheus/prometheus.yml"
     settings.write_text(settings.read_text().replace("15s", "1s"))
