@@ -157,8 +157,8 @@ class FabricBench:
         host.preads = 0
         tick_for(ticks)
         calls = Counter[str]()
-        for (seam, _), count in host.of.items():
-            calls[seam] += count
+        for (host_interface, _), count in host.of.items():
+            calls[host_interface] += count
         device_ticks = ticks * host_files.DEVICES
         a_nic = (calls["ethtool"] + host.preads) / device_ticks
         self.report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_A_NIC)
@@ -198,11 +198,11 @@ class _CallCountingHost(node.BenchHost):
         super().__init__(fabric.root, fabric.answers, clock)
         self.of: Counter[tuple[str, int | str]] = Counter()
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Make the call, and count it."""
         if arguments:
-            self.of[seam, arguments[0]] += 1
-        return super().call(seam, function, *arguments)
+            self.of[host_interface, arguments[0]] += 1
+        return super().call(host_interface, function, *arguments)
 
 
 if __name__ == "__main__":

@@ -155,11 +155,11 @@ class CallRecordingHost(LiveHost):
         super().__init__(clock=clock)
         self.recorded: list[NvmlCall] = []
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Make the call, and record it if it is an NVML call."""
-        if seam == "nvml":
+        if host_interface == "nvml":
             self.recorded.append((function, arguments))
-        return super().call(seam, function, *arguments)
+        return super().call(host_interface, function, *arguments)
 
 
 @dataclass

@@ -74,16 +74,16 @@ class BenchHost:
         """Return a group of files; each file of a read counts as one call."""
         return _CountedFile(self, self._real.keep(paths), len(paths))
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return the next recorded answer of a call."""
         self.driver_calls += 1
         turns = self._keys.get((function, *arguments))
         if turns is None:
-            if seam not in _DRIVERS:
-                return self._real.call(seam, function, *arguments)
-            turns = self._turns(seam, function, arguments)
+            if host_interface not in _DRIVERS:
+                return self._real.call(host_interface, function, *arguments)
+            turns = self._turns(host_interface, function, arguments)
             if turns is None:
-                if seam == "nvml":
+                if host_interface == "nvml":
                     raise capture.NvmlError(_LIBRARY_NOT_FOUND)
                 raise OSError(errno.EOPNOTSUPP, function)
             self._keys[function, *arguments] = turns
@@ -91,18 +91,20 @@ class BenchHost:
         return capture.result(answer) if isinstance(answer, dict) else answer
 
     def _turns(
-        self, seam: str, function: str, arguments: tuple[int | str, ...]
+        self, host_interface: str, function: str, arguments: tuple[int | str, ...]
     ) -> Iterator[Json] | None:
         """Return the repeating answers to a call; those of a batch are assembled once."""
         if function not in recorded_host.BATCH_FUNCTIONS:
-            return self._answers.get(recorded_host.call_key(seam, function, arguments))
+            return self._answers.get(recorded_host.call_key(host_interface, function, arguments))
         device, *entries = arguments
-        keys = [recorded_host.call_key(seam, function, (device, entry)) for entry in entries]
+        keys = [
+            recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
+        ]
         answers = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
         return cycle([[[v for _, v in pairs], [code for code, _ in pairs]] for pairs in answers])
 
     @property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         """The grain is 0: each call returns the next recorded answer."""
         return 0
 

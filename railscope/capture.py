@@ -6,8 +6,8 @@ A capture is a directory:
   timeline.jsonl   one line per timestamp: differences from the line before
 
 A line contains `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (directory:
-entries), `links` (path: resolved path), `calls` (seam, function and arguments: result) and `log` (kernel
-log records). A failure is stored as `{"error": ["os" | "nvml", number]}` in place of the result, and a
+entries), `links` (path: resolved path), `calls` (host interface, function and arguments: result) and
+`log` (kernel log records). A failure is stored as `{"error": ["os" | "nvml", number]}` in place of the result, and a
 call without a result as `{"pending": true}`: its caller waits for a later result. Text is UTF-8, with
 undecodable bytes as surrogates.
 """

@@ -76,7 +76,7 @@ class SimulatedHost(recorded_host.RecordedHost):
         super().__init__(capture, clock, offset_ns, LiveTimeline(node, offset_ns()))
 
     @property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         """Time step of the simulation."""
         return STEP_NS
 

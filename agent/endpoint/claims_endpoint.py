@@ -237,7 +237,7 @@ class ClaimsEndpoint:
                 f"invalid {field} {time.isoformat()}: expected a time that is not in the future"
             )
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
-        return timestamp_ns, history.at(timestamp_ns)
+        return timestamp_ns, history.convert_wall_time(timestamp_ns)
 
     def _in_force(self) -> list[dict[str, str]]:
         """Return the claims of the last poll, and those made since."""

@@ -86,11 +86,11 @@ class _ReadingSum:
 
     terms: tuple[tuple[tuple[ReadingPosition, int], ...], ...]
 
-    def of(self, frames: Sequence[Frame]) -> int | None:
+    def total(self, frames: Sequence[Frame]) -> int | None:
         """Return the sum; None if a term has no reading."""
         total = 0
         for term in self.terms:
-            there = 0
+            present = 0
             for (frame, column), factor in term:
                 reading = frames[frame].reading(column)
                 if reading is Absent.UNSUPPORTED:
@@ -98,8 +98,8 @@ class _ReadingSum:
                 if isinstance(reading, Absent):
                     return None
                 total += reading * factor
-                there += 1
-            if not there:
+                present += 1
+            if not present:
                 return None
         return total
 
@@ -114,9 +114,9 @@ class _FormulaColumns:
 
     def text(self, frames: Sequence[Frame]) -> str | None:
         """Return the value as text, exact if it is a whole number."""
-        dividend, divisor = self.dividend.of(frames), self.divisor
+        dividend, divisor = self.dividend.total(frames), self.divisor
         if self.over:
-            divisor *= self.over.of(frames) or 0
+            divisor *= self.over.total(frames) or 0
         if dividend is None or not divisor:
             return None
         whole, rest = divmod(dividend, divisor)
@@ -135,7 +135,7 @@ class _DcgmSample:
             text = way.text(frames)
             if text is not None:
                 return f"{self.prefix}{text}\n"
-        if self.otherwise_zero and self.otherwise_zero.of(frames) is not None:
+        if self.otherwise_zero and self.otherwise_zero.total(frames) is not None:
             return f"{self.prefix}0\n"
         return ""
 

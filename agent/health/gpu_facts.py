@@ -217,7 +217,7 @@ class _SourceReadings:
             present = {key: reading for key, reading in readings if not isinstance(reading, Absent)}
             self._window.take(frame.instant.boot_ns, present)
 
-    def of(
+    def readings_of_gpu(
         self, gpu: str
     ) -> Iterator[tuple[declare.Metric, rule.GpuPart, Reading, rule.CounterIncrease | None]]:
         """Yield the current readings of a GPU, with the increase of its counters."""
@@ -308,7 +308,7 @@ class FactCollector:
         readings: dict[declare.Metric, dict[rule.GpuPart, Reading]] = {}
         changes: dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]] = {}
         for source in self._readings.values():
-            for metric, part, reading, change in source.of(name):
+            for metric, part, reading, change in source.readings_of_gpu(name):
                 readings.setdefault(metric, {})[part] = reading
                 if change:
                     changes.setdefault(metric, {})[part] = change

@@ -88,18 +88,18 @@ class Host(Protocol):
         """Open a group of files that are read often."""
         ...
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Call NVML ("nvml"), psutil ("psutil"), an NVMe drive ("nvme"), or the network.
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Call a function of an interface of the node. Raises NvmlError or OSError.
 
-        The network seams are ethtool's ioctl ("ethtool"), "netlink" (agent/host/netlink) and the
-        neighbours that switches announce ("lldp"). Owners of devices are read from the "kubelet",
-        and users, containers and virtual machines from "owner" (agent/host/owners.py). Raises
-        NvmlError or OSError.
+        Interfaces: NVML ("nvml"), psutil ("psutil"), NVMe drives ("nvme"); for the network ethtool's
+        ioctl ("ethtool"), agent/host/netlink ("netlink") and the neighbours that switches announce
+        ("lldp"). Owners of devices are read from the "kubelet", and users, containers and virtual
+        machines from "owner" (agent/host/owners.py).
         """
         ...
 
     @property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         """Minimum time between two different answers of a NIC: 0 on a live node.
 
         A recording contains nothing between two recorded timestamps.
@@ -128,6 +128,6 @@ class HostWrapper:
         return self._host.boot_id
 
     @property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         """Minimum time between two different answers of a NIC."""
-        return self._host.grain_ns
+        return self._host.statistics_period_ns

@@ -290,7 +290,7 @@ class LiveHost(files.RootedFiles):
     describe the wrong node, so they fail as on a node without such devices.
     """
 
-    grain_ns = 0
+    statistics_period_ns = 0
     """A live node returns a new answer each time."""
 
     def __init__(self, root: Path = Path("/"), clock: Clock | None = None) -> None:
@@ -310,25 +310,25 @@ class LiveHost(files.RootedFiles):
         except FileNotFoundError:
             return ""
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Call NVML, psutil, a drive, the network (ethtool, netlink, LLDP), or an owner seam."""
-        if seam == "psutil":
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Call NVML, psutil, a drive, the network, or the owners of processes and devices."""
+        if host_interface == "psutil":
             return self._machine.call(function)
-        if seam == "nvml":
+        if host_interface == "nvml":
             if not self._live:
                 raise NvmlError(_LIBRARY_NOT_FOUND, "NVML is not available in a copied tree")
             return self._nvml.call(function, *arguments)
-        if seam in network_calls.SEAMS:
+        if host_interface in network_calls.HOST_INTERFACES:
             if not self._live:
                 raise OSError(errno.ENODEV, "network interfaces are not available in a copied tree")
-            return self._network.call(seam, function, *arguments)
-        if seam == "nvme":
+            return self._network.call(host_interface, function, *arguments)
+        if host_interface == "nvme":
             if not self._live:
                 raise OSError(errno.EOPNOTSUPP, "drives are not available in a copied tree")
             return call_nvme(function, str(arguments[0]))
-        if seam in owners.SEAMS:
-            return self._owners.call(seam, function, *arguments)
-        message = f"unknown seam {seam!r}"
+        if host_interface in owners.HOST_INTERFACES:
+            return self._owners.call(host_interface, function, *arguments)
+        message = f"unknown host interface {host_interface!r}"
         raise ValueError(message)
 
     def kernel_log(self) -> LiveKernelLog:

@@ -1,4 +1,4 @@
-"""Network seams of the host: ethtool's ioctl, netlink, and LLDP frames.
+"""Host interfaces of the network: ethtool's ioctl, netlink, and LLDP frames.
 
 Netlink and LLDP are imported on first use, so that an agent that never uses them has no cost.
 
@@ -181,11 +181,11 @@ def _text(raw: bytes) -> str:
     return raw.split(b"\0")[0].decode(errors="replace")
 
 
-SEAMS = frozenset({"ethtool", "netlink", "lldp"})
+HOST_INTERFACES = frozenset({"ethtool", "netlink", "lldp"})
 
 
 class NetworkCalls:
-    """Dispatch of calls to the network seams. Thread-safe. Raises OSError."""
+    """Dispatch of calls to the host interfaces of the network. Thread-safe. Raises OSError."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -195,12 +195,12 @@ class NetworkCalls:
         self._netlink: Netlink | None = None
         self._lldp: Lldp | None = None
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Call a function of a seam by its name."""
-        if seam == "ethtool":
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Call a function of a host interface by its name."""
+        if host_interface == "ethtool":
             return self._ask_ethtool(function, str(arguments[0]))
         netlink, lldp = self._loaded()
-        if seam == "netlink":
+        if host_interface == "netlink":
             return netlink.call(function, *arguments)
         return {"neighbours": lldp.neighbours}[function](self._clock.now().boot_ns)
 

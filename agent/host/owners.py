@@ -21,14 +21,14 @@ from railscope.capture import Json
 
 OWNER, KUBELET = "owner", "kubelet"
 LIST, ALLOCATABLE, PODS = "List", "GetAllocatableResources", "Pods"
-SEAMS = {OWNER, KUBELET}
+HOST_INTERFACES = {OWNER, KUBELET}
 KUBELET_SECONDS = 4.0
 """Timeout; shorter than the period between two calls."""
 _CONTAINERS = "/var/lib/docker/containers"
 
 
 class OwnerCalls:
-    """The seams "owner" and "kubelet". Without `live`, there is no kubelet to call."""
+    """The host interfaces "owner" and "kubelet". Without `live`, there is no kubelet to call."""
 
     def __init__(self, files: RootedFiles, *, live: bool) -> None:
         self._files = files
@@ -41,7 +41,7 @@ class OwnerCalls:
             "user": self._user,
         }
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return the answer of a call. Raises OSError; EBADMSG for an unrecognized format.
 
         owner.environ(pid)          Slurm's variables in a process' environment, by name
@@ -53,9 +53,9 @@ class OwnerCalls:
         kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
         """
         try:
-            if seam == KUBELET and function == PODS:
+            if host_interface == KUBELET and function == PODS:
                 return self._pods(*map(str, arguments))
-            if seam == KUBELET:
+            if host_interface == KUBELET:
                 return self._kubelet(function, str(arguments[0]))
             return self._functions[function](*arguments)
         except FormatError as error:

@@ -36,9 +36,9 @@ A capture records an answer for each, so that it can answer any batch of them.
 _NOT_ASKED = [3, 0]
 
 
-def call_key(seam: str, function: str, arguments: Sequence[int | str]) -> str:
+def call_key(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
     """Key under which a capture records the result of a call."""
-    return f"{seam}.{function}({','.join(map(str, arguments))})"
+    return f"{host_interface}.{function}({','.join(map(str, arguments))})"
 
 
 def assemble_batch(answer: Callable[[int | str], Json], entries: Sequence[int | str]) -> Json:
@@ -150,23 +150,23 @@ class RecordedHost:
         """Open a group of counter files."""
         return PlainFiles(self.read, paths)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Result of a call at the current offset."""
-        return self.cost.charge(lambda: self._called(seam, function, arguments))
+        return self.cost.charge(lambda: self._called(host_interface, function, arguments))
 
-    def _called(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
+    def _called(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
         if function in BATCH_FUNCTIONS:
             device, *entries = arguments
             return assemble_batch(
-                lambda entry: self._answer(seam, function, (device, entry)), entries
+                lambda entry: self._answer(host_interface, function, (device, entry)), entries
             )
-        return self._answer(seam, function, arguments)
+        return self._answer(host_interface, function, arguments)
 
-    def _answer(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
-        return self._stored_answer("calls", call_key(seam, function, arguments))
+    def _answer(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
+        return self._stored_answer("calls", call_key(host_interface, function, arguments))
 
     @cached_property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         """Median time between two statistics answers of one NIC: the shortest of all NICs."""
         answered: dict[str, list[int]] = {}
         for moment in self._capture.moments:

@@ -110,18 +110,18 @@ class RecordingHost(HostWrapper):
         """Open a group of counter files, read one by one so that their text can be recorded."""
         return files.PlainFiles(self.read, paths)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Call a function of a seam of the host, and record its answer."""
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Call a function of a host interface, and record its answer."""
         if function in recorded_host.BATCH_FUNCTIONS:
-            return self._batch(seam, function, arguments)
-        key = recorded_host.call_key(seam, function, arguments)
+            return self._batch(host_interface, function, arguments)
+        key = recorded_host.call_key(host_interface, function, arguments)
 
         def ask() -> Json:
-            answer = self._host.call(seam, function, *arguments)
+            answer = self._host.call(host_interface, function, *arguments)
             if function in _SECRETS and self._redactor:
                 for secret in _SECRETS[function](answer):
                     self._redactor.learn(str(secret))
-            names_in = _NAMES.get(f"{seam}.{function}")
+            names_in = _NAMES.get(f"{host_interface}.{function}")
             if names_in and self._redactor:
                 for name in names_in(answer):
                     self._redactor.name(str(name))
@@ -129,12 +129,14 @@ class RecordingHost(HostWrapper):
 
         return self._recorded_answer("calls", key, ask)
 
-    def _batch(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
+    def _batch(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
         """Record the answer to each entry of a batch, or one failure for all of them."""
         device, *entries = arguments
-        keys = [recorded_host.call_key(seam, function, (device, entry)) for entry in entries]
+        keys = [
+            recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
+        ]
         with self._query_lock("calls", keys):
-            answer = self._host.call(seam, function, *arguments)
+            answer = self._host.call(host_interface, function, *arguments)
         for key, value, code in zip(keys, *answer, strict=True):
             self._keep("calls", key, [code, value])
         return answer

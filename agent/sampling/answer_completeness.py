@@ -194,20 +194,29 @@ class AnswerRosters:
         self._devices: dict[str, dict[str, _RosterDevice]] = {}
 
     def completed(
-        self, host: Host, seam: str, function: str, arguments: tuple[int | str, ...], answer: Json
+        self,
+        host: Host,
+        host_interface: str,
+        function: str,
+        arguments: tuple[int | str, ...],
+        answer: Json,
     ) -> Json:
         """Return an answer with every known device. Raises NvmlError or OSError."""
-        roster = _ROSTERS.get(f"{seam}.{function}")
+        roster = _ROSTERS.get(f"{host_interface}.{function}")
         if roster is None:
             return answer
-        known = self._devices.setdefault(f"{seam}.{function}{arguments}", {})
+        known = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})
         names = roster.names(answer)
         if roster.filled is None and not known.keys() >= set(names):
             known.clear()
         hidden = _find_hidden(host, roster, known, names)
         if not hidden:
             return answer
-        return roster.filled(answer, hidden) if roster.filled else raise_malformed(seam, function)
+        return (
+            roster.filled(answer, hidden)
+            if roster.filled
+            else raise_malformed(host_interface, function)
+        )
 
 
 def _find_hidden(

@@ -36,13 +36,13 @@ Shape = Callable[[Any], Json]
 """Return the well-formed part of an answer, or `_MISSING`: the answer itself where all of it is."""
 
 
-def well_formed(seam: str, function: str, answer: Json) -> Json:
+def well_formed(host_interface: str, function: str, answer: Json) -> Json:
     """Return the part of an answer that has the declared form. Raises OSError or NvmlError."""
-    shape = _SHAPES.get(f"{seam}.{function}")
+    shape = _SHAPES.get(f"{host_interface}.{function}")
     if shape is None:
         return answer
     checked = shape(answer)
-    return raise_malformed(seam, function) if checked is _MISSING else checked
+    return raise_malformed(host_interface, function) if checked is _MISSING else checked
 
 
 def well_formed_file(path: str, content: bytes) -> bytes:
@@ -59,10 +59,10 @@ def checked_path(path: str) -> str:
     return path
 
 
-def raise_malformed(seam: str, function: str) -> NoReturn:
+def raise_malformed(host_interface: str, function: str) -> NoReturn:
     """Fail a call whose answer cannot be used. Raises NvmlError or OSError."""
-    problem = f"malformed answer of {seam}.{function}"
-    if seam == "nvml":
+    problem = f"malformed answer of {host_interface}.{function}"
+    if host_interface == "nvml":
         raise NvmlError(_NVML_UNKNOWN, problem)
     raise OSError(errno.EIO, problem)
 

@@ -72,8 +72,8 @@ class CallTime:
 MAX_HUNG_CALLS = 24
 """Maximum number of stuck threads: three for each GPU of a node with eight."""
 _NVML_TIMEOUT = 10
-_SEAM_CLASSES = {"ethtool": "net", "netlink": "net"}
-"""Seams whose first argument names a device that also has files."""
+_INTERFACE_CLASSES = {"ethtool": "net", "netlink": "net"}
+"""Host interfaces whose first argument names a device that also has files."""
 
 Answer = TypeVar("Answer")
 
@@ -183,14 +183,16 @@ class GuardedHost(HostWrapper):
         """Open a group of files for frequent reads."""
         return GuardedFiles(self, self._host, paths)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Call a seam; its answer is well-formed and complete. Raises OSError or NvmlError."""
-        device = device_of_call(seam, function, arguments)
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Return a well-formed and complete answer of a call. Raises OSError or NvmlError."""
+        device = device_of_call(host_interface, function, arguments)
         answer = self.guarded(
-            device, f"{seam}.{function}", lambda: self._host.call(seam, function, *arguments)
+            device,
+            f"{host_interface}.{function}",
+            lambda: self._host.call(host_interface, function, *arguments),
         )
-        answer = well_formed(seam, function, answer)
-        return self._rosters.completed(self, seam, function, arguments, answer)
+        answer = well_formed(host_interface, function, answer)
+        return self._rosters.completed(self, host_interface, function, arguments, answer)
 
     def kernel_log(self) -> KernelLog:
         """Open the kernel log; polling it never blocks."""
@@ -263,13 +265,13 @@ class GuardedFiles:
             files.close()
 
 
-def device_of_call(seam: str, function: str, arguments: Sequence[int | str]) -> str:
+def device_of_call(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
     """Return the device that a call is about; the function itself if it names none."""
     if not arguments:
-        return f"{seam}.{function}"
+        return f"{host_interface}.{function}"
     if function == "rdma_statistics":
         return f"infiniband/{arguments[0]}"
-    return f"{_SEAM_CLASSES.get(seam, seam)}/{arguments[0]}"
+    return f"{_INTERFACE_CLASSES.get(host_interface, host_interface)}/{arguments[0]}"
 
 
 def device_of(path: str) -> str:

@@ -109,17 +109,17 @@ class ProbeHost(HostWrapper):
         """The kernel log."""
         return self._host.kernel_log()
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Call a function of a seam."""
-        key = f"{seam}.{function}{arguments}"
-        names = [_device_name(seam, argument) for argument in arguments[:1]]
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Call a function of a host interface."""
+        key = f"{host_interface}.{function}{arguments}"
+        names = [_device_name(host_interface, argument) for argument in arguments[:1]]
 
         def is_smaller(answer: Json) -> bool:
             now_ns = self.clock.now().boot_ns
             return self._sizes.is_smaller(key, (answer_size(key, answer),), now_ns)
 
         return self._attempt(
-            key, names, lambda: self._host.call(seam, function, *arguments), is_smaller
+            key, names, lambda: self._host.call(host_interface, function, *arguments), is_smaller
         )
 
     def _attempt(
@@ -245,7 +245,7 @@ class KnownDevices:
         """Add the known columns and entities that failed calls have hidden to an inventory."""
         new = self._history.newly_failed(probe)
         devices = _DeviceNames([*self._entities(), *_entities(inventory)])
-        concerned = {device for call in new for device in devices.of(call)}
+        concerned = {device for call in new for device in devices.devices_of_call(call)}
         was_known = {_whole_device(entity) for entity in self._entities()}
         keeps = concerned & was_known
         columns = [self._described(column, keeps) for column in inventory.columns]
@@ -301,7 +301,7 @@ class _DeviceNames:
                 self._by_name.setdefault(name, set()).add(device)
                 self.names.setdefault(device, set()).add(name)
 
-    def of(self, call: FailedCall) -> set[tuple[str, ...]]:
+    def devices_of_call(self, call: FailedCall) -> set[tuple[str, ...]]:
         """Return the devices that a call concerns; none for a list of devices or a file of the system."""
         return {device for name in call.names for device in self._by_name.get(name, ())}
 
@@ -318,7 +318,7 @@ class _HiddenEntities:
         self._of_all: Absent | None = None
         self._of_device: dict[tuple[str, ...], Absent] = {}
         for call in failed:
-            about = devices.of(call)
+            about = devices.devices_of_call(call)
             if not about and self._of_all is None:
                 self._of_all = call.reason
             for device in about:
@@ -380,9 +380,13 @@ def _names(entity: Entity) -> set[str]:
     return names - {""}
 
 
-def _device_name(seam: str, argument: int | str) -> str:
+def _device_name(host_interface: str, argument: int | str) -> str:
     """Return the name of a device in a call: NVML uses the GPU index, all others the argument itself."""
-    return f"nvml/{argument}" if seam == "nvml" and str(argument).isdecimal() else str(argument)
+    return (
+        f"nvml/{argument}"
+        if host_interface == "nvml" and str(argument).isdecimal()
+        else str(argument)
+    )
 
 
 _GONE_IF_EMPTY = ("netlink.module(",)

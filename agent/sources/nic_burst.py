@@ -91,7 +91,7 @@ def plan_sampling(host: Host, interface: str, nics: Mapping[str, str]) -> NicSam
         return None
     device = nics.get(interface) or nics.get(driver.get("bus", ""), "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
-    refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
+    refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.statistics_period_ns)
     if refreshed_ns > _MAX_REFRESHED_NS:
         return None
     return NicSamplingPlan(

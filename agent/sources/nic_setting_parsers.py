@@ -8,7 +8,7 @@ mlx5/tc.c). The kernel's own driver has congestion control in debugfs, which onl
 this also applies to rdma_cm (Linux drivers/infiniband/core/cma_configfs.c).
 
 Netlink: data centre bridging, pause, FEC, rings, link modes. Sources: linux UAPI dcbnl.h and
-ethtool_netlink.h. The answers are those of the host's seam "netlink"; an absent key is not reported
+ethtool_netlink.h. The answers are those of the host interface "netlink"; an absent key is not reported
 by the kernel or the driver.
 """
 

@@ -97,7 +97,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return source, name
         return self.source, self.workload
 
-    def on(self, device: ClaimableDevice, share: str = "") -> NodeClaim:
+    def claim_on_device(self, device: ClaimableDevice, share: str = "") -> NodeClaim:
         """Return the claim on a device, or on a share of it.
 
         It is not exclusive on a share, nor on a device with unknown slots.
@@ -278,7 +278,7 @@ class ClockHistory:
         self._offsets = (*self._offsets, ClockOffset(since_ns, offset_ns))[-MAX_OFFSETS:]
         self.changed = True
 
-    def at(self, wall_ns: int) -> BootTime | None:
+    def convert_wall_time(self, wall_ns: int) -> BootTime | None:
         """Convert a wall clock time; None if it is before this boot.
 
         A time that the wall clock showed twice becomes the later one, a time that a step skipped becomes
@@ -287,19 +287,19 @@ class ClockHistory:
         spans = list(self._spans())
         shown = [span for span in spans if span[0] <= wall_ns - span[2] < span[1]]
         if shown:
-            return self._at(wall_ns - shown[-1][2])
+            return self._boot_time(wall_ns - shown[-1][2])
         passed = [span for span in spans if wall_ns - span[2] >= span[0]]
         if not passed:
             return None
         _, until_ns, offset_ns = passed[-1]
         is_last = passed[-1] is spans[-1]
-        return self._at(wall_ns - offset_ns if is_last else until_ns)
+        return self._boot_time(wall_ns - offset_ns if is_last else until_ns)
 
     def now(self, now: NodeTimestamp) -> BootTime | None:
         """Return the current time on the boot clock; None if the boot id is not known yet."""
-        return self._at(now.boot_ns)
+        return self._boot_time(now.boot_ns)
 
-    def _at(self, boot_ns: int) -> BootTime | None:
+    def _boot_time(self, boot_ns: int) -> BootTime | None:
         return BootTime(self.boot_id, boot_ns) if self.boot_id else None
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:

@@ -120,7 +120,7 @@ class ClaimsFile:
             start_ns=line.start_ns,
             end_ns=line.end_ns,
             uncertainty_ns=None if line.start_ns is None else 0,
-        ).on(device, line.share)
+        ).claim_on_device(device, line.share)
 
 
 def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:

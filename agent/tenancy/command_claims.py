@@ -243,4 +243,4 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
         end_ns=claim.end_ns,
         end_boot=claim.end_boot,
         uncertainty_ns=0,
-    ).on(device, claim.share)
+    ).claim_on_device(device, claim.share)

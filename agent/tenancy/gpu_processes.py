@@ -335,7 +335,7 @@ def claim_of_use(use: DeviceUse, authority: ClaimAuthority, system: Collection[s
         exclusive=False,
         system=owner.workload in system or owner.owner in system,
         pids=tuple(sorted(use.pids)),
-    ).on(use.device)
+    ).claim_on_device(use.device)
 
 
 def _unclaimed_use(use: DeviceUse, first: FirstListedUse, context: ClaimContext) -> NodeClaim:

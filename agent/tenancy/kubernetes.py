@@ -151,7 +151,7 @@ class KubernetesProvider:
             for part in request.parts:
                 device = _device_of_part(part, devices)
                 if device is not None:
-                    limited.append(_limit_to_share(of_pod.on(device), part))
+                    limited.append(_limit_to_share(of_pod.claim_on_device(device), part))
                     continue
                 count = part.count if part.place is None else 1
                 taken, listed = listed[:count], listed[count:]
@@ -171,7 +171,7 @@ class KubernetesProvider:
             device = msgspec.structs.replace(device, id=f"{device.id}::{holding.share}")
         exclusive = alone and not holding.share and not holding.is_slot
         of_pod = self._pod_claim(pod.namespace, pod.name)
-        return msgspec.structs.replace(of_pod, exclusive=exclusive).on(device)
+        return msgspec.structs.replace(of_pod, exclusive=exclusive).claim_on_device(device)
 
     def _pod_claim(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""

@@ -332,7 +332,7 @@ def _claim_of_job(
         owner=environment.account or environment.user,
         gpu="",
         exclusive=not environment.is_shared,
-    ).on(device)
+    ).claim_on_device(device)
 
 
 def _without_duplicates(node_claims: list[claims.NodeClaim]) -> list[claims.NodeClaim]:

@@ -63,7 +63,8 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
             invalid.append(name)
             continue
         written.claims += [
-            _claim_of_job(job, alone=len(jobs) == 1).on(device) for job in dict.fromkeys(jobs)
+            _claim_of_job(job, alone=len(jobs) == 1).claim_on_device(device)
+            for job in dict.fromkeys(jobs)
         ]
     if invalid:
         detail = f"invalid file of a GPU in {directory}: {', '.join(invalid[:_MAX_QUOTED])}"
@@ -101,7 +102,9 @@ class SlurmJobFiles:
                 bad.append(f"{name} ({error})")
                 continue
             for job in jobs:
-                allocated = _AllocatedGpus(job, clock.at((job.start_seconds or 0) * SECOND_NS))
+                allocated = _AllocatedGpus(
+                    job, clock.convert_wall_time((job.start_seconds or 0) * SECOND_NS)
+                )
                 written.claims += allocated.claims(node, conf.devices, devices)
                 unclear += allocated.unclear
         if bad:
@@ -208,7 +211,7 @@ class _AllocatedGpus:
                 _device_with_index(index, listed, devices) for index in gres.indices or ()
             ]
             named = [device for device in named_devices if device is not None]
-            yield from map(self._claim_of_count().on, named)
+            yield from map(self._claim_of_count().claim_on_device, named)
             if gres.count > len(named):
                 yield self._unplaced_claims(gres.count - len(named))
         elif gres.name in _SHARED and gres.count:
@@ -227,7 +230,7 @@ class _AllocatedGpus:
             self.unclear.append(f"job {self.job.id} has {shards}: expected a share of a GPU")
             return
         yield (
-            self._claim_of_count().on(device, part)
+            self._claim_of_count().claim_on_device(device, part)
             if device is not None
             else self._unplaced_claims(1, part)
         )

@@ -151,7 +151,7 @@ class VirtualMachineProvider:
             owner=domain.project_id or domain.project,
             gpu="",
             exclusive=exclusive,
-        ).on(device)
+        ).claim_on_device(device)
 
     def _scan_processes(self, host: Host) -> list[LibvirtDomain]:
         """Return machines from the command lines of QEMU processes; only new processes are read.

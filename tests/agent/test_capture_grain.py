@@ -37,4 +37,4 @@ def recorded_host(**moments_ms: list[int]) -> RecordedHost:
     ],
 )
 def test_the_grain_is_the_usual_interval_of_a_busy_nic(host: RecordedHost, grain_ms: int) -> None:
-    assert host.grain_ns == grain_ms * MS
+    assert host.statistics_period_ns == grain_ms * MS

@@ -24,8 +24,8 @@ PARAMETER = "railscope_nic_setting_dcqcn_parameter"
 class CopiedTree(LiveHost):
     """A tree of files without devices to query."""
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        raise OSError(errno.ENODEV, f"No such device to ask {seam}.{function}{arguments}")
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        raise OSError(errno.ENODEV, f"No such device to ask {host_interface}.{function}{arguments}")
 
 
 @pytest.fixture(scope="module")

@@ -73,8 +73,8 @@ class ArbitraryDriver(FakeHost):
         self._answers, self._codes = cycle(answers), cycle(codes)
         self._formed = bool(codes)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        assert seam == "nvml"
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        assert host_interface == "nvml"
         answer = next(self._answers)
         if isinstance(answer, NvmlError):
             raise answer

@@ -42,7 +42,7 @@ def test_the_device_of_a_file(path: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seam", "function", "arguments", "device"),
+    ("host_interface", "function", "arguments", "device"),
     [
         ("ethtool", "statistics", ("eth0",), "net/eth0"),
         ("netlink", "module", ("eth0",), "net/eth0"),
@@ -55,9 +55,9 @@ def test_the_device_of_a_file(path: str, device: str) -> None:
     ],
 )
 def test_the_device_of_a_call(
-    seam: str, function: str, arguments: tuple[int | str, ...], device: str
+    host_interface: str, function: str, arguments: tuple[int | str, ...], device: str
 ) -> None:
-    assert device_of_call(seam, function, arguments) == device
+    assert device_of_call(host_interface, function, arguments) == device
 
 
 def guarded(device: str) -> tuple[FakeHost, GuardedHost]:

@@ -86,7 +86,7 @@ def failing(number: int, matches: Callable[[Asked], bool]) -> Callable[[Asked], 
     def fails(asked: Asked) -> Exception | None:
         if not matches(asked):
             return None
-        if asked.seam == "nvml":
+        if asked.host_interface == "nvml":
             return NvmlError(code)
         return OSError(number, "injected")
 
@@ -94,16 +94,18 @@ def failing(number: int, matches: Callable[[Asked], bool]) -> Callable[[Asked], 
 
 
 def scopes(asked: Asked) -> list[Callable[[Asked], bool]]:
-    """One call; all calls about the same device; all of the same seam."""
+    """One call; all calls about the same device; all of the same host interface."""
     found: list[Callable[[Asked], bool]] = [
         lambda other: other.key == asked.key,
-        lambda other: other.seam == asked.seam,
+        lambda other: other.host_interface == asked.host_interface,
     ]
-    if asked.seam == "file":
+    if asked.host_interface == "file":
         device = "/".join(asked.names[:5])
-        found.append(lambda other: other.seam == "file" and other.key.startswith(device))
+        found.append(lambda other: other.host_interface == "file" and other.key.startswith(device))
     elif asked.names:
-        found.append(lambda other: (other.seam, other.names) == (asked.seam, asked.names))
+        found.append(
+            lambda other: (other.host_interface, other.names) == (asked.host_interface, asked.names)
+        )
     return found
 
 
@@ -149,7 +151,7 @@ def answering_less(
     def answers(asked: Asked, answer: Any) -> Any:
         if not matches(asked) or asked.key.startswith(VARYING):
             return answer
-        if asked.seam == "nvml" and not isinstance(answer, dict):
+        if asked.host_interface == "nvml" and not isinstance(answer, dict):
             return answer  # lists of what comes and goes, and batches of fixed length
         return less(asked, answer)
 

@@ -371,8 +371,8 @@ def test_this_machine_is_asked_through_its_host():
 class LldpHost(FakeHost):
     """A host with one neighbour."""
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        del seam, function, arguments
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        del host_interface, function, arguments
         return {"eth0": parse(FULL), "eth1": parse(content(chassis=b"\x07rack-17"))}
 
 

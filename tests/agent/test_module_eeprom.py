@@ -398,8 +398,8 @@ def test_a_port_without_a_module():
 class TransceiverHost(FakeHost):
     """A host with one transceiver, whose serial number is also in its fault log."""
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        del seam, function, arguments
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        del host_interface, function, arguments
         return decode(osfp_dr4().read)
 
 

@@ -352,5 +352,5 @@ def test_a_protocol_that_the_kernel_does_not_have():
         raise OSError(errno.EPROTONOSUPPORT, f"no protocol {protocol}")
 
     with pytest.raises(OSError, match="no protocol 0") as raised:
-        NetlinkConnections(refuse).of(ROUTE).dump(18, b"")
+        NetlinkConnections(refuse).connection(ROUTE).dump(18, b"")
     assert raised.value.errno == errno.EPROTONOSUPPORT

@@ -139,7 +139,7 @@ def test_a_malformed_part_of_an_answer_affects_only_dependent_readings(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp()
-    asked = [pair for pair in answers_of(name, root, mode, nic) if pair[0].seam != "file"]
+    asked = [pair for pair in answers_of(name, root, mode, nic) if pair[0].host_interface != "file"]
     if not asked:
         return
 

@@ -50,10 +50,10 @@ class _BoundHost(RecordedHost):
         super().__init__(capture, clock, lambda: capture.about.duration_ns)
         self._nvml = Nvml(lambda: clock.now().boot_ns)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        if seam == "nvml":
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        if host_interface == "nvml":
             return self._nvml.call(function, *arguments)
-        return super().call(seam, function, *arguments)
+        return super().call(host_interface, function, *arguments)
 
 
 class DriverReadings:

@@ -41,12 +41,12 @@ _NIC_FACTS = (*_PATH_FACTS, "aer_dev_correctable", "aer_dev_fatal", "vpd")
 _GPU_FACTS = (*_PATH_FACTS, "local_cpulist")
 _NETWORK_ROOTS = ("/sys/class/infiniband", "/sys/class/net")
 _NETWORK_FILES = ("/proc/net/route", "/proc/sys/kernel/hostname")
-_NETWORK_SEAMS = ("ethtool.", "netlink.", "lldp.")
+_NETWORK_INTERFACES = ("ethtool.", "netlink.", "lldp.")
 _KEPT_FILES = re.compile(
     r"/proc/(?:\d+/(?:comm|stat|cgroup)|sys/kernel/hostname|driver/nvidia/.*)|/sys/fs/cgroup/.*"
 )
 _KEPT_DIRECTORIES = ("/sys/fs/cgroup/", "/var/log/pods")
-_GPU_SEAMS = ("nvml.", "kubelet.", "owner.")
+_GPU_INTERFACES = ("nvml.", "kubelet.", "owner.")
 
 
 def simulated(name: str, simulation: Simulation) -> Capture:
@@ -97,7 +97,7 @@ def _gpus_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
                 if path.startswith(_KEPT_DIRECTORIES)
             },
             links={path: end for path, end in moment.links.items() if path in drivers},
-            calls={call: a for call, a in moment.calls.items() if call.startswith(_GPU_SEAMS)},
+            calls={call: a for call, a in moment.calls.items() if call.startswith(_GPU_INTERFACES)},
             log=moment.log,
         )
 
@@ -133,7 +133,9 @@ def _network_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
                 for path, end in moment.links.items()
                 if path in drivers | devices or path.startswith(_NETWORK_ROOTS)
             },
-            calls={c: answer for c, answer in moment.calls.items() if c.startswith(_NETWORK_SEAMS)},
+            calls={
+                c: answer for c, answer in moment.calls.items() if c.startswith(_NETWORK_INTERFACES)
+            },
             log=moment.log,
         )
 

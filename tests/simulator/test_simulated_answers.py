@@ -27,12 +27,12 @@ class NotingHost(RecordedHost):
 
     unanswered: set[str]
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         try:
-            return super().call(seam, function, *arguments)
+            return super().call(host_interface, function, *arguments)
         except FileNotFoundError:
             if function not in BATCH_FUNCTIONS:
-                self.unanswered.add(call_key(seam, function, arguments))
+                self.unanswered.add(call_key(host_interface, function, arguments))
             raise
 
 

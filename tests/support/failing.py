@@ -31,9 +31,9 @@ HOLD_SECONDS = 60
 
 @dataclass(frozen=True)
 class Asked:
-    """A call to the host: its seam ("file" for files) and the names in it."""
+    """A call to the host: its host interface ("file" for files) and the names in it."""
 
-    seam: str
+    host_interface: str
     key: str
     names: tuple[str, ...]
 
@@ -55,7 +55,7 @@ class FailingHost:
     answers: Callable[[Asked, Any], Any] = lambda _, answer: answer
     directories: frozenset[str] = frozenset()
     boot_id: str = "boot-1"
-    grain_ns: int = 0
+    statistics_period_ns: int = 0
 
     def __post_init__(self) -> None:
         end_ns = self.capture.about.duration_ns
@@ -92,12 +92,12 @@ class FailingHost:
     def keep(self, paths: Sequence[str]) -> PlainFiles:
         return PlainFiles(self.read, paths)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         names = [str(argument) for argument in arguments[:1]]
-        asked = self._ask(seam, f"{seam}.{function}{arguments}", names)
-        if seam == "nvme":
+        asked = self._ask(host_interface, f"{host_interface}.{function}{arguments}", names)
+        if host_interface == "nvme":
             return self.answers(asked, SMART)
-        return self.answers(asked, self._simulated.call(seam, function, *arguments))
+        return self.answers(asked, self._simulated.call(host_interface, function, *arguments))
 
     def kernel_log(self) -> RecordedKernelLog:
         return self._simulated.kernel_log()
@@ -108,8 +108,8 @@ class FailingHost:
         except FileNotFoundError:
             return ask(self._around)
 
-    def _ask(self, seam: str, key: str, names: Sequence[str]) -> Asked:
-        asked = self.asked.setdefault(key, Asked(seam, key, tuple(names)))
+    def _ask(self, host_interface: str, key: str, names: Sequence[str]) -> Asked:
+        asked = self.asked.setdefault(key, Asked(host_interface, key, tuple(names)))
         if self.hangs(asked):
             released = self._released
             assert released.wait(HOLD_SECONDS), "the test forgot to release the call"

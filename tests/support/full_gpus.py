@@ -70,20 +70,20 @@ class _Plentiful:
         return PlainFiles(self.read, paths)
 
     @property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         return 0
 
     def kernel_log(self) -> None:
         raise FileNotFoundError(errno.ENOENT, "there is no log")
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         if function not in BATCH_FUNCTIONS:
             answer = self._answer(function, arguments)
-            return self.answers.setdefault(call_key(seam, function, arguments), answer)
+            return self.answers.setdefault(call_key(host_interface, function, arguments), answer)
         device, *entries = arguments
         pairs = []
         for entry in entries:
-            key = call_key(seam, function, (device, entry))
+            key = call_key(host_interface, function, (device, entry))
             pairs.append(self.answers.setdefault(key, [0, _entry(function, key, entry)]))
         return [[value for _, value in pairs], [code for code, _ in pairs]]
 

@@ -62,20 +62,22 @@ class FakeHost:
     def keep(self, paths: Sequence[str]) -> PlainFiles:
         return PlainFiles(self.read, paths)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         if function not in BATCH_FUNCTIONS:
-            return self._one(seam, function, arguments)
+            return self._one(host_interface, function, arguments)
         device, *entries = arguments
-        return assemble_batch(lambda entry: self._entry(seam, function, (device, entry)), entries)
+        return assemble_batch(
+            lambda entry: self._entry(host_interface, function, (device, entry)), entries
+        )
 
-    def _one(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
-        key = call_key(seam, function, arguments)
+    def _one(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
+        key = call_key(host_interface, function, arguments)
         self.asked[key] += 1
-        return _answer(self.calls.get(key, _UNKNOWN[seam]))
+        return _answer(self.calls.get(key, _UNKNOWN[host_interface]))
 
-    def _entry(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
+    def _entry(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
         """Return one entry of a batch: a value, or a pair of code and value."""
-        key = call_key(seam, function, arguments)
+        key = call_key(host_interface, function, arguments)
         self.asked[key] += 1
         if key not in self.calls:
             raise FileNotFoundError(errno.ENOENT, key)
@@ -83,7 +85,7 @@ class FakeHost:
         return answer if isinstance(answer, list) else [0, answer]
 
     @property
-    def grain_ns(self) -> int:
+    def statistics_period_ns(self) -> int:
         return 0
 
     def kernel_log(self) -> FakeLog:

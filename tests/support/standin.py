@@ -132,10 +132,10 @@ class StandinHost(FakeHost):
         super().__init__()
         self.nvml = Nvml(lambda: self.clock.now().boot_ns)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        if seam == "nvml":
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        if host_interface == "nvml":
             return self.nvml.call(function, *arguments)
-        return super().call(seam, function, *arguments)
+        return super().call(host_interface, function, *arguments)
 
 
 class Readers:

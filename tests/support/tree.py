@@ -70,10 +70,10 @@ class TreeHost(LiveHost):
         }  # fmt: skip
         self.set_counters(1)
 
-    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        if seam == "psutil":
-            return super().call(seam, function, *arguments)
-        return self.drivers.call(seam, function, *arguments)
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        if host_interface == "psutil":
+            return super().call(host_interface, function, *arguments)
+        return self.drivers.call(host_interface, function, *arguments)
 
     def set_counters(self, count: int) -> None:
         """Let the NIC's counters advance."""

@@ -38,12 +38,12 @@ class Netlink:
 
     def __init__(self, open_socket: OpenSocket = open_socket) -> None:
         self._connections = NetlinkConnections(open_socket)
-        ethtool = EthtoolFamily(partial(self._connections.of, GENERIC))
+        ethtool = EthtoolFamily(partial(self._connections.connection, GENERIC))
         self._module_half = ethtool.module_half
         self._functions: dict[str, Callable[..., Json]] = {
-            "links": lambda: network_devices.list_links(self._connections.of(ROUTE)),
+            "links": lambda: network_devices.list_links(self._connections.connection(ROUTE)),
             "dcb": lambda interface: network_devices.read_dcb(
-                self._connections.of(ROUTE), interface
+                self._connections.connection(ROUTE), interface
             ),
             "pause": ethtool.pause,
             "fec": ethtool.fec,
@@ -52,7 +52,7 @@ class Netlink:
             "link_modes": ethtool.link_modes,
             "link_state": ethtool.link_state,
             "module": self._module,
-            "rdma_statistics": RdmaStatistics(partial(self._connections.of, RDMA)).statistics,
+            "rdma_statistics": RdmaStatistics(partial(self._connections.connection, RDMA)).statistics,
         }
 
     def call(self, function: str, *arguments: int | str) -> Json:
@@ -61,7 +61,7 @@ class Netlink:
 
     def ethernet_ports(self) -> dict[str, network_devices.EthernetPort]:
         """Ethernet interfaces that are up, by name."""
-        return network_devices.ethernet_ports(self._connections.of(ROUTE))
+        return network_devices.ethernet_ports(self._connections.connection(ROUTE))
 
     def close(self) -> None:
         """Close all sockets; a later call reopens them."""

@@ -190,8 +190,8 @@ class NetlinkConnections:
         self._open_socket = open_socket
         self._connections: dict[tuple[int, int], NetlinkConnection] = {}
 
-    def of(self, protocol: int) -> NetlinkConnection:
-        """Connection of the calling thread for a protocol."""
+    def connection(self, protocol: int) -> NetlinkConnection:
+        """Return the connection of the calling thread for a protocol."""
         key = threading.get_ident(), protocol
         if key not in self._connections:
             self._connections[key] = NetlinkConnection(partial(self._open_socket, protocol))

@@ -186,7 +186,7 @@ class _PlannedCall:
     """Member count of the largest structure so far: one with fewer is incomplete."""
 
     @classmethod
-    def of(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
+    def untested(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
         """A call that has not been tested for support yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
         return cls(call, list(call.functions), arguments, _columns(call.targets, about))
@@ -222,7 +222,7 @@ class CallPlan:
         self._device = device
         self._about = about
         self._batch, self._recent = table.batch, table.recent
-        self._calls = [_PlannedCall.of(call, device, about) for call in table.calls]
+        self._calls = [_PlannedCall.untested(call, device, about) for call in table.calls]
         entries = (
             _BatchEntry(field, list(field.entries), _columns([field.target], about))
             for field in table.fields
@@ -333,7 +333,7 @@ class CallPlan:
             if slot.left:
                 kept.append(slot)
             elif slot.field.otherwise:
-                planned = _PlannedCall.of(slot.field.otherwise, self._device, self._about)
+                planned = _PlannedCall.untested(slot.field.otherwise, self._device, self._about)
                 planned.column = slot.column
                 self._calls.append(planned)
             else:

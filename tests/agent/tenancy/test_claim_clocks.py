@@ -189,7 +189,7 @@ def clock(*seconds: tuple[int, int]) -> ClockHistory:
 
 
 def boot_second(history: ClockHistory, wall: int) -> float | None:
-    found = history.at(wall * NS)
+    found = history.convert_wall_time(wall * NS)
     return found and found.boot_ns / NS
 
 
@@ -210,7 +210,7 @@ def test_a_time_is_converted_by_the_offset_of_that_time():
 def test_offsets_are_kept_over_a_restart_but_not_over_a_boot():
     history = clock((100, 1100), (200, 900))
     assert boot_second(ClockHistory(BOOT, history.state), 1150) == 150
-    assert ClockHistory("boot-2", history.state).at(1150 * NS) is None
+    assert ClockHistory("boot-2", history.state).convert_wall_time(1150 * NS) is None
 
 
 @given(st.lists(st.integers(-10_000, 10_000), max_size=300))

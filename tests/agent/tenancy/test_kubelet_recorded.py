@@ -45,10 +45,12 @@ class LiveKubeletNode:
         self.looked = Looked(self.host, TenancySettings(kubelet_socket=socket))
         ask = self.host.call
 
-        def call(seam: str, function: str, *arguments: int | str) -> Any:
-            host = self.real if seam == "kubelet" else None
+        def call(host_interface: str, function: str, *arguments: int | str) -> Any:
+            host = self.real if host_interface == "kubelet" else None
             return (
-                host.call(seam, function, *arguments) if host else ask(seam, function, *arguments)
+                host.call(host_interface, function, *arguments)
+                if host
+                else ask(host_interface, function, *arguments)
             )
 
         self.host.call = call  # type: ignore[method-assign]
