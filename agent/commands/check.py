@@ -144,10 +144,10 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     ]
     findings = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
     periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
-    for source, stretch in sorted(of_source.get(catalog.SOURCE_STRETCH.name, {}).items()):
-        if stretch > 1:
+    for source, period_factor in sorted(of_source.get(catalog.SOURCE_STRETCH.name, {}).items()):
+        if period_factor > 1:
             every = periods.get(source, 0.0)
-            detail = f"{source} is read every {every:g} s instead of {every / stretch:g} s"
+            detail = f"{source} is read every {every:g} s instead of {every / period_factor:g} s"
             findings.append(ProbeFinding.supported("governor", detail))
     return findings
 
@@ -287,8 +287,8 @@ def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding
         f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
     )
     load = governor.loads[name]
-    if load.stretch > 1:
-        detail += f"; lengthened to every {period * load.stretch:g} s ({load.why})"
+    if load.period_factor > 1:
+        detail += f"; lengthened to every {period * load.period_factor:g} s ({load.why})"
     return ProbeFinding.supported(f"cost of {name}", detail)
 
 

@@ -179,7 +179,7 @@ class MetricsEndpoint:
 def _format_period(status: SourceState) -> str:
     """Format the present period, with the configured one if the governor has lengthened it."""
     configured = f"{status.source.period_seconds:g} s"
-    if status.stretch == 1:
+    if status.period_factor == 1:
         return configured
     return f"<b>{status.period_ns / 1e9:g} s</b>, not {configured}"
 

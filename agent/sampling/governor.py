@@ -1,17 +1,8 @@
 """Resource budget of the agent: the governor of periods, and the keeper that drives it.
 
-The governor receives the cost of every read and sets a stretch for each source: its period is
-multiplied by 1, 2, 4, ... so that all reads and the other work of the agent take no more of a core
-than the budget allows. The most expensive source is stretched first and relaxed last. A source that
-blocks its thread without using the processor is stretched too, because the other sources of that
-thread wait with it. No source pays for another: one that takes no more than its fair share is not
-stretched, even if the expensive one is at its longest period. Such a budget cannot be met, and the
-governor reports that. It is pure arithmetic: no clock, no input, no output. Times are those of the
-boot clock.
-
-The recent cost of an operation is a mean that a single outlier does not move far. A garbage
-collection or a page fault makes one read a hundred times more expensive; a faulty driver makes
-every read so. The first must not change a period, the second must do so within a few reads.
+The governor receives the cost of every read and sets a factor (1, 2, 4, ...) for the period of each
+source, so that all reads and the other work of the agent take no more of a core than the budget
+allows. It is pure arithmetic: no clock, no input, no output. Times are those of the boot clock.
 
 The keeper measures the cost of the agent and drives the governor and the memory bound. Periods
 change the cost of reading, but not the resident memory: above the memory bound, the agent releases
@@ -45,8 +36,10 @@ SETTLED_AFTER = 3
 class CostTrend:
     """Mean over time that follows each value by its share of `SPAN_NS`.
 
-    One value at most doubles it, but it is never below the minimum of the last three: three consecutive
-    ones are a real change. Of the first three the minimum counts, as some are measured with cold caches.
+    A single outlier does not move it far: a garbage collection or a page fault makes one read a hundred
+    times more expensive and must not change a period; a faulty driver makes every read so and must change
+    it within a few reads. One value at most doubles the mean, but it is never below the minimum of the
+    last three: three consecutive values are a real change. Of the first three the minimum counts, as some are measured with cold caches.
     """
 
     settled_after: int = SETTLED_AFTER
@@ -77,7 +70,7 @@ class CostTrend:
 
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 
-MAX_STRETCH = 64
+MAX_PERIOD_FACTOR = 64
 THREAD_SHARE = 0.25
 """Maximum share of its time that a thread may spend in reads; the other sources wait as long."""
 RELAXED_SHARE = 0.8
@@ -85,7 +78,7 @@ RELAXED_SHARE = 0.8
 SOURCES_SHARE = 0.25
 """Part of the budget reserved for reading, however expensive the rest is."""
 HOLD_NS = 60 * SECOND_NS
-"""Minimum time before a stretch is relaxed."""
+"""Minimum time before a period factor is reduced."""
 DECIDE_NS = 1 * SECOND_NS
 WINDOW_NS = 10 * SECOND_NS
 """Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
@@ -104,12 +97,15 @@ class GovernedSource:
     longest_ns: int
 
     @property
-    def max_stretch(self) -> int:
-        """Greatest stretch that the longest period allows."""
-        stretch = 1
-        while stretch < MAX_STRETCH and self.period_ns * stretch * 2 <= self.longest_ns:
-            stretch *= 2
-        return stretch
+    def max_period_factor(self) -> int:
+        """Greatest period factor that the longest period allows."""
+        period_factor = 1
+        while (
+            period_factor < MAX_PERIOD_FACTOR
+            and self.period_ns * period_factor * 2 <= self.longest_ns
+        ):
+            period_factor *= 2
+        return period_factor
 
 
 @dataclass(slots=True)
@@ -126,12 +122,12 @@ class _CostTrends:
 
 
 class GovernedLoad:
-    """A governed source: its cost and its stretch."""
+    """A governed source: its cost and its period factor."""
 
     def __init__(self, source: GovernedSource, settled_after: int = SETTLED_AFTER) -> None:
         self.source = source
-        self.max_stretch = source.max_stretch
-        self.stretch = 1
+        self.max_period_factor = source.max_period_factor
+        self.period_factor = 1
         self.why = ""
         self.changed_ns = 0
         self._settled_after = settled_after
@@ -159,58 +155,60 @@ class GovernedLoad:
         self._cpu.probe.add(spent.probe.cpu_ns, at_ns)
         self._wall.probe.add(spent.probe.wall_ns, at_ns)
 
-    def set(self, stretch: int, reason: str, at_ns: int) -> None:
-        """Set the stretch and its reason."""
-        self.stretch, self.why, self.changed_ns = stretch, reason, at_ns
+    def set(self, period_factor: int, reason: str, at_ns: int) -> None:
+        """Set the period factor and its reason."""
+        self.period_factor, self.why, self.changed_ns = period_factor, reason, at_ns
 
-    def cpu_share(self, stretch: int) -> float:
-        """Return the share of a core that it would take at a stretch."""
-        return self._cpu.share(self.source.period_ns * stretch, self._probes_every_ns)
+    def cpu_share(self, period_factor: int) -> float:
+        """Return the share of a core that it would take at a period factor."""
+        return self._cpu.share(self.source.period_ns * period_factor, self._probes_every_ns)
 
-    def wall_share(self, stretch: int) -> float:
-        """Return the share of its thread's time that it would take at a stretch."""
-        return self._wall.share(self.source.period_ns * stretch, self._probes_every_ns)
+    def wall_share(self, period_factor: int) -> float:
+        """Return the share of its thread's time that it would take at a period factor."""
+        return self._wall.share(self.source.period_ns * period_factor, self._probes_every_ns)
 
 
 Share = Callable[[GovernedLoad, int], float]
-_WantedStretches = dict[str, tuple[int, str]]
+_RequiredFactors = dict[str, tuple[int, str]]
 
 
-class StretchFitter:
-    """Stretches loads until their shares fit into an allowance, the most expensive first.
+class PeriodFactorFitter:
+    """Lengthens the periods of loads until their shares fit into an allowance, the most expensive first.
 
-    A smaller allowance continues the same sequence: no load is stretched less for it.
+    A smaller allowance continues the same sequence: no period is lengthened less for it.
     """
 
     def __init__(self, loads: Sequence[GovernedLoad], share: Share) -> None:
         self._loads = loads
         self._share = share
-        self._stretches: dict[str, int] = {}
+        self._period_factors: dict[str, int] = {}
         shares = [share(load, 1) for load in loads]
         self._total = sum(shares)
         self._takers = max(sum(share > 0 for share in shares), 1)
         self._most_expensive = [
-            (-share, place) for place, share in enumerate(shares) if loads[place].max_stretch > 1
+            (-share, place)
+            for place, share in enumerate(shares)
+            if loads[place].max_period_factor > 1
         ]
         heapify(self._most_expensive)
 
     def fit(self, allowance: float) -> dict[str, int]:
-        """Return the stretches above 1, for loads above their fair share and up to their limits."""
+        """Return the period factors above 1, for loads above their fair share and up to their limits."""
         fair = allowance / self._takers
         while self._total > allowance and self._most_expensive:
             share, place = -self._most_expensive[0][0], self._most_expensive[0][1]
             if share <= fair:
                 break
             load = self._loads[place]
-            stretch = 2 * self._stretches.get(load.source.name, 1)
-            self._stretches[load.source.name] = stretch
-            lower = self._share(load, stretch)
+            period_factor = 2 * self._period_factors.get(load.source.name, 1)
+            self._period_factors[load.source.name] = period_factor
+            lower = self._share(load, period_factor)
             self._total += lower - share
-            if stretch < load.max_stretch:
+            if period_factor < load.max_period_factor:
                 heapreplace(self._most_expensive, (-lower, place))
             else:
                 heappop(self._most_expensive)
-        return dict(self._stretches)
+        return dict(self._period_factors)
 
 
 @dataclass(slots=True)
@@ -242,7 +240,13 @@ class _ProcessorUse:
 
 
 class Governor:
-    """Sets the stretch of every source. A `cpu_ratio` of 0 sets no bound; use is still measured."""
+    """Sets the period factor of every source. A `cpu_ratio` of 0 sets no bound; use is still measured.
+
+    The period of the most expensive source is lengthened first and restored last, and also that of a source
+    that blocks its thread without using the processor, because the other sources of that thread wait.
+    No source pays for another: one within its fair share keeps its period, even if the expensive one
+    is at its longest period. Such a budget cannot be met, and the state reports that.
+    """
 
     def __init__(
         self,
@@ -276,7 +280,7 @@ class Governor:
     @property
     def projected(self) -> float:
         """Expected share of a core at the present periods."""
-        return self.rest + sum(load.cpu_share(load.stretch) for load in self.loads.values())
+        return self.rest + sum(load.cpu_share(load.period_factor) for load in self.loads.values())
 
     def record_read(self, name: str, spent: ReadCost, at_ns: int) -> None:
         """Record a read of a source."""
@@ -288,43 +292,43 @@ class Governor:
         self.loads[name].forget()
 
     def decide(self, process_cpu_ns: int, at_ns: int) -> None:
-        """Set all stretches, given the processor time of the process so far."""
+        """Set all period factors, given the processor time of the process so far."""
         self._account.record_total(process_cpu_ns, at_ns)
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
         self._decide_from_ns = at_ns + DECIDE_NS
-        needed, relaxed = self._required_stretches()
+        needed, relaxed = self._required_factors()
         for name, load in self.loads.items():
             (minimum, reason), (maximum, _) = needed[name], relaxed[name]
-            if load.stretch < minimum:
+            if load.period_factor < minimum:
                 load.set(minimum, reason, at_ns)
-            elif load.stretch > maximum and at_ns - load.changed_ns >= HOLD_NS:
+            elif load.period_factor > maximum and at_ns - load.changed_ns >= HOLD_NS:
                 load.set(maximum, FITS, at_ns)
         self.state = self._grade_state()
 
-    def _required_stretches(self) -> tuple[_WantedStretches, _WantedStretches]:
-        """Return the stretches required by the budget, and those required by its relaxed part."""
+    def _required_factors(self) -> tuple[_RequiredFactors, _RequiredFactors]:
+        """Return the period factors required by the budget, and those required by its relaxed part."""
         reserved = SOURCES_SHARE * self.cpu_ratio
-        whole = StretchFitter(tuple(self.loads.values()), GovernedLoad.cpu_share)
+        whole = PeriodFactorFitter(tuple(self.loads.values()), GovernedLoad.cpu_share)
         needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
-        for stretches, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+        for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
             allowance = max(part * self.cpu_ratio - self.rest, part * reserved)
-            for name, stretch in whole.fit(allowance).items():
-                stretches[name] = (stretch, CPU)
+            for name, period_factor in whole.fit(allowance).items():
+                period_factors[name] = (period_factor, CPU)
         for thread in self._threads:
-            waits = StretchFitter(thread, GovernedLoad.wall_share)
-            for stretches, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
-                for name, stretch in waits.fit(part * THREAD_SHARE).items():
-                    if stretch > stretches[name][0]:
-                        stretches[name] = (stretch, BLOCKING)
+            waits = PeriodFactorFitter(thread, GovernedLoad.wall_share)
+            for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+                for name, period_factor in waits.fit(part * THREAD_SHARE).items():
+                    if period_factor > period_factors[name][0]:
+                        period_factors[name] = (period_factor, BLOCKING)
         return needed, relaxed
 
     def _grade_state(self) -> int:
         if self.projected > self.cpu_ratio:
             return AT_LIMIT
-        stretched = any(load.stretch > 1 for load in self.loads.values())
-        return STRETCHING if stretched else WITHIN
+        is_lengthened = any(load.period_factor > 1 for load in self.loads.values())
+        return STRETCHING if is_lengthened else WITHIN
 
 
 log = structlog.get_logger(__name__)
@@ -414,10 +418,10 @@ class BudgetKeeper:
         self.governor.decide(self.meter.process_cpu_ns(), at_ns)
         self.memory.update(at_ns)
 
-    def stretch(self, name: str) -> tuple[int, str]:
-        """Return the stretch of a source's period, and the reason for its last change."""
+    def period_factor(self, name: str) -> tuple[int, str]:
+        """Return the period factor of a source, and the reason for its last change."""
         load = self.governor.loads[name]
-        return load.stretch, load.why
+        return load.period_factor, load.why
 
     def describe_use(self) -> str:
         """Describe the use of the processor budget."""

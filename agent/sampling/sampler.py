@@ -237,9 +237,9 @@ class Sampler:
             return
         self.keeper.update(now.boot_ns)
         for member in due:
-            stretch, reason = self.keeper.stretch(member.status.source.name)
-            if stretch != member.status.stretch:
-                self._grader.record_period_change(member.status, stretch, reason, now)
+            period_factor, reason = self.keeper.period_factor(member.status.source.name)
+            if period_factor != member.status.period_factor:
+                self._grader.record_period_change(member.status, period_factor, reason, now)
 
     def _record_cost(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Account for the cost of a read."""

@@ -47,7 +47,7 @@ class SourceState:
     """Cost of the last read, if there was one."""
     cpu_ns: int = 0
     """Processor time of all reads."""
-    stretch: int = 1
+    period_factor: int = 1
     """Factor that the governor applies to the period."""
     finished_boot_ns: int | None = None
     changed_boot_ns: int = 0
@@ -63,7 +63,7 @@ class SourceState:
     @property
     def period_ns(self) -> int:
         """Time between two reads."""
-        return round(self.source.period_seconds * SECOND_NS) * self.stretch
+        return round(self.source.period_seconds * SECOND_NS) * self.period_factor
 
     def fresh_frame(self, now_boot_ns: int) -> Frame | None:
         """Return the latest frame, unless it is stale."""
@@ -166,10 +166,10 @@ class SourceGrader:
         self._queue_event(catalog.HANG_EVENT, Entity(entities.NODE), facts, now)
 
     def record_period_change(
-        self, status: SourceState, stretch: int, reason: str, now: NodeTimestamp
+        self, status: SourceState, period_factor: int, reason: str, now: NodeTimestamp
     ) -> None:
         """Report that the governor has changed the period of a source."""
-        before_ns, status.stretch = status.period_ns, stretch
+        before_ns, status.period_factor = status.period_ns, period_factor
         name = status.source.name
         facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": reason}
         report = log.warning if status.period_ns > before_ns else log.info

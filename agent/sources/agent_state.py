@@ -94,7 +94,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
                 status.missed_ticks,
                 status.cpu_ns,
                 status.period_ns,
-                status.stretch,
+                status.period_factor,
                 *_absent_counts(status),
             ]
         shipping, keeper = self._shipping, self._keeper()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.budgeted import POWER, Machine, kept, state_of, stretch_of
+from support.budgeted import POWER, Machine, kept, period_factor_by_source, state_of
 from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
@@ -52,14 +52,14 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
         async with kept(machine) as one:
             gpu, rdma = one.status("gpu"), one.status("rdma")
             page = one.page
-            assert stretch_of(page) == {"gpu": 1, "rdma": 1, "agent": 1}
+            assert period_factor_by_source(page) == {"gpu": 1, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "within"
             assert page[sample("railscope_agent_cpu_use_ratio")] == pytest.approx(0.0015, abs=1e-4)
             assert page[sample("railscope_agent_cpu_budget_ratio")] == 0.01
             assert page[sample("railscope_source_period_seconds", source="gpu")] == 1
 
             machine.gpu_cpu_ms *= 100
-            assert await one.until(lambda: gpu.stretch > 1, within=10) <= 4
+            assert await one.until(lambda: gpu.period_factor > 1, within=10) <= 4
             used_before = gpu.cpu_ns / NS
             rdma_reads, gpu_reads, frames = rdma.reads, gpu.reads, len(one.run.of("gpu"))
             for _ in range(48):
@@ -72,14 +72,14 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
                 "on the grid: no new wake-up"
             )
             page = one.page
-            assert stretch_of(page) == {"gpu": 8, "rdma": 1, "agent": 1}
+            assert period_factor_by_source(page) == {"gpu": 8, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "stretching"
             assert page[sample("railscope_source_period_seconds", source="gpu")] == 8
             used = page[sample("railscope_source_cpu_seconds_total", source="gpu")] - used_before
             assert used == pytest.approx(6 * 0.05)
 
             machine.gpu_cpu_ms /= 100
-            await one.until(lambda: gpu.stretch == 1, within=600)
+            await one.until(lambda: gpu.period_factor == 1, within=600)
             await one.seconds(2)
             assert state_of(one.page, "cpu") == "within"
     changes = of_gpu(logs)
@@ -95,14 +95,14 @@ async def test_a_source_that_only_waits_is_read_less_often() -> None:
         async with kept(machine) as one:
             gpu, rdma = one.status("gpu"), one.status("rdma")
             machine.gpu_wall_seconds = 0.9
-            await one.until(lambda: gpu.stretch == 4, within=10)
-            assert (rdma.state, rdma.stretch, rdma.missed_ticks) == (OK, 1, 0)
+            await one.until(lambda: gpu.period_factor == 4, within=10)
+            assert (rdma.state, rdma.period_factor, rdma.missed_ticks) == (OK, 1, 0)
             await one.seconds(2)
             page = one.page
-            assert stretch_of(page) == {"gpu": 4, "rdma": 1, "agent": 1}
+            assert period_factor_by_source(page) == {"gpu": 4, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "stretching"
             machine.gpu_wall_seconds = 0.0
-            await one.until(lambda: gpu.stretch == 1, within=600)
+            await one.until(lambda: gpu.period_factor == 1, within=600)
     changes = of_gpu(logs)
     assert changes[0] == (1, 4, "blocks its thread")
     assert changes[-1][1:] == (1, "within budget")
@@ -112,7 +112,7 @@ async def test_the_change_travels_as_an_event() -> None:
     machine = Machine()
     async with kept(machine) as one:
         machine.gpu_cpu_ms *= 100
-        await one.until(lambda: one.status("gpu").stretch > 1, within=10)
+        await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
         await one.seconds(2)
         events = [event for frame in one.run.of("agent") for event in frame.events]
         (event,) = [event for event in events if event.event_class is GOVERNOR_EVENT]
@@ -124,10 +124,10 @@ async def test_a_budget_that_periods_cannot_keep_is_reported_as_exceeded() -> No
     machine = Machine(gpu_cpu_ms=2.0)
     async with kept(machine) as one:
         machine.gpu_cpu_ms = 400.0
-        await one.until(lambda: one.status("gpu").stretch > 1, within=10)
+        await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
         await one.seconds(70)
         page = one.page
-        assert stretch_of(page) == {"gpu": 8, "rdma": 1, "agent": 1}
+        assert period_factor_by_source(page) == {"gpu": 8, "rdma": 1, "agent": 1}
         assert state_of(page, "cpu") == "at_limit"
         use = page[sample("railscope_agent_cpu_use_ratio")]
         assert use > page[sample("railscope_agent_cpu_budget_ratio")]
@@ -137,7 +137,7 @@ async def test_without_a_budget_every_source_keeps_its_period() -> None:
     machine = Machine(gpu_cpu_ms=300.0)
     async with kept(machine, BudgetSettings(cpu_ratio=0, memory_bytes=0)) as one:
         page = one.page
-        assert set(stretch_of(page).values()) == {1}
+        assert set(period_factor_by_source(page).values()) == {1}
         names = {name for name, _ in page}
         assert "railscope_agent_cpu_use_ratio" in names
         assert not names & {
@@ -195,14 +195,14 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
             slow.permits.release()
 
         for _ in range(5):
-            if gpu.stretch > 1:
+            if gpu.period_factor > 1:
                 break
             await two_second_call()
         host.calls[POWER] = quick
         slow.permits.release(8)
-        await run.until(lambda: gpu.stretch == 8)
+        await run.until(lambda: gpu.period_factor == 8)
         await run.until(lambda: gpu.state == OK)
-        assert (rdma.state, rdma.stretch) == (OK, 1)
+        assert (rdma.state, rdma.period_factor) == (OK, 1)
         assert run.sampler.limits.deadline_seconds(gpu) == SHORT
         assert ReadLimits(1.0, 1.0).deadline_seconds(gpu) == 8
 
@@ -215,7 +215,7 @@ def test_a_source_read_less_often_stays_fresh_for_as_many_periods() -> None:
     read_ns = host.clock.now().boot_ns
     assert status.fresh_frame(read_ns + 5 * NS)
     assert not status.fresh_frame(read_ns + 6 * NS)
-    status.stretch = 8
+    status.period_factor = 8
     assert status.fresh_frame(read_ns + 24 * NS)
     assert not status.fresh_frame(read_ns + 25 * NS)
 
@@ -256,7 +256,7 @@ async def test_the_landing_page_lists_lengthened_periods() -> None:
     machine = Machine()
     async with kept(machine) as one:
         machine.gpu_cpu_ms *= 100
-        await one.until(lambda: one.status("gpu").stretch > 1, within=10)
+        await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
         statuses = one.run.sampler.statuses
         page = MetricsEndpoint("n", statuses.values, lambda: 0, "", one.keeper.describe_use)
         body = page.respond(AgentRequest("/", {})).body.decode()

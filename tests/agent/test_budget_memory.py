@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from structlog.testing import capture_logs
-from support.budgeted import Machine, kept, state_of, stretch_of
+from support.budgeted import Machine, kept, period_factor_by_source, state_of
 from support.machine import FakeHost
 from support.metering import MIB, FakeMeter
 from support.pages import sample
@@ -82,7 +82,7 @@ async def test_metrics_report_too_much_resident_memory() -> None:
         assert state_of(page, "cpu") == "within"
         assert page[sample("railscope_agent_resident_memory_bytes")] == 80 * MIB
         assert page[sample("railscope_agent_memory_budget_bytes")] == 64 * MIB
-        assert set(stretch_of(page).values()) == {1}, "periods do not help memory"
+        assert set(period_factor_by_source(page).values()) == {1}, "periods do not help memory"
 
 
 def test_an_agent_over_its_memory_drops_its_caches() -> None:

@@ -77,7 +77,7 @@ async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:
             if second:
                 clock.advance(1.0)
             await clock.asleep(families(agent.sampler.sources))
-            assert {name for name, status in statuses.items() if status.stretch > 1} == set()
+            assert {name for name, status in statuses.items() if status.period_factor > 1} == set()
     finally:
         task.cancel()
         await asyncio.wait({task})

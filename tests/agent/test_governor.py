@@ -19,7 +19,7 @@ from agent.sampling.governor import (
     GovernedLoad,
     GovernedSource,
     Governor,
-    StretchFitter,
+    PeriodFactorFitter,
 )
 from agent.sampling.meter import ReadCost, ThreadCost
 
@@ -55,7 +55,8 @@ def test_the_budget_is_kept_wherever_periods_can_keep_it(
     allowance = max(BUDGET - rest, SOURCES_SHARE * BUDGET) * 1.02
     fair = allowance / len(sources)
     spent_out = all(
-        run.stretch(source.name) == source.governed.max_stretch or run.share(source) <= fair
+        run.period_factor(source.name) == source.governed.max_period_factor
+        or run.share(source) <= fair
         for source in sources
     )
     assert run.shares <= allowance or spent_out
@@ -75,11 +76,13 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
     for family in {source.governed.family for source in sources}:
         members = [source for source in sources if source.governed.family == family]
         waits = {
-            s.name: run.governor.loads[s.name].wall_share(run.stretch(s.name)) for s in members
+            s.name: run.governor.loads[s.name].wall_share(run.period_factor(s.name))
+            for s in members
         }
         fair = THREAD_SHARE / len(members)
         assert sum(waits.values()) <= THREAD_SHARE or all(
-            run.stretch(s.name) == s.governed.max_stretch or waits[s.name] <= fair * 1.01
+            run.period_factor(s.name) == s.governed.max_period_factor
+            or waits[s.name] <= fair * 1.01
             for s in members
         )
 
@@ -104,7 +107,7 @@ def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]
     for source in sources:
         source.cpu_ms, source.wall_ms, source.probe_cpu_ms = 0.0001, None, 0.0
     run.run(3600)
-    assert run.stretched == {}
+    assert run.lengthened_periods == {}
     assert run.governor.state == WITHIN
 
 
@@ -113,7 +116,7 @@ def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]
     allowance=st.floats(1e-4, 0.5),
     part=st.floats(0.1, 1.0),
 )
-def test_a_smaller_allowance_stretches_nothing_less(
+def test_a_smaller_allowance_lengthens_no_period_less(
     costs: list[float], allowance: float, part: float
 ) -> None:
     """Relaxing a period relies on this: a stable point exists between both bounds."""
@@ -122,10 +125,10 @@ def test_a_smaller_allowance_stretches_nothing_less(
         load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), settled_after=1)
         load.record_cost(ReadCost(ThreadCost(round(cost))), 0)
         loads.append(load)
-    full = StretchFitter(loads, GovernedLoad.cpu_share).fit(allowance)
-    less = StretchFitter(loads, GovernedLoad.cpu_share).fit(part * allowance)
-    assert all(less[name] >= stretch for name, stretch in full.items())
-    both = StretchFitter(loads, GovernedLoad.cpu_share)
+    full = PeriodFactorFitter(loads, GovernedLoad.cpu_share).fit(allowance)
+    less = PeriodFactorFitter(loads, GovernedLoad.cpu_share).fit(part * allowance)
+    assert all(less[name] >= period_factor for name, period_factor in full.items())
+    both = PeriodFactorFitter(loads, GovernedLoad.cpu_share)
     assert (both.fit(allowance), both.fit(part * allowance)) == (full, less)
 
 
@@ -154,7 +157,7 @@ def test_a_source_that_becomes_a_hundred_times_dearer_pays_alone_and_within_a_fe
     rdma.cpu_ms *= 100
     began_ns = run.now_ns
     run.run(8)
-    assert run.stretched == {"rdma": 16}
+    assert run.lengthened_periods == {"rdma": 16}
     assert {name for _, name, _ in run.changes} == {"rdma"}
     assert run.changes[-1][0] - began_ns <= 5 * NS
     assert run.governor.state == STRETCHING
@@ -165,7 +168,7 @@ def test_a_source_that_becomes_a_hundred_times_dearer_pays_alone_and_within_a_fe
     assert run.governor.use <= BUDGET
     rdma.cpu_ms /= 100
     run.run(900)
-    assert (run.stretched, run.governor.state) == ({}, WITHIN)
+    assert (run.lengthened_periods, run.governor.state) == ({}, WITHIN)
     assert run.governor.loads["rdma"].why == "within budget"
 
 
@@ -176,12 +179,12 @@ def test_a_source_that_only_makes_its_thread_wait_is_lengthened_too() -> None:
     rdma = sources[1]
     rdma.wall_ms = 900.0
     run.run(30)
-    assert run.stretched == {"rdma": 4}
+    assert run.lengthened_periods == {"rdma": 4}
     assert run.governor.loads["rdma"].why == "blocks its thread"
     assert run.governor.projected < BUDGET
     rdma.wall_ms = None
     run.run(900)
-    assert run.stretched == {}
+    assert run.lengthened_periods == {}
 
 
 @pytest.mark.parametrize("what", ["cpu_ms", "wall_ms", "probe_cpu_ms"])
@@ -217,7 +220,7 @@ def test_costs_that_waver_do_not_make_periods_waver() -> None:
         source.noise = lambda: chance.uniform(0.6, 1.4)
     run = Simulation(sources, BUDGET)
     run.run(1800)
-    assert run.stretched
+    assert run.lengthened_periods
     assert len(run.changes) <= 4, run.changes
 
 
@@ -232,23 +235,25 @@ def test_a_longer_period_stays_a_minute_at_least() -> None:
         sources[0].cpu_ms = 0.2
         run.run(28)
     times = [at_ns for at_ns, _, _ in run.changes]
-    stretches = [stretch for _, _, stretch in run.changes]
-    relaxed = [i for i in range(1, len(stretches)) if stretches[i] < stretches[i - 1]]
+    period_factors = [period_factor for _, _, period_factor in run.changes]
+    relaxed = [
+        i for i in range(1, len(period_factors)) if period_factors[i] < period_factors[i - 1]
+    ]
     assert relaxed
     assert all(times[i] - times[i - 1] >= HOLD_NS for i in relaxed)
 
 
-def test_the_dearest_is_stretched_first_and_let_go_last() -> None:
+def test_the_most_expensive_period_is_lengthened_first_and_restored_last() -> None:
     sources = four(gpu=30.0, rdma=12.0)
     run = Simulation(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
-    assert run.stretch("gpu") > run.stretch("rdma") > 1
-    assert run.stretched.keys() == {"gpu", "rdma"}
+    assert run.period_factor("gpu") > run.period_factor("rdma") > 1
+    assert run.lengthened_periods.keys() == {"gpu", "rdma"}
     for source in sources:
         source.cpu_ms /= 4
     run.changes.clear()
     run.run(STABLE_AFTER_SECONDS)
-    assert run.stretched.keys() == {"gpu"}
+    assert run.lengthened_periods.keys() == {"gpu"}
     assert run.shares <= BUDGET
 
 
@@ -257,7 +262,7 @@ def test_one_that_bears_no_longer_period_costs_the_cheap_ones_nothing() -> None:
     sources[0].cpu_ms, sources[0].longest_seconds = 200.0, 5.0
     run = Simulation(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
-    assert run.stretched == {"gpu": 4}
+    assert run.lengthened_periods == {"gpu": 4}
     assert run.governor.state == AT_LIMIT
 
 
@@ -266,10 +271,10 @@ def test_a_page_that_is_scraped_without_pause_does_not_blind_the_sources() -> No
     run.run(STABLE_AFTER_SECONDS)
     assert run.governor.state == AT_LIMIT
     assert run.governor.rest == pytest.approx(0.05, rel=0.02)
-    assert run.stretched == {"gpu": 4}
+    assert run.lengthened_periods == {"gpu": 4}
     run.rest_ratio = 0.0
     run.run(STABLE_AFTER_SECONDS)
-    assert (run.stretched, run.governor.state) == ({}, WITHIN)
+    assert (run.lengthened_periods, run.governor.state) == ({}, WITHIN)
 
 
 def test_expensive_probes_count_at_their_own_rate() -> None:
@@ -278,13 +283,13 @@ def test_expensive_probes_count_at_their_own_rate() -> None:
     sources[0].probe_cpu_ms = 100.0
     run = Simulation(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
-    assert run.stretched == {}
+    assert run.lengthened_periods == {}
     governor = run.governor
     for second in range(10):
         at_ns = run.now_ns + second * NS
         governor.record_read("gpu", ReadCost(ThreadCost(2 * MS), ThreadCost(100 * MS)), at_ns)
         governor.decide(0, at_ns)
-    assert governor.loads["gpu"].stretch == 16
+    assert governor.loads["gpu"].period_factor == 16
 
 
 def test_a_source_that_is_not_here_takes_nothing() -> None:
@@ -292,14 +297,14 @@ def test_a_source_that_is_not_here_takes_nothing() -> None:
     for second in range(5):
         governor.record_read("gpu", ReadCost(ThreadCost(200 * MS)), second * NS)
         governor.decide(0, second * NS)
-    assert governor.loads["gpu"].stretch > 1
+    assert governor.loads["gpu"].period_factor > 1
     governor.record_absence("gpu")
     governor.decide(0, 300 * NS)
-    assert governor.loads["gpu"].stretch == 1
+    assert governor.loads["gpu"].period_factor == 1
     assert governor.projected == 0
 
 
-def test_without_a_budget_nothing_is_stretched_and_use_is_measured() -> None:
+def test_without_a_budget_no_period_is_lengthened_and_use_is_measured() -> None:
     run = Simulation(four(gpu=500.0), 0)
     run.run(120)
     assert (run.changes, run.governor.state) == ([], WITHIN)
@@ -313,4 +318,4 @@ def test_without_a_budget_nothing_is_stretched_and_use_is_measured() -> None:
 def test_no_period_grows_beyond_the_longest_a_source_bears(
     period: float, longest: float, most: int
 ) -> None:
-    assert GovernedSource("s", "f", round(period * NS), longest * NS).max_stretch == most
+    assert GovernedSource("s", "f", round(period * NS), longest * NS).max_period_factor == most

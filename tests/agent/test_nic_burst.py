@@ -290,12 +290,12 @@ def test_windows_are_where_plain_counting_puts_them(paused_us: list[int]) -> Non
 @pytest.mark.parametrize("window_seconds", [0.02, 0.07, 0.1, 1.0])
 def test_no_period_that_the_budget_may_ask_for_leaves_windows_unseen(window_seconds: float) -> None:
     governor = create_governor(BudgetSettings(cpu_ratio=0.001), [NicBurstSource(window_seconds)])
-    stretch = governor.loads["nic_burst"].max_stretch
-    assert stretch > 1
+    period_factor = governor.loads["nic_burst"].max_period_factor
+    assert period_factor > 1
     nic = CountingNic()
     bursts = BurstReader(nic, window_seconds)
     for late in (0.0, 0.9, 0.0, 0.5, 0.9):
-        nic.go_on(1000 * window_seconds * (stretch + late))
+        nic.go_on(1000 * window_seconds * (period_factor + late))
         bursts.read()
     assert bursts.next_readings()[UNSEEN, ("ens1",)] == 0
 

@@ -119,7 +119,7 @@ async def kept(machine: Machine, budget: BudgetSettings | None = None) -> AsyncI
         yield one
 
 
-def stretch_of(page: dict[Sample, float]) -> dict[str, float]:
+def period_factor_by_source(page: dict[Sample, float]) -> dict[str, float]:
     name = "railscope_source_stretch_ratio"
     return {dict(labels)["source"]: value for (n, labels), value in page.items() if n == name}
 

@@ -45,7 +45,7 @@ class SimulatedSource:
 
 @dataclass
 class Simulation:
-    """Reads every source on its grid, at the governor's stretch."""
+    """Reads every source on its grid, at the governor's period factors."""
 
     sources: list[SimulatedSource]
     cpu_ratio: float = 0.01
@@ -53,7 +53,7 @@ class Simulation:
     governor: Governor = field(init=False)
     now_ns: int = 0
     changes: list[tuple[int, str, int]] = field(default_factory=list)
-    """Timestamps, sources and their stretch."""
+    """Timestamps, sources and their period factors."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.cpu_ratio, [source.governed for source in self.sources])
@@ -71,22 +71,22 @@ class Simulation:
             self.now_ns = due_ns
             source = self.sources[place]
             self._read(source)
-            period_ns = source.governed.period_ns * self.stretch(source.name)
+            period_ns = source.governed.period_ns * self.period_factor(source.name)
             heapq.heappush(self._due, ((due_ns // period_ns + 1) * period_ns, place))
 
-    def stretch(self, name: str) -> int:
-        """Return the stretch of a source."""
-        return self.governor.loads[name].stretch
+    def period_factor(self, name: str) -> int:
+        """Return the period factor of a source."""
+        return self.governor.loads[name].period_factor
 
     @property
-    def stretched(self) -> dict[str, int]:
-        """Return all stretched sources."""
-        found = {source.name: self.stretch(source.name) for source in self.sources}
-        return {name: stretch for name, stretch in found.items() if stretch > 1}
+    def lengthened_periods(self) -> dict[str, int]:
+        """Return the period factors of all sources with a lengthened period."""
+        found = {source.name: self.period_factor(source.name) for source in self.sources}
+        return {name: period_factor for name, period_factor in found.items() if period_factor > 1}
 
     def share(self, source: SimulatedSource) -> float:
         """Return the share of a core that a source really uses at its present period."""
-        period_ns = source.governed.period_ns * self.stretch(source.name)
+        period_ns = source.governed.period_ns * self.period_factor(source.name)
         probe_ns = source.probe_cpu_ms * MS
         return source.cpu_ms * MS / period_ns + probe_ns / max(period_ns, PROBE_EVERY_NS)
 
@@ -101,9 +101,9 @@ class Simulation:
             self._probed_ns[source.name] = self.now_ns
         spent = source.spent(probed=probed)
         self._reads_cpu_ns += spent.total.cpu_ns
-        before = self.stretched
+        before = self.lengthened_periods
         self.governor.record_read(source.name, spent, self.now_ns)
         self.governor.decide(self._reads_cpu_ns + round(self._rest_cpu_ns), self.now_ns)
-        for name, stretch in {**dict.fromkeys(before, 1), **self.stretched}.items():
-            if stretch != before.get(name, 1):
-                self.changes.append((self.now_ns, name, stretch))
+        for name, period_factor in {**dict.fromkeys(before, 1), **self.lengthened_periods}.items():
+            if period_factor != before.get(name, 1):
+                self.changes.append((self.now_ns, name, period_factor))

@@ -52,7 +52,9 @@ class Netlink:
             "link_modes": ethtool.link_modes,
             "link_state": ethtool.link_state,
             "module": self._module,
-            "rdma_statistics": RdmaStatistics(partial(self._connections.connection, RDMA)).statistics,
+            "rdma_statistics": RdmaStatistics(
+                partial(self._connections.connection, RDMA)
+            ).statistics,
         }
 
     def call(self, function: str, *arguments: int | str) -> Json:
