@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from agent.config import AgentSettings, BudgetSettings, BurstSettings, CollectorLink, SourcePeriods
-from agent.host import Clock, Json, KeptFiles, KernelLog, live_host, nvml_readers, recorded_host
+from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_readers, recorded_host
 from agent.service import Agent
 from railscope import capture, service
 
@@ -70,9 +70,9 @@ class BenchHost:
         self.files += 1
         return self._real.resolve(path)
 
-    def keep(self, paths: Sequence[str]) -> KeptFiles:
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Return a group of files; each file of a read counts as one call."""
-        return _CountedFile(self, self._real.keep(paths), len(paths))
+        return _CountedFile(self, self._real.open_file_group(paths), len(paths))
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return the next recorded answer of a call."""
@@ -114,7 +114,7 @@ class BenchHost:
 
 
 class _CountedFile:
-    def __init__(self, host: BenchHost, files: KeptFiles, count: int) -> None:
+    def __init__(self, host: BenchHost, files: FileGroup, count: int) -> None:
         self._host, self._files, self._count = host, files, count
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:

@@ -106,7 +106,7 @@ class _ReadingSum:
 
 @dataclass(frozen=True, slots=True)
 class _FormulaColumns:
-    """One way to compute a value: a sum over a divisor, and over another sum if there is one."""
+    """Columns of one formula: a sum over a divisor, and over another sum if there is one."""
 
     dividend: _ReadingSum
     divisor: int
@@ -126,13 +126,13 @@ class _FormulaColumns:
 @dataclass(frozen=True, slots=True)
 class _DcgmSample:
     prefix: str
-    ways: tuple[_FormulaColumns, ...]
+    formulas: tuple[_FormulaColumns, ...]
     otherwise_zero: _ReadingSum | None
 
     def line(self, frames: Sequence[Frame]) -> str:
         """Return the exposition line, empty without a value."""
-        for way in self.ways:
-            text = way.text(frames)
+        for formula in self.formulas:
+            text = formula.text(frames)
             if text is not None:
                 return f"{self.prefix}{text}\n"
         if self.otherwise_zero and self.otherwise_zero.total(frames) is not None:
@@ -150,21 +150,25 @@ class _SchemaColumns:
         self._columns: dict[tuple[Metric, EntityKey], list[tuple[EntityKey, ReadingPosition]]] = {}
         for frame, schema in enumerate(schemas):
             for column, (metric, entity) in enumerate(schema.columns):
-                known = self._columns.setdefault((metric, entity.whole_key), [])
-                known.append((entity.key, (frame, column)))
+                positions = self._columns.setdefault((metric, entity.whole_key), [])
+                positions.append((entity.key, (frame, column)))
 
     def sample(
         self, row: DcgmMetric, formulas: Iterable[DcgmFormula], device: DcgmDevice
     ) -> _DcgmSample | None:
         """Return a row's sample of a device; None if no source has its readings."""
-        candidates = (self._way(row, formula, device) for formula in formulas)
-        ways = tuple(way for way in candidates if way)
+        candidates = (self._formula_columns(row, formula, device) for formula in formulas)
+        columns = tuple(candidate for candidate in candidates if candidate)
         zero = None
         if row.otherwise_zero:
             zero = self._sum([(FormulaTerm(row.otherwise_zero), 1)], device)
-        return _DcgmSample(labelled(row.name, device.labels), ways, zero) if ways or zero else None
+        return (
+            _DcgmSample(labelled(row.name, device.labels), columns, zero)
+            if columns or zero
+            else None
+        )
 
-    def _way(
+    def _formula_columns(
         self, row: DcgmMetric, formula: DcgmFormula, device: DcgmDevice
     ) -> _FormulaColumns | None:
         per_unit = row.measure.per_base_unit
@@ -195,9 +199,9 @@ class _SchemaColumns:
         self, term: FormulaTerm, factor: int, device: DcgmDevice
     ) -> Iterator[tuple[ReadingPosition, int]]:
         kind = term.metric.about
-        wanted = (*device.own(kind), *term.part)
+        device_key = (*device.own(kind), *term.part)
         for key, place in self._columns.get((term.metric, device.own(kind.whole)), ()):
-            if not _matches_key(key, wanted):
+            if not _matches_key(key, device_key):
                 continue
             if term.weights is None:
                 yield place, factor
@@ -205,9 +209,9 @@ class _SchemaColumns:
                 yield place, factor * term.weights[key[-1]]
 
 
-def _matches_key(key: EntityKey, wanted: EntityKey) -> bool:
-    return len(key) == len(wanted) and all(
-        want in {EACH, have} for have, want in zip(key, wanted, strict=True)
+def _matches_key(key: EntityKey, device_key: EntityKey) -> bool:
+    return len(key) == len(device_key) and all(
+        want in {EACH, have} for have, want in zip(key, device_key, strict=True)
     )
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from railscope.capture import Json, NvmlError
 from railscope.frame import NodeTimestamp
 
-__all__ = ["Clock", "Host", "Json", "KeptFiles", "KernelLog", "NvmlError"]
+__all__ = ["Clock", "FileGroup", "Host", "Json", "KernelLog", "NvmlError"]
 
 
 class Clock(Protocol):
@@ -31,7 +31,7 @@ class Clock(Protocol):
         ...
 
 
-class KeptFiles(Protocol):
+class FileGroup(Protocol):
     """A group of small files that are read often; most hold one integer each."""
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
@@ -84,7 +84,7 @@ class Host(Protocol):
         """Path with all links followed, still under the root. Raises OSError."""
         ...
 
-    def keep(self, paths: Sequence[str]) -> KeptFiles:
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of files that are read often."""
         ...
 

@@ -57,7 +57,7 @@ class RootedFiles:
             raise FileNotFoundError(message)
         return target[len(self._root) :]
 
-    def keep(self, paths: Sequence[str]) -> OpenFiles:
+    def open_file_group(self, paths: Sequence[str]) -> OpenFiles:
         """Open a group of files with persistent descriptors."""
         return OpenFiles([self.real(path) for path in paths])
 

@@ -124,7 +124,9 @@ class Nvml:
     def _call(self, function: str, arguments: tuple[Device, ...]) -> Json:
         module = self._module or self._started()
         try:
-            ask = self._ways.get((function, arguments)) or self._way(module, function, arguments)
+            ask = self._bound_calls.get((function, arguments)) or self._bind_call(
+                module, function, arguments
+            )
             return ask()
         except module.NVMLError as error:
             self._drop_failed_handles(error.value, arguments)
@@ -144,7 +146,7 @@ class Nvml:
             module.nvmlShutdown()
         self._forget()
 
-    def _way(
+    def _bind_call(
         self, module: ModuleType, function: str, arguments: tuple[Device, ...]
     ) -> Callable[[], Json]:
         """Callable for a function and its arguments; cached for device calls until a device is dropped."""
@@ -158,17 +160,17 @@ class Nvml:
             return partial(_plain_result, target, *arguments)
         device, *rest = arguments
         handle = self._handle(module, device)
-        way: Callable[[], Json]
+        bound_call: Callable[[], Json]
         if function == "nvmlDeviceGetFieldValues":
-            way = FieldBatch(module, handle, rest).get
+            bound_call = FieldBatch(module, handle, rest).get
         elif function in _VERSIONED_STRUCTURES:
-            way = partial(_filled_structure, module, target, handle, function)
+            bound_call = partial(_filled_structure, module, target, handle, function)
         elif function == "nvmlDeviceGetMemoryInfo":
-            way = partial(self._memory, module, target, handle, (function, arguments))
+            bound_call = partial(self._memory, module, target, handle, (function, arguments))
         else:
-            way = partial(_plain_result, target, handle, *rest)
-        self._ways[function, arguments] = way
-        return way
+            bound_call = partial(_plain_result, target, handle, *rest)
+        self._bound_calls[function, arguments] = bound_call
+        return bound_call
 
     def _drop_failed_handles(self, code: int, arguments: tuple[Device, ...]) -> None:
         """Drop cached state of a driver or device that failed; it may return as a different one.
@@ -196,7 +198,7 @@ class Nvml:
 
     def _drop(self, device: Device) -> None:
         if self._handles.pop(device, None):
-            self._ways.clear()
+            self._bound_calls.clear()
         if monitor := self._monitors.pop(device, None):
             monitor.close()
 
@@ -253,7 +255,7 @@ class Nvml:
         """Drop all state of the previous driver; event numbers continue."""
         self._handles: dict[Device, Any] = {}
         self._mig: dict[str, tuple[int, int]] = {}
-        self._ways: dict[tuple[str, tuple[Device, ...]], Callable[[], Json]] = {}
+        self._bound_calls: dict[tuple[str, tuple[Device, ...]], Callable[[], Json]] = {}
         self._monitors: dict[Device, GpmMonitor] = {}
         self._stamps: dict[tuple[str, int], int] = {}
 
@@ -316,8 +318,8 @@ class Nvml:
         except module.NVMLError as error:
             if error.value not in {_FUNCTION_NOT_FOUND, _ARGUMENT_VERSION}:
                 raise
-        way = self._ways[key] = partial(_plain_result, target, handle)
-        return way()
+        bound_call = self._bound_calls[key] = partial(_plain_result, target, handle)
+        return bound_call()
 
     def _vgpu_memory(self, module: ModuleType, instance: int) -> Json:
         """Memory usage of a vGPU in bytes: 64 bits in nvml.h, but pynvml reserves 32."""

@@ -146,7 +146,7 @@ class RecordedHost:
         target: str = self.cost.charge(lambda: self._stored_answer("links", path))
         return target
 
-    def keep(self, paths: Sequence[str]) -> PlainFiles:
+    def open_file_group(self, paths: Sequence[str]) -> PlainFiles:
         """Open a group of counter files."""
         return PlainFiles(self.read, paths)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog, files, recorded_host
+from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, files, recorded_host
 from agent.host.redactor import Redactor
 from railscope.capture import PENDING, CaptureMoment, failure
 
@@ -106,7 +106,7 @@ class RecordingHost(HostWrapper):
         """Path with all links followed."""
         return self._recorded_answer("links", path, lambda: self._host.resolve(path))
 
-    def keep(self, paths: Sequence[str]) -> KeptFiles:
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of counter files, read one by one so that their text can be recorded."""
         return files.PlainFiles(self.read, paths)
 

@@ -33,7 +33,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog, NvmlError
+from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
 from agent.sampling.answer_completeness import AnswerRosters
 from agent.sampling.answer_shapes import checked_path, well_formed, well_formed_file
 from railscope.reading import Absent
@@ -179,7 +179,7 @@ class GuardedHost(HostWrapper):
         checked_path(path)
         return self.guarded(device_of(path), path, lambda: call(path))
 
-    def keep(self, paths: Sequence[str]) -> KeptFiles:
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of files for frequent reads."""
         return GuardedFiles(self, self._host, paths)
 
@@ -230,12 +230,12 @@ class GuardedFiles:
 
     def __init__(self, guard: GuardedHost, host: Host, paths: Sequence[str]) -> None:
         self._guard = guard
-        self._groups: list[tuple[str, int, KeptFiles]] = []
+        self._groups: list[tuple[str, int, FileGroup]] = []
         self._starts: list[int] = []
         start = 0
         for device, members in groupby(paths, device_of):
             group = list(members)
-            self._groups.append((device, len(group), host.keep(group)))
+            self._groups.append((device, len(group), host.open_file_group(group)))
             self._starts.append(start)
             start += len(group)
 

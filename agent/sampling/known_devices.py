@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog, NvmlError
+from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
 from agent.sampling.answer_completeness import AnswerSizes, answer_size, smaller_answer_error
 from agent.sampling.source import ProbeResult, reason_for
 from railscope.catalog.declare import EntityKind, Metric
@@ -101,9 +101,9 @@ class ProbeHost(HostWrapper):
         """Return a path with all links followed."""
         return self._attempt(f"-> {path}", path.split("/"), lambda: self._host.resolve(path))
 
-    def keep(self, paths: Sequence[str]) -> KeptFiles:
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Return a group of files that are read often."""
-        return self._host.keep(paths)
+        return self._host.open_file_group(paths)
 
     def kernel_log(self) -> KernelLog:
         """The kernel log."""

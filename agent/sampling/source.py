@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from agent.host import Host, Json, KeptFiles, NvmlError
+from agent.host import FileGroup, Host, Json, NvmlError
 from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity, Event
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
@@ -182,7 +182,7 @@ def parsed_reading(
 ) -> Reading:
     """Return the reading in the content of a file, or the reason why it cannot be read.
 
-    `read` is `Host.read` with a path, or `KeptFiles.text` with an index.
+    `read` is `Host.read` with a path, or `FileGroup.text` with an index.
     """
     try:
         return parse(read(place))
@@ -200,12 +200,12 @@ class SourceWithoutResources:
 class SourceWithFiles:
     """Base class of sources that hold files open between reads, in groups."""
 
-    _files: tuple[KeptFiles, ...] = ()
+    _files: tuple[FileGroup, ...] = ()
 
     def _keep(self, host: Host, *groups: Sequence[str]) -> None:
         """Open groups of files in place of those of the last probe."""
         self.close()
-        self._files = tuple(host.keep(paths) for paths in groups)
+        self._files = tuple(host.open_file_group(paths) for paths in groups)
 
     def close(self) -> None:
         """Close the open files."""

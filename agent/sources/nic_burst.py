@@ -85,8 +85,8 @@ def plan_sampling(host: Host, interface: str, nics: Mapping[str, str]) -> NicSam
     for metric, _, position in match_statistics(driver["driver"], listed):
         if metric is nic.LINK_DOWNS:
             link_downs = position
-        if what := _COUNTED.get(metric):
-            positions[what] = (*positions.get(what, ()), position)
+        if counter_key := _COUNTED.get(metric):
+            positions[counter_key] = (*positions.get(counter_key, ()), position)
     if not positions:
         return None
     device = nics.get(interface) or nics.get(driver.get("bus", ""), "")
@@ -107,8 +107,8 @@ def _notification_files(host: Host, device: str, pci_driver: str) -> dict[Counte
     for file in source.list_names(host, directory):
         metric = rdma.meaning(driver, file)
         if metric and metric.name in _NOTIFICATIONS:
-            what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
-            paths.setdefault(what, f"{directory}/{file}")
+            counter_key = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
+            paths.setdefault(counter_key, f"{directory}/{file}")
     return paths
 
 
@@ -136,13 +136,13 @@ class BurstPort:
         """Window length: at least the refresh period of the driver."""
         self.problem: Absent | None = None
         """Reason why the last sample has no values."""
-        self.kept = history
+        self.history = history
         if history.planned != planned:
             history.planned, history.last = planned, None
         self._grid = burst_windows.WindowGrid(self.window_ns)
         self._list: list[str] | None = None
-        self._notifications = host.keep(tuple(planned.notifications.values()))
-        self._speed = host.keep([f"{NET}/{planned.interface}/speed"])
+        self._notifications = host.open_file_group(tuple(planned.notifications.values()))
+        self._speed = host.open_file_group([f"{NET}/{planned.interface}/speed"])
         self._megabits = 0
         self._link_downs = 0
         self._speed_due = True
@@ -173,7 +173,7 @@ class BurstPort:
         has ended since the last sample, none is taken.
         """
         began_ns = host.clock.now().boot_ns
-        if self.kept.last and not self._grid.between(self.kept.last.at_ns, began_ns):
+        if self.history.last and not self._grid.between(self.history.last.at_ns, began_ns):
             return False
         try:
             statistics = host.call("ethtool", "statistics", self.planned.interface)
@@ -188,8 +188,8 @@ class BurstPort:
             self._list = statistics["names"]
         values = statistics["values"]
         counters = {
-            what: [values[position] for position in positions]
-            for what, positions in self.planned.positions.items()
+            counter_key: [values[position] for position in positions]
+            for counter_key, positions in self.planned.positions.items()
         }
         if self.planned.link_downs is not None:
             self._speed_due |= self._link_downs != values[self.planned.link_downs]
@@ -198,7 +198,7 @@ class BurstPort:
         self.problem = None
         now_ns = host.clock.now().boot_ns
         if now_ns - began_ns > self._grid.window_ns:
-            self.kept.last = None
+            self.history.last = None
             self._discard_sample(now_ns)
         else:
             self._compare(_NicCounters(now_ns, counters))
@@ -208,43 +208,44 @@ class BurstPort:
         wanted = self.planned.notifications
         values, reasons = [0] * len(wanted), bytearray(len(wanted))
         self._notifications.read_into(values, reasons, 0)
-        for what, value, reason in zip(wanted, values, reasons, strict=True):
+        for counter_key, value, reason in zip(wanted, values, reasons, strict=True):
             if reason == PRESENT:
-                counters[what] = [value]
+                counters[counter_key] = [value]
 
     def _discard_sample(self, now_ns: int) -> None:
         """Count windows as unseen once no later sample can cover them."""
-        before = self.kept.last
+        before = self.history.last
         if before and not self._grid.reports_each_window(before.at_ns, now_ns):
-            self.kept.last = before = None
-        if before is None and self.kept.counted_ns is not None:
-            self.kept.unseen += self._grid.between(self.kept.counted_ns, now_ns)
-            self.kept.counted_ns = now_ns
+            self.history.last = before = None
+        if before is None and self.history.counted_ns is not None:
+            self.history.unseen += self._grid.between(self.history.counted_ns, now_ns)
+            self.history.counted_ns = now_ns
 
     def _compare(self, now: _NicCounters) -> None:
-        before, self.kept.counted_ns = self.kept.last, self.kept.counted_ns or now.at_ns
-        windows = self._grid.between(self.kept.counted_ns, now.at_ns)
+        before, self.history.counted_ns = self.history.last, self.history.counted_ns or now.at_ns
+        windows = self._grid.between(self.history.counted_ns, now.at_ns)
         if before and (not windows or self._waits(before, now)):
             return
-        self.kept.last, self.kept.counted_ns = now, now.at_ns
+        self.history.last, self.history.counted_ns = now, now.at_ns
         if before is None or not self._grid.reports_each_window(before.at_ns, now.at_ns):
-            self.kept.unseen += windows
+            self.history.unseen += windows
             return
         grown = now.grown_since(before)
         if min(grown.values(), default=0) < 0:
-            self.kept.unseen += windows  # the NIC has reset its counters
+            self.history.unseen += windows  # the NIC has reset its counters
             return
         elapsed_ns = now.at_ns - before.at_ns
-        for what, amount in grown.items():
-            value = self._value(what[0], amount, elapsed_ns)
+        for counter_key, amount in grown.items():
+            value = self._value(counter_key[0], amount, elapsed_ns)
             if value is not None:
-                self.windows[what].count(windows, value)
+                self.windows[counter_key].count(windows, value)
 
     def _waits(self, before: _NicCounters, now: _NicCounters) -> bool:
         """True if the driver has not refreshed its counters since the last sample, as far as is visible."""
         soon_ns = before.at_ns + 2 * self.planned.refreshed_ns
         return now.at_ns < soon_ns and all(
-            now.counters[what] == before.counters[what] for what in self.planned.positions
+            now.counters[counter_key] == before.counters[counter_key]
+            for counter_key in self.planned.positions
         )
 
     def _value(self, metric: declare.Metric, amount: int, elapsed_ns: int) -> int | None:
@@ -362,7 +363,7 @@ class NicBurstSource:
             return
         self._reported_ns = now_ns
         for port, first in self._columns:
-            into.put_all(first, (port.window_ns, port.kept.unseen))
+            into.put_all(first, (port.window_ns, port.history.unseen))
             for windows in port.windows.values():
                 windows.put(into, port.problem)
             port.read_speed()

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from agent.host import Host, KeptFiles
+from agent.host import FileGroup, Host
 from agent.sampling import source
 from agent.topology import pci, pcie_links
 from railscope.catalog import declare, pcie as catalog
@@ -194,7 +194,7 @@ class PcieSource(source.SourceWithFiles):
         into.events += self._presence.compare(addresses, host.clock.now())
         into.grown |= self._presence.grown
 
-    def _read_errors(self, counts: KeptFiles, into: source.RowBuilder) -> None:
+    def _read_errors(self, counts: FileGroup, into: source.RowBuilder) -> None:
         for file, positions in self._plan.errors:
             try:
                 counts_by_kind = parse_aer(counts.text(file))

@@ -149,11 +149,11 @@ class ClaimSource(source.SourceWithoutResources):
             claims = list(claim_tracker.claims_on_gpu(self.active_claims, gpu))
             into.put(place, self._problem or len(claims))
             into.put(count + place, self._problem or claim_placement.count_claimed_slots(claims))
-            unread = self._uses.unread.get(gpu) or (
+            absence = self._uses.absences.get(gpu) or (
                 Absent.GONE if gpu not in self._present_gpus else None
             )
             processes = sum(len(use.pids) for use in gpu_processes.uses_of_gpu(self._free, gpu))
-            into.put(2 * count + place, unread or self._problem or processes)
+            into.put(2 * count + place, absence or self._problem or processes)
 
     @property
     def _present_gpus(self) -> set[str]:
@@ -185,13 +185,13 @@ class ClaimSource(source.SourceWithoutResources):
             list(self._reports(host, tracker)), tracker.in_force, self.devices
         )
         tracker.process_reports(reports, host.clock.now())
-        unread_providers = {
-            report.adapter for report in reports if report.report.unread is not None
+        unreadable_providers = {
+            report.adapter for report in reports if report.report.absence is not None
         }
         claims = [active.claim for active in tracker.active_claims if active.is_claim]
         context = gpu_processes.ClaimContext(
             claims,
-            unread_providers,
+            unreadable_providers,
             self._slurm.jobs,
             self._system,
             tracker.in_force(UNCLAIMED),
@@ -201,7 +201,7 @@ class ClaimSource(source.SourceWithoutResources):
         if (report := self._process_report(UNCLAIMED, unclaimed)) is not None:
             tracker.process_reports([report], host.clock.now())
         self._problem = next(
-            (report.report.unread for report in reports if report.report.unread), None
+            (report.report.absence for report in reports if report.report.absence), None
         )
         self._findings = tuple(f for report in reports for f in report.report.findings)
         self._findings += (*claim_placement.unplaced_findings(unplaced), *self._report_processes())
@@ -262,7 +262,7 @@ class ClaimSource(source.SourceWithoutResources):
         oldest, newest = self._uses.oldest, self._uses.newest
         if oldest is None or newest is None:
             return None
-        without = frozenset(self._before.keys() - self._present_gpus) | self._uses.unread.keys()
+        without = frozenset(self._before.keys() - self._present_gpus) | self._uses.absences.keys()
         return claim_tracker.ProviderReport(
             name, ClaimReport(claims, (), None, without), oldest, newest
         )
@@ -272,7 +272,7 @@ class ClaimSource(source.SourceWithoutResources):
             return
         subject = "claims and processes"
         if self._uses.oldest is None:
-            reason = next(iter(self._uses.unread.values()), Absent.ERROR)
+            reason = next(iter(self._uses.absences.values()), Absent.ERROR)
             yield source.ProbeFinding.absent(subject, f"processes cannot be read: {reason.label}")
             return
         hidden = sum(

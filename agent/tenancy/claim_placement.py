@@ -38,7 +38,7 @@ def place_claims(
     claimed += [
         (report.adapter, other)
         for report in reports
-        if report.report.unread
+        if report.report.absence
         for other in in_force(report.adapter)
     ]
     unnamed_claims.sort(key=lambda counted: (-counted[1].authority, counted[1].key))

@@ -161,13 +161,13 @@ class ClaimTracker:
             self._repeat_at_ns = now.boot_ns + REPEAT_EVERY_NS
         claimed = [(report.adapter, claim) for report in reports for claim in report.report.claims]
         reported = {(adapter, *claim.key) for adapter, claim in claimed}
-        unread = {report.adapter: report.report for report in reports}
+        report_by_provider = {report.adapter: report.report for report in reports}
         claimed += [
             (active.adapter, active.claim)
             for key, active in self._active.items()
             if key not in reported
-            and active.adapter in unread
-            and _remains_in_force(active, unread[active.adapter])
+            and active.adapter in report_by_provider
+            and _remains_in_force(active, report_by_provider[active.adapter])
         ]
         by_workload: ClaimsByWorkload = {}
         for adapter, claim in claimed:
@@ -190,7 +190,7 @@ class ClaimTracker:
 
     def _process_report(self, report: ProviderReport, by_workload: ClaimsByWorkload) -> None:
         """Compare the report of one provider with its previous one."""
-        if report.report.unread is not None:
+        if report.report.absence is not None:
             return
         now, gap_ns = report.ended, self._gap_ns(report)
         present = dict(self._effective_claims(report, by_workload, now))
@@ -390,7 +390,7 @@ class ClaimTracker:
 
 def _remains_in_force(active: ActiveClaim, claim_report: ClaimReport) -> bool:
     """True if the report leaves a claim as it is because its GPU or provider could not be read."""
-    return claim_report.unread is not None or active.claim.gpu in claim_report.unread_gpus
+    return claim_report.absence is not None or active.claim.gpu in claim_report.unreadable_gpus
 
 
 def _without_start(claim: NodeClaim) -> NodeClaim:

@@ -177,14 +177,14 @@ def _compared_content(claim: NodeClaim) -> NodeClaim:
 class ClaimReport:
     """Result of one poll of a claim provider.
 
-    If `unread` is a reason, the provider could not be read and all claims in force stay. The same applies
-    to the single GPUs in `unread_gpus`.
+    If `absence` is a reason, the provider could not be read and all claims in force stay. The same applies
+    to the single GPUs in `unreadable_gpus`.
     """
 
     claims: tuple[NodeClaim, ...] = ()
     findings: tuple[ProbeFinding, ...] = ()
-    unread: Absent | None = None
-    unread_gpus: frozenset[str] = frozenset()
+    absence: Absent | None = None
+    unreadable_gpus: frozenset[str] = frozenset()
 
 
 class ClaimProvider(Protocol):
@@ -197,7 +197,7 @@ class ClaimProvider(Protocol):
     ) -> ClaimReport:
         """Return the current claims. `in_force` contains this provider's claims that are in force.
 
-        Never raises for the state of its source; a failed read returns a `ClaimReport` with a reason in `unread`.
+        Never raises for the state of its source; a failed read returns a `ClaimReport` with a reason in `absence`.
         """
         ...
 

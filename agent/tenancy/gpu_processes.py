@@ -64,7 +64,7 @@ class DeviceUses:
     """Result of one poll of the process lists; GPUs without a usable list have an absence reason."""
 
     uses: tuple[DeviceUse, ...] = ()
-    unread: Mapping[str, Absent] = field(default_factory=dict)
+    absences: Mapping[str, Absent] = field(default_factory=dict)
     listed: Mapping[str, NodeTimestamp] = field(default_factory=dict)
     """Time of the process list of each other GPU."""
 
@@ -95,10 +95,12 @@ class GpuProcessOwners:
         """Group the processes of the latest lists by owner."""
         now = host.clock.now()
         lists = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
-        unread = {
+        absences = {
             uuid: reason for uuid, listed in lists.items() if (reason := _list_failure(listed, now))
         }
-        readable = {uuid: listed for uuid, listed in lists.items() if listed and uuid not in unread}
+        readable = {
+            uuid: listed for uuid, listed in lists.items() if listed and uuid not in absences
+        }
         pids = {pid for listed in readable.values() for pid in listed.processes}
         self._known = {pid: known for pid, known in self._known.items() if pid in pids}
         self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
@@ -117,7 +119,9 @@ class GpuProcessOwners:
                 key = (use.owner.source, use.owner.workload, device.id)
                 uses[key] = _join_uses(uses[key], use) if key in uses else use
         return DeviceUses(
-            tuple(uses.values()), unread, {uuid: listed.listed for uuid, listed in readable.items()}
+            tuple(uses.values()),
+            absences,
+            {uuid: listed.listed for uuid, listed in readable.items()},
         )
 
     def _owner(
@@ -252,12 +256,12 @@ class FirstListedUse:
 class ClaimContext:
     """Claims and other facts that process owners are compared with.
 
-    `unread` contains the providers that could not be read, `jobs` the Slurm job ids by SLUID. `in_force` is
-    unclaimed use that was reported before, possibly by an earlier run of the agent.
+    `jobs` contains the Slurm job ids by SLUID. `in_force` is unclaimed use that was reported before,
+    possibly by an earlier run of the agent.
     """
 
     claims: Collection[NodeClaim]
-    unread: Collection[str]
+    unreadable_providers: Collection[str]
     jobs: Mapping[str, str]
     system: Collection[str]
     in_force: Collection[NodeClaim]
@@ -279,14 +283,14 @@ class UnclaimedUseDetector:
         free = tuple(
             use
             for use in uses.uses
-            if use.owner.source not in context.unread
+            if use.owner.source not in context.unreadable_providers
             and not any(can_account_for(claim, use, context.jobs) for claim in context.claims)
         )
         keys = {_use_key(use) for use in free}
         self._first = {
             key: first
             for key, first in self._first.items()
-            if key in keys or key[2] in uses.unread or key[0] in context.unread
+            if key in keys or key[2] in uses.absences or key[0] in context.unreadable_providers
         }
         for use in free:
             if _use_key(use) not in self._first:

@@ -72,8 +72,8 @@ class JobControlGroups:
 
     def _environment(self, host: Host, path: str) -> JobEnvironment:
         """Return the environment of a job, not read again once it has GPUs: a job may change it."""
-        unread = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
-        polled, remembered = self._known.get(path, unread)
+        not_polled = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
+        polled, remembered = self._known.get(path, not_polled)
         if remembered.gpus or remembered.is_denied:
             return remembered
         steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))

@@ -185,7 +185,7 @@ def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
     for position, device in enumerate(network.gpus):
         links = reported.get(device.address)
         gpus.append(TopologyGpu(links.index if links else position, device, links))
-    files = host.keep(pcie_links.link_files(devices))
+    files = host.open_file_group(pcie_links.link_files(devices))
     states = pcie_links.read_links(files, devices)
     files.close()
     bonds = {pair: f"{kind}{count}" for pair, (kind, count) in tree.links.items()}

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.host import KeptFiles
+from agent.host import FileGroup
 from agent.topology.pci import BRIDGE, DEVICES
 from railscope.catalog.pcie import PATH_STEPS, PCIE_PATH_STATE
 from railscope.reading import Absent, Reading, reason_of
@@ -79,18 +79,18 @@ def parse_link(file: str, content: bytes) -> Reading:
 
 
 def link_files(addresses: Iterable[str]) -> list[str]:
-    """Return the paths of the files of links, for `Host.keep`."""
+    """Return the paths of the files of links, for `Host.open_file_group`."""
     return [f"{DEVICES}/{address}/{file}" for address in addresses for file in FILES]
 
 
-def read_links(files: KeptFiles, addresses: Iterable[str]) -> dict[str, PcieLinkState]:
+def read_links(files: FileGroup, addresses: Iterable[str]) -> dict[str, PcieLinkState]:
     """Return the state of every device's link by address; `files` are the `link_files` of all."""
     return {
         address: _read_link(files, place * len(FILES)) for place, address in enumerate(addresses)
     }
 
 
-def _read_link(files: KeptFiles, first: int) -> PcieLinkState:
+def _read_link(files: FileGroup, first: int) -> PcieLinkState:
     readings: list[Reading] = []
     lost = False
     for index, file in enumerate(FILES, first):

@@ -95,7 +95,7 @@ def test_kept_files_of_a_hung_device_are_passed_over() -> None:
     host, guard = guarded("net/eth1")
     paths = [f"/sys/class/net/eth{nic}/{file}" for nic in range(3) for file in ("mtu", "speed")]
     host.files |= {path: f"{number}\n" for number, path in enumerate(paths)}
-    kept = guard.keep(paths)
+    kept = guard.open_file_group(paths)
     values, reasons = [9] * 8, bytearray(8)
     kept.read_into(values, reasons, 1)
     timeout = Absent.TIMEOUT.value

@@ -89,7 +89,7 @@ class FailingHost:
         self._ask("file", path, path.split("/"))
         return self._either(lambda host: host.resolve(path))
 
-    def keep(self, paths: Sequence[str]) -> PlainFiles:
+    def open_file_group(self, paths: Sequence[str]) -> PlainFiles:
         return PlainFiles(self.read, paths)
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:

@@ -66,7 +66,7 @@ class _Plentiful:
 
     resolve = read
 
-    def keep(self, paths: Sequence[str]) -> PlainFiles:
+    def open_file_group(self, paths: Sequence[str]) -> PlainFiles:
         return PlainFiles(self.read, paths)
 
     @property

@@ -59,7 +59,7 @@ class FakeHost:
             raise _missing(path)
         return real
 
-    def keep(self, paths: Sequence[str]) -> PlainFiles:
+    def open_file_group(self, paths: Sequence[str]) -> PlainFiles:
         return PlainFiles(self.read, paths)
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:

@@ -99,9 +99,9 @@ class TrackerRun:
         reports = [
             ProviderReport(
                 source,
-                ClaimReport(unread=Absent.GONE)
+                ClaimReport(absence=Absent.GONE)
                 if claims is None
-                else ClaimReport(claims, unread_gpus=step.lost),
+                else ClaimReport(claims, unreadable_gpus=step.lost),
                 NodeTimestamp(wall_ns, boot_ns - 1),
                 self.now,
             )
