@@ -1,16 +1,8 @@
 """Facts about every GPU from frames, and the state that rules need.
 
 The state consists of earlier values of counters, the GPUs seen so far, and the time of each GPU's
-last reset. All of it is bounded.
-
-A window has the increase of counters over the last minutes, in bounded memory. Increases are
-summed as readings arrive, and every half minute the sums are stored as one array. The sums before
-a counter decreased are no longer valid for the device and are dropped.
-
-Events of a GPU no longer count up to its last reset, or the driver's all-clear. That time is
-saved. The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers before
-570 do not report that a GPU has recovered; only an agent that observed its counters decrease can
-detect that it was reset.
+last reset. All of it is bounded. Events of a GPU no longer count up to its last reset, or up to the
+driver's report that no recovery action is needed. That time is saved.
 """
 
 from __future__ import annotations
@@ -67,7 +59,11 @@ class _WindowMark:
 
 @dataclass(slots=True)
 class CounterWindow(Generic[CounterKeyT]):
-    """Increase of counters by key; totals are unsigned 64-bit integers, as counters are."""
+    """Increase of counters by key; totals are unsigned 64-bit integers, as counters are.
+
+    Increases are summed as readings arrive, and every half minute the sums are stored as one array, so
+    memory is bounded. The sums before a counter decreased are no longer valid and are dropped.
+    """
 
     length_ns: int = WINDOW_NS
     step_ns: int = STEP_NS
@@ -139,7 +135,9 @@ _NO_RECOVERY_ACTION = 0
 class GpuLifetime:
     """Evidence of a reset: the energy counter, which only a reset or a driver load sets back.
 
-    Drivers from 570 on also report whether the GPU needs a recovery action.
+    Drivers from 570 on also report whether the GPU needs a recovery action. The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers before 570 do
+    not report that a GPU has recovered: only an agent that observed its counters decrease can detect a
+    reset.
     """
 
     cleared_ns: int = -1

@@ -1,17 +1,6 @@
 """The live node, or a copied tree of files: its clocks, kernel log, psutil and NVMe drives.
 
-Kernel log: /dev/kmsg, or a file of records in a copied tree. Format:
-Documentation/ABI/testing/dev-kmsg. One read returns one record; EAGAIN means that all records were
-read, EPIPE that records were overwritten before they were read: reading continues with the oldest
-remaining record, and the gap is visible in the sequence numbers.
-
-psutil: its answers are converted to plain dictionaries.
-
-Health log of NVMe drives, by ioctl and without a subprocess. Sources: linux UAPI
-include/uapi/linux/nvme_ioctl.h (struct nvme_passthru_cmd); NVM Express base specification, Get Log
-Page command and SMART / Health Information log (page 0x02). The kernel requires CAP_SYS_ADMIN for
-it. The command runs with the kernel's own timeout: if a shorter one expired, the kernel would reset
-the drive.
+The answers of psutil are converted to plain dictionaries.
 """
 
 from __future__ import annotations
@@ -93,7 +82,13 @@ _MAX_RECORDS_PER_POLL = 20_000
 
 
 class LiveKernelLog:
-    """Follow /dev/kmsg without blocking. Raises OSError if it cannot be opened."""
+    """Follow /dev/kmsg without blocking. Raises OSError if it cannot be opened.
+
+    The log is /dev/kmsg, or a file of records in a copied tree. Format:
+    Documentation/ABI/testing/dev-kmsg. One read returns one record; EAGAIN means that all records were
+    read, EPIPE that records were overwritten before they were read: reading continues with the oldest
+    remaining record, and the gap is visible in the sequence numbers.
+    """
 
     def __init__(self, path: str, handed_over: int = STANDARD_INPUT) -> None:
         self._descriptor = _inherited_log(path, handed_over)
@@ -262,7 +257,13 @@ def command_error(status: int) -> OSError:
 
 
 def read_health_log(descriptor: int) -> bytes:
-    """Health log of the drive of a descriptor. Raises OSError, also if it is not a drive."""
+    """Health log of the drive of a descriptor. Raises OSError, also if it is not a drive.
+
+    Sources: linux UAPI include/uapi/linux/nvme_ioctl.h (struct nvme_passthru_cmd); NVM Express base
+    specification, Get Log Page command and SMART / Health Information log (page 0x02). The ioctl
+    requires CAP_SYS_ADMIN. The command runs with the kernel's own timeout: if a shorter one expired,
+    the kernel would reset the drive.
+    """
     buffer = array.array("B", bytes(LOG_BYTES))
     address, _ = buffer.buffer_info()
     length = LOG_BYTES // 4 - 1  # in units of four bytes, counted from 0

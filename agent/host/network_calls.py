@@ -1,20 +1,8 @@
 """Host interfaces of the network: ethtool's ioctl, netlink, and LLDP frames.
 
-Netlink and LLDP are imported on first use, so that an agent that never uses them has no cost.
-
-The ethtool interface is called by ioctl, without a subprocess. Source: linux UAPI
-include/uapi/linux/ethtool.h and sockios.h, net/ethtool/ioctl.c. Two hazards:
-
-- Older kernels write as many statistics as the driver currently has, regardless of the caller's
-  buffer size (fixed by commit 7b07be1ff1cb), and a list may grow many times over between two calls
-  (a NIC that goes up adds its queues). So all answers go into one buffer far larger than any list,
-  of which only the pages that were written occupy memory.
-- Names and values need two calls, and the list may change in between, even at the same length: PFC
-  moved from one priority to another. So names are read after the values as well, and values count
-  only if those names equal the cached ones: the list did not change in between. Reading the names
-  costs no firmware command; they are decoded only if their bytes differ. The count is not read
-  again once names are cached: both answers contain it, or are empty if the kernel finds a different
-  count (7b07be1ff1cb).
+Netlink and LLDP are imported on first use, so that an agent that never uses them has no cost. The
+ethtool interface is called by ioctl, without a subprocess. Source: linux UAPI
+include/uapi/linux/ethtool.h and sockios.h, net/ethtool/ioctl.c.
 """
 
 from __future__ import annotations
@@ -49,6 +37,12 @@ _COUNT, _STRINGS, _VALUES = struct.Struct("=IIQI"), struct.Struct("=III"), struc
 _MAX_CACHED_INTERFACES = 256
 """Maximum of interfaces with cached names: interfaces of containers are created and removed constantly."""
 _BUFFER_BYTES = 1 << 20
+"""Size of the buffer of all answers: far larger than any list, of which only the written pages occupy memory.
+
+Older kernels write as many statistics as the driver currently has, regardless of the caller's buffer
+size (fixed by commit 7b07be1ff1cb), and a list may grow many times over between two calls (a NIC that
+goes up adds its queues).
+"""
 _MAX_STATISTICS = _BUFFER_BYTES // _STRING_BYTES // 4
 """More statistics than any driver has, and a quarter of the buffer's capacity."""
 
@@ -126,6 +120,12 @@ class Ethtool:
 
         The list of names is the same object as long as the names do not change. Raises OSError with
         EAGAIN if the list kept changing during the read.
+
+        Names and values need two calls, and the list may change in between, even at the same length: PFC
+        moved from one priority to another. So names are read after the values as well, and values count
+        only if those names equal the cached ones. Reading the names costs no firmware command; they are
+        decoded only if their bytes differ. The count is not read again once names are cached: both answers
+        contain it, or are empty if the kernel finds a different count (commit 7b07be1ff1cb).
         """
         for _ in range(_TRIES):
             cached = self._known.get(interface)

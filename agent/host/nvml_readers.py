@@ -1,18 +1,7 @@
 """Stateful readers of NVML: the event queue, batches of fields, GPM samples; and plain results.
 
-Results of nvidia-ml-py are converted to plain numbers, strings, lists and dictionaries.
-
-Events of the NVIDIA driver are read without waiting. They are numbered, and every call returns the
-latest ones again: the caller detects new ones by their number, and a recording of the answers loses
-none.
-
-Many field values of a GPU are read in one call, and decoded from the driver's array without a loop
-of ctypes. nvml.h, nvmlFieldValue_t: field and scope (4 bytes each), time stamp and latency (8
-each), value type and return code (4 each), the value (8).
-
-Activity of SMs, pipes and links comes from two samples of the hardware's counters (GPM, Hopper+).
-nvml.h, nvmlGpmMetricsGet: the samples must be more than 100 ms apart. Each read takes one sample
-and compares it with the previous one.
+Results of nvidia-ml-py are converted to plain numbers, strings, lists and dictionaries. Sources of
+structures: nvml.h.
 """
 
 from __future__ import annotations
@@ -67,7 +56,11 @@ _OF_THE_DRIVER = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED
 
 
 class EventQueue:
-    """The driver's events, numbered from the start of the process; opened for a set of GPUs."""
+    """The driver's events, numbered from the start of the process; opened for a set of GPUs.
+
+    Events are read without waiting. Every call returns the latest ones again: the caller detects new
+    ones by their number, and a recording of the answers loses none.
+    """
 
     def __init__(self) -> None:
         self._given = 0
@@ -182,7 +175,12 @@ _UNSIGNED, _UNSIGNED_FIELDS = 1, {82}
 
 
 class FieldBatch:
-    """Fields of one GPU, each a number or "number:scope", and the array they are read into."""
+    """Fields of one GPU, each a number or "number:scope", and the array they are read into.
+
+    All are read in one call, and decoded from the driver's array without a loop of ctypes. nvml.h,
+    nvmlFieldValue_t: field and scope (4 bytes each), time stamp and latency (8 each), value type and
+    return code (4 each), the value (8).
+    """
 
     def __init__(self, module: ModuleType, gpu: Any, entries: Sequence[int | str]) -> None:
         self._module = module
@@ -241,6 +239,10 @@ class GpmMonitor:
     """Two samples of one GPU or of one GPU instance, and the buffer for their metrics.
 
     Raises NVMLError NOT_SUPPORTED if the GPU has no GPM.
+
+    GPM has the activity of SMs, pipes and links, from two samples of the hardware's counters (Hopper and
+    later). nvml.h, nvmlGpmMetricsGet: the samples must be more than 100 ms apart. Each read takes one
+    sample and compares it with the previous one.
     """
 
     def __init__(

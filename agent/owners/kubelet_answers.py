@@ -1,21 +1,7 @@
 """The kubelet's answers about pods: device ids, PodResources v1 in protobuf, the pod list in JSON.
 
-Device ids are names of GPUs and their parts in Kubernetes. Sources:
-NVIDIA/k8s-device-plugin:internal/rm/devices.go;
-GoogleCloudPlatform/container-engine-accelerators:pkg/gpu/nvidia;
-NVIDIA/dcgm-exporter:internal/pkg/transformation/kubernetes.go.
-
-PodResources v1 contains the devices allocated to pods. Source:
-kubernetes/kubelet:pkg/apis/podresources/v1/api.proto. Pods have no uid there. A kubelet may keep
-listing pods that have ended (kubernetes issues 119423 and 132020); the caller has to drop them.
-
-The kubelet's `/pods` endpoint lists the pods of a node. Only annotations and limits that concern
-GPUs are returned; everything else of a pod (environment, volumes, images) is left out of the
-answer. Source: kubernetes/api:core/v1/types.go.
-
-The decoder of protobuf's wire format is limited to a few simple messages. Encoding:
-protocolbuffers/protocolbuffers.github.io:content/programming-guides/encoding.md. Fields that are
-not requested, or have another type than requested, are skipped, as in every protobuf decoder.
+Device ids are names of GPUs and their parts in Kubernetes. PodResources v1 contains the devices
+allocated to pods. The kubelet's `/pods` endpoint lists the pods of a node.
 """
 
 from __future__ import annotations
@@ -107,7 +93,12 @@ _GOOGLE = re.compile(
 
 
 def parse_device_id(text: str) -> DeviceId | None:
-    """Parse a device id of a kubelet's answer; None for a text that is none of a GPU."""
+    """Parse a device id of a kubelet's answer; None for a text that is none of a GPU.
+
+    Sources: NVIDIA/k8s-device-plugin:internal/rm/devices.go;
+    GoogleCloudPlatform/container-engine-accelerators:pkg/gpu/nvidia;
+    NVIDIA/dcgm-exporter:internal/pkg/transformation/kubernetes.go.
+    """
     if match := _GOOGLE.fullmatch(text):
         return DeviceFileId(int(match["minor"]), _number(match["gi"]), _number(match["replica"]))
     match = _NVIDIA.fullmatch(text)
@@ -161,7 +152,11 @@ class _PodList(msgspec.Struct):
 
 
 def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
-    """Parse a PodList in JSON. Raises FormatError."""
+    """Parse a PodList in JSON. Raises FormatError.
+
+    Only annotations and limits that concern GPUs are returned; everything else of a pod (environment,
+    volumes, images) is left out. Source: kubernetes/api:core/v1/types.go.
+    """
     try:
         listed = msgspec.json.decode(content, type=_PodList).items or []
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -184,7 +179,12 @@ _MAX_BYTES, _RANGE = 10, 1 << 64
 
 
 class ProtobufMessage:
-    """Fields of one message, by number. Raises FormatError for invalid bytes."""
+    """Fields of one message, by number. Raises FormatError for invalid bytes.
+
+    Limited to the field types of a few simple messages. Encoding:
+    protocolbuffers/protocolbuffers.github.io:content/programming-guides/encoding.md. Fields that are not
+    requested, or have another type than requested, are skipped, as in every protobuf decoder.
+    """
 
     def __init__(self, content: bytes) -> None:
         self._pieces: dict[int, list[bytes]] = {}
@@ -286,7 +286,11 @@ class KubeletPod:
 
 
 def parse_pods(content: bytes) -> tuple[KubeletPod, ...]:
-    """Return the pods of a ListPodResourcesResponse. Raises FormatError."""
+    """Return the pods of a ListPodResourcesResponse. Raises FormatError.
+
+    Source: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto. Pods have no uid there. A kubelet may
+    keep listing pods that have ended (kubernetes issues 119423 and 132020); the caller has to drop them.
+    """
     return tuple(_pod(pod) for pod in ProtobufMessage(content).messages(1))
 
 

@@ -1,24 +1,4 @@
-"""Formats of Slurm on a node: gres.conf, job environments, SLUIDs and process titles of slurmstepd.
-
-Devices by index of Slurm's generic resources are in gres.conf. Indices (IDX) count the devices in
-the order of gres.conf and are not NVML indices. With AutoDetect, slurmd finds and orders the
-devices, and only `slurmd -G` shows the order. Sources: SchedMD/slurm:doc/man/man5/gres.conf.5, src/interfaces/gres.c.
-
-The environment of a job is /proc/PID/environ, entries terminated by a zero byte. A process may
-change its environment before it executes another program: the values come from the job, not from
-Slurm. Only `SLURM_VARIABLES` are read; all else is private to the user. Sources: proc(5);
-SchedMD/slurm:doc/man/man1/sbatch.1, doc/html/prolog_epilog.shtml.
-
-SLUIDs are names of jobs, and of their control groups, in Slurm 26.05 and later. A letter `s` and
-13 digits of Crockford's base 32 encode 64 bits: the cluster (12), milliseconds (42), a sequence
-within the millisecond (10). Source: SchedMD/slurm:src/common/sluid.c.
-
-If Slurm names the control group of a job by its SLUID, the job id is in the process title of a
-step's slurmstepd. It is in `.../step_*/slurm` beside the user's `.../step_*/user`, and its
-/proc/PID/cmdline is `slurmstepd: [3385.batch]`. Any process can set such a title: use it only for
-one that `cgroup.parse_owner` identifies as a daemon. Source:
-SchedMD/slurm:src/slurmd/slurmstepd/slurmstepd.c, src/common/log.c.
-"""
+"""Formats of Slurm on a node: gres.conf, job environments, SLUIDs and process titles of slurmstepd."""
 
 from __future__ import annotations
 
@@ -50,6 +30,10 @@ class GresConf:
     """Devices that the file names for one node, and the AutoDetect method (`nvml`); empty if off.
 
     With AutoDetect, slurmd orders the devices, and the indices may be others.
+
+    Indices (IDX) count the devices of a generic resource in the order of gres.conf and are not NVML indices.
+    Only `slurmd -G` shows the order of AutoDetect. Sources: SchedMD/slurm:doc/man/man5/gres.conf.5,
+    src/interfaces/gres.c.
     """
 
     devices: tuple[GresDevice, ...]
@@ -121,7 +105,13 @@ SLURM_VARIABLES = (
 
 
 def parse_slurm_variables(content: bytes) -> dict[str, str]:
-    """Return the variables of the names above that are set."""
+    """Return those of `SLURM_VARIABLES` that are set.
+
+    The content is that of /proc/PID/environ: entries terminated by a zero byte. A process may change its
+    environment before it executes another program: the values come from the job, not from Slurm. All other
+    variables are private to the user. Sources: proc(5); SchedMD/slurm:doc/man/man1/sbatch.1,
+    doc/html/prolog_epilog.shtml.
+    """
     variables: dict[str, str] = {}
     for entry in content.split(b"\0"):
         name, equals, value = entry.decode(errors="backslashreplace").partition("=")
@@ -131,7 +121,12 @@ def parse_slurm_variables(content: bytes) -> dict[str, str]:
 
 
 SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
-"""Format as Slurm writes it. The first digit has the 4 bits that are left over from 12 digits."""
+"""Name of a job, and of its control group, in Slurm 26.05 and later (SLUID), as Slurm writes it.
+
+13 digits of Crockford's base 32 encode 64 bits: the cluster (12), milliseconds (42), a sequence within
+the millisecond (10). The first digit has the 4 bits that are left over from 12 digits. Source:
+SchedMD/slurm:src/common/sluid.c.
+"""
 
 _TITLE = re.compile(r"slurmstepd: \[([0-9]{1,10})\.[^\s\]]+(?: stepmgr)?\]")
 
@@ -140,6 +135,11 @@ def parse_step_title(cmdline: bytes) -> int:
     """Return the job of a slurmstepd, from its /proc/PID/cmdline. Raises FormatError.
 
     The step in the title is a number, `batch`, `extern`, `interactive` or `0+1`.
+
+    If Slurm names the control group of a job by its SLUID, the job id is in this title only. The process
+    is in `.../step_*/slurm`, beside the user's `.../step_*/user`. Any process can set such a title: use it
+    only for one that `cgroup.parse_owner` identifies as a daemon. Source:
+    SchedMD/slurm:src/slurmd/slurmstepd/slurmstepd.c, src/common/log.c.
     """
     title = cmdline.rstrip(b"\0 ").decode(errors="backslashreplace")
     match = _TITLE.fullmatch(title)

@@ -1,15 +1,8 @@
 """Completeness of answers: an answer that lists or contains less than before may hide known devices.
 
-Rosters: an answer that lists devices may not lose one that the system still has. A netlink dump
-that is cut short, or a driver that skips a sick device, lists fewer devices than there are, and no
-call fails. So the names in each such answer are compared with those of earlier ones. A device that
-is missing has left if a second, independent place lacks it too, or if it stays missing for
-`ACCEPTED_AFTER_NS`. Until then the answer is completed with a record without readings, or the call
-fails.
-
-Sizes: a file that is read while its driver resets can be empty or end in the middle, and a listing
-can lack entries that are still there. No call fails then, so the size of each answer is compared
-with that of the last complete one. Lists of devices that come and go may shrink.
+A netlink dump that is cut short, or a driver that skips a sick device, lists fewer devices than
+there are, and no call fails: the names in an answer are compared with earlier ones (`AnswerRosters`),
+and its size with that of the last complete answer (`AnswerSizes`).
 """
 
 from __future__ import annotations
@@ -58,7 +51,11 @@ _VARYING_CALLS = (
 
 
 class AnswerSizes:
-    """The size of the last complete answer of each call, and the entries of each listing."""
+    """The size of the last complete answer of each call, and the entries of each listing.
+
+    A file that is read while its driver resets can be empty or end in the middle, and a listing can lack
+    entries that are still there. Lists of devices that come and go may shrink.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[int, ...]] = {}
@@ -188,7 +185,12 @@ class _RosterDevice:
 
 
 class AnswerRosters:
-    """The devices in the answers of the calls of one family."""
+    """The devices in the answers of the calls of one family.
+
+    An answer that lists devices may not lose one that the system still has. A device that is missing has
+    left if a second, independent place lacks it too, or if it stays missing for `ACCEPTED_AFTER_NS`. Until
+    then the answer is completed with a record without readings, or the call fails.
+    """
 
     def __init__(self) -> None:
         self._devices: dict[str, dict[str, _RosterDevice]] = {}

@@ -1,22 +1,9 @@
 """Narrow counters extended to 64 bits, and their saved state: a wrap must not appear as a reset.
 
-A counter of 32 bits decreases both when it wraps and when it is reset. The two are distinguished by
-the distance to the new value, and by the other counters of the set:
-
-- It would have to advance by half its range or more from the last value to this one: a reset.
-- A 64-bit counter of the same set decreased as well: a reset, because those do not wrap.
-- All counters of the set were gone in between: a reset of the device.
-- Two or more decreased, and they are most of those with a non-zero value: a reset, which sets the
-  whole set back (a driver that is loaded again), while wraps do not coincide.
-- Otherwise: a wrap.
-
-In doubt it is a reset, so that growth that may not have happened is never counted. Not detected: a
-counter that advances by half its range or more between two readings, and the reset of a set in
-which only one counter, in its upper half, was non-zero.
-
-The saved state is the number of wraps. A driver shows the low 32 bits only. Without this state, a
-restarted agent would lower the counter by all wraps so far, which consumers of the metrics would
-treat as a reset.
+A counter of 32 bits decreases both when it wraps and when it is reset: `CounterUnwrapper`
+distinguishes the two. The saved state is the number of wraps, because a driver shows the low 32
+bits only. Without it, a restarted agent would lower the counter by all wraps so far, which
+consumers of the metrics would treat as a reset.
 """
 
 from __future__ import annotations
@@ -37,6 +24,19 @@ class CounterUnwrapper:
 
     `narrow` maps names that are stable across probes to columns, `wide` lists the columns of 64-bit
     counters of the same set. `before` is the state of an earlier instance, by the same names.
+
+    A decrease is a wrap or a reset, depending on the distance to the new value and on the other counters:
+
+    - It would have to advance by half its range or more from the last value to this one: a reset.
+    - A 64-bit counter of the same set decreased as well: a reset, because those do not wrap.
+    - All counters of the set were gone in between: a reset of the device.
+    - Two or more decreased, and they are most of those with a non-zero value: a reset, which sets the
+      whole set back (a driver that is loaded again), while wraps do not coincide.
+    - Otherwise: a wrap.
+
+    In doubt it is a reset, so that growth that may not have happened is never counted. Not detected: a
+    counter that advances by half its range or more between two readings, and the reset of a set in
+    which only one counter, in its upper half, was non-zero.
     """
 
     def __init__(

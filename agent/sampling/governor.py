@@ -39,7 +39,8 @@ class CostTrend:
     A single outlier does not move it far: a garbage collection or a page fault makes one read a hundred
     times more expensive and must not change a period; a faulty driver makes every read so and must change
     it within a few reads. One value at most doubles the mean, but it is never below the minimum of the
-    last three: three consecutive values are a real change. Of the first three the minimum counts, as some are measured with cold caches.
+    last three: three consecutive values are a real change. Of the first three the minimum counts, as
+    some are measured with cold caches.
     """
 
     settled_after: int = SETTLED_AFTER

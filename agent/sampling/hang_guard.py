@@ -1,22 +1,12 @@
-"""Hung calls: a call that does not return keeps its thread, and only its device ages.
+"""Hung calls: a call that does not return keeps its thread, and only its device becomes stale.
 
 Each device family has its own thread: a call into a faulty driver can block permanently, and a
 thread that is stuck in it cannot be ended. Waits for the thread have a deadline, and the thread is
-a daemon: it never keeps the agent from stopping. So the call keeps its thread, the family continues
-with a new one, and the device is not read again before the call has returned: until then every call
-about it fails at once with a timeout. When the call returns, its thread unwinds by
-`CallAbandonedError` and ends. In the usual case the only cost is a record of the current call of
-each thread.
+a daemon: it never keeps the agent from stopping. The family continues with a new thread.
 
 Limitation: a lock that the driver or the library shares between devices. NVML may hold one for all
 GPUs, and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then hang
 as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
-
-The duration of a call excludes the time in which the agent itself did not run. On a node without
-free processors, or after the process or its virtual machine was stopped, a call that a driver
-completes at once can take seconds: its thread does not run, and neither does the event loop. The
-event loop detects this, because its waits end late. That delay is the agent's, not the driver's, so
-no time limit of a call or of a read counts it.
 """
 
 from __future__ import annotations
@@ -43,7 +33,14 @@ SLICE_SECONDS = 0.1
 
 
 class CallTime:
-    """Stopwatch that stops while the agent does not run."""
+    """Stopwatch that stops while the agent does not run.
+
+    The duration of a call excludes the time in which the agent itself did not run. On a node without
+    free processors, or after the process or its virtual machine was stopped, a call that a driver
+    completes at once can take seconds: its thread does not run, and neither does the event loop. The
+    event loop detects this, because its waits end late. That delay is the agent's, not the driver's, so
+    no time limit of a call or of a read counts it.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -119,6 +116,10 @@ class GuardedHost(HostWrapper):
 
     Answers of calls are complete or fail: see agent/sampling/answer_shapes.py and
     agent/sampling/answer_completeness.py.
+
+    A device with a hung call is not read again before the call has returned: until then every call about
+    it fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and
+    ends. In the usual case the only cost is a record of the current call of each thread.
     """
 
     def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:

@@ -1,17 +1,11 @@
 """Metrics of the ethtool statistics of each driver: one table per driver.
 
 A name may contain {priority}, {class} or {lane}. If several statistics of a driver map to one
-metric, the first one that the NIC reports counts. Sources: torvalds/linux drivers/net/ethernet,
-en_stats.c (mlx5), bnxt_ethtool.c, ice_ethtool.c, i40e_ethtool.c; of the virtual NICs of clouds
-amazon/ena/ena_ethtool.c, microsoft/mana/mana_ethtool.c, google/gve/gve_ethtool.c, and
-drivers/net/hyperv/netvsc_drv.c. Omitted: per-queue counters, frame size counters, and offloads.
-virtio has per-queue counters only; their sum is what the kernel counts for the interface.
-
-A driver without a table uses the names shared by many drivers: `STANDARD` contains names under
-which Linux drivers count what the kernel's standard groups count (tg3.c, e1000e/ethtool.c,
-be_ethtool.c and others in torvalds/linux drivers/net/ethernet). `GROUPS` are the counters of IEEE
-802.3 that ethtool over netlink returns under standard names (ETHTOOL_MSG_STATS_GET: eth-phy,
-eth-mac, eth-ctrl, rmon), whatever the driver's own names are.
+metric, the first one that the NIC reports counts. Omitted: per-queue counters, frame size counters,
+and offloads. virtio has per-queue counters only; their sum is what the kernel counts for the
+interface. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5), bnxt_ethtool.c,
+ice_ethtool.c, i40e_ethtool.c; of the virtual NICs of clouds amazon/ena/ena_ethtool.c,
+microsoft/mana/mana_ethtool.c, google/gve/gve_ethtool.c, and drivers/net/hyperv/netvsc_drv.c.
 """
 
 from __future__ import annotations
@@ -128,6 +122,10 @@ _NAMES: Mapping[declare.Metric, tuple[str, ...]] = {
 STANDARD: tuple[StatisticMetric, ...] = tuple(
     (name, metric) for metric, names in _NAMES.items() for name in names
 )
+"""Names for a driver without a table, under which Linux drivers count what the standard groups count.
+
+Sources: tg3.c, e1000e/ethtool.c, be_ethtool.c and others in torvalds/linux drivers/net/ethernet.
+"""
 
 GROUPS: Mapping[str, declare.Metric] = {
     "SymbolErrorDuringCarrier": c.SYMBOL_ERRORS,
@@ -153,6 +151,10 @@ GROUPS: Mapping[str, declare.Metric] = {
     "etherStatsFragments": c.FRAGMENTS,
     "etherStatsJabbers": c.JABBERS,
 }
+"""Counters of IEEE 802.3 that ethtool over netlink returns under standard names, whatever the driver's are.
+
+ETHTOOL_MSG_STATS_GET: eth-phy, eth-mac, eth-ctrl, rmon.
+"""
 
 MAX_LISTED_NAMES = 40
 

@@ -1,18 +1,10 @@
 """Hardware monitors (hwmon), and the energy of the processors' power domains (RAPL).
 
 Monitors: temperatures, fans, voltages, currents, power, energy, with limits and alarms. Files and
-units: torvalds/linux Documentation/hwmon/sysfs-interface.rst. The numbers in hwmonN depend on the
-order in which drivers loaded, so a chip is identified by its name and its position: its PCI address
-(0000:01:00.0), followed by the address on the bus behind it if there is one (0000:00:1f.4/0-0018),
-else the name of its device (coretemp.0). A sensor is identified by its label if the label is unique
-on the chip, and by its channel (temp2) otherwise. Some chips are read over slow buses (I2C, IPMI
-behind ACPI) or with a firmware command (NVMe): the source runs on its own thread.
+units: torvalds/linux Documentation/hwmon/sysfs-interface.rst.
 
 Energy comes from the kernel's power capping framework. Files: torvalds/linux
-Documentation/power/powercap/powercap.rst. Intel and AMD processors share the driver's name. Only
-root may read energy_uj since kernel 5.10 (CVE-2020-8694); without root the limits are still
-readable. The counter wraps at max_energy_range_uj, every few minutes on a busy package. It is
-extended to 64 bits here; one unit of the hardware (15 or 61 uJ) is lost at each wrap.
+Documentation/power/powercap/powercap.rst. Intel and AMD processors share the driver's name.
 """
 
 from __future__ import annotations
@@ -66,7 +58,12 @@ class _HwmonChip:
 
 
 class HwmonSource(source.CounterFileSource):
-    """Every sensor of every hardware monitor, with its limits and alarms."""
+    """Every sensor of every hardware monitor, with its limits and alarms.
+
+    A sensor is identified by its label if the label is unique on the chip, and by its channel (temp2)
+    otherwise. Some chips are read over slow buses (I2C, IPMI behind ACPI) or with a firmware command
+    (NVMe): the source runs on its own thread.
+    """
 
     name = "hwmon"
     family = "hwmon"
@@ -95,7 +92,11 @@ class HwmonSource(source.CounterFileSource):
 
 
 def _chips(host: Host) -> list[_HwmonChip]:
-    """All chips, each with a unique identity."""
+    """All chips, each with a unique identity.
+
+    The numbers in hwmonN depend on the order in which drivers loaded, so a chip is identified by its name
+    and its position.
+    """
     taken: Counter[tuple[str, str]] = Counter()
     chips = []
     for entry in source.list_names(host, HWMON_ROOT):
@@ -120,7 +121,11 @@ def _sensor_files(host: Host, directory: str) -> tuple[str, ...]:
 
 
 def _address(host: Host, directory: str) -> str:
-    """Position of a chip that is stable across reboots; empty for a virtual chip."""
+    """Position of a chip that is stable across reboots; empty for a virtual chip.
+
+    A PCI address (0000:01:00.0), followed by the address on the bus behind it if there is one
+    (0000:00:1f.4/0-0018), else the name of its device (coretemp.0).
+    """
     try:
         device = host.resolve(f"{directory}/device")
     except OSError:
@@ -235,7 +240,12 @@ class EnergyCounter:
 
 
 class RaplSource(source.SourceWithFiles):
-    """Energy and power limits of packages, memory and cores."""
+    """Energy and power limits of packages, memory and cores.
+
+    Only root may read energy_uj since kernel 5.10 (CVE-2020-8694); without root the limits are still
+    readable. The counter wraps at max_energy_range_uj, every few minutes on a busy package. It is extended
+    to 64 bits; one unit of the hardware (15 or 61 uJ) is lost at each wrap.
+    """
 
     name = "rapl"
     family = "host"

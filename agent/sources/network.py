@@ -1,15 +1,5 @@
 """The kernel's network: links and bonds of interfaces, and counters of its protocols.
 
-Links: speed, carrier and changes of all interfaces. Separate from the node's own numbers, because
-the kernel queries the NIC's driver for some of them.
-
-Bonds and their members, as reported by the bonding driver. Files: torvalds/linux
-drivers/net/bonding/bond_sysfs.c and bond_sysfs_slave.c; /proc/net/bonding has the same content as
-prose, but hides the active aggregator from readers without CAP_NET_ADMIN.
-
-TCP, UDP, IP, processor backlogs and connection tracking: counters of the kernel's network stack.
-Files: /proc/net/snmp and netstat (pairs of lines, names and values: RFC 4293, 4022, 4113 and
-torvalds/linux include/uapi/linux/snmp.h), softnet_stat (net/core/net-procfs.c) and nf_conntrack.
 Counts are those of the agent's network namespace. RDMA traffic bypasses all of it.
 """
 
@@ -49,6 +39,8 @@ class LinkSource(source.SourceWithFiles):
 
     One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
     in a copied tree, the files of each interface are read.
+
+    It is separate from the node's own numbers, because the kernel queries the NIC's driver for some of them.
     """
 
     name = "link"
@@ -122,7 +114,12 @@ ReadColumn = Callable[[Host], Reading]
 
 
 class BondSource(source.SourceWithoutResources):
-    """Links, active members, LACP state and link failures of every bond."""
+    """Links, active members, LACP state and link failures of every bond.
+
+    As reported by the bonding driver. Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and
+    bond_sysfs_slave.c; /proc/net/bonding has the same content as prose, but hides the active aggregator
+    from readers without CAP_NET_ADMIN.
+    """
 
     name = "bonds"
     family = "host"
@@ -235,6 +232,9 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
     """Values by protocol and name, from a line of names and the line of values after it.
 
     A line without its other half, as at the end of a truncated file, is skipped.
+
+    Format of /proc/net/snmp and netstat: RFC 4293, 4022, 4113 and torvalds/linux
+    include/uapi/linux/snmp.h.
     """
     readings: dict[Hashable, Reading] = {}
     names: dict[str, list[str]] = {}
@@ -249,7 +249,10 @@ def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
 
 
 def parse_softnet(content: bytes) -> dict[int, dict[Hashable, int]]:
-    """Counts by processor and column, from a table of hexadecimal numbers without names."""
+    """Counts by processor and column, from a table of hexadecimal numbers without names.
+
+    Format of /proc/net/softnet_stat: net/core/net-procfs.c.
+    """
     rows: dict[int, dict[Hashable, int]] = {}
     lines = content.decode(errors="replace").splitlines()
     is_truncated = not content.endswith(b"\n") and bool(_TRUNCATED.search(content))

@@ -6,10 +6,6 @@ A file system that is mounted at several places has the same numbers at each, an
 The statistics of a process cover its own mounts. A service for which systemd hides /home lacks the
 mounts there; so the mounts of process 1 are read where permitted, and otherwise the file systems
 that it has and the agent lacks are counted.
-
-Format of /proc/self/mountstats: torvalds/linux fs/nfs/super.c (nfs_show_stats),
-include/linux/nfs_iostat.h, net/sunrpc/stats.c, and for the transports net/sunrpc/xprtsock.c and
-xprtrdma/transport.c.
 """
 
 from __future__ import annotations
@@ -92,7 +88,12 @@ def decode_octal_escapes(name: str) -> str:
 
 
 def parse_mountstats(content: bytes) -> list[NfsMount]:
-    """All NFS mounts, in the order of the file. Unrecognized lines are skipped."""
+    """All NFS mounts, in the order of the file. Unrecognized lines are skipped.
+
+    Format of /proc/self/mountstats: torvalds/linux fs/nfs/super.c (nfs_show_stats),
+    include/linux/nfs_iostat.h, net/sunrpc/stats.c, and for the transports net/sunrpc/xprtsock.c and
+    xprtrdma/transport.c.
+    """
     mounts: list[NfsMount] = []
     mount: NfsMount | None = None
     for line in whole_lines(content):

@@ -1,16 +1,7 @@
 """NICs: the statistics of their drivers, and the standard counters that those lack.
 
-Statistics of drivers are read by the kernel's ethtool interface. Their list changes while a NIC
-runs (PFC enabled for a priority, channels added). Names and values are returned together by each
-read; if the names differ from those of the probe, values are looked up by name, and the next probe
-creates the right columns.
-
-Counters of standard groups, FEC and pause frames are read over ethtool netlink: mlx5 reports blocks
-of forward error correction, and many drivers pause frames, only there
-(Documentation/networking/ethtool-netlink.rst, FEC_GET, PAUSE_GET and STATS_GET). A metric that the
-driver's statistics contain for a NIC is reported by the source `nic`, and not by `link_errors`: one
-NIC, one meaning, one source. Pause frames are those of IEEE 802.3 clause 31B, as opposed to PFC;
-mlx5 counts both together.
+A metric that the driver's statistics contain for a NIC is reported by the source `nic`, and not by
+`link_errors`: one NIC, one meaning, one source.
 """
 
 from __future__ import annotations
@@ -42,7 +33,13 @@ class _NicStatistics:
 
 
 class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
-    """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them."""
+    """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them.
+
+    Statistics of drivers are read by the kernel's ethtool interface. Their list changes while a NIC runs
+    (PFC enabled for a priority, channels added). Names and values are returned together by each read; if
+    the names differ from those of the probe, values are looked up by name, and the next probe creates the
+    right columns.
+    """
 
     name = "nic"
     family = "network"
@@ -205,7 +202,13 @@ class _CounterRequest:
 
 
 class LinkErrorSource(source.SourceWithoutResources):
-    """Blocks and bits corrected by FEC, uncorrectable blocks, pause frames."""
+    """Blocks and bits corrected by FEC, uncorrectable blocks, pause frames.
+
+    Counters of standard groups, FEC and pause frames are read over ethtool netlink: mlx5 reports blocks of
+    forward error correction, and many drivers pause frames, only there
+    (Documentation/networking/ethtool-netlink.rst, FEC_GET, PAUSE_GET and STATS_GET). Pause frames are
+    those of IEEE 802.3 clause 31B, as opposed to PFC.
+    """
 
     name = "link_errors"
     family = "network"

@@ -2,14 +2,11 @@
 
 Files: MTU, congestion control, trust, buffers, RDMA. The files below /sys/class/net/*/ecn and qos
 and /sys/class/infiniband/*/tc exist only with the vendor's driver (OFED, mlx5/core/en_sysfs.c and
-mlx5/tc.c). The kernel's own driver has congestion control in debugfs, which only root may read
-(Linux drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in configfs
-(bnxt_re/configfs.c). A device is in configfs once an administrator has created its directory there;
-this also applies to rdma_cm (Linux drivers/infiniband/core/cma_configfs.c).
+mlx5/tc.c).
 
 Netlink: data centre bridging, pause, FEC, rings, link modes. Sources: linux UAPI dcbnl.h and
-ethtool_netlink.h. The answers are those of the host interface "netlink"; an absent key is not reported
-by the kernel or the driver.
+ethtool_netlink.h. The answers are those of the host interface "netlink"; an absent key is not
+reported by the kernel or the driver.
 """
 
 from __future__ import annotations
@@ -242,7 +239,11 @@ def _parameter(answers: nic_interfaces.SettingAnswers, name: str, reading: Readi
 
 
 def congestion_directories(nic: nic_interfaces.PhysicalInterface) -> Mapping[str, str]:
-    """Other directories in which the driver of a NIC has parameters of congestion control."""
+    """Other directories in which the driver of a NIC has parameters of congestion control.
+
+    The kernel's own driver has them in debugfs, which only root may read (Linux
+    drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in configfs (bnxt_re/configfs.c).
+    """
     if nic.driver == MLX5 and nic.pci_address:
         return {"cc_params": f"/sys/kernel/debug/mlx5/{nic.pci_address}/cc_params"}
     if nic.driver == BNXT and nic.rdma_port:
@@ -309,7 +310,11 @@ def _buffers(answers: nic_interfaces.SettingAnswers, text: str) -> None:
 
 
 def read_rdma(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
-    """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class."""
+    """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class.
+
+    A device is in configfs once an administrator has created its directory there; this applies to
+    rdma_cm (Linux drivers/infiniband/core/cma_configfs.c) as to congestion control.
+    """
     nic = answers.nic
     if not nic.rdma_port:
         return

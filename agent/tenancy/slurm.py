@@ -2,14 +2,6 @@
 
 In order of precedence: the output of scontrol, the file per GPU, the environment of the job, and
 the GPUs that its processes use. A job holds its GPUs until its control group is gone.
-
-The jobs of the node have control groups:
-
-    v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
-    v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
-
-The directory of a job exists for as long as the job runs. Source:
-SchedMD/slurm:doc/html/cgroup_v2.shtml, src/plugins/cgroup/v1, v2.
 """
 
 from __future__ import annotations
@@ -118,6 +110,14 @@ def _read_environments(
 
 
 def _find_job_groups(host: Host) -> Iterator[str]:
+    """Yield the control groups of the jobs of the node. Raises OSError.
+
+        v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
+        v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
+
+    The directory of a job exists for as long as the job runs. Source:
+    SchedMD/slurm:doc/html/cgroup_v2.shtml, src/plugins/cgroup/v1, v2.
+    """
     for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
         for name in _entries(host, f"{_SLICE}/{scope}"):
             if _JOB.fullmatch(name) or _SLUID.fullmatch(name):

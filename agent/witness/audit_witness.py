@@ -5,15 +5,6 @@ consistency proof against the one it has. That detects a log that was rolled bac
 forked, also by an attacker with the collector and its key: the agent reports it, stores both
 checkpoints as evidence, and keeps its own one. It cosigns accepted checkpoints, so that others
 can check that a witness has seen them.
-
-Files of the witness: newest checkpoint of the collector's audit log, keys and evidence.
-
-    held         the checkpoint, with the agent's own cosignature
-    log.pub      the public key of the log, as first seen
-    witness.key  the agent's key for cosignatures
-    evidence/    pairs of checkpoints that contradict each other
-
-`WitnessStore` is blocking: do not call it on the event loop. Its changes are durable on return.
 """
 
 from __future__ import annotations
@@ -150,7 +141,15 @@ MAX_EVIDENCE = 100
 
 @dataclass(frozen=True, slots=True)
 class WitnessStore:
-    """Directory below the agent's state directory. Raises OSError, NoteError."""
+    """Directory below the agent's state directory. Raises OSError, NoteError.
+
+        held         newest checkpoint of the collector's audit log, with the agent's own cosignature
+        log.pub      public key of the log, as first seen
+        witness.key  the agent's key for cosignatures
+        evidence/    pairs of checkpoints that contradict each other
+
+    It is blocking: do not call it on the event loop. Its changes are durable on return.
+    """
 
     directory: Path
 

@@ -2,16 +2,6 @@
 
 The first byte selects the register map (SFF-8024, table 4-1): SFF-8472 for SFP modules, SFF-8636
 for QSFP modules up to QSFP56, CMIS for OSFP, QSFP-DD and their successors.
-
-    {"type", "vendor", "part_number", "revision", "serial", "media": str,
-     "length_metres": int, of a cable with fixed ends,
-     "temperature_millicelsius", "voltage_microvolts": int,
-     "lanes": [{"receive_power_nanowatts", "transmit_power_nanowatts", "bias_microamperes": int}],
-     "thresholds": {"temperature_high_alarm_millicelsius": int, ...}}
-
-Quantities that a module does not measure are omitted. `media` is one of "passive copper", "active
-copper", "active optical cable", "optical single-mode", "optical multi-mode", or "" if the module
-does not report it.
 """
 
 from __future__ import annotations
@@ -36,6 +26,16 @@ def decode(read: ReadHalfPage) -> dict[str, Json]:
 
     Raises OSError: errors of `read`, EIO for a half page of unexpected size, EOPNOTSUPP for a
     module type without a register map here.
+
+        {"type", "vendor", "part_number", "revision", "serial", "media": str,
+         "length_metres": int, of a cable with fixed ends,
+         "temperature_millicelsius", "voltage_microvolts": int,
+         "lanes": [{"receive_power_nanowatts", "transmit_power_nanowatts", "bias_microamperes": int}],
+         "thresholds": {"temperature_high_alarm_millicelsius": int, ...}}
+
+    Quantities that a module does not measure are omitted. `media` is one of "passive copper", "active
+    copper", "active optical cable", "optical single-mode", "optical multi-mode", or "" if the module
+    does not report it.
     """
 
     def whole(half: HalfPage) -> bytes:

@@ -1,21 +1,7 @@
 """Network interfaces, their data centre bridging, and counters of RDMA ports, over netlink.
 
-Interfaces, all in one dump of rtnetlink. Source: linux UAPI rtnetlink.h (RTM_GETLINK), if_link.h
-(attributes, struct rtnl_link_stats64), if.h (IFF_UP, IF_OPER_*). The names of operational states
-are those of sysfs (Documentation/ABI/testing/sysfs-class-net). RTEXT_FILTER_VF is not set: virtual
-functions would lengthen the answer and cost a firmware command each.
-
-Data centre bridging settings of a driver: priority flow control, bandwidth shares, trust. Source:
-linux UAPI dcbnl.h (attributes and structures) and net/dcb/dcbnl.c: one DCB_CMD_IEEE_GET returns
-everything, and each part is present only if the driver implements it. A driver without any returns
-EOPNOTSUPP. Numbers of IEEE 802.1Qaz; `requests` are PFC frames sent, `indications` PFC frames
-received.
-
-Counters of RDMA ports, optional ones included. Source: linux UAPI rdma_netlink.h and
-drivers/infiniband/core/nldev.c. RDMA_NLDEV_CMD_STAT_GET of a device and a port returns the counters
-below `hw_counters`, and the optional counters that an administrator enabled (`rdma statistic set
-link ... optional-counters ...`), which are in no file. Devices are identified by an index; a
-missing device, or one without counters, returns EINVAL.
+Sources: linux UAPI rtnetlink.h, if_link.h and if.h for interfaces, dcbnl.h for data centre
+bridging, rdma_netlink.h for RDMA ports.
 """
 
 from __future__ import annotations
@@ -66,6 +52,11 @@ def list_links(connection: netlink.NetlinkConnection) -> list[Json]:
     """Every interface of the network namespace. Raises OSError.
 
     `master` and `lower` are names, "" if there is none or it is in another namespace.
+
+    Source: linux UAPI rtnetlink.h (RTM_GETLINK), if_link.h (attributes, struct rtnl_link_stats64), if.h
+    (IFF_UP, IF_OPER_*). The names of operational states are those of sysfs
+    (Documentation/ABI/testing/sysfs-class-net). RTEXT_FILTER_VF is not set: virtual functions would
+    lengthen the answer and cost a firmware command each.
     """
     links = list(_interfaces(connection))
     names = {index: netlink.text(values.get(_NAME, b"")) for index, _, _, values in links}
@@ -142,7 +133,13 @@ _PRIORITIES = 8
 
 
 def read_dcb(connection: netlink.NetlinkConnection, interface: str) -> dict[str, Json]:
-    """Data centre bridging configuration of an interface, as reported by its driver. Raises OSError."""
+    """Data centre bridging configuration of an interface, as reported by its driver. Raises OSError.
+
+    Priority flow control, bandwidth shares, trust. Source: linux UAPI dcbnl.h (attributes and structures)
+    and net/dcb/dcbnl.c: one DCB_CMD_IEEE_GET returns everything, and each part is present only if the
+    driver implements it. A driver without any returns EOPNOTSUPP. Numbers are those of IEEE 802.1Qaz;
+    `requests` are PFC frames sent, `indications` PFC frames received.
+    """
     question = _MESSAGE.pack(0, _IEEE_GET) + netlink.interface_attribute(_INTERFACE_NAME, interface)
     body = connection.ask(_RTM_GETDCB, question)
     netlink.unpack(_MESSAGE, body)
@@ -219,7 +216,13 @@ _COUNTER_TABLE, _COUNTER_NAME, _COUNTER_VALUE = 80, 82, 83
 
 
 class RdmaStatistics:
-    """Statistics of RDMA ports."""
+    """Statistics of RDMA ports.
+
+    Source: linux UAPI rdma_netlink.h and drivers/infiniband/core/nldev.c. RDMA_NLDEV_CMD_STAT_GET of a
+    device and a port returns the counters below `hw_counters`, and the optional counters that an
+    administrator enabled (`rdma statistic set link ... optional-counters ...`), which are in no file.
+    Devices are identified by an index; a missing device, or one without counters, returns EINVAL.
+    """
 
     def __init__(self, connection: Callable[[], netlink.NetlinkConnection]) -> None:
         self._connection = connection

@@ -1,17 +1,4 @@
-"""Detection of degraded PCIe paths between GPUs and the processor, and the expected link of each GPU.
-
-While there is no work, the driver lowers the speed of a GPU's link, never its width (nvml.h,
-nvmlDeviceGetCurrPcieLinkGeneration). So a slow link is a fault only on a busy GPU: one that ran a
-kernel in the driver's last sample, in a performance state for computing, at two consecutive reads.
-If the driver does not report the load, as with MIG, a slow link gets no verdict.
-
-The expected link is a number of lanes and a generation, or the reason why they are unknown. NVML's
-limits are those of the GPU and of a system that it sees only in part: for a slot wired for eight
-lanes, and for an emulated slot in a virtual machine, it reports the GPU's sixteen. So on bare metal
-the slot decides: the lesser of the limits of both ends of the link (sysfs, max_link_width and
-max_link_speed), unless the settings contain a value for the GPU. In a guest, and if sysfs and NVML
-differ, there is no expected value.
-"""
+"""Detection of degraded PCIe paths between GPUs and the processor, and the expected link of each GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +45,15 @@ _QUANTITIES = (
 
 @dataclass(slots=True)
 class ExpectedLinks:
-    """Columns of the expected links of a set of GPUs."""
+    """Columns of the expected links of a set of GPUs.
+
+    The expected link is a number of lanes and a generation, or the reason why they are unknown. NVML's
+    limits are those of the GPU and of a system that it sees only in part: for a slot wired for eight
+    lanes, and for an emulated slot in a virtual machine, it reports the GPU's sixteen. So on bare metal
+    the slot decides: the lesser of the limits of both ends of the link (sysfs, max_link_width and
+    max_link_speed), unless the settings contain a value for the GPU. In a guest, and if sysfs and NVML
+    differ, there is no expected value.
+    """
 
     settings: PcieSettings = field(default_factory=PcieSettings)
     _gpus: list[tuple[int, GpuDevice, pcie_links.PcieLink | None]] = field(default_factory=list)
@@ -135,7 +130,13 @@ _LAST_STATE = 15
 
 
 class GpuPathSource(base.SourceWithFiles):
-    """State of every GPU's PCIe path, and its expected link."""
+    """State of every GPU's PCIe path, and its expected link.
+
+    While there is no work, the driver lowers the speed of a GPU's link, never its width (nvml.h,
+    nvmlDeviceGetCurrPcieLinkGeneration). So a slow link is a fault only on a busy GPU: one that ran a
+    kernel in the driver's last sample, in a performance state for computing, at two consecutive reads. If
+    the driver does not report the load, as with MIG, a slow link gets no verdict.
+    """
 
     name = "gpu_pcie"
     family = "nvml"
