@@ -132,19 +132,19 @@ def once(
     A capture is read through to its end, for readings that depend on earlier ones; those at its end are
     printed.
     """
-    one, read = _agent_once(config, root, replay, {"metrics.detail": detail})
-    asyncio.run(read(one))
+    node_agent, read = _agent_once(config, root, replay, {"metrics.detail": detail})
+    asyncio.run(read(node_agent))
     if form == "json":
-        click.echo(json.dumps(_as_json(one), indent=1))
+        click.echo(json.dumps(_as_json(node_agent), indent=1))
     elif form == "dcgm":
-        click.echo(one.endpoint.dcgm_text(exposition.TextFormat.PROMETHEUS), nl=False)
+        click.echo(node_agent.endpoint.dcgm_text(exposition.TextFormat.PROMETHEUS), nl=False)
     else:
         text_format = (
             exposition.TextFormat.OPENMETRICS
             if form == "openmetrics"
             else exposition.TextFormat.PROMETHEUS
         )
-        click.echo(one.endpoint.text(text_format), nl=False)
+        click.echo(node_agent.endpoint.text(text_format), nl=False)
 
 
 @agent.command()
@@ -156,9 +156,9 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 
     Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
     """
-    one, read = _agent_once(config, root, replay, {})
+    node_agent, read = _agent_once(config, root, replay, {})
     live = replay is None and root == Path("/")
-    sys.exit(0 if asyncio.run(run_check(one, click.echo, read, live=live)) else 1)
+    sys.exit(0 if asyncio.run(run_check(node_agent, click.echo, read, live=live)) else 1)
 
 
 @agent.command()
@@ -311,8 +311,8 @@ async def _record(
     return Capture(about, tuple(host.moments))
 
 
-def _as_json(one: Agent) -> list[dict[str, Any]]:
-    frames = list(one.endpoint.fresh_frames())
+def _as_json(node_agent: Agent) -> list[dict[str, Any]]:
+    frames = list(node_agent.endpoint.fresh_frames())
     entities = chain.from_iterable(frame.schema.entities for frame in frames)
     devices = device_names.names_in(map(wire.to_wire_entity, entities))
     entries = []

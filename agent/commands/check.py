@@ -293,20 +293,20 @@ def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding
 
 
 def _memory(agent: Agent) -> ProbeFinding:
-    what, bound = "memory budget", agent.settings.budget.memory_bytes
+    subject, bound = "memory budget", agent.settings.budget.memory_bytes
     try:
         resident = agent.keeper.meter.resident_bytes()
     except OSError as error:
         detail = f"resident memory cannot be read: {error.strerror}"
-        return ProbeFinding.absent(what, detail)
+        return ProbeFinding.absent(subject, detail)
     detail = f"{resident / _MIB:.0f} MiB resident"
     if not bound:
-        return ProbeFinding.absent(what, f"{detail}, no budget is set")
+        return ProbeFinding.absent(subject, f"{detail}, no budget is set")
     detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
     if resident <= bound:
-        return ProbeFinding.supported(what, detail)
+        return ProbeFinding.supported(subject, detail)
     detail = f"{detail}: exceeded"
-    return ProbeFinding.absent(what, detail, "increase budget.memory_bytes")
+    return ProbeFinding.absent(subject, detail, "increase budget.memory_bytes")
 
 
 async def _collector(agent: Agent) -> ProbeFinding:
@@ -376,6 +376,6 @@ def find_read_offsets(capture: Capture) -> list[int]:
     """Return the offsets of at most `MAX_READS` moments, evenly spread, and the end of the capture."""
     end_ns = capture.about.duration_ns
     offsets = sorted({moment.offset_ns for moment in capture.moments})
-    wanted = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
-    places = (bisect_right(offsets, at_ns) - 1 for at_ns in wanted)
+    targets_ns = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
+    places = (bisect_right(offsets, at_ns) - 1 for at_ns in targets_ns)
     return sorted({*(offsets[place] for place in places if place >= 0), end_ns})

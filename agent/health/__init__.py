@@ -76,12 +76,12 @@ def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerd
         isinstance(answers[rule.reason], bool) for rule in rules if rule.needed and rule.metrics
     )
     actions = [rule.required_actions(facts) for rule in active]
-    wanted = {action for each in actions for action in each.actions}
+    required = {action for each in actions for action in each.actions}
     return GpuVerdict(
         _state({rule.state for rule in active}, known=has_result and not missing),
         answers,
         tuple(rule.reason for rule in active),
-        tuple(action for action in ACTIONS_BY_SEVERITY if action in wanted),
+        tuple(action for action in ACTIONS_BY_SEVERITY if action in required),
         tuple(dict.fromkeys(nvidia_action for each in actions for nvidia_action in each.nvidia)),
         missing,
     )

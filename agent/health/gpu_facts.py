@@ -135,9 +135,9 @@ _NO_RECOVERY_ACTION = 0
 class GpuLifetime:
     """Evidence of a reset: the energy counter, which only a reset or a driver load sets back.
 
-    Drivers from 570 on also report whether the GPU needs a recovery action. The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers before 570 do
-    not report that a GPU has recovered: only an agent that observed its counters decrease can detect a
-    reset.
+    The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers from 570 on also
+    report whether the GPU needs a recovery action; with earlier ones, only an agent that observed its
+    counters decrease can detect a reset.
     """
 
     cleared_ns: int = -1

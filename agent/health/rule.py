@@ -195,8 +195,8 @@ class HealthRule:
         required = (
             self.actions if isinstance(self.actions, RequiredActions) else self.actions(facts)
         )
-        wanted = set(required.actions) - {_IGNORE}
-        actions = tuple(name for name in ACTIONS_BY_SEVERITY if name in wanted)
+        names = set(required.actions) - {_IGNORE}
+        actions = tuple(name for name in ACTIONS_BY_SEVERITY if name in names)
         return RequiredActions(actions or (INSPECT,), required.nvidia)
 
     def description(self, facts: GpuHealthFacts) -> str:

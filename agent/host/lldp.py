@@ -45,14 +45,14 @@ _FAMILIES = {(1, 4): socket.AF_INET, (2, 16): socket.AF_INET6}
 def open_socket() -> socket.socket:
     """Open a non-blocking socket that receives LLDP frames of every interface. Raises OSError."""
     kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-    made = socket.socket(socket.AF_PACKET, kind, socket.htons(_ETHERTYPE))
+    lldp_socket = socket.socket(socket.AF_PACKET, kind, socket.htons(_ETHERTYPE))
     try:
         # Report the port of a bond, not the bond.
-        made.setsockopt(_SOL_PACKET, _ORIGINAL_DEVICE, 1)
+        lldp_socket.setsockopt(_SOL_PACKET, _ORIGINAL_DEVICE, 1)
     except OSError:
-        made.close()
+        lldp_socket.close()
         raise
-    return made
+    return lldp_socket
 
 
 class Lldp:

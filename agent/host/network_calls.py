@@ -146,8 +146,8 @@ class Ethtool:
             self._known.clear()
         starts = range(0, len(raw), _STRING_BYTES)
         names = [_text(raw[start : start + _STRING_BYTES]) for start in starts]
-        known = self._known[interface] = _StatisticNames(raw, names)
-        return known
+        cached = self._known[interface] = _StatisticNames(raw, names)
+        return cached
 
     def _count(self, interface: str) -> int:
         _COUNT.pack_into(self._kernel.buffer, 0, _GSSET_INFO, 0, 1 << _SS_STATS, 0)

@@ -229,14 +229,14 @@ class Nvml:
             if not self._is(uuid, handle, (gpu, instance)):
                 self._drop(uuid)
             self._handles[uuid], self._mig[uuid] = handle, (gpu, instance)
-            known = {
+            identity = {
                 "uuid": uuid,
                 "index": index,
                 "gpu": instance,
                 "compute": part,
                 "most": max_devices,
             }
-            devices[uuid] = known | _placement(module, parent, instance)
+            devices[uuid] = identity | _placement(module, parent, instance)
         self._drop_mig(gpu, devices)
         return list(devices.values())
 

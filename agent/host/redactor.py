@@ -191,11 +191,11 @@ class Redactor:
     def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
         """A line of the kernel's routing table; a default route stays a default route."""
         parts = re.split(r"(\s+)", line)
-        for at in range(0, len(parts), 2):
-            if at // 2 == interface:
-                parts[at] = self.scrubbed(parts[at])
-            elif at // 2 in addresses and _HEX.fullmatch(parts[at]):
-                parts[at] = _same_form(parts[at])
+        for position in range(0, len(parts), 2):
+            if position // 2 == interface:
+                parts[position] = self.scrubbed(parts[position])
+            elif position // 2 in addresses and _HEX.fullmatch(parts[position]):
+                parts[position] = _same_form(parts[position])
         return "".join(parts)
 
     def json(self, value: Json, *, whole: bool = False) -> Json:

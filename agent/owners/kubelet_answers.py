@@ -167,7 +167,7 @@ def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
             (pod.metadata.namespace, pod.metadata.name),
             pod.status.phase,
             pod.metadata.annotations or {},
-            [(one.name, one.resources.limits) for one in pod.spec.containers],
+            [(container.name, container.resources.limits) for container in pod.spec.containers],
         )
         for pod in listed
     )

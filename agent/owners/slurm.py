@@ -105,7 +105,7 @@ SLURM_VARIABLES = (
 
 
 def parse_slurm_variables(content: bytes) -> dict[str, str]:
-    """Return those of `SLURM_VARIABLES` that are set.
+    """Return the variables of `SLURM_VARIABLES` that are set.
 
     The content is that of /proc/PID/environ: entries terminated by a zero byte. A process may change its
     environment before it executes another program: the values come from the job, not from Slurm. All other

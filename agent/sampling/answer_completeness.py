@@ -85,21 +85,21 @@ class AnswerSizes:
                 )
         return is_less
 
-    def lacks_entries(self, host: Host, path: str, found: Sequence[str], place: str = "") -> bool:
+    def lacks_entries(self, host: Host, path: str, listed: Sequence[str], place: str = "") -> bool:
         """True if an entry that was listed before is missing from a listing and is still there."""
         number = hash(path)
         place = place or f"{path}/{{}}"
-        missing = sorted(set(self._entries.get(number, ())).difference(found))
+        missing = sorted(set(self._entries.get(number, ())).difference(listed))
         if any(_exists(host, place.format(name)) for name in missing[:MAX_CHECKED_ENTRIES]):
             return True
-        self._entries[number] = tuple(found)
+        self._entries[number] = tuple(listed)
         return False
 
     def retain(self, keys: Collection[int], paths: Collection[int]) -> None:
         """Forget the calls and listings that were not asked for any more."""
-        for known in (self._sizes, self._smaller_since_ns):
-            for number in known.keys() - keys:
-                del known[number]
+        for by_call in (self._sizes, self._smaller_since_ns):
+            for number in by_call.keys() - keys:
+                del by_call[number]
         for number in self._entries.keys() - paths:
             del self._entries[number]
 
@@ -168,7 +168,7 @@ class AnswerRoster:
     """Reader of the names in an answer, and a second place that lists or answers for a device."""
 
     names: Callable[[Json], list[str]]
-    there: Callable[[Host, Collection[str]], set[str]]
+    find_present: Callable[[Host, Collection[str]], set[str]]
     """Those of some devices that the second place has."""
     filled: Callable[[Json, list[str]], Json] | None = None
     """Put devices into an answer. Without it the call fails for a list that only became shorter; one
@@ -207,11 +207,11 @@ class AnswerRosters:
         roster = _ROSTERS.get(f"{host_interface}.{function}")
         if roster is None:
             return answer
-        known = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})
+        known_devices = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})
         names = roster.names(answer)
-        if roster.filled is None and not known.keys() >= set(names):
-            known.clear()
-        hidden = _find_hidden(host, roster, known, names)
+        if roster.filled is None and not known_devices.keys() >= set(names):
+            known_devices.clear()
+        hidden = _find_hidden(host, roster, known_devices, names)
         if not hidden:
             return answer
         return (
@@ -222,48 +222,53 @@ class AnswerRosters:
 
 
 def _find_hidden(
-    host: Host, roster: AnswerRoster, known: dict[str, _RosterDevice], names: Collection[str]
+    host: Host,
+    roster: AnswerRoster,
+    known_devices: dict[str, _RosterDevice],
+    names: Collection[str],
 ) -> list[str]:
     """Update the known devices; return those that an answer lacks and that have not left."""
-    new = [name for name in names if name not in known][: MAX_DEVICES_OF_A_ROSTER - len(known)]
-    missing = known.keys() - names
-    for name in known.keys() - missing:
-        known[name].missing_since_ns = None
-    wanted = {*missing, *(new if roster.is_seen_first else ())}
-    there = roster.there(host, wanted) if wanted else set()
+    new = [name for name in names if name not in known_devices][
+        : MAX_DEVICES_OF_A_ROSTER - len(known_devices)
+    ]
+    missing = known_devices.keys() - names
+    for name in known_devices.keys() - missing:
+        known_devices[name].missing_since_ns = None
+    checked = {*missing, *(new if roster.is_seen_first else ())}
+    present = roster.find_present(host, checked) if checked else set()
     now_ns = host.clock.now().boot_ns
     for name in missing:
-        device = known[name]
+        device = known_devices[name]
         if device.missing_since_ns is None:
             device.missing_since_ns = now_ns
-        has_left = device.is_seen and name not in there
+        has_left = device.is_seen and name not in present
         if has_left or now_ns - device.missing_since_ns >= ACCEPTED_AFTER_NS:
-            del known[name]
+            del known_devices[name]
     for name in new:
-        known[name] = _RosterDevice(not roster.is_seen_first or name in there)
-    return sorted(missing & known.keys())
+        known_devices[name] = _RosterDevice(not roster.is_seen_first or name in present)
+    return sorted(missing & known_devices.keys())
 
 
 def _directory_check(path: str) -> Callable[[Host, Collection[str]], set[str]]:
-    def there(host: Host, names: Collection[str]) -> set[str]:
+    def find_present(host: Host, names: Collection[str]) -> set[str]:
         try:
-            found = {name.replace("!", "/") for name in host.names(path)}
+            entries = {name.replace("!", "/") for name in host.names(path)}
         except FileNotFoundError:
             return set()
         except OSError:
             return set(names)
-        return found.intersection(names)
+        return entries.intersection(names)
 
-    return there
+    return find_present
 
 
 def _answer_check(function: str) -> Callable[[Host, Collection[str]], set[str]]:
     """The devices about which NVML answers, or fails for another reason than a device that has left."""
 
-    def there(host: Host, names: Collection[str]) -> set[str]:
+    def find_present(host: Host, names: Collection[str]) -> set[str]:
         return {name for name in names if _answers(host, function, name)}
 
-    return there
+    return find_present
 
 
 def _answers(host: Host, function: str, name: str) -> bool:

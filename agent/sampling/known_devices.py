@@ -341,15 +341,15 @@ class _HiddenEntities:
         return self._first if is_there else None
 
 
-def _with_facts(entity: Entity, known: Entity | None, keeps: set[tuple[str, ...]]) -> Entity:
+def _with_facts(entity: Entity, earlier: Entity | None, keeps: set[tuple[str, ...]]) -> Entity:
     """Return an entity with its earlier facts that a failed call has hidden."""
     if (
-        known is None
+        earlier is None
         or _whole_device(entity) not in keeps
-        or entity.facts.keys() >= known.facts.keys()
+        or entity.facts.keys() >= earlier.facts.keys()
     ):
         return entity
-    return Entity(entity.kind, entity.key, {**known.facts, **entity.facts})
+    return Entity(entity.kind, entity.key, {**earlier.facts, **entity.facts})
 
 
 def _column_key(column: Column) -> _ColumnKey:

@@ -50,7 +50,9 @@ class ProbeFinding:
         return cls(what, ProbeVerdict.ABSENT, detail, remedy)
 
     @classmethod
-    def failed(cls, what: str, error: Exception, remedy: str = "", query: str = "") -> ProbeFinding:
+    def failed(
+        cls, subject: str, error: Exception, remedy: str = "", query: str = ""
+    ) -> ProbeFinding:
         """Finding about a failed query, or about an answer of an unexpected form.
 
         The remedy applies if permission was denied.
@@ -58,11 +60,11 @@ class ProbeFinding:
         head = f"{query}: " if query else ""
         if not isinstance(error, OSError):
             detail = f"{head}malformed response: {type(error).__name__}: {error}"
-            return cls(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
+            return cls(subject, ProbeVerdict.BROKEN, detail, "report this as a bug")
         detail = f"{head}{error.strerror or error}"
         if reason_of(error) is Absent.DENIED:
-            return cls(what, ProbeVerdict.DENIED, detail, remedy)
-        return cls(what, ProbeVerdict.BROKEN, detail)
+            return cls(subject, ProbeVerdict.DENIED, detail, remedy)
+        return cls(subject, ProbeVerdict.BROKEN, detail)
 
 
 @dataclass(frozen=True, slots=True)

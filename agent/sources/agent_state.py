@@ -220,8 +220,8 @@ class GpuVerdictSource(base.SourceWithoutResources):
         """Columns for every GPU seen so far, including lost ones."""
         self._collect_facts(host.clock.now().boot_ns)
         self._judged = self._facts.gpus
-        known = {gpu.key[0] for gpu in self._judged}
-        self._reported = {name: v for name, v in self._reported.items() if name in known}
+        uuids = {gpu.key[0] for gpu in self._judged}
+        self._reported = {name: v for name, v in self._reported.items() if name in uuids}
         columns = base.ColumnBuilder()
         for gpu in self._judged:
             columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)

@@ -172,8 +172,8 @@ def _column(
     if metric := _LIMITS.get((kind, item)):
         return metric, sensor.child(entities.SENSOR_LIMIT, item)
     if alarm := _ALARM.fullmatch(item):
-        what = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")
-        return catalog.SENSOR_ALARMS, sensor.child(entities.SENSOR_ALARM, what)
+        alarm_name = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")
+        return catalog.SENSOR_ALARMS, sensor.child(entities.SENSOR_ALARM, alarm_name)
     return None
 
 

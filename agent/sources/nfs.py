@@ -206,8 +206,8 @@ class NfsSource(source.SourceWithoutResources):
         columns.add_each((c.NFS_MOUNTS, c.NFS_UNREAD), Entity(entities.NODE))
         single = self._once_each(mounts, own)
         self._planned = self._plan(single, mounts, own)
-        for place, wanted in self._planned.items():
-            for key, column in wanted.items():
+        for place, columns_by_key in self._planned.items():
+            for key, column in columns_by_key.items():
                 columns.add(*column)
                 self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]

@@ -205,10 +205,10 @@ class BurstPort:
         return False
 
     def _read_notifications(self, counters: dict[CounterKey, list[int]]) -> None:
-        wanted = self.planned.notifications
-        values, reasons = [0] * len(wanted), bytearray(len(wanted))
+        paths = self.planned.notifications
+        values, reasons = [0] * len(paths), bytearray(len(paths))
         self._notifications.read_into(values, reasons, 0)
-        for counter_key, value, reason in zip(wanted, values, reasons, strict=True):
+        for counter_key, value, reason in zip(paths, values, reasons, strict=True):
             if reason == PRESENT:
                 counters[counter_key] = [value]
 

@@ -240,13 +240,13 @@ class LinkErrorSource(source.SourceWithoutResources):
             except OSError as error:
                 problems += _request_failure(interface, name, error)
                 continue
-            wanted = {
+            columns_by_key = {
                 key: columns.add(metric, Entity(entities.NIC, (interface,)))
                 for key, metric in counters.items()
                 if key in counts and metric not in elsewhere
             }
-            if wanted:
-                self._requests.append(_CounterRequest(interface, name, wanted))
+            if columns_by_key:
+                self._requests.append(_CounterRequest(interface, name, columns_by_key))
         return problems or [_counters_finding(interface, len(columns.columns) - first)]
 
     def read(self, host: Host, into: source.RowBuilder) -> None:

@@ -338,5 +338,5 @@ def read_gids(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     nic = answers.nic
     directory = f"{_INFINIBAND}/{nic.rdma_device}/ports/{nic.rdma_port}/gid_attrs/types"
     entries = range(_GIDS) if nic.rdma_port else ()
-    if known := sorted(filter(None, {_text(host, f"{directory}/{entry}") for entry in entries})):
-        answers.set("gid_types", nic_interfaces.join_items(known))
+    if types := sorted(filter(None, {_text(host, f"{directory}/{entry}") for entry in entries})):
+        answers.set("gid_types", nic_interfaces.join_items(types))

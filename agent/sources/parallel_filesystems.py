@@ -188,14 +188,14 @@ def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> sour
     )
 
 
-def _denied_finding(host: Host, what: str, root: str) -> source.ProbeFinding | None:
+def _denied_finding(host: Host, subject: str, root: str) -> source.ProbeFinding | None:
     """Finding about a directory of debugfs that the agent may not enter."""
     try:
         host.names(root)
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
             detail = f"permission denied for {root}"
-            return source.ProbeFinding(what, source.ProbeVerdict.DENIED, detail, _REMEDY)
+            return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
     return None
 
 

@@ -60,7 +60,7 @@ class PciPresence:
                 before.entity, before.names = entity, device_names
             elif len(self._known) < MAX_DEVICES:
                 self._known[address] = _ObservedPciDevice(entity, device_names)
-        return {address: known.entity for address, known in sorted(self._known.items())}
+        return {address: observed.entity for address, observed in sorted(self._known.items())}
 
     def compare(self, addresses: Collection[str], now: NodeTimestamp) -> list[Event]:
         """Events of vanished and returned devices, for the addresses currently on the bus."""
@@ -144,9 +144,9 @@ class PcieSource(source.SourceWithFiles):
         for address, device in devices.items():
             entity = entities[address]
             for file in pcie_links.FILES:
-                metric, what = _LINKS[file]
+                metric, member = _LINKS[file]
                 if source.read_text(host, f"{pci.DEVICES}/{address}/{file}"):
-                    plan.links.append((plan.columns.add(metric, entity), address, what))
+                    plan.links.append((plan.columns.add(metric, entity), address, member))
             path = pcie_links.list_path_links(device.place.chain, roles)
             if path and source.read_text(
                 host, f"{pci.DEVICES}/{path[-1].lower}/current_link_speed"
@@ -173,8 +173,8 @@ class PcieSource(source.SourceWithFiles):
         links, counts = self._files
         self._read_presence(host, into)
         states = pcie_links.read_links(links, self._link_addresses)
-        for column, address, what in self._plan.links:
-            into.put(column, getattr(states.get(address, pcie_links.UNKNOWN_LINK_STATE), what))
+        for column, address, member in self._plan.links:
+            into.put(column, getattr(states.get(address, pcie_links.UNKNOWN_LINK_STATE), member))
         for column, path in self._plan.paths:
             into.put(column, pcie_links.path_limit(path, states))
             into.put(column + 1, pcie_links.path_bandwidth(path, states))
@@ -280,5 +280,5 @@ def _finding(devices: Mapping[str, pci.PciDevice], errors: bool) -> source.Probe
             "PCIe devices", f"{pci.DEVICES} contains no GPU, NIC or drive"
         )
     aer = f"{'with' if errors else 'without'} AER counters"
-    what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
-    return source.ProbeFinding.supported("PCIe devices", f"{what}, {aer}")
+    count_text = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
+    return source.ProbeFinding.supported("PCIe devices", f"{count_text}, {aer}")

@@ -139,11 +139,11 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
     def probe(self, host: Host) -> source.ProbeResult:
         """Find all ports and all their counter files."""
         network = self._wiring.scan(host)
-        there = _devices(host, network)
+        all_devices = _devices(host, network)
         bridges = [
-            device.whole for device in there if device.whole.facts.get("role") == rails.BRIDGE
+            device.whole for device in all_devices if device.whole.facts.get("role") == rails.BRIDGE
         ]
-        devices = [device for device in there if device.whole not in bridges]
+        devices = [device for device in all_devices if device.whole not in bridges]
         columns = source.ColumnBuilder()
         files = [file for device in devices for file in counter_files(host, device)]
         for file in files:
@@ -164,7 +164,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         self._replace_unwraps(host, _unwraps(files, self._before))
         states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
         self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
-        findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
+        findings = (_finding(len(all_devices), len(ports), len(files)), *_problems(network))
         return columns.result(*findings, columnless_entities=bridges)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:

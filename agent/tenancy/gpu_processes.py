@@ -102,7 +102,7 @@ class GpuProcessOwners:
             uuid: listed for uuid, listed in lists.items() if listed and uuid not in absences
         }
         pids = {pid for listed in readable.values() for pid in listed.processes}
-        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+        self._known = {pid: cached for pid, cached in self._known.items() if pid in pids}
         self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
         ticks = {pid: self._ticks(host, pid) for pid in pids}
         uses: dict[tuple[str, str, str], DeviceUse] = {}

@@ -107,10 +107,10 @@ _REPORTED_THRESHOLDS = {
 def thresholds(registers: bytes | None, limits: tuple[ThresholdRegisters, ...]) -> dict[str, int]:
     """Thresholds of a module; four zeros mean that a quantity has none."""
     answer: dict[str, int] = {}
-    for quantity, unit, at, read in limits:
-        if registers is None or not any(registers[at : at + 8]):
+    for quantity, unit, offset, read in limits:
+        if registers is None or not any(registers[offset : offset + 8]):
             continue
         for place, limit in enumerate(_ORDER):
             if limit in _REPORTED_THRESHOLDS[quantity]:
-                answer[f"{quantity}_{limit}_{unit}"] = read(registers, at + 2 * place)
+                answer[f"{quantity}_{limit}_{unit}"] = read(registers, offset + 2 * place)
     return answer

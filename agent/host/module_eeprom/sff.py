@@ -114,15 +114,15 @@ def _sfp_calibrated_registers(registers: bytes) -> bytes:
     for number, first in enumerate(_SLOPED):
         slope, offset = slopes[2 * number : 2 * number + 2]
         is_signed = first == _SFP_TEMPERATURE
-        for at in _sfp_threshold_registers(first):
-            raw = int.from_bytes(registers[at : at + 2], signed=is_signed)
+        for register in _sfp_threshold_registers(first):
+            raw = int.from_bytes(registers[register : register + 2], signed=is_signed)
             put = _bounded(raw * slope / 256 + offset, is_signed=is_signed)
-            right[at : at + 2] = put.to_bytes(2, signed=is_signed)
-    for at in _sfp_threshold_registers(_SFP_RECEIVED):
-        light = pages.integer_at(registers, at)
+            right[register : register + 2] = put.to_bytes(2, signed=is_signed)
+    for register in _sfp_threshold_registers(_SFP_RECEIVED):
+        light = pages.integer_at(registers, register)
         powers = zip((4, 3, 2, 1), received, strict=True)
         put = _bounded(sum(factor * light**degree for degree, factor in powers) + constant)
-        right[at : at + 2] = put.to_bytes(2)
+        right[register : register + 2] = put.to_bytes(2)
     return bytes(right)
 
 

@@ -172,15 +172,17 @@ _TRIES = 4
 
 def open_socket(protocol: int) -> socket.socket:
     """Open a socket that only the kernel can send to. Raises OSError."""
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+    netlink_socket = socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
+    )
     try:
-        made.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
-        made.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
-        made.connect((0, 0))
+        netlink_socket.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
+        netlink_socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
+        netlink_socket.connect((0, 0))
     except OSError:
-        made.close()
+        netlink_socket.close()
         raise
-    return made
+    return netlink_socket
 
 
 class NetlinkConnections:

@@ -197,8 +197,8 @@ class EthtoolFamily:
         )
         if _EXTENDED_STATE in attributes:
             state = netlink.integer(attributes[_EXTENDED_STATE])
-            known = dict(enumerate(_EXTENDED_STATES))
-            answer["extended_state"], substates = known.get(state, (f"unknown ({state})", ()))
+            state_names = dict(enumerate(_EXTENDED_STATES))
+            answer["extended_state"], substates = state_names.get(state, (f"unknown ({state})", ()))
             if _EXTENDED_SUBSTATE in attributes:
                 substate = netlink.integer(attributes[_EXTENDED_SUBSTATE])
                 names = dict(enumerate(substates, 1))

@@ -274,5 +274,5 @@ class _SampleBuffer:
             self._averaged.forget()
             return
         whole = _PERCENT if self.kind == _UTILIZATION else limit_milliwatts
-        for windows, seen in self._averaged.ended(last_ns, at_ns, value * _STEPS // whole):
-            self.windows.count(windows, seen)
+        for windows, average in self._averaged.ended(last_ns, at_ns, value * _STEPS // whole):
+            self.windows.count(windows, average)

@@ -326,19 +326,19 @@ class CallPlan:
 
     def _drop(self, codes: Json) -> bool:
         """Replace unsupported entries by older ones or by a call. Return True if there were any."""
-        kept = []
+        supported = []
         for slot, code in zip(self._slots, codes, strict=True):
             if code in _NO_ENTRY_CODES:
                 del slot.left[0]
             if slot.left:
-                kept.append(slot)
+                supported.append(slot)
             elif slot.field.otherwise:
                 planned = _PlannedCall.untested(slot.field.otherwise, self._device, self._about)
                 planned.column = slot.column
                 self._calls.append(planned)
             else:
                 self._miss([slot.field.target], slot)
-        self._request_entries(kept)
+        self._request_entries(supported)
         return any(code in _NO_ENTRY_CODES for code in codes)
 
     def _request_entries(self, slots: list[_BatchEntry]) -> None:
@@ -373,7 +373,7 @@ class CallPlans:
     def place(
         self,
         host: Host,
-        wanted: Iterable[tuple[Device, Entity, CallTable]],
+        tables: Iterable[tuple[Device, Entity, CallTable]],
         columns: source.ColumnBuilder,
     ) -> None:
         """Place the columns of each device's plan; a plan is made, or reused from the last probe.
@@ -381,8 +381,8 @@ class CallPlans:
         A device that does not answer now keeps its previous plan.
         """
         before, changed = self._kept, self.is_outdated
-        kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
-        for device, about, table in wanted:
+        plans: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
+        for device, about, table in tables:
             key = (device, about.key, table.recent)
             plan = old = before.get(key)
             if plan is None or changed or not plan.learnt:
@@ -391,8 +391,8 @@ class CallPlans:
                 if old and not plan.learnt:
                     plan = old
             plan.place(columns)
-            kept[key] = plan
-        self._generation, self._kept = self._gpus.generation, kept
+            plans[key] = plan
+        self._generation, self._kept = self._gpus.generation, plans
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fill the columns of all devices; newly missing parts and changed GPUs request a probe."""

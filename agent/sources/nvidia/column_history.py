@@ -78,10 +78,10 @@ class Integrals:
         """Add a column for the integral of each gauge that has one."""
         self._columns = []
         for position, (metric, entity) in enumerate(list(columns.columns)):
-            if one := self._wanted.get(metric):
-                integral = self._kept.setdefault((metric.name, entity.key), Integral(one))
-                counter = columns.add(one.counter, entity)
-                self._columns.append((position, counter, one, integral))
+            if definition := self._wanted.get(metric):
+                integral = self._kept.setdefault((metric.name, entity.key), Integral(definition))
+                counter = columns.add(definition.counter, entity)
+                self._columns.append((position, counter, definition, integral))
 
     def read(self, host: Host, into: RowBuilder) -> None:
         """Add the current values of the gauges. An absent gauge makes its integral absent."""

@@ -103,8 +103,8 @@ class NvmlEventSource(source.SourceWithoutResources):
             address = gpu.pci_address if gpu else "unknown"
             instances = (_instance(gpu_instance), _instance(compute_instance))
             if kind == XID:
-                at = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
-                self._book.record_nvml(NvmlXid(address, data, *at, *instances))
+                timestamps = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
+                self._book.record_nvml(NvmlXid(address, data, *timestamps, *instances))
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()

@@ -69,8 +69,8 @@ class GpuSource(source.SourceWithoutResources):
         """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
-        wanted = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
-        self._plans.place(host, wanted, columns)
+        tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
+        self._plans.place(host, tables, columns)
         self._integrals.place(columns)
         self._modes.place(columns)
         return columns.result(*self._gpus.findings)
@@ -146,10 +146,10 @@ class MigSource(source.SourceWithoutResources):
         columns = source.ColumnBuilder()
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
-        wanted = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
-        self._plans.place(host, wanted, columns)
+        tables = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
+        self._plans.place(host, tables, columns)
         self._integrals.place(columns)
-        detail = f"{len(wanted)} on {source.format_count(len(capable), 'GPU')} with MIG support"
+        detail = f"{len(tables)} on {source.format_count(len(capable), 'GPU')} with MIG support"
         findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
         return columns.result(*findings)
 

@@ -201,8 +201,8 @@ class NvLinkSource(source.SourceWithoutResources):
             self._calls.clear()
         columns = source.ColumnBuilder()
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
-        wanted = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
-        self._plans.place(host, wanted, columns)
+        tables = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
+        self._plans.place(host, tables, columns)
         self._totals, self._error_totals = [], []
         if not self._signal:
             self._totals = _totals(linked, columns)
@@ -301,8 +301,8 @@ def _count(host: Host, gpu: int) -> int | None:
 
 def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
     version, remote, where = (
-        source.call_nvml(host, f"nvmlDeviceGetNvLink{what}", gpu, link)
-        for what in ("Version", "RemoteDeviceType", "RemotePciInfo")
+        source.call_nvml(host, f"nvmlDeviceGetNvLink{member}", gpu, link)
+        for member in ("Version", "RemoteDeviceType", "RemotePciInfo")
     )
     return source.nonempty_facts(
         version="" if version is None else _VERSIONS.get(version, str(version)),

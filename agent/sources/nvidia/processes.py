@@ -55,9 +55,9 @@ class GpuSharingSource(source.SourceWithoutResources):
         """Count the processes and virtual GPUs."""
         count = len(self._columns)
         for gpu, column in self._columns:
-            at = host.clock.now()
+            listed = host.clock.now()
             processes, absent = list_processes(host, gpu)
-            self._lists.put(gpu.entity.key[0], ListedProcesses(at, processes, absent))
+            self._lists.put(gpu.entity.key[0], ListedProcesses(listed, processes, absent))
             vgpus = absent or list_vgpus(host, gpu.index)
             into.put(column, absent or _sharing_mode(gpu, processes, vgpus))
             into.put(column + count, absent or len(processes))
@@ -153,8 +153,8 @@ class GpuProcessSource(source.SourceWithoutResources):
     def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
         processes, absent = list_processes(host, gpu)
-        seen = self._seen.get(gpu.index)
-        lasting = [p for p in processes.values() if seen is None or p.pid in seen]
+        earlier_pids = self._seen.get(gpu.index)
+        lasting = [p for p in processes.values() if earlier_pids is None or p.pid in earlier_pids]
         if absent:  # processes keep their columns until they are confirmed to have ended
             lasting = self._planned.get(gpu.index, [])
         else:
@@ -182,9 +182,11 @@ class GpuProcessSource(source.SourceWithoutResources):
                 continue
             lasting = {pid for pid in processes if pid in self._seen.get(use.gpu.index, ())}
             self._seen[use.gpu.index] = set(processes)
-            wanted = min(len(lasting | use.reported.keys() & processes.keys()), self._max_reported)
+            reportable = min(
+                len(lasting | use.reported.keys() & processes.keys()), self._max_reported
+            )
             into.grown |= (
-                use.reported.keys() - processes.keys() != set() or len(use.reported) < wanted
+                use.reported.keys() - processes.keys() != set() or len(use.reported) < reportable
             )
         into.grown |= self._gpus.generation != self._generation
 
@@ -270,8 +272,8 @@ def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
 
 def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
     kind, machine, name = (
-        source.call_nvml(host, f"nvmlVgpuInstanceGet{what}", instance)
-        for what in ("Type", "VmID", "UUID")
+        source.call_nvml(host, f"nvmlVgpuInstanceGet{member}", instance)
+        for member in ("Type", "VmID", "UUID")
     )
     vgpu_type = None if kind is None else source.call_nvml(host, "nvmlVgpuTypeGetName", kind)
     facts = source.nonempty_facts(

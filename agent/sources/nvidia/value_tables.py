@@ -135,8 +135,8 @@ def load_table(host: Host, gpu: int) -> call_plan.CallTable:
 
 def _supported_reasons(host: Host, gpu: int) -> int:
     """Supported clock limit reasons of a GPU as a bit mask; the default set if it does not report them."""
-    for what in ("Event", "Throttle"):
-        mask = call_nvml(host, f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu)
+    for term in ("Event", "Throttle"):
+        mask = call_nvml(host, f"nvmlDeviceGetSupportedClocks{term}Reasons", gpu)
         if mask is not None:
             return int(mask) & sum(c.THROTTLE_BITS.values()) or _REASONS_OF_ALL
     return _REASONS_OF_ALL
@@ -258,7 +258,10 @@ def settings_table(host: Host, gpu: int) -> call_plan.CallTable:
     links = pick_reading(_first_field, answer)
     return call_plan.CallTable(
         (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
-        (*_SETTINGS_FIELDS, *(one for link in range(_bounded_count(links)) for one in _c2c(link))),
+        (
+            *_SETTINGS_FIELDS,
+            *(entry for link in range(_bounded_count(links)) for entry in _c2c(link)),
+        ),
     )
 
 
