@@ -79,10 +79,10 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         ClaimSource(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
     ]
-    return _without(every, settings.metrics.disabled_sources.split())
+    return _exclude_disabled(every, settings.metrics.disabled_sources.split())
 
 
-def _without(sources: list[Source], disabled: list[str]) -> list[Source]:
+def _exclude_disabled(sources: list[Source], disabled: list[str]) -> list[Source]:
     """Return the sources that are not disabled. Raises SettingsError for an unknown name.
 
     Claims are always read: a GPU without its claims would count as free.

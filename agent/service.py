@@ -150,7 +150,7 @@ class Agent:
 
     def _publish(self, frame: Frame) -> None:
         if self._shipper and is_shipped(frame):
-            self._shipper.publish(self._numbering.numbered(frame))
+            self._shipper.publish(self._numbering.number_events(frame))
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""

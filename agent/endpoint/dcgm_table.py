@@ -125,14 +125,14 @@ BYTES_PER_SECOND = DcgmUnit("in B/s")
 MEBIBYTES_PER_SECOND = DcgmUnit("in MiB/s", Fraction(1, 1 << 20))
 
 
-def _without(total: declare.Metric, taken: declare.Metric) -> DcgmFormula:
+def _difference(total: declare.Metric, taken: declare.Metric) -> DcgmFormula:
     return DcgmFormula((FormulaTerm(total), FormulaTerm(taken, weight=-1)))
 
 
 def _used_share(
     used: declare.Metric, total: declare.Metric, reserved: declare.Metric
 ) -> DcgmFormula:
-    return DcgmFormula((FormulaTerm(used),), _without(total, reserved).terms)
+    return DcgmFormula((FormulaTerm(used),), _difference(total, reserved).terms)
 
 
 _REASONS = DcgmFormula((FormulaTerm(c.GPU_THROTTLE_ACTIVE, (EACH,), weights=c.THROTTLE_BITS),))
@@ -217,7 +217,7 @@ _MEMORY: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_FB_RESERVED", MEBIBYTES, "Memory reserved by the driver", reading_of(c.GPU_MEMORY_RESERVED), mig=reading_of(s.MIG_MEMORY_RESERVED)),
     dcgm_gauge("DEV_FB_USED_PERCENT", SHARE, "Memory in use, relative to the memory without the driver's own", _GPU_USED_SHARE, mig=_MIG_USED_SHARE, remark="A share, not percent, despite its name."),
     dcgm_gauge("DEV_BAR1_TOTAL", MEBIBYTES, "BAR1 address space", reading_of(c.GPU_BAR1_SIZE), mig=reading_of(s.MIG_BAR1_SIZE)),
-    dcgm_gauge("DEV_BAR1_FREE", MEBIBYTES, "Free BAR1 address space", _without(c.GPU_BAR1_SIZE, c.GPU_BAR1_USED), mig=_without(s.MIG_BAR1_SIZE, s.MIG_BAR1_USED)),
+    dcgm_gauge("DEV_BAR1_FREE", MEBIBYTES, "Free BAR1 address space", _difference(c.GPU_BAR1_SIZE, c.GPU_BAR1_USED), mig=_difference(s.MIG_BAR1_SIZE, s.MIG_BAR1_USED)),
     dcgm_gauge("DEV_BAR1_USED", MEBIBYTES, "Used BAR1 address space", reading_of(c.GPU_BAR1_USED), mig=reading_of(s.MIG_BAR1_USED)),
 )  # fmt: skip
 _HEALTH: tuple[DcgmMetric, ...] = (

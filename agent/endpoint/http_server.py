@@ -91,7 +91,7 @@ class HttpServer:
 
     def _protocol(self, connection: server_connections.ServerConnection) -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(
-            asyncio.StreamReader(), partial(self._connected, connection)
+            asyncio.StreamReader(), partial(self._serve_connection, connection)
         )
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class HttpServer:
         if self._acceptor:
             await self._acceptor.close()
 
-    async def _connected(
+    async def _serve_connection(
         self,
         connection: server_connections.ServerConnection,
         reader: asyncio.StreamReader,

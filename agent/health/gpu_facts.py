@@ -227,10 +227,10 @@ class _SourceReadings:
             )
             yield metric, part, self.frame.reading(place), change
 
-    def one(self, gpu: str, metric: declare.Metric) -> tuple[Reading, int]:
+    def reading_of_gpu(self, gpu: str, metric: declare.Metric) -> tuple[Reading, int]:
         """Return a reading of a GPU itself, and its time on the boot clock."""
-        for place, found, part in self.columns.get(gpu, ()) if self.frame else ():
-            if self.frame and found is metric and not part:
+        for place, column_metric, part in self.columns.get(gpu, ()) if self.frame else ():
+            if self.frame and column_metric is metric and not part:
                 return self.frame.reading(place), self.frame.instant.boot_ns
         return Absent.UNSUPPORTED, -1
 
@@ -295,8 +295,10 @@ class FactCollector:
             self._check_kernel_log(frames[rule.KERNEL_LOG])
         self._update_gpus(devices)
         for name, gpu in self._gpus.items():
-            energy, _ = self._readings[rule.LOAD].one(name, c.GPU_ENERGY)
-            recovery, reported_ns = self._readings[rule.HEALTH].one(name, h.GPU_RECOVERY_ACTION)
+            energy, _ = self._readings[rule.LOAD].reading_of_gpu(name, c.GPU_ENERGY)
+            recovery, reported_ns = self._readings[rule.HEALTH].reading_of_gpu(
+                name, h.GPU_RECOVERY_ACTION
+            )
             gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
 
     def facts(self, gpu: Entity) -> rule.GpuHealthFacts:

@@ -199,7 +199,7 @@ class NetworkCalls:
         """Call a function of a host interface by its name."""
         if host_interface == "ethtool":
             return self._ask_ethtool(function, str(arguments[0]))
-        netlink, lldp = self._loaded()
+        netlink, lldp = self._load_interfaces()
         if host_interface == "netlink":
             return netlink.call(function, *arguments)
         return {"neighbours": lldp.neighbours}[function](self._clock.now().boot_ns)
@@ -222,7 +222,7 @@ class NetworkCalls:
         finally:
             self._free.append(ethtool)
 
-    def _loaded(self) -> tuple[Netlink, Lldp]:
+    def _load_interfaces(self) -> tuple[Netlink, Lldp]:
         with self._lock:
             if self._netlink is None or self._lldp is None:
                 from agent.host.lldp import Lldp  # noqa: PLC0415 - see the module's docstring

@@ -97,7 +97,7 @@ class Nvml:
             "nvmlDeviceGetMigMode": self._mig_mode,
             "nvmlDeviceGetMigDevices": self._mig_devices,
             **{name: partial(self._since_last, name) for name in _UTILIZATION_SAMPLES},
-            "nvmlDeviceGetSamples": self._buffered,
+            "nvmlDeviceGetSamples": self._take_samples,
             "nvmlVgpuInstanceGetFbUsage": self._vgpu_memory,
         }
         self._forget()
@@ -116,13 +116,13 @@ class Nvml:
         with self._turns.setdefault(device, threading.Lock()):
             return self._call(function, arguments)
 
-    def _started(self) -> ModuleType:
+    def _start(self) -> ModuleType:
         with self._start_turn:
             self._module = self._module or start_nvml()
             return self._module
 
     def _call(self, function: str, arguments: tuple[Device, ...]) -> Json:
-        module = self._module or self._started()
+        module = self._module or self._start()
         try:
             ask = self._bound_calls.get((function, arguments)) or self._bind_call(
                 module, function, arguments
@@ -279,7 +279,7 @@ class Nvml:
             self._events.open(module, gpus)
         return self._events.take()
 
-    def _buffered(self, module: ModuleType, gpu: int, kind: int) -> Json:
+    def _take_samples(self, module: ModuleType, gpu: int, kind: int) -> Json:
         """Samples of one kind that the driver has buffered since the last call."""
         key = f"samples {kind}", gpu
         handle, stamp = self._handle(module, gpu), self._stamps.get(key, _NO_STAMP)

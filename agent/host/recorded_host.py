@@ -152,9 +152,11 @@ class RecordedHost:
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Result of a call at the current offset."""
-        return self.cost.charge(lambda: self._called(host_interface, function, arguments))
+        return self.cost.charge(lambda: self._answer_call(host_interface, function, arguments))
 
-    def _called(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
+    def _answer_call(
+        self, host_interface: str, function: str, arguments: Sequence[int | str]
+    ) -> Json:
         if function in BATCH_FUNCTIONS:
             device, *entries = arguments
             return assemble_batch(

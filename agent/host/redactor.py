@@ -143,11 +143,11 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text with every registered name and every identifier replaced by one of the same form."""
-        return _IDENTIFIERS.sub(_replaced, self._without_names(text))
+        return _IDENTIFIERS.sub(_replace_match, self._without_names(text))
 
-    def scrubbed(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
         """Like `text`, with every word that is not known to be harmless replaced as well."""
-        return _EVERYTHING.sub(_replaced, self._without_names(text))
+        return _EVERYTHING.sub(_replace_match, self._without_names(text))
 
     def _without_names(self, text: str) -> str:
         for pattern in self._names:
@@ -164,18 +164,18 @@ class Redactor:
             for section in SECTIONS
         }
         return CaptureMoment(
-            moment.offset_ns, **sections, log=[self.scrubbed(line) for line in moment.log]
+            moment.offset_ns, **sections, log=[self.scrub(line) for line in moment.log]
         )
 
     def _key(self, section: str, key: str) -> str:
         """A redacted path or call. Function names and counter file names (set by drivers) are retained."""
         if section == "calls":
             function, bracket, arguments = key.partition("(")
-            return function + bracket + self.scrubbed(arguments)
+            return function + bracket + self.scrub(arguments)
         counter = counter_file(key)
         if counter is None:
-            return self.scrubbed(key)
-        return self.scrubbed(key[: counter.start()]) + counter[0]
+            return self.scrub(key)
+        return self.scrub(key[: counter.start()]) + counter[0]
 
     def _answer(self, section: str, key: str, value: Json) -> Json:
         directory, _, name = key.rpartition("/")
@@ -193,7 +193,7 @@ class Redactor:
         parts = re.split(r"(\s+)", line)
         for position in range(0, len(parts), 2):
             if position // 2 == interface:
-                parts[position] = self.scrubbed(parts[position])
+                parts[position] = self.scrub(parts[position])
             elif position // 2 in addresses and _HEX.fullmatch(parts[position]):
                 parts[position] = _same_form(parts[position])
         return "".join(parts)
@@ -201,7 +201,7 @@ class Redactor:
     def json(self, value: Json, *, whole: bool = False) -> Json:
         """A JSON value with every string redacted, including keys; `whole`: identifiers and names only."""
         if isinstance(value, str):
-            return self.text(value) if whole else self.scrubbed(value)
+            return self.text(value) if whole else self.scrub(value)
         if isinstance(value, list):
             return [self.json(item, whole=whole) for item in value]
         if isinstance(value, dict):
@@ -224,7 +224,7 @@ def _generated_name(text: str) -> str:
     return "x" + _digest(text)[:7]
 
 
-def _replaced(match: re.Match[str]) -> str:
+def _replace_match(match: re.Match[str]) -> str:
     """Replacement of a match: the match itself if it is harmless."""
     value = match[0]
     if match.lastgroup == "sluid":

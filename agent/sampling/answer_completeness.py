@@ -170,7 +170,7 @@ class AnswerRoster:
     names: Callable[[Json], list[str]]
     find_present: Callable[[Host, Collection[str]], set[str]]
     """Those of some devices that the second place has."""
-    filled: Callable[[Json, list[str]], Json] | None = None
+    fill: Callable[[Json, list[str]], Json] | None = None
     """Put devices into an answer. Without it the call fails for a list that only became shorter; one
     with a new device describes a GPU that was divided again."""
     is_seen_first: bool = False
@@ -195,7 +195,7 @@ class AnswerRosters:
     def __init__(self) -> None:
         self._devices: dict[str, dict[str, _RosterDevice]] = {}
 
-    def completed(
+    def complete_answer(
         self,
         host: Host,
         host_interface: str,
@@ -209,14 +209,14 @@ class AnswerRosters:
             return answer
         known_devices = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})
         names = roster.names(answer)
-        if roster.filled is None and not known_devices.keys() >= set(names):
+        if roster.fill is None and not known_devices.keys() >= set(names):
             known_devices.clear()
         hidden = _find_hidden(host, roster, known_devices, names)
         if not hidden:
             return answer
         return (
-            roster.filled(answer, hidden)
-            if roster.filled
+            roster.fill(answer, hidden)
+            if roster.fill
             else raise_malformed(host_interface, function)
         )
 

@@ -26,7 +26,7 @@ class WindowGrid:
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
 
-    def between(self, since_ns: int, until_ns: int) -> int:
+    def count_windows(self, since_ns: int, until_ns: int) -> int:
         """Return the number of windows that ended between two times."""
         return until_ns // self.window_ns - since_ns // self.window_ns
 
@@ -49,7 +49,7 @@ class WindowMeans:
         """Reset: the current window has no values."""
         self._covered_ns = self._weighted = 0
 
-    def ended(self, since_ns: int, until_ns: int, value: int) -> Iterator[tuple[int, int]]:
+    def add_value(self, since_ns: int, until_ns: int, value: int) -> Iterator[tuple[int, int]]:
         """Process a value; yield numbers of windows that end in its time, and their value."""
         begun_ns = until_ns - until_ns % self._window_ns
         if begun_ns <= since_ns:

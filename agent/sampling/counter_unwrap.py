@@ -74,7 +74,7 @@ class CounterUnwrapper:
         """
         now, wide = self._pick(values), self._pick_wide(values)
         if any(map(gt, self._last, now)):
-            self._fell(now, wide, reasons)
+            self._process_decrease(now, wide, reasons)
         else:
             self._last = now
         self._last_wide = wide
@@ -83,7 +83,9 @@ class CounterUnwrapper:
                 if added and reasons[column] == PRESENT:
                     values[column] += added
 
-    def _fell(self, now: Sequence[int], wide: Sequence[int], reasons: bytearray) -> None:
+    def _process_decrease(
+        self, now: Sequence[int], wide: Sequence[int], reasons: bytearray
+    ) -> None:
         present = [i for i, column in enumerate(self._columns) if reasons[column] == PRESENT]
         ahead = {i: now[i] - self._last[i] + self._range for i in present if now[i] < self._last[i]}
         counted = sum(self._last[i] > 0 for i in present)
@@ -91,7 +93,7 @@ class CounterUnwrapper:
         half = self._range >> 1
         last_values = list(self._last)
         if (
-            self._gone(reasons)
+            self._are_gone(reasons)
             or not all(0 <= distance < half for distance in ahead.values())
             or (ahead and (together or self._wide_decreased(wide, reasons)))
         ):
@@ -104,7 +106,7 @@ class CounterUnwrapper:
             last_values[i] = now[i]
         self._last = last_values
 
-    def _gone(self, reasons: bytearray) -> bool:
+    def _are_gone(self, reasons: bytearray) -> bool:
         return all(reasons[column] == Absent.GONE.value for column in self._columns)
 
     def _wide_decreased(self, wide: Sequence[int], reasons: bytearray) -> bool:
@@ -114,10 +116,10 @@ class CounterUnwrapper:
 
 def column_picker(columns: Iterable[int]) -> Callable[[Sequence[int]], Sequence[int]]:
     """Return a function that picks columns of a row, implemented in C."""
-    wanted = tuple(columns)
-    if len(wanted) > 1:
-        return itemgetter(*wanted)
-    return lambda row: [row[column] for column in wanted]
+    picked = tuple(columns)
+    if len(picked) > 1:
+        return itemgetter(*picked)
+    return lambda row: [row[column] for column in picked]
 
 
 SAVE_EVERY_NS = 60_000_000_000
@@ -134,19 +136,19 @@ class CounterStateFile:
     def __init__(self, path: Path, boot_id: str) -> None:
         self._file = BootStateFile(path, boot_id, "counter_wraps")
         self._wraps = 0
-        self._kept_ns = 0
+        self._saved_ns = 0
 
     def load(self) -> dict[str, CarriedCounters]:
         """Return the saved counters of each set."""
         saved = self._file.read(_SavedCounters)
         return dict(saved.sets) if saved else {}
 
-    def keep(self, sets: Mapping[str, CounterUnwrapper], now_ns: int) -> None:
+    def save(self, sets: Mapping[str, CounterUnwrapper], now_ns: int) -> None:
         """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
         wraps = sum(unwrap.wraps for unwrap in sets.values())
-        due = now_ns - self._kept_ns >= SAVE_EVERY_NS
+        due = now_ns - self._saved_ns >= SAVE_EVERY_NS
         if wraps == self._wraps and not (wraps and due):
             return
         wrapped = {name: dict(unwrap.carried) for name, unwrap in sets.items() if unwrap.wraps}
         self._file.write(_SavedCounters(self._file.boot_id, wrapped))
-        self._wraps, self._kept_ns = wraps, now_ns
+        self._wraps, self._saved_ns = wraps, now_ns

@@ -178,7 +178,7 @@ class GuardedHost(HostWrapper):
 
     def _query(self, path: str, call: Callable[[str], Answer]) -> Answer:
         checked_path(path)
-        return self.guarded(device_of(path), path, lambda: call(path))
+        return self.make_call(device_of(path), path, lambda: call(path))
 
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of files for frequent reads."""
@@ -187,19 +187,19 @@ class GuardedHost(HostWrapper):
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return a well-formed and complete answer of a call. Raises OSError or NvmlError."""
         device = device_of_call(host_interface, function, arguments)
-        answer = self.guarded(
+        answer = self.make_call(
             device,
             f"{host_interface}.{function}",
             lambda: self._host.call(host_interface, function, *arguments),
         )
         answer = well_formed(host_interface, function, answer)
-        return self._rosters.completed(self, host_interface, function, arguments, answer)
+        return self._rosters.complete_answer(self, host_interface, function, arguments, answer)
 
     def kernel_log(self) -> KernelLog:
         """Open the kernel log; polling it never blocks."""
         return self._host.kernel_log()
 
-    def guarded(self, device: str, name: str, call: Callable[[], Answer]) -> Answer:
+    def make_call(self, device: str, name: str, call: Callable[[], Answer]) -> Answer:
         """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
         if device in self._hung.by_device:
             self._refuse(device)
@@ -244,7 +244,7 @@ class GuardedFiles:
         """Write each file's integer, or its reason code, into consecutive columns."""
         for device, count, files in self._groups:
             try:
-                self._guard.guarded(
+                self._guard.make_call(
                     device, device, partial(files.read_into, values, reasons, start)
                 )
             except TimeoutError:
@@ -257,7 +257,7 @@ class GuardedFiles:
         place = bisect_right(self._starts, index) - 1
         device, _, files = self._groups[place]
         within = index - self._starts[place]
-        content = self._guard.guarded(device, device, lambda: files.text(within))
+        content = self._guard.make_call(device, device, lambda: files.text(within))
         return well_formed_file(device, content)
 
     def close(self) -> None:

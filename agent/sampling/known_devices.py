@@ -248,7 +248,7 @@ class KnownDevices:
         concerned = {device for call in new for device in devices.devices_of_call(call)}
         was_known = {_whole_device(entity) for entity in self._entities()}
         keeps = concerned & was_known
-        columns = [self._described(column, keeps) for column in inventory.columns]
+        columns = [self._restore_facts(column, keeps) for column in inventory.columns]
         positions = list(range(len(columns)))
         columnless_entities = [
             _with_facts(entity, self._columnless_entities.get(_entity_key(entity)), keeps)
@@ -280,9 +280,9 @@ class KnownDevices:
             tuple(columns), tuple(positions), tuple(columnless_entities), bytes(hidden), failed
         )
 
-    def _described(self, column: Column, keeps: set[tuple[str, ...]]) -> Column:
-        known = self._columns.get(_column_key(column))
-        return (column[0], _with_facts(column[1], known[1], keeps)) if known else column
+    def _restore_facts(self, column: Column, keeps: set[tuple[str, ...]]) -> Column:
+        earlier = self._columns.get(_column_key(column))
+        return (column[0], _with_facts(column[1], earlier[1], keeps)) if earlier else column
 
     def _entities(self) -> Iterable[Entity]:
         yield from (entity for _, entity in self._columns.values())

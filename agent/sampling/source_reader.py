@@ -175,7 +175,7 @@ class SourceReader:
             table.reasons += self._hidden
         self._sequence += 1
         reasons = bytearray(self._ordered(table.reasons))
-        values = _stored(self._ordered(table.values), reasons, self._schema.columns)
+        values = _stored_values(self._ordered(table.values), reasons, self._schema.columns)
         return Frame(
             self._origin,
             self._schema,
@@ -187,7 +187,9 @@ class SourceReader:
         )
 
 
-def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:
+def _stored_values(
+    values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
+) -> array[int]:
     """Return values as stored in frames; an error for those out of 64 bits or negative counters."""
     try:
         stored = array("q", values)

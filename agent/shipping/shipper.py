@@ -365,13 +365,13 @@ class EventNumbering:
 
     last: int = 0
 
-    def numbered(self, frame: Frame) -> Frame:
+    def number_events(self, frame: Frame) -> Frame:
         """Return the frame for the collector, with numbers in its events."""
         if not any(event.event_class.audited for event in frame.events):
             return frame
-        return replace(frame, events=tuple(self._numbered(event) for event in frame.events))
+        return replace(frame, events=tuple(self._number_event(event) for event in frame.events))
 
-    def _numbered(self, event: Event) -> Event:
+    def _number_event(self, event: Event) -> Event:
         if not event.event_class.audited:
             return event
         self.last += 1

@@ -154,16 +154,16 @@ class SpooledSchemas:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         delete_partial_files(self._directory)
         self._known: dict[bytes, WireSchema] = {}
-        self._kept: set[bytes] = set()
+        self._stored_schemas: set[bytes] = set()
 
     def put(self, digest: bytes, schema: WireSchema) -> None:
         """Store a schema unless it is stored already. Raises OSError (a full disk)."""
-        if digest in self._kept:
+        if digest in self._stored_schemas:
             return
         self._known[digest] = schema
         write_durably(self._path(digest), msgspec.msgpack.encode(schema))
         self._forget_oldest()
-        self._kept.add(digest)
+        self._stored_schemas.add(digest)
 
     def get(self, digest: bytes) -> WireSchema | None:
         """Return a schema by its hash; None if it was never stored or is damaged."""
@@ -184,5 +184,5 @@ class SpooledSchemas:
         )
         for file in files[:-_MAX_SCHEMAS]:
             self._known.pop(bytes.fromhex(file.stem), None)
-            self._kept.discard(bytes.fromhex(file.stem))
+            self._stored_schemas.discard(bytes.fromhex(file.stem))
             file.unlink(missing_ok=True)

@@ -197,8 +197,8 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self._statuses = statuses
         self._facts = FactCollector(xids.actionable_xids)
         self._memory: GpuLifetimeFile | None = None
-        self._kept: dict[str, int] = {}
-        self._kept_ns = 0
+        self._saved_resets: dict[str, int] = {}
+        self._saved_ns = 0
         self._judged: list[Entity] = []
         self._reported: dict[str, _ReportedVerdict] = {}
 
@@ -211,10 +211,10 @@ class GpuVerdictSource(base.SourceWithoutResources):
         """Store each reset at once, and periodically the counters that reveal the next one."""
         lifetimes = {**self._facts.remembered, **self._facts.lifetimes}
         resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
-        due = resets != self._kept or now_ns - self._kept_ns >= SAVE_EVERY_NS
+        due = resets != self._saved_resets or now_ns - self._saved_ns >= SAVE_EVERY_NS
         if self._memory and lifetimes and due:
             self._memory.save(lifetimes)
-            self._kept, self._kept_ns = resets, now_ns
+            self._saved_resets, self._saved_ns = resets, now_ns
 
     def probe(self, host: Host) -> base.ProbeResult:
         """Columns for every GPU seen so far, including lost ones."""

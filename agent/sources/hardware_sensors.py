@@ -270,7 +270,7 @@ class RaplSource(source.SourceWithFiles):
             if counter is None or counter.range_uj != range_uj:
                 counter = self._counters[domain] = EnergyCounter(range_uj)
             self._domains.append(counter)
-            denied = denied or _denied(host, f"{directory}/energy_uj")
+            denied = denied or _is_denied(host, f"{directory}/energy_uj")
         limits: list[str] = []
         for domain, directory in domains.items():
             for limit, path in _limits(host, directory):
@@ -321,7 +321,7 @@ def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
     return list(limits.items())
 
 
-def _denied(host: Host, path: str) -> bool:
+def _is_denied(host: Host, path: str) -> bool:
     try:
         host.read(path)
     except PermissionError:

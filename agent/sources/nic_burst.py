@@ -173,7 +173,7 @@ class BurstPort:
         has ended since the last sample, none is taken.
         """
         began_ns = host.clock.now().boot_ns
-        if self.history.last and not self._grid.between(self.history.last.at_ns, began_ns):
+        if self.history.last and not self._grid.count_windows(self.history.last.at_ns, began_ns):
             return False
         try:
             statistics = host.call("ethtool", "statistics", self.planned.interface)
@@ -218,12 +218,12 @@ class BurstPort:
         if before and not self._grid.reports_each_window(before.at_ns, now_ns):
             self.history.last = before = None
         if before is None and self.history.counted_ns is not None:
-            self.history.unseen += self._grid.between(self.history.counted_ns, now_ns)
+            self.history.unseen += self._grid.count_windows(self.history.counted_ns, now_ns)
             self.history.counted_ns = now_ns
 
     def _compare(self, now: _NicCounters) -> None:
         before, self.history.counted_ns = self.history.last, self.history.counted_ns or now.at_ns
-        windows = self._grid.between(self.history.counted_ns, now.at_ns)
+        windows = self._grid.count_windows(self.history.counted_ns, now.at_ns)
         if before and (not windows or self._waits(before, now)):
             return
         self.history.last, self.history.counted_ns = now, now.at_ns
@@ -307,7 +307,7 @@ class NicBurstSource:
         self._window_ns = round(window_seconds * SECOND_NS)
         self._interfaces = tuple(interfaces)
         self._ports: dict[str, BurstPort] = {}
-        self._kept: dict[str, NicWindows] = {}
+        self._histories: dict[str, NicWindows] = {}
         self._columns: list[tuple[BurstPort, int]] = []
         self._reported_ns = 0
 
@@ -323,26 +323,26 @@ class NicBurstSource:
         ports: dict[str, BurstPort] = {}
         for interface in source.list_names(host, NET):
             planned = plan_sampling(host, interface, nics)
-            if planned is None or not self._wanted(interface, planned.device):
+            if planned is None or not self._is_selected(interface, planned.device):
                 continue
             before = self._ports.pop(interface, None)
             if before is None or before.planned != planned:
                 if before:
                     before.close()
-                history = self._kept.setdefault(interface, NicWindows())
+                history = self._histories.setdefault(interface, NicWindows())
                 before = BurstPort(host, planned, self._window_ns, history)
             ports[interface] = before
         self.close()
         self._ports = ports
         self._reported_ns = 0
-        return self._place().result(self._finding())
+        return self._place_columns().result(self._finding())
 
-    def _wanted(self, interface: str, device: str) -> bool:
+    def _is_selected(self, interface: str, device: str) -> bool:
         if self._interfaces:
             return any(fnmatchcase(interface, pattern) for pattern in self._interfaces)
         return bool(device)
 
-    def _place(self) -> source.ColumnBuilder:
+    def _place_columns(self) -> source.ColumnBuilder:
         columns = source.ColumnBuilder()
         self._columns = []
         for interface, port in self._ports.items():

@@ -82,7 +82,7 @@ class HostSource(source.SourceWithoutResources):
                 self._answers.append((columns.add(metric, node), function, _number(key)))
         for mode in _answer(host, "cpu_times") or {}:
             column = columns.add(c.CPU_TIME, node.child(entities.CPU_MODE, mode))
-            self._answers.append((column, "cpu_times", _scaled(mode, _HUNDREDTHS)))
+            self._answers.append((column, "cpu_times", _scaled_member(mode, _HUNDREDTHS)))
         self._probe_tables(columns, host)
         self._probe_files(columns, host)
         self._functions = tuple(dict.fromkeys(function for _, function, _ in self._answers))
@@ -114,11 +114,11 @@ class HostSource(source.SourceWithoutResources):
             for key, metric in _DISK:
                 if key in disks[disk]:
                     column = columns.add(metric, Entity(entities.DISK, (disk,)))
-                    self._answers.append((column, "disk_io_counters", _nested(disk, key)))
+                    self._answers.append((column, "disk_io_counters", _nested_member(disk, key)))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
             for key, metric in _NETWORK:
                 column = columns.add(metric, Entity(entities.INTERFACE, (interface,)))
-                self._answers.append((column, "net_io_counters", _nested(interface, key)))
+                self._answers.append((column, "net_io_counters", _nested_member(interface, key)))
 
     def _probe_files(self, columns: source.ColumnBuilder, host: Host) -> None:
         if source.read_text(host, "/proc/loadavg"):
@@ -172,11 +172,11 @@ def _number(key: str | None) -> Callable[[Json], Reading]:
     return lambda answer: int(answer if key is None else answer[key])
 
 
-def _scaled(key: str, steps: int) -> Callable[[Json], Reading]:
+def _scaled_member(key: str, steps: int) -> Callable[[Json], Reading]:
     return lambda answer: round(answer[key] * steps)
 
 
-def _nested(entry: str, key: str) -> Callable[[Json], Reading]:
+def _nested_member(entry: str, key: str) -> Callable[[Json], Reading]:
     return lambda answer: int(answer[entry][key]) if entry in answer else Absent.GONE
 
 

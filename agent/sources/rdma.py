@@ -132,7 +132,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._steps: list[tuple[int, int]] = []
-        self._saturated: list[_SaturatedCounters] = []
+        self._saturating: list[_SaturatedCounters] = []
         self._optional: list[_OptionalCounters] = []
         self._first_state = 0
 
@@ -155,7 +155,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
             for _, port in device.ports
             if (optional := _optional(host, device.driver, port, columns))
         ]
-        self._saturated = _saturated(files, columns)
+        self._saturating = _find_saturating(files, columns)
         self._first_state = len(columns.columns)
         for _, entity in ports:
             columns.add_each(_STATES, entity)
@@ -192,7 +192,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         values = into.values
         for column, step in self._steps:
             values[column] = values[column] * step % UNSIGNED_RANGE
-        for saturated in self._saturated:
+        for saturated in self._saturating:
             saturated.count(into)
         for unwrap in self._unwraps.values():
             unwrap.carry_on(values, into.reasons)
@@ -224,7 +224,7 @@ class _SaturatedCounters:
             into.put(self.column, REASONS[reasons[0]])
 
 
-def _saturated(
+def _find_saturating(
     files: Sequence[CounterFile], columns: source.ColumnBuilder
 ) -> list[_SaturatedCounters]:
     sticking: dict[tuple[str, ...], dict[int, int]] = {}

@@ -275,4 +275,4 @@ class UnwrappingSource:
 
     def _save_unwraps(self, host: Host) -> None:
         if self._memory:
-            self._memory.keep(self._unwraps, host.clock.now().boot_ns)
+            self._memory.save(self._unwraps, host.clock.now().boot_ns)

@@ -294,7 +294,7 @@ class UnclaimedUseDetector:
         }
         for use in free:
             if _use_key(use) not in self._first:
-                self._first[_use_key(use)] = self._begun(use)
+                self._first[_use_key(use)] = self._first_listed_use(use)
         self._listed |= {gpu: timestamp.boot_ns for gpu, timestamp in uses.listed.items()}
         before = {claim.key[:4] for claim in context.in_force}
         unclaimed = tuple(
@@ -305,7 +305,7 @@ class UnclaimedUseDetector:
         )
         return free, unclaimed
 
-    def _begun(self, use: DeviceUse) -> FirstListedUse:
+    def _first_listed_use(self, use: DeviceUse) -> FirstListedUse:
         """Return the start: after the list before, and not before the start of its first process."""
         now_ns = use.seen.boot_ns
         bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]

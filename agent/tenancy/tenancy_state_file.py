@@ -36,7 +36,7 @@ class TenancyStateFile:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / STATE_FILE
-        self._kept_ns: int | None = None
+        self._saved_ns: int | None = None
         self._damage = ""
         self._problem = ""
 
@@ -74,7 +74,7 @@ class TenancyStateFile:
         names_changed: bool,
     ) -> None:
         """Save changes at once, and poll times at intervals."""
-        due = self._kept_ns is None or now.boot_ns - self._kept_ns >= SAVE_EVERY_NS
+        due = self._saved_ns is None or now.boot_ns - self._saved_ns >= SAVE_EVERY_NS
         if not (book.changed or clock.changed or names_changed or due or self._problem):
             return
         if not self._path.parent.is_dir():
@@ -87,5 +87,5 @@ class TenancyStateFile:
                 log.error("claims_write_failed", file=str(self._path), problem=problem)
             self._problem = problem
             return
-        self._problem, self._kept_ns = "", now.boot_ns
+        self._problem, self._saved_ns = "", now.boot_ns
         book.changed = clock.changed = False

@@ -341,12 +341,12 @@ class AuditWitness:
         return "" if merkle.consistent(old, new, proof) else FORK
 
     async def _store_checkpoint(self, offered: signed_note.Checkpoint, note: str) -> None:
-        note = self._cosigned(note)
+        note = self._add_cosignature(note)
         await self._disk.submit(lambda: self.store.write_checkpoint(note))
         self._note, self._checkpoint = note, offered
         self._set_state(CONSISTENT)
 
-    def _cosigned(self, note: str) -> str:
+    def _add_cosignature(self, note: str) -> str:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         return signed_note.add_cosignature(
             note, self._witness, self.clock.now().wall_ns // SECOND_NS

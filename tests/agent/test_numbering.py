@@ -29,7 +29,7 @@ def frame(sequence: int, audited: list[bool]) -> Frame:
 @given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=20))
 def test_audited_events_and_only_they_count_on(wanted: list[list[bool]]) -> None:
     numbering = EventNumbering()
-    frames = [numbering.numbered(frame(n, one)) for n, one in enumerate(wanted, 1)]
+    frames = [numbering.number_events(frame(n, one)) for n, one in enumerate(wanted, 1)]
     sent = [event for batch in encode_batches(frames) for event in batch.events]
     assert [bool(event.number) for event in sent] == [one for each in wanted for one in each]
     numbers = [event.number for event in sent if event.number]

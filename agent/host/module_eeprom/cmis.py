@@ -53,7 +53,7 @@ def decode_cmis(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
         return answer
     advertised = pages.read_upper_page(read, 0x01)
     if advertised is not None:
-        answer |= _measured(registers, advertised)
+        answer |= _read_measurements(registers, advertised)
         answer["lanes"] = _lanes(registers, advertised, read)
         answer["thresholds"] = pages.thresholds(pages.read_upper_page(read, 0x02), _LIMITS)
     return answer
@@ -76,7 +76,7 @@ def _length_metres(register: int) -> int:
     return -(-tenths // 10)
 
 
-def _measured(registers: bytes, advertised: bytes) -> dict[str, Json]:
+def _read_measurements(registers: bytes, advertised: bytes) -> dict[str, Json]:
     answer: dict[str, Json] = {}
     if advertised[_MODULE_MONITORS] & 0x01:
         answer["temperature_millicelsius"] = pages.millicelsius(registers, _TEMPERATURE)

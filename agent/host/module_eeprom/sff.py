@@ -116,12 +116,12 @@ def _sfp_calibrated_registers(registers: bytes) -> bytes:
         is_signed = first == _SFP_TEMPERATURE
         for register in _sfp_threshold_registers(first):
             raw = int.from_bytes(registers[register : register + 2], signed=is_signed)
-            put = _bounded(raw * slope / 256 + offset, is_signed=is_signed)
+            put = _clamp_register(raw * slope / 256 + offset, is_signed=is_signed)
             right[register : register + 2] = put.to_bytes(2, signed=is_signed)
     for register in _sfp_threshold_registers(_SFP_RECEIVED):
         light = pages.integer_at(registers, register)
         powers = zip((4, 3, 2, 1), received, strict=True)
-        put = _bounded(sum(factor * light**degree for degree, factor in powers) + constant)
+        put = _clamp_register(sum(factor * light**degree for degree, factor in powers) + constant)
         right[register : register + 2] = put.to_bytes(2)
     return bytes(right)
 
@@ -131,7 +131,7 @@ def _sfp_threshold_registers(first: int) -> tuple[int, ...]:
     return (first, first + 2, first + 4, first + 6, _MEASURED + first // 4)
 
 
-def _bounded(value: float, *, is_signed: bool = False) -> int:
+def _clamp_register(value: float, *, is_signed: bool = False) -> int:
     least, most = (-0x8000, 0x7FFF) if is_signed else (0, 0xFFFF)
     # Ordered so that NaN (from a constant) yields the minimum.
     return round(value) if least <= value <= most else most if value > most else least

@@ -68,13 +68,13 @@ def messages(datagram: bytes) -> Iterator[NetlinkMessage]:
         yield NetlinkMessage(
             kind, flags, sequence, datagram[offset + _HEADER.size : offset + length]
         )
-        offset += _aligned(length)
+        offset += _align(length)
 
 
 def attribute(kind: int, value: bytes) -> bytes:
     """An attribute, padded to the start of the next one."""
     length = _ATTRIBUTE.size + len(value)
-    return _ATTRIBUTE.pack(length, kind) + value + bytes(_aligned(length) - length)
+    return _ATTRIBUTE.pack(length, kind) + value + bytes(_align(length) - length)
 
 
 def nest(kind: int, *inner: bytes) -> bytes:
@@ -102,7 +102,7 @@ def attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
         if not _ATTRIBUTE.size <= length <= len(raw) - offset:
             raise_inconsistent(f"attribute of {length} bytes: {len(raw) - offset} bytes are left")
         yield kind & _TYPE_MASK, raw[offset + _ATTRIBUTE.size : offset + length]
-        offset += _aligned(length)
+        offset += _align(length)
 
 
 def integer(raw: bytes) -> int:
@@ -149,11 +149,11 @@ def _explanation(message: NetlinkMessage) -> Iterator[tuple[int, bytes]]:
     offset = _ERRNO.size
     if message.kind == NLMSG_ERROR:  # struct nlmsgerr: the header of the request, or all of it
         length, *_ = unpack(_HEADER, message.body[offset:])
-        offset += _HEADER.size if message.flags & NLM_F_CAPPED else _aligned(length)
+        offset += _HEADER.size if message.flags & NLM_F_CAPPED else _align(length)
     yield from attributes(message.body[offset:])
 
 
-def _aligned(length: int) -> int:
+def _align(length: int) -> int:
     return length + 3 & ~3
 
 
@@ -252,7 +252,7 @@ class NetlinkConnection:
     def _exchange(self, request: NetlinkMessage) -> _NetlinkAnswer:
         answer = _NetlinkAnswer(request.sequence)
         try:
-            self._socket = self._socket or self._opened()
+            self._socket = self._socket or self._open()
             self._socket.send(encode(request))
             while not answer.complete:
                 answer.take(_receive(self._socket))
@@ -263,10 +263,12 @@ class NetlinkConnection:
             raise answer.refused
         return answer
 
-    def _opened(self) -> socket.socket:
-        made = self._open_socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_TIMEOUT_SECONDS, 0))
-        return made
+    def _open(self) -> socket.socket:
+        netlink_socket = self._open_socket()
+        netlink_socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_TIMEOUT_SECONDS, 0)
+        )
+        return netlink_socket
 
 
 def _receive(source: socket.socket) -> bytes:

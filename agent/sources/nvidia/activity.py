@@ -270,9 +270,9 @@ class _SampleBuffer:
             return
         last_ns, at_ns = last_us * _NS_PER_US, stamp_us * _NS_PER_US
         if at_ns - last_ns > _LONGEST_SAMPLE_NS:
-            self.unseen += self._grid.between(last_ns, at_ns)
+            self.unseen += self._grid.count_windows(last_ns, at_ns)
             self._averaged.forget()
             return
         whole = _PERCENT if self.kind == _UTILIZATION else limit_milliwatts
-        for windows, average in self._averaged.ended(last_ns, at_ns, value * _STEPS // whole):
+        for windows, average in self._averaged.add_value(last_ns, at_ns, value * _STEPS // whole):
             self.windows.count(windows, average)

@@ -186,7 +186,7 @@ class _PlannedCall:
     """Member count of the largest structure so far: one with fewer is incomplete."""
 
     @classmethod
-    def untested(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
+    def create(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
         """A call that has not been tested for support yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
         return cls(call, list(call.functions), arguments, _columns(call.targets, about))
@@ -222,7 +222,7 @@ class CallPlan:
         self._device = device
         self._about = about
         self._batch, self._recent = table.batch, table.recent
-        self._calls = [_PlannedCall.untested(call, device, about) for call in table.calls]
+        self._calls = [_PlannedCall.create(call, device, about) for call in table.calls]
         entries = (
             _BatchEntry(field, list(field.entries), _columns([field.target], about))
             for field in table.fields
@@ -333,7 +333,7 @@ class CallPlan:
             if slot.left:
                 supported.append(slot)
             elif slot.field.otherwise:
-                planned = _PlannedCall.untested(slot.field.otherwise, self._device, self._about)
+                planned = _PlannedCall.create(slot.field.otherwise, self._device, self._about)
                 planned.column = slot.column
                 self._calls.append(planned)
             else:
@@ -368,7 +368,7 @@ class CallPlans:
     def __init__(self, gpus: GpuInventory) -> None:
         self._gpus = gpus
         self._generation = -1
-        self._kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
+        self._plans: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
 
     def place(
         self,
@@ -380,7 +380,7 @@ class CallPlans:
 
         A device that does not answer now keeps its previous plan.
         """
-        before, changed = self._kept, self.is_outdated
+        before, changed = self._plans, self.is_outdated
         plans: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
         for device, about, table in tables:
             key = (device, about.key, table.recent)
@@ -392,13 +392,13 @@ class CallPlans:
                     plan = old
             plan.place(columns)
             plans[key] = plan
-        self._generation, self._kept = self._gpus.generation, plans
+        self._generation, self._plans = self._gpus.generation, plans
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fill the columns of all devices; newly missing parts and changed GPUs request a probe."""
-        for plan in self._kept.values():
+        for plan in self._plans.values():
             plan.read(host, into)
-        into.grown |= self.is_outdated or any(plan.outgrown for plan in self._kept.values())
+        into.grown |= self.is_outdated or any(plan.outgrown for plan in self._plans.values())
 
     @property
     def is_outdated(self) -> bool:

@@ -67,10 +67,10 @@ class Integrals:
     advance while the GPU works.
     """
 
-    def __init__(self, wanted: Iterable[IntegratedGauge], period_seconds: float) -> None:
-        bearable = period_seconds * SECOND_NS <= LONGEST_SAMPLE_NS
-        self._wanted = {one.gauge: one for one in wanted} if bearable else {}
-        self._kept: dict[tuple[str, tuple[str, ...]], Integral] = {}
+    def __init__(self, gauges: Iterable[IntegratedGauge], period_seconds: float) -> None:
+        is_usable = period_seconds * SECOND_NS <= LONGEST_SAMPLE_NS
+        self._definitions = {each.gauge: each for each in gauges} if is_usable else {}
+        self._integrals: dict[tuple[str, tuple[str, ...]], Integral] = {}
         self._columns: list[tuple[int, int, IntegratedGauge, Integral]] = []
         """Columns of a gauge and of its integral in the table."""
 
@@ -78,8 +78,10 @@ class Integrals:
         """Add a column for the integral of each gauge that has one."""
         self._columns = []
         for position, (metric, entity) in enumerate(list(columns.columns)):
-            if definition := self._wanted.get(metric):
-                integral = self._kept.setdefault((metric.name, entity.key), Integral(definition))
+            if definition := self._definitions.get(metric):
+                integral = self._integrals.setdefault(
+                    (metric.name, entity.key), Integral(definition)
+                )
                 counter = columns.add(definition.counter, entity)
                 self._columns.append((position, counter, definition, integral))
 

@@ -236,11 +236,13 @@ class NvLinkSource(source.SourceWithoutResources):
             active = sum(into.values[position] == ACTIVE for position in states)
             reading = Absent(into.reasons[unknown[0]]) if unknown else active
             into.put_readings(total, (len(states), reading))
-            if not unknown and self._trained(total, [into.values[position] for position in states]):
+            if not unknown and self._has_changed(
+                total, [into.values[position] for position in states]
+            ):
                 self._gpus.changed()
                 into.grown = True
 
-    def _trained(self, total: int, states: list[int]) -> bool:
+    def _has_changed(self, total: int, states: list[int]) -> bool:
         """True if links came up or went down: what a link supports may depend on its state."""
         before, self._up[total] = self._up.get(total), states
         return before is not None and before != states

@@ -50,7 +50,7 @@ def _memory_power(value: Json) -> Reading:
     return int(value) or Absent.UNSUPPORTED
 
 
-def _numbered(
+def _calls_of_parts(
     function: str, metric: declare.Metric, kind: declare.EntityKind, numbers: Mapping[str, int]
 ) -> list[call_plan.NvmlCall]:
     """One call for each part of the GPU, with the number of the part as its argument."""
@@ -71,7 +71,7 @@ _LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
         {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
         call_plan.CallTarget(c.GPU_MEMORY_USED, call_plan.used),
     ),
-    *_numbered("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
+    *_calls_of_parts("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
     call_plan.simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
     call_plan.NvmlCall(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
@@ -167,8 +167,8 @@ _C2C_LINK_COUNT, _MAX_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
 _SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
-    *_numbered("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
-    *_numbered(
+    *_calls_of_parts("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
+    *_calls_of_parts(
         "nvmlDeviceGetTemperatureThreshold",
         c.GPU_TEMPERATURE_THRESHOLD,
         entities.GPU_THRESHOLD,

@@ -121,7 +121,7 @@ def test_recorded_kubelet_calls_are_replayed(tmp_path, hidden):
     last_ns = moments[-1].offset_ns
     about = CaptureMetadata("n", "b", 0, 0, last_ns + 10**9, "recorded")
     replayed = RecordedHost(Capture(about, tuple(moments)), host.clock, lambda: last_ns)
-    socket = redactor.scrubbed(socket) if redactor else socket
+    socket = redactor.scrub(socket) if redactor else socket
     again = replayed.call("kubelet", "List", socket)
     assert len(again) == len(answer) == 2, "pods without devices are ignored"
     assert (again == answer) is not hidden
