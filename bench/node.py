@@ -105,7 +105,7 @@ class BenchHost:
 
     @property
     def statistics_period_ns(self) -> int:
-        """The grain is 0: each call returns the next recorded answer."""
+        """Minimum time between two different answers: 0, as each call returns the next recorded answer."""
         return 0
 
     def kernel_log(self) -> KernelLog:

@@ -27,7 +27,7 @@ def recorded_host(**moments_ms: list[int]) -> RecordedHost:
 
 
 @pytest.mark.parametrize(
-    ("host", "grain_ms"),
+    ("host", "period_ms"),
     [
         (recorded_host(), 0),
         (recorded_host(ens1=[0]), 0),
@@ -36,5 +36,7 @@ def recorded_host(**moments_ms: list[int]) -> RecordedHost:
         (recorded_host(ens1=[0, 100, 200, 300], ens2=[0, 30_000]), 100),
     ],
 )
-def test_the_grain_is_the_usual_interval_of_a_busy_nic(host: RecordedHost, grain_ms: int) -> None:
-    assert host.statistics_period_ns == grain_ms * MS
+def test_the_statistics_period_is_the_usual_interval_of_a_busy_nic(
+    host: RecordedHost, period_ms: int
+) -> None:
+    assert host.statistics_period_ns == period_ms * MS
