@@ -146,7 +146,7 @@ def _conversion(measure: DcgmUnit) -> str:
 
 def _formula(formula: DcgmFormula) -> str:
     dividend = _sum(formula.terms)
-    return f"{dividend} / ({_sum(formula.over)})" if formula.over else dividend
+    return f"{dividend} / ({_sum(formula.denominator)})" if formula.denominator else dividend
 
 
 def _sum(terms: Iterable[FormulaTerm]) -> str:

@@ -203,7 +203,7 @@ async def check(
 
 
 def _print_finding(finding: ProbeFinding, names: DeviceNames, write: Callable[[str], None]) -> None:
-    write(names.spell_out(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}"))
+    write(names.spell_out(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}"))
     if finding.remedy:
         write(names.spell_out(f"         -> {finding.remedy}"))
 
@@ -219,7 +219,9 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
     findings = []
     for code, reason in REASONS.items():
         columns = zip(frame.schema.columns, frame.reasons, strict=True)
-        metrics = sorted({metric.name for (metric, _), given in columns if given == code})
+        metrics = sorted(
+            {metric.name for (metric, _), column_code in columns if column_code == code}
+        )
         if not metrics or reason is Absent.NOT_DUE:
             continue
         count = format_count(frame.reasons.count(code), "reading")

@@ -25,7 +25,7 @@ _USED_METRICS = {
     term.metric
     for row in DCGM_METRICS
     for formula in row.formulas
-    for term in (*formula.terms, *formula.over)
+    for term in (*formula.terms, *formula.denominator)
 } | {row.otherwise_zero for row in DCGM_METRICS if row.otherwise_zero}
 
 
@@ -110,13 +110,13 @@ class _FormulaColumns:
 
     dividend: _ReadingSum
     divisor: int
-    over: _ReadingSum | None
+    denominator: _ReadingSum | None
 
     def text(self, frames: Sequence[Frame]) -> str | None:
         """Return the value as text, exact if it is a whole number."""
         dividend, divisor = self.dividend.total(frames), self.divisor
-        if self.over:
-            divisor *= self.over.total(frames) or 0
+        if self.denominator:
+            divisor *= self.denominator.total(frames) or 0
         if dividend is None or not divisor:
             return None
         whole, rest = divmod(dividend, divisor)
@@ -173,16 +173,20 @@ class _SchemaColumns:
     ) -> _FormulaColumns | None:
         per_unit = row.measure.per_base_unit
         factors = [term.metric.scale * term.weight * per_unit for term in formula.terms]
-        over_factors = [term.metric.scale * term.weight for term in formula.over]
+        denominator_factors = [term.metric.scale * term.weight for term in formula.denominator]
         divisor = lcm(*(factor.denominator for factor in factors))
-        over_divisor = lcm(*(factor.denominator for factor in over_factors))
-        whole = [int(factor * divisor) * over_divisor for factor in factors]
-        over_whole = [int(factor * over_divisor) for factor in over_factors]
-        dividend = self._sum(zip(formula.terms, whole, strict=True), device)
-        over = self._sum(zip(formula.over, over_whole, strict=True), device)
-        if dividend is None or over is None:
+        denominator_divisor = lcm(*(factor.denominator for factor in denominator_factors))
+        whole_factors = [int(factor * divisor) * denominator_divisor for factor in factors]
+        whole_denominator_factors = [
+            int(factor * denominator_divisor) for factor in denominator_factors
+        ]
+        dividend = self._sum(zip(formula.terms, whole_factors, strict=True), device)
+        denominator = self._sum(
+            zip(formula.denominator, whole_denominator_factors, strict=True), device
+        )
+        if dividend is None or denominator is None:
             return None
-        return _FormulaColumns(dividend, divisor, over if formula.over else None)
+        return _FormulaColumns(dividend, divisor, denominator if formula.denominator else None)
 
     def _sum(
         self, terms: Iterable[tuple[FormulaTerm, int]], device: DcgmDevice

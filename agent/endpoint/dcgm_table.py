@@ -48,10 +48,10 @@ class FormulaTerm:
 
 @dataclass(frozen=True, slots=True)
 class DcgmFormula:
-    """A weighted sum of readings; with `over`, as a share of that sum."""
+    """A weighted sum of readings; with `denominator`, as a share of that sum."""
 
     terms: tuple[FormulaTerm, ...]
-    over: tuple[FormulaTerm, ...] = ()
+    denominator: tuple[FormulaTerm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

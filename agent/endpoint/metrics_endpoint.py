@@ -53,21 +53,21 @@ def query_selection(
     are ignored, as Prometheus' own scrapers expect. Raises ValueError.
     """
     try:
-        given = parse_qs(query, max_num_fields=_MAX_PARAMETERS)
+        parameters = parse_qs(query, max_num_fields=_MAX_PARAMETERS)
     except ValueError as error:
         message = f"invalid query: expected at most {_MAX_PARAMETERS} parameters"
         raise _QueryError(message) from error
     names = SUBJECTS.keys() | set(sources)
     collected, excluded = (
-        frozenset(given.get("collect[]", ())),
-        frozenset(given.get("exclude[]", ())),
+        frozenset(parameters.get("collect[]", ())),
+        frozenset(parameters.get("exclude[]", ())),
     )
     for name in sorted((collected | excluded) - names):
         message = (
             f"unknown group or source {name[:64]!r}: expected one of {', '.join(sorted(names))}"
         )
         raise _QueryError(message)
-    if not (detail := given.get("detail", [""])[-1]):
+    if not (detail := parameters.get("detail", [""])[-1]):
         return replace(configured, collected=collected, excluded=excluded)
     if detail not in set(MetricDetail):
         message = f"invalid detail {detail[:64]!r}: expected {', '.join(MetricDetail)}"

@@ -63,7 +63,7 @@ class EventQueue:
     """
 
     def __init__(self) -> None:
-        self._given = 0
+        self._event_count = 0
         self._latest: deque[list[int]] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._module: ModuleType | None = None
         self._set: Any = None
@@ -110,14 +110,14 @@ class EventQueue:
         Raises NVMLError, closed, if a GPU was lost and no event arrived since: the last events of a
         GPU are returned before the error.
         """
-        module, before = self._module, self._given
+        module, count_before = self._module, self._event_count
         assert module is not None  # noqa: S101 - it was opened
         try:
             self._drain(module)
         except module.NVMLError as error:
             if error.value != _TIMEOUT:
                 self.close()  # to be reopened for the remaining GPUs
-                if self._given == before:
+                if self._event_count == count_before:
                     raise
         return [list(event) for event in self._latest]
 
@@ -135,10 +135,12 @@ class EventQueue:
         """Read events until the driver raises NVMLError, finally TIMEOUT."""
         while True:
             event = module.nvmlEventSetWait_v2(self._set, 0)
-            self._given += 1
+            self._event_count += 1
             index = self._index.get(device_address(event.device), -1)
             instances = event.gpuInstanceId, event.computeInstanceId
-            self._latest.append([self._given, index, event.eventType, event.eventData, *instances])
+            self._latest.append(
+                [self._event_count, index, event.eventType, event.eventData, *instances]
+            )
 
 
 _STRIDE = 5

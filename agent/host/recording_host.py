@@ -197,15 +197,15 @@ class RecordingHost(HostWrapper):
             self._last[section, key] = answer
             getattr(self._moment(), section)[key] = answer
 
-    def keep_log(self, records: list[str], given: Counter[str]) -> None:
+    def record_log(self, records: list[str], occurrences: Counter[str]) -> None:
         """Record kernel log records, except those that an earlier opening returned as well.
 
-        `given` counts the records of this opening: each opening starts at the oldest record.
+        `occurrences` counts the records of this opening: each opening starts at the oldest record.
         """
         with self._lock:
             for record in records:
-                given[record] += 1
-                if given[record] > self._log_kept[record]:
+                occurrences[record] += 1
+                if occurrences[record] > self._log_kept[record]:
                     self._log_kept[record] += 1
                     self._moment().log.append(record)
 
@@ -226,11 +226,11 @@ class _RecordingKernelLog:
     def __init__(self, host: RecordingHost, log: KernelLog) -> None:
         self._host = host
         self._log = log
-        self._given: Counter[str] = Counter()
+        self._occurrences: Counter[str] = Counter()
 
     def poll(self) -> list[str]:
         records = self._log.poll()
-        self._host.keep_log(records, self._given)
+        self._host.record_log(records, self._occurrences)
         return records
 
     def close(self) -> None:

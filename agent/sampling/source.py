@@ -34,20 +34,20 @@ class ProbeVerdict(StrEnum):
 class ProbeFinding:
     """One line of `railscope agent check`: subject, result, details and remedy."""
 
-    what: str
+    subject: str
     verdict: ProbeVerdict
     detail: str
     remedy: str = ""
 
     @classmethod
-    def supported(cls, what: str, detail: str, remedy: str = "") -> ProbeFinding:
+    def supported(cls, subject: str, detail: str, remedy: str = "") -> ProbeFinding:
         """Finding about a part that can be read."""
-        return cls(what, ProbeVerdict.SUPPORTED, detail, remedy)
+        return cls(subject, ProbeVerdict.SUPPORTED, detail, remedy)
 
     @classmethod
-    def absent(cls, what: str, detail: str, remedy: str = "") -> ProbeFinding:
+    def absent(cls, subject: str, detail: str, remedy: str = "") -> ProbeFinding:
         """Finding about a part that the node does not have."""
-        return cls(what, ProbeVerdict.ABSENT, detail, remedy)
+        return cls(subject, ProbeVerdict.ABSENT, detail, remedy)
 
     @classmethod
     def failed(

@@ -48,7 +48,7 @@ def test_lacp_that_left_a_member_alone() -> None:
         ("railscope_bond_member_link_failures_total", ("bond0", "eth1")): 17,
     }
     (finding,) = outcome.findings
-    assert (finding.what, finding.detail) == ("bond bond0", "802.3ad, eth0, eth1")
+    assert (finding.subject, finding.detail) == ("bond bond0", "802.3ad, eth0, eth1")
 
 
 def test_no_aggregator_is_none_of_them() -> None:

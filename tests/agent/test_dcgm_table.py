@@ -46,7 +46,7 @@ Reading = tuple[Metric, tuple[str, ...]]
 
 
 def terms(row: DcgmMetric) -> list[FormulaTerm]:
-    return [term for formula in row.formulas for term in (*formula.terms, *formula.over)]
+    return [term for formula in row.formulas for term in (*formula.terms, *formula.denominator)]
 
 
 # The catalog and the sources -------------------------------------------------------------------
@@ -140,10 +140,10 @@ def columns(owner: Entity, every: Iterator[FormulaTerm]) -> list[Column]:
 
 
 OF_GPU = columns(
-    GPU_ENTITY, (t for row in DCGM_METRICS for f in row.gpu for t in (*f.terms, *f.over))
+    GPU_ENTITY, (t for row in DCGM_METRICS for f in row.gpu for t in (*f.terms, *f.denominator))
 )
 OF_SLICE = columns(
-    SLICE, (t for row in DCGM_METRICS if row.mig for t in (*row.mig.terms, *row.mig.over))
+    SLICE, (t for row in DCGM_METRICS if row.mig for t in (*row.mig.terms, *row.mig.denominator))
 )
 
 
@@ -220,12 +220,12 @@ def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.Data
         if formula is None:
             continue
         value = amount(formula.terms, owner, readings) * row.measure.per_base_unit
-        if formula.over:
-            over = amount(formula.over, owner, readings)
-            if not over:
+        if formula.denominator:
+            denominator = amount(formula.denominator, owner, readings)
+            if not denominator:
                 assert row.name not in values
                 continue
-            value /= over
+            value /= denominator
         if value.denominator == 1:
             assert values.pop(row.name) == str(value.numerator), row.name
         else:

@@ -72,7 +72,7 @@ def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
     inventory = GpuDeviceSource(gpus=gpus).probe(host)
     assert inventory.columnless_entities == (Entity(GPU, (name,), {"pci_address": "0000:05:00.0"}),)
     broken = [f for f in inventory.findings if f.verdict is ProbeVerdict.BROKEN]
-    assert [(f.what, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
+    assert [(f.subject, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
 
 
 def test_a_gpu_given_to_a_virtual_machine_is_no_problem_and_a_missing_one_is() -> None:
@@ -80,7 +80,7 @@ def test_a_gpu_given_to_a_virtual_machine_is_no_problem_and_a_missing_one_is() -
     add_gpus(host, 0)
     plug(host, "0000:02:00.0", "vfio-pci")
     plug(host, "0000:05:00.0", "nvidia")
-    findings = {f.what: f for f in read_once(GpuDeviceSource(gpus=gpus), host).findings}
+    findings = {f.subject: f for f in read_once(GpuDeviceSource(gpus=gpus), host).findings}
     assert findings["GPU 0000:02:00.0"].verdict is ProbeVerdict.SUPPORTED
     assert "virtual machine" in findings["GPU 0000:02:00.0"].detail
     assert findings["GPU 0000:05:00.0"].verdict is ProbeVerdict.BROKEN

@@ -87,7 +87,7 @@ def host_with(stats: object) -> FakeHost:
 
 
 def storage(findings: tuple[ProbeFinding, ...]) -> ProbeFinding:
-    return next(finding for finding in findings if finding.what == "GPUDirect Storage")
+    return next(finding for finding in findings if finding.subject == "GPUDirect Storage")
 
 
 def test_everything_the_module_counts() -> None:
@@ -148,7 +148,7 @@ def test_modules_for_rdma_are_a_fact_and_none_is_no_fault() -> None:
     assert numbers(outcome.frame) == {
         (name, (module,)): 0 for module in ("nvidia_peermem", "nv_peer_mem", "nvidia_fs")
     }
-    (rdma,) = [finding for finding in outcome.findings if finding.what == "GPUDirect RDMA"]
+    (rdma,) = [finding for finding in outcome.findings if finding.subject == "GPUDirect RDMA"]
     assert rdma.verdict is ProbeVerdict.SUPPORTED
     assert "DMA-BUF" in rdma.detail
     host.files["/sys/module/nvidia_peermem/version"] = "570.86.15\n"

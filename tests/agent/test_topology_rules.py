@@ -187,7 +187,7 @@ def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
     )
     wiring = NetworkScanner(parse_rail_rules(TopologySettings(rails={"mlx5_5": 0})))
     findings = read_once(RdmaSource(wiring=wiring), server()).findings
-    (finding,) = [finding for finding in findings if finding.what == "rails"]
+    (finding,) = [finding for finding in findings if finding.subject == "rails"]
     assert (finding.verdict, finding.detail) == (ProbeVerdict.BROKEN, problem)
 
 

@@ -136,7 +136,7 @@ class Looked:
 
     def findings_about(self, what: str) -> list[tuple[str, str, str]]:
         """Return the findings about a subject: verdict, detail, remedy."""
-        return [(f.verdict.value, f.detail, f.remedy) for f in self.findings if what in f.what]
+        return [(f.verdict.value, f.detail, f.remedy) for f in self.findings if what in f.subject]
 
 
 def event_summaries(events: Sequence[Event]) -> list[tuple[str, ...]]:

@@ -92,7 +92,7 @@ class ThresholdRegisters(NamedTuple):
 
     quantity: str
     unit: str
-    at: int
+    offset: int
     read: Callable[[bytes, int], int]
 
 

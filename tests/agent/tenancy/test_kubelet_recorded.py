@@ -60,7 +60,7 @@ class LiveKubeletNode:
 
     @property
     def finding(self) -> ProbeFinding:
-        return next(f for f in self.looked.findings if "Kubernetes" in f.what)
+        return next(f for f in self.looked.findings if "Kubernetes" in f.subject)
 
 
 def test_a_real_server_goes_away_and_comes_back(tmp_path):

@@ -40,7 +40,9 @@ def test_each_claim_holds_its_share(case: Path):
     found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
     assert sorted(found, key=str) == sorted(expected["expected"], key=str)
     assert all(one.exclusive == (not one.share) for one in claims)
-    bad = {f.what for f in looked.findings if f.remedy and f.verdict is not ProbeVerdict.SUPPORTED}
+    bad = {
+        f.subject for f in looked.findings if f.remedy and f.verdict is not ProbeVerdict.SUPPORTED
+    }
     assert bad >= set(expected["findings"])
     assert not [f for f in looked.findings if f.detail.startswith("0 devices") and claims]
 
