@@ -40,7 +40,7 @@ class LinkSource(source.SourceWithFiles):
     One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
     in a copied tree, the files of each interface are read.
 
-    It is separate from the node's own numbers, because the kernel queries the NIC's driver for some of them.
+    It is separate from the source of the node, because the kernel queries the NIC's driver for some values.
     """
 
     name = "link"
@@ -116,7 +116,7 @@ ReadColumn = Callable[[Host], Reading]
 class BondSource(source.SourceWithoutResources):
     """Links, active members, LACP state and link failures of every bond.
 
-    As reported by the bonding driver. Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and
+    The values are those of the bonding driver. Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and
     bond_sysfs_slave.c; /proc/net/bonding has the same content as prose, but hides the active aggregator
     from readers without CAP_NET_ADMIN.
     """

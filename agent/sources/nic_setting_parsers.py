@@ -242,7 +242,8 @@ def congestion_directories(nic: nic_interfaces.PhysicalInterface) -> Mapping[str
     """Other directories in which the driver of a NIC has parameters of congestion control.
 
     The kernel's own driver has them in debugfs, which only root may read (Linux
-    drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in configfs (bnxt_re/configfs.c).
+    drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in configfs (bnxt_re/configfs.c),
+    once an administrator has created the directory of the device there.
     """
     if nic.driver == MLX5 and nic.pci_address:
         return {"cc_params": f"/sys/kernel/debug/mlx5/{nic.pci_address}/cc_params"}
@@ -312,8 +313,8 @@ def _buffers(answers: nic_interfaces.SettingAnswers, text: str) -> None:
 def read_rdma(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class.
 
-    A device is in configfs once an administrator has created its directory there; this applies to
-    rdma_cm (Linux drivers/infiniband/core/cma_configfs.c) as to congestion control.
+    rdma_cm has a device in configfs once an administrator has created its directory there (Linux
+    drivers/infiniband/core/cma_configfs.c).
     """
     nic = answers.nic
     if not nic.rdma_port:
