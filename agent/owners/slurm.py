@@ -123,7 +123,7 @@ def parse_slurm_variables(content: bytes) -> dict[str, str]:
 SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
 """Name of a job, and of its control group, in Slurm 26.05 and later (SLUID), as Slurm writes it.
 
-13 digits of Crockford's base 32 encode 64 bits: the cluster (12), milliseconds (42), a sequence within
+A letter `s` and 13 digits of Crockford's base 32, which encode 64 bits: the cluster (12), milliseconds (42), a sequence within
 the millisecond (10). The first digit has the 4 bits that are left over from 12 digits. Source:
 SchedMD/slurm:src/common/sluid.c.
 """
@@ -136,7 +136,8 @@ def parse_step_title(cmdline: bytes) -> int:
 
     The step in the title is a number, `batch`, `extern`, `interactive` or `0+1`.
 
-    If Slurm names the control group of a job by its SLUID, the job id is in this title only. The process
+    If Slurm names the control group of a job by its SLUID, the job id is in this title only
+    (`slurmstepd: [3385.batch]`). The process
     is in `.../step_*/slurm`, beside the user's `.../step_*/user`. Any process can set such a title: use it
     only for one that `cgroup.parse_owner` identifies as a daemon. Source:
     SchedMD/slurm:src/slurmd/slurmstepd/slurmstepd.c, src/common/log.c.
