@@ -36,7 +36,7 @@ class AdministratorFiles:
     _now: gpu_evidence.AdministratorInputs = field(default_factory=gpu_evidence.AdministratorInputs)
 
     @classmethod
-    def of(cls, settings: CollectorSettings) -> AdministratorFiles:
+    def from_settings(cls, settings: CollectorSettings) -> AdministratorFiles:
         """Return the files that the settings name."""
         empty = gpu_evidence.AdministratorInputs()
 

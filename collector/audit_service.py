@@ -49,7 +49,7 @@ class AuditService:
     watch: ledger_watch.LedgerWatch
 
     @classmethod
-    def of(
+    def from_directory(
         cls,
         settings: CollectorSettings,
         checkpointer: StateCheckpointer,

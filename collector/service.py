@@ -86,7 +86,7 @@ class Collector:
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
-        self.audit = audit_service.AuditService.of(
+        self.audit = audit_service.AuditService.from_directory(
             self.settings, self.checkpointer, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
@@ -95,7 +95,7 @@ class Collector:
         self.entries = audit_api.SignedEntries(
             self.trail.log.directory, self.trail.log.signer.public
         )
-        self.files = administrator_files.AdministratorFiles.of(self.settings)
+        self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
         self._clock_records: list[audit_outbox.RecordDraft] = []
         self.clock = clock.CollectorClock(self.directory, self._node_offsets, self._clock_changed)
@@ -188,7 +188,7 @@ class Collector:
         return {one.credential.name for one in entries if one.credential.role is Role.NODE}
 
     def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
-        return self.files.tenants.content.at(source, owner, instant_ns)
+        return self.files.tenants.content.find_tenant(source, owner, instant_ns)
 
     def _decided(self, decisions: review_rules.ReviewDecisions) -> None:
         if decisions != self.files.decisions:

@@ -151,6 +151,11 @@ RULES: tuple[Rule, ...] = (
         "ends in the participle {found!r}: name the thing that the module contains",
     ),
     _form(
+        Kind.FUNCTION,
+        r"\A(?:of|at|on|over|beyond|by)\Z",
+        "{found!r} is a preposition: name what the function returns or does",
+    ),
+    _form(
         Kind.EVENT,
         rf"\A(?!(?:[a-z0-9{{}}]+_)+{_PARTICIPLE}).*",
         "{found!r}: expected a noun and a past participle in snake_case",

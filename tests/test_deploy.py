@@ -308,7 +308,7 @@ def test_sample_tokens_can_be_loaded(tmp_path: Path):
 
 def test_sample_claims_can_be_read():
     text = (DEPLOY / "claims.csv").read_text()
-    assert tenancy_files.parse_claims(text) == tenancy_files.FileClaims.of([])
+    assert tenancy_files.parse_claims(text) == tenancy_files.FileClaims.from_claims([])
     assert text.splitlines()[2] == ",".join(tenancy_files.CLAIMS_HEADER)
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
     assert set(tenancy_files.parse_claims(bare).by_target) == {

@@ -19,6 +19,8 @@ BAD = {
     'x = 1\n"""Folder of the spool."""': "'Folder'",
     "most_bytes = 1": "'most_bytes'",
     "def f(folder): ...": "'folder'",
+    "class Spool:\n    def of(self): ...": "'of' is a preposition",
+    "def at(x): ...": "'at' is a preposition",
     "MOST_EVENTS = 1": "'MOST_EVENTS'",
     'x = f"line {n}: {word!r} is no number"': "'is no number'",
     'x = ("the names " "are no words")': "'are no words'",
@@ -48,6 +50,8 @@ def test_a_broken_rule_is_named_with_its_place(text: str) -> None:
         "found = counts.most_common(1)",
         "almost_full = max_bytes = 1",
         "folderUid = 1",
+        "def at_end(): ...",
+        "at = 1",
     ],
 )
 def test_plain_text_has_no_problem(text: str) -> None:

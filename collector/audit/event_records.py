@@ -38,7 +38,7 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
     exclusive: bool
 
     @classmethod
-    def of(cls, data: record.RecordData, commitments: dict[str, str]) -> ClaimInForce:
+    def from_record(cls, data: record.RecordData, commitments: dict[str, str]) -> ClaimInForce:
         """Return the holding that the record of an assignment describes."""
         owner = commitments.get("owner") or str(data.get("owner", ""))
         return cls(
@@ -74,7 +74,7 @@ class ClaimsInForce(msgspec.Struct):
     conflicts: dict[str, dict[str, set[str]]] = {}
     """Recorded conflicts, by GPU and the later claim: the earlier claims."""
 
-    def of(self, gpu: str, claim: str) -> ClaimInForce | None:
+    def find_claim(self, gpu: str, claim: str) -> ClaimInForce | None:
         """Return the claim if it is in force."""
         return self.gpus.get(gpu, {}).get(claim)
 
@@ -114,7 +114,7 @@ class ClaimsInForce(msgspec.Struct):
         claim = claim_key(new.obj.node, claim_id)
         if new.type in {ASSIGN, TRANSFER} and new.out == DONE:
             claims = self.gpus.setdefault(new.obj.gpu, {})
-            claims[claim] = ClaimInForce.of(new.data, new.pii)
+            claims[claim] = ClaimInForce.from_record(new.data, new.pii)
         elif new.type == CONFLICT and "node_before" in new.data:
             other = claim_key(str(new.data["node_before"]), str(new.data.get("claim_before")))
             self.conflicts.setdefault(new.obj.gpu, {}).setdefault(claim, set()).add(other)
@@ -204,7 +204,10 @@ def make_drafts(
         yield draft
         return
     gpu, claim = draft.subject.gpu, claim_key(draft.subject.node, str(draft.data["claim"]))
-    wanted, present = ClaimInForce.of(draft.data, draft.commitments), holdings.of(gpu, claim)
+    wanted, present = (
+        ClaimInForce.from_record(draft.data, draft.commitments),
+        holdings.find_claim(gpu, claim),
+    )
     if present is None:
         for other in holdings.disputed(gpu, claim, wanted):
             yield _conflict(draft, other)

@@ -101,7 +101,7 @@ def export_command(  # noqa: PLR0913 - its options
 
     The export is recorded in the audit log. Exit status 1: nothing was written.
     """
-    by, log = place.by, log or place.audit_directory
+    by, log = place.timed_actor, log or place.audit_directory
     with place.books() as books:
         found = books.store.invoices(period, tenant)
         tenants = {invoice.tenant for invoice in found}

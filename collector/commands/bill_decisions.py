@@ -64,7 +64,7 @@ def opening_command(place: command_options.CommandContext, day: datetime, reason
     """
     with place.books() as books:
         opening_ns = from_datetime(day.replace(tzinfo=UTC))
-        administration.set_opening(books, opening_ns, reason, place.by)
+        administration.set_opening(books, opening_ns, reason, place.timed_actor)
     click.echo(f"opening date: {day:%Y-%m-%d}; earlier days are not billed")
 
 
@@ -80,11 +80,11 @@ def void_command(
     with place.books() as books:
         if replace:
             for line in bill_periods.format_closing(
-                administration.replace(books, invoice, reason, place.by)
+                administration.replace(books, invoice, reason, place.timed_actor)
             ):
                 click.echo(line)
         else:
-            found = administration.void(books, invoice, reason, place.by)
+            found = administration.void(books, invoice, reason, place.timed_actor)
             click.echo(f"{found.invoice_id} of {found.tenant} is void")
 
 
@@ -103,7 +103,7 @@ def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., N
     ) -> None:
         charge = charge_of(period=period, **rest)
         with place.books() as books:
-            added, currency = administration.record(books, charge, place.by, force=force)
+            added, currency = administration.record(books, charge, place.timed_actor, force=force)
         shown = charges.format_decimal(charge.amount, charges.currency_exponent(currency))
         done = "recorded, for the next closing" if added else "already recorded"
         what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
@@ -145,7 +145,7 @@ def accept_copy_command(place: command_options.CommandContext, reason: str) -> N
     then reports the lost rows as findings to explain.
     """
     with place.books(any_copy=True) as books:
-        identity = administration.accept_copy(books, reason, place.by)
+        identity = administration.accept_copy(books, reason, place.timed_actor)
     click.echo(f"accepted: the ledger continues as {identity}")
 
 
@@ -182,7 +182,7 @@ def _review_row(one: review_decisions.PendingEvidence) -> dict[str, object]:
 def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence under review: late claims and ends, unexpected GPUs."""
     with place.books() as books:
-        found = _pending_evidence(books.ledger.database, place.by.now_ns)
+        found = _pending_evidence(books.ledger.database, place.timed_actor.now_ns)
     if form == "json":
         click.echo(json.dumps([_review_row(one) for one in found], indent=2))
         return
@@ -205,7 +205,7 @@ def _decide(
     *,
     accepted: bool,
 ) -> None:
-    by = place.by
+    by = place.timed_actor
     with place.books() as books:
         database = books.ledger.database
         found = _pending_evidence(database, by.now_ns)
@@ -297,7 +297,7 @@ def publish(place: command_options.CommandContext, file: Path) -> None:
     """Publish the price book in FILE as the current one. Versions are consecutive and never removed."""
     text = command_options.parse_file(file, str)
     with place.books() as books:
-        book, added = administration.publish(books, text, str(file), place.by)
+        book, added = administration.publish(books, text, str(file), place.timed_actor)
     click.echo(f"version {book.version} is {'published' if added else 'already published'}")
 
 

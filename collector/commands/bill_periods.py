@@ -116,7 +116,7 @@ def close_command(
     """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
     place.refuse_suspect_clock()
     with place.books() as books:
-        closed = books.close(period, place.by, provisional=provisional)
+        closed = books.close(period, place.timed_actor, provisional=provisional)
         reviews = books.store.reviews(closed.closing.number)
         incomplete = _format_incomplete_lists(books, period)
     for line in (*format_closing(closed), *incomplete):

@@ -66,7 +66,7 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("tls", lambda: _check_tls(settings))
     yield _run_check("state_directory", lambda: _check_directory(directory, running=running))
     yield _run_check("tokens_file", lambda: _check_tokens(Path(settings.tokens_file)))
-    files = AdministratorFiles.of(settings)
+    files = AdministratorFiles.from_settings(settings)
     files.refresh()
     for file in files.all:
         if file.path:

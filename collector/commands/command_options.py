@@ -66,7 +66,7 @@ class CommandContext:
     name: str | None = None
 
     @property
-    def by(self) -> audit_outbox.TimedActor:
+    def timed_actor(self) -> audit_outbox.TimedActor:
         """The actor of the command and the current time."""
         return operator_now(self.name or "")
 

@@ -123,7 +123,9 @@ class ExpectedGpus:
         if not listed:
             return UNLISTED
         in_service = [
-            one for _, one in before if not self.retired.at(one, max(own.received_ns, place[0]))
+            one
+            for _, one in before
+            if not self.retired.find_retirement(one, max(own.received_ns, place[0]))
         ]
         if expected is not None:
             return BEYOND_INVENTORY if len(in_service) >= expected else ""

@@ -52,7 +52,7 @@ class DeviceInventory:
     by_node: dict[str, tuple[ExpectedDevices, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Iterable[ExpectedDevices]) -> DeviceInventory:
+    def from_rows(cls, found: Iterable[ExpectedDevices]) -> DeviceInventory:
         """Build an inventory from rows in any order."""
         return cls(
             dict(sorted(group_rows(found, attrgetter("node"), attrgetter("start_ns")).items()))
@@ -61,7 +61,7 @@ class DeviceInventory:
     def __iter__(self) -> Iterator[ExpectedDevices]:
         return (row for some in self.by_node.values() for row in some)
 
-    def at(self, instant_ns: int) -> dict[str, ExpectedDevices]:
+    def expected_devices(self, instant_ns: int) -> dict[str, ExpectedDevices]:
         """Expected devices of each node in the inventory at an instant."""
         found: dict[str, ExpectedDevices] = {}
         for row in self:
@@ -94,7 +94,7 @@ def parse_inventory(text: str) -> DeviceInventory:
             message = f"{line}: duplicate row of {node}: expected one per start time"
             raise FileError(message)
         found[node, row.start_ns] = row
-    return DeviceInventory.of(found.values())
+    return DeviceInventory.from_rows(found.values())
 
 
 def _count(text: str, where: str) -> int | None:
@@ -128,14 +128,14 @@ class RetiredGpus:
     by_gpu: dict[str, tuple[Retirement, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Iterable[Retirement]) -> RetiredGpus:
+    def from_rows(cls, found: Iterable[Retirement]) -> RetiredGpus:
         """Build from rows in any order."""
         return cls(dict(sorted(group_rows(found, attrgetter("gpu"), lambda one: one).items())))
 
     def __iter__(self) -> Iterator[Retirement]:
         return (one for some in self.by_gpu.values() for one in some)
 
-    def at(self, gpu: str, instant_ns: int) -> Retirement | None:
+    def find_retirement(self, gpu: str, instant_ns: int) -> Retirement | None:
         """The row by which a GPU is retired at an instant; None if it is not."""
         for one in self.by_gpu.get(gpu, ()):
             if one.start_ns <= instant_ns < one.end_ns:
@@ -181,7 +181,7 @@ def parse_retirements(text: str) -> RetiredGpus:
             message = f"{line}: empty gpu: expected a UUID"
             raise FileError(message)
         found.add(Retirement(*parse_span(start, end or None, line, _COLUMNS), gpu, why))
-    return RetiredGpus.of(found)
+    return RetiredGpus.from_rows(found)
 
 
 ALL_DEVICES = "*"
@@ -213,7 +213,9 @@ class Calendar:
     def __iter__(self) -> Iterator[CalendarEntry]:
         return iter(self.entries)
 
-    def _of(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> Iterator[CalendarEntry]:
+    def _entries_of_gpu(
+        self, gpu: str, stays: Iterable[tuple[int, int, str]]
+    ) -> Iterator[CalendarEntry]:
         """Entries on a GPU, cut to the time in which it was in the node that they name."""
         places = list(stays)
         for entry in self.entries:
@@ -229,7 +231,7 @@ class Calendar:
         """Outages of a GPU that was in these nodes."""
         return [
             evidence.GpuOutage(entry.kind == "maintenance", entry.start_ns, entry.end_ns)
-            for entry in self._of(gpu, stays)
+            for entry in self._entries_of_gpu(gpu, stays)
             if entry.kind != "reservation"
         ]
 
@@ -239,7 +241,7 @@ class Calendar:
         """Reservations of a GPU that was in these nodes."""
         return [
             evidence.SlotReservation(entry.start_ns, entry.name, entry.tenant, entry.end_ns)
-            for entry in self._of(gpu, stays)
+            for entry in self._entries_of_gpu(gpu, stays)
             if entry.kind == "reservation"
         ]
 

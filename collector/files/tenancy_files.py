@@ -53,7 +53,7 @@ class FileClaim:
         name = f"file/{self.holds}/{self.tenant}/{self.start_ns}"
         return f"{name}/{self.share}" if self.share else name
 
-    def on(self, node: str) -> evidence.MeteredClaim:
+    def metered_claim(self, node: str) -> evidence.MeteredClaim:
         """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
         return evidence.MeteredClaim(
             claim_terms.ClaimAuthority.ADMINISTRATOR,
@@ -75,7 +75,7 @@ class FileClaims:
     by_target: dict[str, tuple[FileClaim, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, claims: Iterable[FileClaim]) -> FileClaims:
+    def from_claims(cls, claims: Iterable[FileClaim]) -> FileClaims:
         """Claims grouped by their target."""
         return cls(watched_file.group_rows(claims, attrgetter("holds"), lambda claim: claim))
 
@@ -85,10 +85,10 @@ class FileClaims:
     def claims(self, gpu: str, nodes: Iterable[str]) -> Iterator[evidence.MeteredClaim]:
         """Claims of the file on a GPU that was in these nodes."""
         for claim in self.by_target.get(gpu, ()):
-            yield claim.on("")
+            yield claim.metered_claim("")
         for node in nodes:
             for claim in self.by_target.get(node, ()):
-                yield claim.on(node)
+                yield claim.metered_claim(node)
 
     def holder(self, node: str, instant_ns: int) -> str:
         """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs."""
@@ -142,7 +142,7 @@ def parse_claims(text: str) -> FileClaims:
                 *watched_file.parse_span(start, end or None, f"line {number}"), tenant, holds, share
             )
         )
-    return FileClaims.of(found)
+    return FileClaims.from_claims(found)
 
 
 def claims_file(path: Path | None) -> watched_file.WatchedFile[FileClaims]:
@@ -206,7 +206,7 @@ class TenantMappings:
             timeline.append_piece(found, timeline.TimePiece(start, end, tenant))
         return found
 
-    def at(self, source: str, owner: str, instant_ns: int) -> str:
+    def find_tenant(self, source: str, owner: str, instant_ns: int) -> str:
         """The tenant of the row for an owner at an instant; empty without a row."""
         (piece,) = self.pieces(source, owner, instant_ns, instant_ns + 1)
         return "" if UNMAPPED in piece.value else piece.value

@@ -231,7 +231,7 @@ class StoredSchemas:
         self._used[digest] = self.segment
         self._of_nodes.setdefault(node, set()).add(digest)
 
-    def beyond(self, node: str, new_bytes: Sequence[int]) -> str:
+    def reason_to_reject(self, node: str, new_bytes: Sequence[int]) -> str:
         """Return the reason to reject new schemas of a node; empty if they are accepted."""
         used = [self._known[digest] for digest in self._of_nodes.get(node, ()) & self._known.keys()]
         count = len(used) + len(new_bytes)

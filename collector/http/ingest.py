@@ -259,7 +259,7 @@ class Ingest:
             text = f"too many new schemas: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "schemas")
         sizes = [schema_size_bytes(schema) for schema in new]
-        if problem := self.core.schemas.beyond(envelope.node, sizes):
+        if problem := self.core.schemas.reason_to_reject(envelope.node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
             for schema in new:

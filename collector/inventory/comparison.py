@@ -170,12 +170,12 @@ class InventoryWatch:
         comparisons: list[NodeComparison] | None = None
         if inventory is not None:
             comparisons = []
-            for one in compare_nodes(inventory.at(now_ns), reported):
+            for one in compare_nodes(inventory.expected_devices(now_ns), reported):
                 comparisons.append(one)
                 await offer()
         gone: list[GoneGpu] = []
         for gpu in list(self.core.evidence.gpus):
-            if gpu not in shown and retired.at(gpu, now_ns) is None:
+            if gpu not in shown and retired.find_retirement(gpu, now_ns) is None:
                 gone += self._gone(gpu, reported, fresh_from_ns)
             await offer()
         in_force = [one for one in retired if one.start_ns <= now_ns < one.end_ns]
@@ -267,9 +267,9 @@ class _FreshDevices:
 
     def _row(self, node: FleetNode, stream: str) -> StreamRow | None:
         row = node.rows.get(stream)
-        return row if row and row.index in self._of(row.block) else None
+        return row if row and row.index in self._fresh_rows(row.block) else None
 
-    def _of(self, block: sheets.SheetBlock) -> set[int]:
+    def _fresh_rows(self, block: sheets.SheetBlock) -> set[int]:
         key = id(block)
         if key not in self._rows:
             fleet = self._core.fleet

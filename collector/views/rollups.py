@@ -120,7 +120,7 @@ class RollupTotal:
         self.highest = max(self.highest, highest)
         self.lowest = min(self.lowest, lowest)
 
-    def of(self, rollup: Rollup) -> float:
+    def value(self, rollup: Rollup) -> float:
         """Return the value of a roll-up."""
         if rollup is Rollup.SUM:
             return self.sum
@@ -130,7 +130,7 @@ class RollupTotal:
 
     def scaled(self, metric: Metric, rollup: Rollup) -> float:
         """Return the value of a roll-up in base units."""
-        return self.of(rollup) * metric.scale.numerator / metric.scale.denominator
+        return self.value(rollup) * metric.scale.numerator / metric.scale.denominator
 
 
 @dataclass(slots=True)
@@ -145,14 +145,14 @@ class Rollups:
     def add(self, reduced: ReducedBlock) -> None:
         """Add a block."""
         layout, nodes = reduced.block.layout, reduced.block.nodes
-        self._of(EVERYONE, layout).add(_sum_everyone(reduced))
+        self._layout_sums(EVERYONE, layout).add(_sum_everyone(reduced))
         if self.tenants_of:
             rails = layout.rails
             holders = np.array([self.tenants_of(nodes[r] or "", rails) for r in reduced.rows])
             for tenant, amounts in _sum_by_tenant(reduced, holders):
-                self._of(self.tenant_names[tenant], layout).add(amounts)
+                self._layout_sums(self.tenant_names[tenant], layout).add(amounts)
 
-    def _of(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
+    def _layout_sums(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
         key = (scope_name, id(layout))
         if key not in self._sums:
             self._sums[key] = _LayoutSums(layout)

@@ -93,7 +93,7 @@ def test_a_hostile_file_is_refused_with_a_reason(kind: Kind, more: bytes, tmp_pa
             credentials.load_credentials(file)
         problem = str(raised.value)
     else:
-        files = AdministratorFiles.of(settings)
+        files = AdministratorFiles.from_settings(settings)
         files.refresh()
         (problem,) = [one.problem for one in files.all if not one.valid]
     assert problem

@@ -44,13 +44,16 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
     schemas.open()
     for number in range(MAX_SCHEMAS_PER_NODE):
         schemas.use("n1", schemas.put(schema(number)).digest)
-    assert schemas.beyond("n1", []) == ""
-    assert schemas.beyond("n1", [10]) == "257 schemas of one node in use: expected at most 256"
-    assert schemas.beyond("n2", [10]) == ""
-    assert "bytes of schemas" in schemas.beyond("n2", [MAX_SCHEMA_BYTES_PER_NODE, 1])
+    assert schemas.reason_to_reject("n1", []) == ""
+    assert (
+        schemas.reason_to_reject("n1", [10])
+        == "257 schemas of one node in use: expected at most 256"
+    )
+    assert schemas.reason_to_reject("n2", [10]) == ""
+    assert "bytes of schemas" in schemas.reason_to_reject("n2", [MAX_SCHEMA_BYTES_PER_NODE, 1])
     schemas.segment = 9
     schemas.unused(9, set())
-    assert schemas.beyond("n1", [10]) == "", "released ones make room"
+    assert schemas.reason_to_reject("n1", [10]) == "", "released ones make room"
 
 
 async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):

@@ -108,7 +108,7 @@ claim = st.builds(
 
 @given(st.lists(claim, max_size=8), instant)
 def test_a_node_is_whose_claim_on_it_began_last(found: list[FileClaim], now: int):
-    claims = FileClaims.of(found)
+    claims = FileClaims.from_claims(found)
     begun = [c for c in found if c.holds == "n1" and c.start_ns <= now]
     latest = max(begun, default=None)
     expected = latest.tenant if latest and now < latest.end_ns else ""
@@ -125,7 +125,10 @@ def test_tenants_that_overlap_are_found(found: list[FileClaim]):
         and one.tenant != other.tenant
         and max(one.start_ns, other.start_ns) < min(one.end_ns, other.end_ns)
     }
-    named = {(b.holds, *sorted((a.tenant, b.tenant))) for a, b in FileClaims.of(found).overlaps()}
+    named = {
+        (b.holds, *sorted((a.tenant, b.tenant)))
+        for a, b in FileClaims.from_claims(found).overlaps()
+    }
     assert named == pairs
 
 

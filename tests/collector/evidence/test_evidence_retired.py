@@ -103,7 +103,7 @@ retirements = st.builds(
 
 @given(st.lists(retirements, max_size=6))
 def test_what_is_written_is_what_is_read(found: list[Retirement]):
-    assert parse_retirements(as_text(*found)) == RetiredGpus.of(set(found))
+    assert parse_retirements(as_text(*found)) == RetiredGpus.from_rows(set(found))
 
 
 @given(st.lists(retirements, max_size=6), st.lists(micros, min_size=2, max_size=8, unique=True))
@@ -111,7 +111,7 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
     found: list[Retirement], edges: list[int]
 ):
     """Of stays, and of claims on the GPU, exactly the retired instants are taken away."""
-    retired = RetiredGpus.of(found)
+    retired = RetiredGpus.from_rows(found)
     edges.sort()
     stays = [NodeStay(a, f"n{i}", b) for i, (a, b) in enumerate(pairwise(edges))]
     kept = retired.in_service("GPU-0", stays)
@@ -123,7 +123,7 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
     assert len({claim.id for claim in claims}) == len(claims)
     for instant_ns in {*edges, *(one.start_ns for one in found), *(one.end_ns for one in found)}:
         for near in (instant_ns - 1, instant_ns):
-            gone = retired.at("GPU-0", near) is not None
+            gone = retired.find_retirement("GPU-0", near) is not None
             was = [s.node for s in stays if s.start_ns <= near < s.end_ns]
             now = [s.node for s in kept if s.start_ns <= near < s.end_ns]
             assert now == ([] if gone else was)
@@ -140,7 +140,7 @@ async def test_a_gpu_that_left_is_unknown_until_it_is_retired(tmp_path: Path):
     account = await account_at(core, 1000)
     assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 800}
     account = await account_at(
-        core, 1000, AdministratorInputs(retired=RetiredGpus.of([retirement(700)]))
+        core, 1000, AdministratorInputs(retired=RetiredGpus.from_rows([retirement(700)]))
     )
     assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 500}
     assert account.capacity == (700 + 1000) * 10**9 * GPU_CAPACITY
@@ -152,13 +152,13 @@ async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(
     events = {100: [started("GPU-0", "a", 100, **ALICE)]}
     accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 601, 20), events=events))
     instant = Retirement(at(300) + 1, FOREVER_NS, "GPU-0")
-    files = AdministratorInputs(retired=RetiredGpus.of([instant]))
+    files = AdministratorInputs(retired=RetiredGpus.from_rows([instant]))
     account = await account_at(core, 600, files)
     assert account.capacity == (300 * 10**9 + 1) * GPU_CAPACITY, "to the nanosecond"
     assert account.balances
     assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 200 + 1e-9}
     back = AdministratorInputs(
-        retired=RetiredGpus.of([Retirement(instant.start_ns, at(500), "GPU-0")])
+        retired=RetiredGpus.from_rows([Retirement(instant.start_ns, at(500), "GPU-0")])
     )
     account = await account_at(core, 600, back)
     assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 300 + 1e-9}
@@ -179,7 +179,7 @@ class Instants:
 async def test_an_announced_retirement_takes_effect_while_the_gpu_still_reports(tmp_path: Path):
     one = Instants(tmp_path)
     one.files = AdministratorInputs(
-        retired=RetiredGpus.of([retirement(50), retirement(90, 120, "GPU-1")])
+        retired=RetiredGpus.from_rows([retirement(50), retirement(90, 120, "GPU-1")])
     )
     node = Reporter()
     for second in range(0, 200, 10):
@@ -223,7 +223,7 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
     ]
     before = await one.at(1)
     assert before.balances
-    one.files = AdministratorInputs(retired=RetiredGpus.of(retired))
+    one.files = AdministratorInputs(retired=RetiredGpus.from_rows(retired))
     for second in asked:
         served = sum(
             not any(

@@ -33,7 +33,7 @@ def name_of(number: int) -> str:
 
 def replaced(count: int, every: int) -> RetiredGpus:
     """GPUs that are each retired before the next one comes."""
-    return RetiredGpus.of(
+    return RetiredGpus.from_rows(
         Retirement(at((number + 1) * every - 1), FOREVER_NS, name_of(number))
         for number in range(count)
     )

@@ -28,12 +28,16 @@ def test_what_a_node_must_show_and_from_when_to_when():
         "n1,4,,2026-01-02T00:00:00Z,2026-01-03T01:00:00+01:00\n"
         "n2,0,2,2026-01-02T00:00:00Z,2026-01-03T00:00:00Z\n"
     )
-    assert inventory.at(START - 1) == {}
-    assert inventory.at(START) == {"n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)}
-    later = inventory.at(START + DAY)
+    assert inventory.expected_devices(START - 1) == {}
+    assert inventory.expected_devices(START) == {
+        "n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)
+    }
+    later = inventory.expected_devices(START + DAY)
     assert (later["n1"].gpus, later["n1"].rdma_ports) == (4, None), "the one that began later"
     assert (later["n2"].gpus, later["n2"].rdma_ports) == (0, 2)
-    assert inventory.at(START + 2 * DAY) == {"n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)}
+    assert inventory.expected_devices(START + 2 * DAY) == {
+        "n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
     path.write_text(HEAD + "n1,many,8,2026-01-01T00:00:00Z,\n")
     watched.refresh()
     assert not watched.valid
-    assert watched.content.at(START)["n1"].gpus == 8
+    assert watched.content.expected_devices(START)["n1"].gpus == 8
 
 
 def spelled(instant_ns: int) -> str:
@@ -121,9 +125,9 @@ def rows(draw: st.DrawFn) -> ExpectedDevices:
 
 @given(st.lists(rows(), max_size=8, unique_by=lambda row: (row.node, row.start_ns)), micros)
 def test_what_is_written_is_what_is_read(found: list[ExpectedDevices], instant_ns: int):
-    inventory = DeviceInventory.of(found)
+    inventory = DeviceInventory.from_rows(found)
     assert parse_inventory(as_text(inventory)) == inventory
-    at = inventory.at(instant_ns)
+    at = inventory.expected_devices(instant_ns)
     for node in ("n1", "n2", "gpu-3"):
         in_force = [r for r in found if r.node == node and r.start_ns <= instant_ns < r.end_ns]
         assert at.get(node) == max(in_force, key=lambda row: row.start_ns, default=None)

@@ -26,7 +26,7 @@ def core(tmp_path: Path) -> CollectorState:
 
 async def reported(core: CollectorState, second: float, *rows: ExpectedDevices) -> dict[str, float]:
     """Expectation of each node to report, and under the empty name the number of nodes."""
-    inventory = DeviceInventory.of(rows)
+    inventory = DeviceInventory.from_rows(rows)
     refresher = ViewRefresher(
         core,
         LiveAccount(core.evidence, AdministratorInputs, ready=False),
@@ -66,7 +66,7 @@ async def test_a_removed_node_that_reports_is_reported(core: CollectorState):
 )
 def test_a_node_is_removed_between_its_rows_and_after_them(rows: list[tuple[int, int]], at_ns: int):
     expected = [ExpectedDevices(start, start + length, "n", 1, 1) for start, length in rows]
-    inventory = DeviceInventory.of(expected)
+    inventory = DeviceInventory.from_rows(expected)
     begun = any(start <= at_ns for start, _ in rows)
-    assert inventory.removed("n", at_ns) == (begun and "n" not in inventory.at(at_ns))
+    assert inventory.removed("n", at_ns) == (begun and "n" not in inventory.expected_devices(at_ns))
     assert not inventory.removed("another", at_ns)

@@ -69,8 +69,8 @@ async def compare(
     retired: Sequence[Retirement] = (),
 ) -> InventoryComparison:
     rows = [ExpectedDevices(0, FOREVER_NS, node, *both) for node, both in (expected or {}).items()]
-    inventory = DeviceInventory.of(rows) if expected is not None else None
-    watch = InventoryWatch(core, lambda: inventory, lambda: RetiredGpus.of(retired))
+    inventory = DeviceInventory.from_rows(rows) if expected is not None else None
+    watch = InventoryWatch(core, lambda: inventory, lambda: RetiredGpus.from_rows(retired))
     return await watch.compare(at(second), at(second - STALE), no_turns)
 
 
