@@ -170,7 +170,11 @@ def agent_server(root: Path, directory: Path, period_seconds: float) -> harness.
         return harness.start_agent(
             directory, "bench.node", *tree, "--rdma-period", str(period_seconds)
         )
-    environment = {"RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(period_seconds), **UNBOUNDED}
+    environment = {
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(period_seconds),
+        "RAILSCOPE_AGENT_METRICS__DETAIL": "full",  # the other programs expose every file too
+        **UNBOUNDED,
+    }
     return harness.start_agent(directory, *AGENT, *tree, environment=environment)
 
 
