@@ -262,7 +262,7 @@ def test_any_model_is_simulated_in_any_mode_it_has(tmp_path: Path):
     directory = tmp_path / "capture"
     options = ("--model", "h200", "--mode", "mig", "--seconds", "2")
     assert run("simulate", *options, str(directory)).exit_code == 0
-    page = run("agent", "once", "--replay", str(directory)).stdout
+    page = run("agent", "once", "--detail", "full", "--replay", str(directory)).stdout
     assert page.count("railscope_mig_info{") == 4 * 7 + 4 * 3
     assert run("simulate", "--model", "gb200", "--seconds", "1", str(directory)).exit_code == 0
 

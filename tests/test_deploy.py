@@ -175,7 +175,7 @@ def running(name: str, *options: str) -> Iterator[str]:
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
-            match = re.search(r"(?:page|listen)=(\S+)", line)
+            match = re.search(r"address=(\S+)", line)
             assert match, line
             yield match[1]
         finally:

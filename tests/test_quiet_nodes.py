@@ -59,12 +59,12 @@ def rises(series: dict[str, Samples], metric: str) -> int:
 async def test_training_raises_nothing(tmp_path: Path, minutes: int) -> None:
     found, series = await seen(tmp_path, minutes, scheduler="slurm", **WHOLE)
     assert found == [[]] * (minutes + 1)
-    assert len(series) > 2000
+    assert len(series) > 1000
     for metric in ("nic_receive_pfc_pause_seconds", "rdma_ecn_marked_packets"):
         assert rises(series, f"railscope_{metric}_total") >= 8, (
             "the usual pause and marks are there"
         )
-    assert sum(name.startswith("railscope_gpu_health{") for name in series) == 8 * 4
+    assert sum(name.startswith("railscope_gpu_health{") for name in series) == 8
 
 
 @pytest.mark.timeout(400)
@@ -72,7 +72,7 @@ async def test_training_raises_nothing(tmp_path: Path, minutes: int) -> None:
 async def test_a_time_without_a_job_raises_nothing(tmp_path: Path, minutes: int) -> None:
     found, series = await seen(tmp_path, minutes, "idle", **WHOLE)
     assert found == [[]] * (minutes + 1)
-    assert len(series) > 2000
+    assert len(series) > 1000
     assert rises(series, "railscope_rdma_ecn_marked_packets_total") == 0
 
 
@@ -82,7 +82,7 @@ async def test_a_time_without_a_job_raises_nothing(tmp_path: Path, minutes: int)
 async def test_a_healthy_server_raises_nothing(tmp_path: Path, kind: str, minutes: int) -> None:
     found, series = await seen(tmp_path, minutes, gpus=2, **PART[kind])
     assert found == [[]] * (minutes + 1)
-    assert len(series) > 600
+    assert len(series) > 300
 
 
 @pytest.mark.timeout(240)

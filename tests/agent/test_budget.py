@@ -243,7 +243,7 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
     assert agent.keeper.memory.budget_bytes == 50_000_000
     assert set(agent.keeper.governor.loads) == set(agent.sampler.statuses)
     assert AgentSettings().budget == BudgetSettings(cpu_ratio=0.03, memory_bytes=96 * MIB)
-    with pytest.raises(SettingsError, match=r"\[budget\]: invalid cpu_ratio"):
+    with pytest.raises(SettingsError, match=r"invalid cpu_ratio in the command line \[budget\]"):
         load(
             AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}
         )

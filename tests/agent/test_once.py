@@ -89,4 +89,6 @@ def test_settings_of_the_environment_hold_here_too(root: Path) -> None:
     environment = {"RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": "0"}
     outcome = CliRunner(env=environment).invoke(agent, ["once", "--root", str(root)])
     assert outcome.exit_code != 0
-    assert "[period_seconds]: invalid rdma" in str(outcome.exception)
+    assert "invalid rdma in environment variable RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA" in str(
+        outcome.exception
+    )

@@ -43,7 +43,7 @@ WRONG = [
     (
         "limits",
         "frames_per_batch = 9223372036854775807",
-        "frames_per_batch: 9223372036854775807: expected an integer",
+        "[limits]: 9223372036854775807: expected an integer",
     ),
     ("", f'listen = "{"a" * 100}:0"', "invalid listen address"),
     ("", 'listen = "a..b:0"', "invalid listen address"),

@@ -21,12 +21,12 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from collector.http.web_server import unwritable
+from collector.http.web_server import find_write_problem
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-print(unwritable(Path(sys.argv[1])))
+print(find_write_problem(Path(sys.argv[1])))
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-print(unwritable(Path(sys.argv[1])) or "writable")
+print(find_write_problem(Path(sys.argv[1])) or "writable")
 """
 
 

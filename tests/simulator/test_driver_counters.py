@@ -28,15 +28,15 @@ def values_of_a_port():
 def test_a_table_shows_values_of_a_port_and_limits_counters_that_it_lists(
     table: CounterTable, values
 ):
-    assert set(table.shown.values()) <= values.keys()
-    assert not table.shown.keys() & table.constants.keys()
+    assert set(table.port_counters.values()) <= values.keys()
+    assert not table.port_counters.keys() & table.constants.keys()
     assert {*table.maximum, *table.wraps, *table.only_with_pfc} <= table.zeros.keys()
 
 
 def test_an_ethtool_value_belongs_to_a_listed_name():
     for table in ETHTOOL.values():
         listed = CounterTable(names=table.names).zeros.keys()
-        assert table.shown.keys() <= listed
+        assert table.port_counters.keys() <= listed
 
 
 def test_placeholders_repeat_a_group_in_order():
@@ -45,7 +45,7 @@ def test_placeholders_repeat_a_group_in_order():
         values={"rx_{lane}": "lane_{lane}_corrected_bits"},
     )
     assert list(table.zeros)[:5] == ["a", "rx_0", "tx_0", "rx_1", "tx_1"]
-    assert table.shown["rx_3"] == "lane_3_corrected_bits"
+    assert table.port_counters["rx_3"] == "lane_3_corrected_bits"
 
 
 def test_counters_saturate_or_wrap_as_their_table_declares():

@@ -19,6 +19,7 @@ from support.cases import (
 from support.pages import Sample, samples
 
 from railscope.capture import Capture, CaptureTimeline, Json
+from railscope.catalog import METRICS
 
 SECONDS, ONSET = 60, 30
 STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
@@ -64,15 +65,19 @@ def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozens
 
 def value(case: str, name: str, **labels: str) -> float:
     """Return the value at the end of the one series with these labels."""
-    (found,) = series(end(case), name, **labels).values()
-    return found
+    found = series(end(case), name, **labels)
+    if METRICS[name].sparse and not found:
+        return 0.0
+    (present,) = found.values()
+    return present
 
 
 def grown(case: str, name: str, **labels: str) -> float:
     """Return the total growth of all series with these labels."""
     before, after = (series(shown(case), name, **labels) for shown in (start, end))
-    assert before
-    assert set(before) == set(after)
+    if not METRICS[name].sparse:
+        assert before
+        assert set(before) == set(after)
     return sum(after.values()) - sum(before.values())
 
 

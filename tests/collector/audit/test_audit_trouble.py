@@ -83,9 +83,9 @@ def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
     acknowledged: dict[int, str] = {}
     write(tmp_path / "log", [1], boot="genesis")
     for number, lines in enumerate((50, 333, 1000, 2000)):
-        acknowledged = killed_after(tmp_path / "log", f"b{number}", lines)
-        assert not acknowledged.keys() & acknowledged.keys()
-        acknowledged |= acknowledged
+        newly_acknowledged = killed_after(tmp_path / "log", f"b{number}", lines)
+        assert not acknowledged.keys() & newly_acknowledged.keys()
+        acknowledged |= newly_acknowledged
         there = stored(tmp_path / "log")
         assert {sequence: there.get(sequence) for sequence in acknowledged} == acknowledged
         assert len(set(there.values())) == len(there)

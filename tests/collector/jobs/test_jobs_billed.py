@@ -170,7 +170,7 @@ def test_books_that_cannot_be_read_are_one_clear_line(cluster):
     for option in ("--slurm", "--kubernetes"):
         found = cluster.bill("reconcile", "2025-12", option, wrong)
         assert found.exit_code == 1
-        assert found.stderr.startswith(f"Error: {wrong}: ")
+        assert found.stderr.startswith(f"Error: cannot read the scheduler's records {wrong}: ")
     refused = cluster.bill("reconcile", "2025-12", "--slurm", wrong, "--tenants", wrong)
     assert refused.exit_code == 1
     assert len(refused.stderr.splitlines()) == 1

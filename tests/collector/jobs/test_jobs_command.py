@@ -103,7 +103,7 @@ def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
     refused = run(found, "--format", "sacct")
     assert refused.exit_code == 1
     assert refused.stderr == (
-        f"Error: {found}: line 2: Start: invalid time 2024-01-01T00:00:00: expected a time zone\n"
+        f"Error: cannot read {found}: line 2: Start: invalid time 2024-01-01T00:00:00: expected a time zone\n"
     )
     reported = run(found, "--format", "sacct", "--timezone", "Europe/Berlin")
     line = "  job 7 of a on n[1-2]: 16 GPUs, 16:00:00: sacct does not list the GPUs"
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_job_list_is_one_clear_line(tmp_path, form, content):
     assert outcome.exit_code == 1
     assert outcome.stdout == ""
     (line,) = outcome.stderr.splitlines()
-    assert line.startswith(f"Error: {found}: ")
+    assert line.startswith(f"Error: cannot read {found}: ")
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', "[]", "{"])
@@ -129,7 +129,7 @@ def test_json_of_another_kind_asks_for_the_format(tmp_path, content):
     found.write_text(content)
     outcome = run(found)
     assert outcome.exit_code == 1
-    assert outcome.stderr.startswith(f"Error: {found}: line 1: ")
+    assert outcome.stderr.startswith(f"Error: cannot read {found}: line 1: ")
 
 
 def test_pods_are_distinguished_from_jobs(tmp_path):
