@@ -89,7 +89,7 @@ class ClaimingAgent:
         frames = self.sender.frames(gpu_schema("n1"), [row] * size, at=self.at)
         self.at += size
         reported_frames = [replace(frame, events=(self.event(frame.sequence),)) for frame in frames]
-        numbered = [self.numbering.numbered(frame) for frame in reported_frames]
+        numbered = [self.numbering.number_events(frame) for frame in reported_frames]
         return self.sender.body(numbered, schemas=True)
 
     def event(self, number: int) -> Event:
