@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.examples import fewer
 from support.machine import FakeHost
 from support.pages import samples
 
+from agent.cli import agent as agent_command
 from agent.config import AgentSettings, BudgetSettings, MetricsSettings
 from agent.endpoint.http_server import AgentRequest
 from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
+from railscope.capture import write_capture
 from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
 from railscope.catalog.declare import MetricDetail
 from railscope.settings import SettingsError
@@ -67,6 +71,28 @@ def test_each_detail_contains_the_one_before_it(agent: Agent) -> None:
     assert names[0] < names[1] < names[2]
     for index, shown in enumerate(names):
         assert {DETAILS.index(METRICS[name].detail) for name in shown} == set(range(index + 1))
+
+
+@pytest.fixture(scope="module")
+def usual_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Capture of a node with 8 GPUs and 10 NICs."""
+    capture = simulate(NodeSpec("n1"), 5, 1)
+    directory = tmp_path_factory.mktemp("node") / "capture"
+    write_capture(directory, capture.about, capture.moments)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("detail", "max_series"), [("basic", 1500), ("standard", 3500), ("full", 9000)]
+)
+def test_the_metrics_of_a_node_are_few(usual_node: Path, detail: str, max_series: int) -> None:
+    arguments = ["once", "--detail", detail, "--replay", str(usual_node)]
+    outcome = CliRunner().invoke(
+        agent_command, arguments, env={"RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "60"}
+    )
+    assert outcome.exit_code == 0, outcome.output
+    lines = [line for line in outcome.stdout.splitlines() if not line.startswith("#")]
+    assert len(lines) <= max_series
 
 
 def test_the_default_is_basic(agent: Agent) -> None:
