@@ -9,7 +9,7 @@ Descriptive facts are short texts that may be missing, for labels and not for va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
@@ -117,16 +117,30 @@ class RowBuilder:
         self.values[start : start + count] = [0] * count
         self.reasons[start : start + count] = bytes([reason.value]) * count
 
-    def sum_of(self, columns: Iterable[int]) -> Reading:
-        """Return the sum of columns; if one of them failed, its reason. Unsupported ones count nothing."""
-        total: Reading = Absent.UNSUPPORTED
-        for column in columns:
-            reason = self.reasons[column]
-            if reason == PRESENT:
-                total = self.values[column] + (0 if isinstance(total, Absent) else total)
-            elif reason != Absent.UNSUPPORTED.value:
-                return Absent(reason)
-        return total
+
+class CounterTotal:
+    """Sum of counters; one without a value at present counts with its last value.
+
+    Thus the sum falls only if a counter starts over, and not while a link is down or a read fails.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str | tuple[str, ...], int] = {}
+
+    def update(self, row: RowBuilder, columns: Mapping[str | tuple[str, ...], int]) -> Reading:
+        """Return the sum after a read; if none of the columns has a value, the reason of the first.
+
+        `columns` are the counters' columns by a key that lasts from probe to probe.
+        """
+        present = {
+            key: row.values[column]
+            for key, column in columns.items()
+            if row.reasons[column] == PRESENT
+        }
+        self._last |= present
+        if not present:
+            return Absent(row.reasons[next(iter(columns.values()))])
+        return sum(self._last.values())
 
 
 LONGEST_PERIOD_SECONDS = 120.0

@@ -28,8 +28,9 @@ class _NicStatistics:
     names: list[str]
     positions: list[int]
     start: int
-    discards: list[int]
-    """Columns of the discards of each priority; the column of their sum follows the statistics."""
+    discards: dict[str | tuple[str, ...], int]
+    """Column of the discards of each priority; the column of their sum follows the statistics."""
+    discarded: source.CounterTotal
 
 
 class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
@@ -60,6 +61,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._before |= self._carried
         nics: list[_NicStatistics] = []
+        totals = {nic.interface: nic.discarded for nic in self._nics}
         network = self._wiring.scan(host)
         for interface in _interfaces(host):
             try:
@@ -83,14 +85,15 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             counters = {names[position]: start + i for i, position in enumerate(positions)}
             before = self._before.get(interface)
             unwraps[interface] = _unwrap(driver["driver"], counters, before)
-            discards = [
-                column
-                for column, (metric, _, _) in enumerate(matched, start)
+            discards: dict[str | tuple[str, ...], int] = {
+                part: column
+                for column, (metric, part, _) in enumerate(matched, start)
                 if metric is c.PRIORITY_DISCARDS
-            ]
+            }
             if discards:
                 columns.add(c.ALL_PRIORITIES_DISCARDS, nic)
-            nics.append(_NicStatistics(interface, names, positions, start, discards))
+            total = totals.get(interface) or source.CounterTotal()
+            nics.append(_NicStatistics(interface, names, positions, start, discards, total))
         self._nics = nics
         self._replace_unwraps(host, unwraps)
         return columns.result(*findings, columnless_entities=columnless_entities)
@@ -116,7 +119,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 into.put_all(nic.start, picked if width > 1 else (picked,))
             self._unwraps[nic.interface].carry_on(into.values, into.reasons)
             if nic.discards:
-                into.put(total, into.sum_of(nic.discards))
+                into.put(total, nic.discarded.update(into, nic.discards))
         self._save_unwraps(host)
 
 

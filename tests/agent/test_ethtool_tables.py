@@ -7,8 +7,9 @@ import re
 import pytest
 from support.machine import FakeHost
 from support.nics import set_statistics
-from support.reading import read_once, readings
+from support.reading import ORIGIN, read_once, readings
 
+from agent.sampling.source_reader import SourceReader
 from agent.sources.ethtool_statistics import DRIVERS, GROUPS, STANDARD, is_narrow, match_statistics
 from agent.sources.nic_counters import NicSource
 from railscope.catalog import METRICS, nic
@@ -148,3 +149,14 @@ def test_no_standard_name_feeds_two_metrics() -> None:
     names = [name for name, _ in STANDARD]
     assert len(set(names)) == len(names)
     assert len({*GROUPS.values()}) == len(GROUPS)
+
+
+def test_discards_of_all_priorities_are_added_up() -> None:
+    host = host_with_nic("mlx5_core", {"rx_prio0_discards": 3, "rx_prio3_discards": 4})
+    reader = SourceReader(NicSource(), host, ORIGIN)
+    total = (nic.ALL_PRIORITIES_DISCARDS.name, ("eth0",))
+    assert readings(reader.run().frame)[total] == 7
+    for discards, expected in ((5, 9), (6, 10)):  # priority 3 is not counted now
+        set_statistics(host, "mlx5_core", {"rx_prio0_discards": discards})
+        for _ in range(2):  # other names lead to another probe
+            assert readings(reader.run().frame)[total] == expected

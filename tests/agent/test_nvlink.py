@@ -139,4 +139,27 @@ def test_the_errors_of_a_gpu_are_the_sum_of_its_links() -> None:
     host.calls[call] = [0, 500]
     assert numbers(reader.run().frame)[total] == 3 * 110 + 9 + 399
     host.calls[call] = [999, 0]
+    assert numbers(reader.run().frame)[total] == 3 * 110 + 9 + 399, "the last value counts"
+    host.calls[call] = [0, 501]
+    assert numbers(reader.run().frame)[total] == 3 * 110 + 9 + 400
+    for link in range(3):
+        for field in (161, 162, 163):
+            host.calls[f"nvml.nvmlDeviceGetFieldValues(0,{field}:{link})"] = [999, 0]
     assert readings(reader.run().frame)[total] is Absent.ERROR
+
+
+def test_a_link_that_goes_down_takes_no_errors_from_the_sum() -> None:
+    host = linked(2, {161: 100})
+    for link in range(2):
+        host.calls[f"nvml.nvmlDeviceGetFieldValues(0,165:{link})"] = [0, 1]
+    reader = SourceReader(NvLinkSource.traffic(), host, ORIGIN)
+    total = ("railscope_gpu_nvlink_errors_total", ("GPU-0",))
+    assert numbers(reader.run().frame)[total] == 201
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,165:1)"] = [0, 0]
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,161:1)"] = [3, 0]
+    for _ in range(3):  # the change of state leads to another probe
+        assert numbers(reader.run().frame)[total] == 201
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,165:1)"] = [0, 1]
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,161:1)"] = [0, 101]
+    for _ in range(3):
+        assert numbers(reader.run().frame)[total] == 201

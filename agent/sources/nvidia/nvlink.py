@@ -159,6 +159,10 @@ def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     return fields
 
 
+_ErrorColumns = dict[str | tuple[str, ...], int]
+"""Column of each error of each link, by the key of its entity."""
+
+
 class NvLinkSource(source.SourceWithoutResources):
     """Every NVLink of every GPU: its traffic, or its signal."""
 
@@ -179,8 +183,9 @@ class NvLinkSource(source.SourceWithoutResources):
         """States of the links of each GPU at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
         """Column of a GPU's number of links, and columns of its link states."""
-        self._error_totals: list[tuple[int, list[int]]] = []
-        """Column of a GPU's sum of errors, and columns of the errors of its links."""
+        self._errors: dict[tuple[str, ...], source.CounterTotal] = {}
+        """Sum of the errors of each GPU's links."""
+        self._error_totals: list[tuple[int, source.CounterTotal, _ErrorColumns]] = []
 
     @classmethod
     def traffic(
@@ -206,7 +211,7 @@ class NvLinkSource(source.SourceWithoutResources):
         self._totals, self._error_totals = [], []
         if not self._signal:
             self._totals = _totals(linked, columns)
-            self._error_totals = _error_totals(linked, columns)
+            self._place_error_totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(columnless_entities=[gpu.entity for gpu in linked])
 
@@ -226,11 +231,26 @@ class NvLinkSource(source.SourceWithoutResources):
             self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
         return count
 
+    def _place_error_totals(self, gpus: Sequence[GpuDevice], columns: source.ColumnBuilder) -> None:
+        """Add a column for the sum of errors of each GPU whose links count errors."""
+        self._errors = {
+            gpu.entity.key: self._errors.get(gpu.entity.key, source.CounterTotal()) for gpu in gpus
+        }
+        errors: dict[tuple[str, ...], _ErrorColumns] = {}
+        for position, (metric, entity) in enumerate(columns.columns):
+            if metric is n.NVLINK_ERRORS:
+                errors.setdefault(entity.whole_key, {})[entity.key] = position
+        for gpu in gpus:
+            if gpu.entity.key in errors:
+                column = columns.add(n.GPU_NVLINK_ERRORS, gpu.entity)
+                total = self._errors[gpu.entity.key]
+                self._error_totals.append((column, total, errors[gpu.entity.key]))
+
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
         self._plans.read(host, into)
-        for total, errors in self._error_totals:
-            into.put(total, into.sum_of(errors))
+        for column, errors, columns in self._error_totals:
+            into.put(column, errors.update(into, columns))
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
@@ -252,35 +272,15 @@ def _totals(
     gpus: Sequence[GpuDevice], columns: source.ColumnBuilder
 ) -> list[tuple[int, list[int]]]:
     """Columns of the number of links of each GPU, and positions of its link states."""
-    states = _positions(gpus, columns, n.NVLINK_STATE)
+    states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
+    for position, (metric, entity) in enumerate(columns.columns):
+        if metric is n.NVLINK_STATE:
+            states[entity.whole_key].append(position)
     totals = []
     for gpu in gpus:
         total = columns.add_each((n.NVLINK_LINKS, n.NVLINK_ACTIVE), gpu.entity)
         totals.append((total, states[gpu.entity.key]))
     return totals
-
-
-def _error_totals(
-    gpus: Sequence[GpuDevice], columns: source.ColumnBuilder
-) -> list[tuple[int, list[int]]]:
-    """Column of the sum of errors of each GPU whose links count errors, and positions of these."""
-    errors = _positions(gpus, columns, n.NVLINK_ERRORS)
-    return [
-        (columns.add(n.GPU_NVLINK_ERRORS, gpu.entity), errors[gpu.entity.key])
-        for gpu in gpus
-        if errors[gpu.entity.key]
-    ]
-
-
-def _positions(
-    gpus: Sequence[GpuDevice], columns: source.ColumnBuilder, metric: declare.Metric
-) -> dict[tuple[str, ...], list[int]]:
-    """Positions of the columns of a metric of links, by GPU."""
-    positions: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
-    for position, (placed, entity) in enumerate(columns.columns):
-        if placed is metric:
-            positions[entity.whole_key].append(position)
-    return positions
 
 
 def _count(host: Host, gpu: int) -> int | None:
