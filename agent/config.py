@@ -151,7 +151,9 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
     groups: dict[str, Annotated[str, Meta(pattern="^(off|basic|standard|full)$")]] = {}
     """Detail by group of metrics, or off, in place of that for all groups."""
     disabled_sources: str = ""
-    """Sources that are not sampled at all: space-separated names."""
+    """Sources that are not sampled at all: space-separated names. Their readings are missing in frames too. Sources that
+    metering or the health of GPUs needs cannot be disabled.
+    """
 
 
 class AgentTlsSettings(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.config import AgentSettings
 from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
+from agent.health.gpu_facts import SOURCES
 from agent.sampling.source import Source
 from agent.sources.gpudirect import GpuDirectSource
 from agent.sources.hardware_sensors import HwmonSource, RaplSource
@@ -82,12 +83,19 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     return _exclude_disabled(every, settings.metrics.disabled_sources.split())
 
 
-def _exclude_disabled(sources: list[Source], disabled: list[str]) -> list[Source]:
-    """Return the sources that are not disabled. Raises SettingsError for an unknown name.
+_NEEDED = frozenset({ClaimSource.name, MigSource.name, NvmlEventSource.name, *SOURCES})
+"""Without them a claimed GPU would count as free, a present one as missing, or a failed one as healthy."""
 
-    Claims are always read: a GPU without its claims would count as free.
-    """
-    names = {source.name for source in sources if not isinstance(source, ClaimSource)}
+
+def _exclude_disabled(sources: list[Source], disabled: list[str]) -> list[Source]:
+    """Return the sources that are not disabled. Raises SettingsError for an unknown or needed one."""
+    if needed := sorted(_NEEDED.intersection(disabled)):
+        message = (
+            f"invalid metrics.disabled_sources: {needed[0]!r}: expected sources that neither metering nor"
+            " the health of GPUs needs; fix: switch off its metrics by metrics.groups"
+        )
+        raise SettingsError(message)
+    names = {source.name for source in sources} - _NEEDED
     if unknown := sorted(set(disabled) - names):
         message = (
             f"invalid metrics.disabled_sources: unknown source {unknown[0]!r}: expected one of"

@@ -119,13 +119,14 @@ class RowBuilder:
 
 
 class CounterTotal:
-    """Sum of counters; one without a value at present counts with its last value.
+    """Sum of counters that never falls, however its counters come, go and start over.
 
-    Thus the sum falls only if a counter starts over, and not while a link is down or a read fails.
+    It starts with the sum of the first read. A counter that appears later counts from then on.
     """
 
     def __init__(self) -> None:
         self._last: dict[str | tuple[str, ...], int] = {}
+        self._total: int | None = None
 
     def update(self, row: RowBuilder, columns: Mapping[str | tuple[str, ...], int]) -> Reading:
         """Return the sum after a read; if none of the columns has a value, the reason of the first.
@@ -137,10 +138,16 @@ class CounterTotal:
             for key, column in columns.items()
             if row.reasons[column] == PRESENT
         }
-        self._last |= present
         if not present:
             return Absent(row.reasons[next(iter(columns.values()))])
-        return sum(self._last.values())
+        if self._total is None:
+            self._total = sum(present.values())
+        else:
+            for key, value in present.items():
+                last = self._last.get(key, value)
+                self._total += value - last if value >= last else value
+        self._last |= present
+        return self._total
 
 
 LONGEST_PERIOD_SECONDS = 120.0

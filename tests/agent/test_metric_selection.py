@@ -164,16 +164,17 @@ def test_groups_have_a_detail_of_their_own() -> None:
 
 
 def test_a_disabled_source_is_not_read() -> None:
-    agent = read_agent(MetricsSettings(disabled_sources="rdma nvlink_signal"))
-    assert {"rdma", "nvlink_signal"}.isdisjoint(agent.sampler.statuses)
+    agent = read_agent(MetricsSettings(disabled_sources="rdma optics"))
+    assert {"rdma", "optics"}.isdisjoint(agent.sampler.statuses)
     assert "gpu" in agent.sampler.statuses
 
 
 @pytest.mark.parametrize(("settings", "problem"), [
     (MetricsSettings(groups={"gpus": "off"}), "invalid metrics.groups: unknown group 'gpus': "),
-    (MetricsSettings(disabled_sources="gpu x"),
+    (MetricsSettings(disabled_sources="rdma x"),
      "invalid metrics.disabled_sources: unknown source 'x': expected one of "),
-    (MetricsSettings(disabled_sources="tenancy"), "unknown source 'tenancy'"),
+    *((MetricsSettings(disabled_sources=f"rdma {name}"), f"disabled_sources: '{name}': expected sources that ")
+      for name in ("tenancy", "gpu", "mig", "gpu_health", "kernel")),
 ])  # fmt: skip
 def test_an_unknown_name_in_the_settings_is_an_error(
     settings: MetricsSettings, problem: str

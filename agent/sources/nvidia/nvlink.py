@@ -233,7 +233,7 @@ class NvLinkSource(source.SourceWithoutResources):
 
     def _place_error_totals(self, gpus: Sequence[GpuDevice], columns: source.ColumnBuilder) -> None:
         """Add a column for the sum of errors of each GPU whose links count errors."""
-        self._errors = {
+        self._errors |= {
             gpu.entity.key: self._errors.get(gpu.entity.key, source.CounterTotal()) for gpu in gpus
         }
         errors: dict[tuple[str, ...], _ErrorColumns] = {}
