@@ -119,9 +119,10 @@ class RowBuilder:
 
 
 class CounterTotal:
-    """Sum of counters that never falls, however its counters come, go and start over.
+    """Sum of counters that does not fall while the agent runs: they may come, go and start over.
 
-    It starts with the sum of the first read. A counter that appears later counts from then on.
+    It starts with the sum of the first read. A counter that appears later counts from then on, and one
+    without a value keeps its part of the sum.
     """
 
     def __init__(self) -> None:
