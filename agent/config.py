@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -146,9 +146,9 @@ class WitnessSettings(Struct, frozen=True, kw_only=True):
 class MetricsSettings(Struct, frozen=True, kw_only=True):
     """Metrics on the metrics endpoint. Frames to the collector contain every reading in any case."""
 
-    detail: Annotated[str, Meta(pattern="^(basic|standard|full)$")] = "basic"
+    detail: Literal["basic", "standard", "full"] = "basic"
     """basic (what alerts and dashboards need), standard or full."""
-    groups: dict[str, Annotated[str, Meta(pattern="^(off|basic|standard|full)$")]] = {}
+    groups: dict[str, Literal["off", "basic", "standard", "full"]] = {}
     """Detail by group of metrics, or off, in place of that for all groups."""
     disabled_sources: str = ""
     """Sources that are not sampled at all: space-separated names. Their readings are missing in frames too. Sources that
@@ -255,7 +255,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     """File that contains this token."""
     state_directory: str = "/var/lib/railscope-agent"
     """Directory of the spool and other state. systemd's STATE_DIRECTORY overrides the default."""
-    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """debug, info, warning or error."""
     read_timeout_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 1.0
     """Minimum timeout of a read. The timeout is the period of the source, if that is longer."""

@@ -29,7 +29,7 @@ from agent.sources.rdma import RdmaSource
 from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import KernelLogStream, XidMatcher
 from agent.topology import network, rails
-from railscope.settings import SettingsError
+from railscope.settings import MAX_QUOTED, SettingsError
 
 
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
@@ -98,7 +98,7 @@ def _exclude_disabled(sources: list[Source], disabled: list[str]) -> list[Source
     names = {source.name for source in sources} - _NEEDED
     if unknown := sorted(set(disabled) - names):
         message = (
-            f"invalid metrics.disabled_sources: unknown source {unknown[0]!r}: expected one of"
+            f"invalid metrics.disabled_sources: {unknown[0][:MAX_QUOTED]!r}: expected one of"
             f" {', '.join(sorted(names))}"
         )
         raise SettingsError(message)

@@ -114,7 +114,7 @@ class Agent:
             self.settings.read_metrics_token(),
             self.keeper.describe_use,
         )
-        self.endpoint.selection = configured_selection(self.settings.metrics)
+        self.endpoint.expositions.configured = configured_selection(self.settings.metrics)
         self._tls = server_connections.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )

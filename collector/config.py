@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -193,7 +193,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     """Pods of a namespace are one job if their names match this regular expression with the same
     value of its group `job`. Empty: each pod is a job.
     """
-    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """debug, info, warning or error."""
     limits: IngestLimits = IngestLimits()
     frame_log: FrameLogSettings = FrameLogSettings()

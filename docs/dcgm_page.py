@@ -29,6 +29,8 @@ scrape_configs:
 ```
 
 - A metric without a fresh reading is omitted.
+- The endpoint has no parameters: it always serves all of these names, and a query is answered with status 400. Drop
+  metrics with `metric_relabel_configs` of Prometheus.
 - Whole numbers are exact. Nothing is rounded, whereas dcgm-exporter truncates MiB to whole numbers.
 - A counter resets when the NVML counter does: at a driver reload or a GPU reset, unless it covers the lifetime of
   the board.

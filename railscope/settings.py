@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -149,6 +149,10 @@ def _merge(
 
 def _check_value(hint: Any, key: str, value: Any, where: str) -> Any:
     """Return the value unchanged. Raises SettingsError if its type or bounds are invalid."""
+    if typing.get_origin(_plain(hint)) is dict and isinstance(value, dict):
+        of_entry = typing.get_args(_plain(hint))[1]
+        for name, entry in value.items():
+            _check_value(of_entry, f"{key}.{name[:MAX_QUOTED]}", entry, where)
     shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
     message = f"invalid {key} in {where}: {shown}: expected {expectation(hint)}"
     try:
@@ -167,8 +171,10 @@ def expectation(hint: Any) -> str:
     """Describe type and bounds of a setting, such as "an integer, at least 1"."""
     plain, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
     if typing.get_origin(plain) is dict:
-        value = _TYPES.get(typing.get_args(plain)[1], "a value")
+        value = expectation(typing.get_args(plain)[1])
         return f"a table such as {{ name = value }}, each value {value}"
+    if typing.get_origin(plain) is Literal:
+        return f"one of {', '.join(typing.get_args(plain))}"
     parts = [_TYPES.get(plain, str(plain))]
     for note in notes:
         parts += [
@@ -227,7 +233,8 @@ def fields(kind: type[msgspec.Struct]) -> list[tuple[str, SettingField]]:
             raise TypeError(message)
         made = info.default_factory
         default = info.default if made is msgspec.NODEFAULT else made()
-        type_name = getattr(_plain(hint), "__name__", str(hint))
+        is_choice = typing.get_origin(hint) is Literal
+        type_name = "str" if is_choice else getattr(_plain(hint), "__name__", str(hint))
         found.append((key, SettingField(text, default, type_name)))
     return found
 

@@ -20,8 +20,12 @@ from railscope.frame import Frame
 from railscope.settings import SettingsError
 
 _OPEN_PATHS = {"/-/healthy", "/-/ready"}
-_MAX_PARAMETERS, _MAX_SELECTIONS = 100, 8
+_MAX_PARAMETERS, _MAX_QUOTED = 100, 64
 _OFF = "off"
+MAX_OTHER_SELECTIONS = 2
+"""Cached selections beside the configured one."""
+UNUSED_NS = 5 * 60 * 10**9
+"""Time after which the cache drops a selection that is not requested."""
 
 
 class _QueryError(ValueError):
@@ -30,18 +34,17 @@ class _QueryError(ValueError):
 
 def configured_selection(settings: MetricsSettings) -> MetricSelection:
     """Return the selection of the settings. Raises SettingsError for an unknown group."""
-    unknown = sorted(settings.groups.keys() - SUBJECTS.keys())
-    if unknown:
-        message = (
-            f"invalid metrics.groups: unknown group {unknown[0]!r}: expected one of"
-            f" {', '.join(SUBJECTS)}"
-        )
-        raise SettingsError(message)
+    if unknown := settings.groups.keys() - SUBJECTS.keys():
+        raise SettingsError(_format_invalid("metrics.groups", min(unknown), sorted(SUBJECTS)))
     groups = tuple(
         (name, None if detail == _OFF else MetricDetail(detail))
         for name, detail in sorted(settings.groups.items())
     )
     return MetricSelection(MetricDetail(settings.detail), groups)
+
+
+def _format_invalid(name: str, value: str, expected: Iterable[str]) -> str:
+    return f"invalid {name}: {value[:_MAX_QUOTED]!r}: expected one of {', '.join(expected)}"
 
 
 def query_selection(
@@ -58,22 +61,57 @@ def query_selection(
         message = f"invalid query: expected at most {_MAX_PARAMETERS} parameters"
         raise _QueryError(message) from error
     names = SUBJECTS.keys() | set(sources)
-    collected, excluded = (
-        frozenset(parameters.get("collect[]", ())),
-        frozenset(parameters.get("exclude[]", ())),
-    )
-    for name in sorted((collected | excluded) - names):
-        message = (
-            f"unknown group or source {name[:64]!r}: expected one of {', '.join(sorted(names))}"
-        )
-        raise _QueryError(message)
+    chosen = {}
+    for parameter in ("collect[]", "exclude[]"):
+        chosen[parameter] = frozenset(parameters.get(parameter, ()))
+        if unknown := chosen[parameter] - names:
+            raise _QueryError(_format_invalid(parameter, min(unknown), sorted(names)))
+    collected, excluded = chosen.values()
     if not (detail := parameters.get("detail", [""])[-1]):
         return replace(configured, collected=collected, excluded=excluded)
     if detail not in set(MetricDetail):
-        message = f"invalid detail {detail[:64]!r}: expected {', '.join(MetricDetail)}"
-        raise _QueryError(message)
+        raise _QueryError(_format_invalid("detail", detail, MetricDetail))
     off = tuple(group for group in configured.group_details if group[1] is None)
     return MetricSelection(MetricDetail(detail), off, collected, excluded)
+
+
+class ExpositionCache:
+    """Expositions of the selections that are requested repeatedly.
+
+    Templates and rendered lines of a selection take several MiB. The cache retains those of the configured
+    selection, and of a few others for some minutes after a request.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.configured = EVERYTHING
+        """Selection of scrapes that specify none."""
+        self._now_ns = now_ns
+        self._expositions: dict[MetricSelection, tuple[Exposition, int]] = {}
+
+    @property
+    def selections(self) -> set[MetricSelection]:
+        """Cached selections."""
+        return set(self._expositions)
+
+    def exposition(self, selection: MetricSelection) -> Exposition:
+        """Return the exposition of a selection, a new one if none is cached."""
+        cached = self._expositions.pop(selection, None)
+        exposition = cached[0] if cached else Exposition(selection)
+        self._expositions[selection] = exposition, self._now_ns()
+        self.drop_unused()
+        return exposition
+
+    def drop_unused(self) -> None:
+        """Drop selections that were not requested for some minutes, and the least recent beyond the bound."""
+        oldest_ns = self._now_ns() - UNUSED_NS
+        others = [chosen for chosen in self._expositions if chosen != self.configured]
+        for position, chosen in enumerate(reversed(others)):
+            if position >= MAX_OTHER_SELECTIONS or self._expositions[chosen][1] < oldest_ns:
+                del self._expositions[chosen]
+
+    def clear(self) -> None:
+        """Drop all expositions."""
+        self._expositions.clear()
 
 
 class MetricsEndpoint:
@@ -88,17 +126,16 @@ class MetricsEndpoint:
         cost: Callable[[], str] = lambda: "",
     ) -> None:
         self._node = node
-        self.selection = EVERYTHING
-        """Selection of scrapes that specify none."""
+        self.expositions = ExpositionCache(now_ns)
         self._cost = cost
         self._statuses = statuses
         self._now_ns = now_ns
         self.token = token
-        self._expositions: dict[MetricSelection, Exposition] = {}
         self._dcgm: Callable[[Iterable[Frame], TextFormat], str] | None = None
 
     def respond(self, request: AgentRequest) -> AgentResponse:
         """Respond to a request."""
+        self.expositions.drop_unused()
         if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
             text = "401: missing or wrong token: expected the agent's metrics_token as bearer token"
             refused = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
@@ -106,7 +143,7 @@ class MetricsEndpoint:
         answers = {
             "/": self._landing,
             "/metrics": self._metrics,
-            "/metrics/dcgm": lambda request: _exposition_response(request, self.dcgm_text),
+            "/metrics/dcgm": self._dcgm_metrics,
             "/-/healthy": lambda _: AgentResponse.text("healthy"),
             "/-/ready": self._ready,
         }
@@ -129,19 +166,24 @@ class MetricsEndpoint:
     def _metrics(self, request: AgentRequest) -> AgentResponse:
         try:
             sources = (status.source.name for status in self._statuses())
-            selection = query_selection(request.query, self.selection, sources)
+            selection = query_selection(request.query, self.expositions.configured, sources)
         except _QueryError as error:
             return AgentResponse.text(f"400: {error}", HTTPStatus.BAD_REQUEST)
         return _exposition_response(request, lambda form: self.text(form, selection))
 
     def text(self, text_format: TextFormat, selection: MetricSelection | None = None) -> str:
         """Render the exposition of a selection, by default the configured one."""
-        chosen = selection or self.selection
-        exposition = self._expositions.pop(chosen, None) or Exposition(chosen)
-        self._expositions[chosen] = exposition
-        if len(self._expositions) > _MAX_SELECTIONS:
-            del self._expositions[next(iter(self._expositions))]
-        return exposition.render(self.fresh_frames(), text_format)
+        chosen = selection or self.expositions.configured
+        return self.expositions.exposition(chosen).render(self.fresh_frames(), text_format)
+
+    def _dcgm_metrics(self, request: AgentRequest) -> AgentResponse:
+        if request.query:
+            text = (
+                f"400: invalid query: {request.query[:_MAX_QUOTED]!r}: expected no parameters on /metrics/dcgm;"
+                " fix: select metrics on /metrics, or by metric_relabel_configs of Prometheus"
+            )
+            return AgentResponse.text(text, HTTPStatus.BAD_REQUEST)
+        return _exposition_response(request, self.dcgm_text)
 
     def dcgm_text(self, text_format: TextFormat) -> str:
         """Render the exposition under the names of dcgm-exporter."""
@@ -153,7 +195,7 @@ class MetricsEndpoint:
 
     def forget(self) -> None:
         """Drop cached exposition state; the next scrape builds it again."""
-        self._expositions.clear()
+        self.expositions.clear()
         self._dcgm = None
 
     def _ready(self, _: AgentRequest) -> AgentResponse:

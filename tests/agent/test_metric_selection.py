@@ -18,12 +18,14 @@ from support.pages import samples
 from agent.cli import agent as agent_command
 from agent.config import AgentSettings, BudgetSettings, MetricsSettings
 from agent.endpoint.http_server import AgentRequest
+from agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
 from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
 from railscope.capture import write_capture
 from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
 from railscope.catalog.declare import MetricDetail
-from railscope.settings import SettingsError
+from railscope.exposition import MetricSelection
+from railscope.settings import SettingsError, load
 from simulator import NodeSpec, simulate
 
 DETAILS = list(MetricDetail)
@@ -131,9 +133,9 @@ def test_a_source_is_selected_by_its_name(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(("query", "problem"), [
-    ("detail=all", "invalid detail 'all': expected basic, standard, full"),
-    ("collect[]=gpus&collect[]=rdma", "unknown group or source 'gpus': expected one of "),
-    ("exclude[]=" + "x" * 500, "unknown group or source '" + "x" * 64 + "': expected one of "),
+    ("detail=all", "invalid detail: 'all': expected one of basic, standard, full\n"),
+    ("collect[]=gpus&collect[]=rdma", "invalid collect[]: 'gpus': expected one of account, agent, "),
+    ("exclude[]=" + "x" * 500, "invalid exclude[]: '" + "x" * 64 + "': expected one of account, agent, "),
     ("&".join(["a=1"] * 101), "invalid query: expected at most 100 parameters"),
 ])  # fmt: skip
 def test_an_invalid_query_is_answered_with_what_was_expected(
@@ -150,6 +152,44 @@ def test_many_selections_leave_the_others_as_they_are(agent: Agent) -> None:
     for name in SUBJECTS:
         scrape(agent, f"exclude[]={name}")
     assert scrape(agent) == before
+
+
+def test_the_cache_keeps_the_configured_selection_and_two_others() -> None:
+    now_ns = [0]
+    cache = ExpositionCache(lambda: now_ns[0])
+    cache.configured = MetricSelection(MetricDetail.BASIC)
+    kept = cache.exposition(cache.configured)
+    others = [MetricSelection(excluded=frozenset({name})) for name in list(SUBJECTS)[:3]]
+    cached = [cache.exposition(selection) for selection in others]
+    assert cache.selections == {cache.configured, *others[1:]}
+    assert cache.exposition(others[2]) is cached[2]
+    now_ns[0] += UNUSED_NS
+    assert cache.exposition(others[1]) is cached[1]
+    now_ns[0] += 1
+    cache.drop_unused()
+    assert cache.selections == {cache.configured, others[1]}, "the last one is unused for too long"
+    assert cache.exposition(cache.configured) is kept
+
+
+def test_any_request_drops_selections_that_are_not_requested() -> None:
+    now_ns = [0]
+    endpoint = MetricsEndpoint("n1", list, lambda: now_ns[0], "")
+    for query in ("", "detail=basic", "detail=standard"):
+        endpoint.respond(AgentRequest("/metrics", {}, query=query))
+    assert len(endpoint.expositions.selections) == 3
+    now_ns[0] += UNUSED_NS + 1
+    endpoint.respond(AgentRequest("/-/healthy", {}))
+    assert endpoint.expositions.selections == {endpoint.expositions.configured}
+
+
+def test_metrics_of_dcgm_have_no_parameters(agent: Agent) -> None:
+    for query in ("detail=full", "collect[]=gpu", "x=1", "x" * 500):
+        response = agent.endpoint.respond(AgentRequest("/metrics/dcgm", {}, query=query))
+        text = response.body.decode()
+        assert response.status == HTTPStatus.BAD_REQUEST
+        assert text.startswith(f"400: invalid query: {query[:64]!r}: expected no parameters ")
+        assert len(text) < 300
+    assert agent.endpoint.respond(AgentRequest("/metrics/dcgm", {})).status == HTTPStatus.OK
 
 
 def test_groups_have_a_detail_of_their_own() -> None:
@@ -170,14 +210,30 @@ def test_a_disabled_source_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(("settings", "problem"), [
-    (MetricsSettings(groups={"gpus": "off"}), "invalid metrics.groups: unknown group 'gpus': "),
+    (MetricsSettings(groups={"gpus": "off"}), "^invalid metrics.groups: 'gpus': expected one of account, agent, "),
     (MetricsSettings(disabled_sources="rdma x"),
-     "invalid metrics.disabled_sources: unknown source 'x': expected one of "),
+     "^invalid metrics.disabled_sources: 'x': expected one of bonds, ceph, "),
     *((MetricsSettings(disabled_sources=f"rdma {name}"), f"disabled_sources: '{name}': expected sources that ")
       for name in ("tenancy", "gpu", "mig", "gpu_health", "kernel")),
 ])  # fmt: skip
 def test_an_unknown_name_in_the_settings_is_an_error(
     settings: MetricsSettings, problem: str
 ) -> None:
-    with pytest.raises(SettingsError, match=problem):
+    with pytest.raises(SettingsError, match=problem) as raised:
         Agent(AgentSettings(node="n1", metrics=settings), FakeHost(), "n1")
+    assert len(str(raised.value)) < 1_000
+
+
+@pytest.mark.parametrize(("text", "problem"), [
+    ('detail = "all"', "invalid detail in {}: 'all': expected one of basic, standard, full"),
+    ('groups = { gpu = "all" }', "invalid groups.gpu in {}: 'all': expected one of off, basic, standard, full"),
+    ('groups = "all"', "invalid groups in {}: expected a table such as {{ a = 1 }}: "),
+])  # fmt: skip
+def test_the_error_of_an_invalid_value_lists_the_allowed_ones(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f"[metrics]\n{text}\n")
+    with pytest.raises(SettingsError) as raised:
+        load(AgentSettings, file=file, environment={}, prefix="RAILSCOPE_AGENT_")
+    assert str(raised.value).startswith(problem.format(f"{file} [metrics]"))
