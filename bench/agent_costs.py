@@ -136,7 +136,10 @@ def read_cost(server: harness.ServerProcess, seconds: float) -> float:
         time.sleep(seconds)
     reads = _reads(scraper.scrape().decode()) - before
     scraper.close()
-    return spent.cpu_seconds / max(reads, 1)
+    if not reads:
+        message = f"reads of the RDMA source in {seconds:g} s: 0: expected many"
+        raise harness.BenchError(message)
+    return spent.cpu_seconds / reads
 
 
 def _reads(text: str) -> int:

@@ -18,7 +18,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.config import AgentSettings, BudgetSettings, BurstSettings, CollectorLink, SourcePeriods
+from agent.config import (
+    AgentSettings,
+    BudgetSettings,
+    BurstSettings,
+    CollectorLink,
+    MetricsSettings,
+    SourcePeriods,
+)
 from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_readers, recorded_host
 from agent.service import Agent
 from railscope import capture, service
@@ -204,6 +211,9 @@ def main(  # noqa: PLR0913 - flags
         state_directory=state_directory,
         period_seconds=periods,
         budget=BudgetSettings(cpu_ratio=0),  # the measurement is of the cost at given periods
+        metrics=MetricsSettings(
+            detail="full"
+        ),  # the comparison exposes every value, reads included
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )
     asyncio.run(_run_until_stopped(Agent(settings, host)))
