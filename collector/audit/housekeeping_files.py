@@ -39,9 +39,7 @@ from railscope.audit import merkle, signed_note
 from railscope.durable_files import lock_directory, make_directory, write_durably
 
 KEY_FILE = "key.pub"
-UPGRADE = "run `railscope audit upgrade` once"
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-_LEGACY = re.compile(rb"[0-9]{1,20}\n?|\{.*\}", re.DOTALL)
 _HEAD_LINES = 3
 
 
@@ -71,7 +69,10 @@ def read_statement(
         note = content.decode()
         lines = signed_note.verify_note(note, key).removesuffix("\n").split("\n")
     except (UnicodeDecodeError, signed_note.NoteError) as error:
-        message = f"invalid {kind} statement {path}: {_describe_problem(content, error)}"
+        message = (
+            f"invalid {kind} statement {path}: {content[:40]!r}: {error}; fix: restore the directory"
+            " from a backup, or begin a new log in another one"
+        )
         raise HousekeepingError(message) from error
     expected = [f"railscope audit {kind}", key.name]
     if len(lines) < _HEAD_LINES or lines[:2] != expected or not _NUMBER.fullmatch(lines[2]):
@@ -103,12 +104,6 @@ def check_epoch(path: Path, found: int, current: int) -> None:
     if found not in {current, current + 1}:
         message = f"older copy {path}: signed in epoch {found}: expected epoch {current}"
         raise HousekeepingError(message)
-
-
-def _describe_problem(content: bytes, error: ValueError) -> str:
-    if _LEGACY.fullmatch(content):
-        return f"not signed: written by an earlier version, or replaced; fix: {UPGRADE}"
-    return str(error)
 
 
 ACKNOWLEDGED_FILE = "acknowledged"
@@ -180,19 +175,15 @@ class LogOwnership:
 
         Raises LogLockedError, HousekeepingError, OSError.
         """
-        self.lock()
-        if self._path.exists() or any((self.directory / name).exists() for name in _SIGNED):
-            content = read_bytes(self._path)
-            self.epoch = read_statement(self._path, content, EPOCH_FILE, self.signer.public).epoch
-
-    def lock(self) -> None:
-        """Take the lock only. Raises LogLockedError, OSError."""
         make_directory(self.directory)
         try:
             self._lock = lock_directory(self.directory)
         except BlockingIOError as error:
             message = f"cannot lock the audit log {self.directory}: another collector writes it"
             raise LogLockedError(message) from error
+        if self._path.exists() or any((self.directory / name).exists() for name in _SIGNED):
+            content = read_bytes(self._path)
+            self.epoch = read_statement(self._path, content, EPOCH_FILE, self.signer.public).epoch
 
     def claim(self) -> None:
         """Begin the next epoch, after all other files were checked. Raises OSError."""

@@ -93,8 +93,8 @@ class _LedgerCheck:
     days: range | None
     found: LedgerComparison
     waiting: Mapping[str, str]
-    committed: dict[str, tuple[head_chain.HashedRow, bool]] = field(default_factory=dict)
-    """Every row that heads commit to, by name, and if it was adopted."""
+    committed: dict[str, head_chain.HashedRow] = field(default_factory=dict)
+    """Every row that heads commit to, by name."""
 
     def heads(self) -> None:
         """Check the chain of heads."""
@@ -116,12 +116,10 @@ class _LedgerCheck:
         self._missing_heads(last)
 
     def _commit(self, row: Row[Any]) -> None:
-        items = _items(row.rows)
-        adopted = any(one.kind == head_chain.ADOPTED for one in items)
-        for one in items:
+        for one in _items(row.rows):
             if one.name in self.committed:
                 self.found.differ(f"head {row.n}: {one.name} was added by an earlier head")
-            self.committed[one.name] = (one, adopted)
+            self.committed[one.name] = one
 
     def _missing_heads(self, last: Mapping[str, int]) -> None:
         """Check that each recorded head exists: a database that lacks one is an older copy."""
@@ -145,8 +143,7 @@ class _LedgerCheck:
 
     def rows(self) -> None:
         """Check every row against its head and its record; then report the rows that no longer exist."""
-        committed = self.committed.items()
-        gone = {name for name, (head, _) in committed if _in_days(head, self.days)}
+        gone = {name for name, head in self.committed.items() if _in_days(head, self.days)}
         for kind in schema.covered_tables:
             for one in head_chain.read_rows(self.connection, kind, self.days):
                 self.found.rows[kind] += 1
@@ -159,12 +156,12 @@ class _LedgerCheck:
             self.found.differ(f"{name} was removed")
 
     def _differences(self, one: head_chain.HashedRow) -> Iterator[str]:
-        head, adopted = self.committed.get(one.name, (None, False))
+        head = self.committed.get(one.name)
         if head is None:
             yield "no head covers it: it was added by hand"
         elif head.hash != one.hash:
             yield "it does not match its head: it was changed by hand"
-        if one.kind in RECORDED and not adopted:
+        if one.kind in RECORDED:
             known = self.records.rows.get(one.name)
             if known is None and one.name not in self.waiting:
                 yield "it has no record"
@@ -242,8 +239,6 @@ def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
 
 
 def _in_days(one: head_chain.HashedRow, days: range | None) -> bool:
-    if one.kind == head_chain.ADOPTED:
-        return False
     if days is None or one.kind != "revision":
         return True
     parts = one.key.rsplit("/", 2)

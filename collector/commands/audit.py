@@ -16,8 +16,6 @@ import click
 
 from collector.audit import (
     directory_check,
-    housekeeping_files,
-    housekeeping_upgrade,
     journal,
     log_secrets,
     verification,
@@ -216,29 +214,6 @@ def _format_cosigners(witnesses: Sequence[verification.Cosigner]) -> Iterator[st
         yield escape_line(text)
     if len(witnesses) > _MAX_NAMED:
         yield f"cosigned: by {len(witnesses) - _MAX_NAMED} more"
-
-
-@audit.command("upgrade")
-@_DIRECTORY
-@click.option(
-    "--secret-key",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Secret key of the log: audit.key in the collector's state directory.",
-)
-def upgrade_command(directory: Path, secret_key: Path) -> None:
-    """Sign the housekeeping files of a log that an earlier version wrote.
-
-    Run it once, while no collector runs. It accepts the files as they are: verify the log before,
-    with the version that wrote it.
-    """
-    try:
-        size = housekeeping_upgrade.upgrade_housekeeping(
-            directory, signed_note.SecretKey.parse(secret_key.read_text())
-        )
-    except (ValueError, housekeeping_files.LogLockedError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"upgraded: {size} records, housekeeping files signed")
 
 
 @audit.command()

@@ -158,20 +158,18 @@ class Database:
             connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
             head_chain.begin_chain(connection, self._wall_ns())
             return
-        for table in self._tables.sorted_tables:
-            if table.name not in present:  # created by an earlier release
-                table.create(connection)
         version = connection.execute(
             sa.select(sa.func.max(schema.schema_version.c.version))
         ).scalar_one()
-        if not schema.migrate(connection, version):
+        if version != schema.VERSION:
             message = (
                 f"the ledger {self.name} has schema version {version}: expected {schema.VERSION}; fix:"
                 " run the version of Railscope that wrote it, or use another database"
             )
             raise LedgerError(message)
-        if head_chain.heads.name not in present:
-            head_chain.begin_chain(connection, self._wall_ns())
+        for table in self._tables.sorted_tables:
+            if table.name not in present:  # created by an earlier release
+                table.create(connection)
 
     def _missing_ledger(self) -> str:
         return f"no ledger in {self.name}: a collector creates it when it starts"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from collector.metering import measures
 from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.overlaps import Overlap
-from collector.metering.tiling import FORMER_UNCLAIMED, SlotState, TilingEntry
+from collector.metering.tiling import SlotState, TilingEntry
 from collector.metering.units import Tiling, Units, exact
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
@@ -25,7 +25,9 @@ CAPACITY_UNITS = 84_000
 """4 x lcm(840, 1000): MIG slices, 1/840, 1/1000, percents and 1/32 are whole."""
 MAX_CAPACITY_UNITS = 1 << 62
 ROUNDED_CAPACITY_UNITS = CAPACITY_UNITS << 40
-_NEW_OF_ENTRY = {"reason", "assumed", "counted"}
+_OPTIONAL_OF_ENTRY = {"reason", "assumed", "counted"}
+_ROOT_NAME_OF_UNCLAIMED = "rogue"
+"""Name of `SlotState.UNCLAIMED` in content roots."""
 
 
 class TilingError(ValueError):
@@ -43,8 +45,7 @@ class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     """A claim in force on the day: its span, rank and MIG profile, and its request.
 
     `requested` is capacity times time of the day, in GPU-nanoseconds, by tiling (compute, memory), as exact
-    fractions in text; empty if a shared claim requested no share. Ledgers of earlier releases contain only
-    start and profile.
+    fractions in text; empty if a shared claim requested no share.
     """
 
     id: str
@@ -125,7 +126,7 @@ def to_revision_units(value: Units, units: int) -> int:
 
 def from_revision_units(value: int, units: int) -> Units:
     """Convert a slot or size of a revision to the 840 of a GPU."""
-    return value if units == GPU_CAPACITY else exact(Fraction(value * GPU_CAPACITY, units))
+    return exact(Fraction(value * GPU_CAPACITY, units))
 
 
 def round_tiling(day_tiling: DayTiling) -> DayTiling:
@@ -177,6 +178,10 @@ def revision_root(day_tiling: DayTiling, units: int) -> str:
 def content_root(day_tiling: DayTiling) -> str:
     """Return SHA-256 in hex over the content, as ordered JSON: equal for equal contents only."""
     units = find_capacity_units(day_tiling)
+    overlaps = [
+        {**msgspec.structs.asdict(one), "units": to_revision_units(one.units, units)}
+        for one in sorted(day_tiling.overlaps)
+    ]
     content: tuple[Any, ...] = (
         day_tiling.sku,
         [_entry(entry, units) for entry in sort_entries(day_tiling.entries)],
@@ -184,14 +189,10 @@ def content_root(day_tiling: DayTiling) -> str:
             {"measure": one.measure, "share": _slots(msgspec.structs.asdict(one.share), units)}
             for one in sorted(day_tiling.shares)
         ],
-        [_claim(claim, units) for claim in sorted(day_tiling.claims)],
+        [_claim(claim) for claim in sorted(day_tiling.claims)],
+        units,
+        overlaps,
     )
-    if units != GPU_CAPACITY:
-        overlaps = [
-            {**msgspec.structs.asdict(one), "units": to_revision_units(one.units, units)}
-            for one in sorted(day_tiling.overlaps)
-        ]
-        content += (units, overlaps)
     if day_tiling.clock_suspect:
         content += ({"clock_suspect": sorted(day_tiling.clock_suspect)},)
     return sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()
@@ -203,18 +204,18 @@ def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
 
 
 def _entry(entry: TilingEntry, units: int) -> dict[str, Any]:
-    """Return the fields of an entry; fields that earlier releases did not have only if they are set."""
+    """Return the fields of an entry; optional ones only if they are set."""
     fields = _slots(msgspec.structs.asdict(entry), units)
     if entry.state is SlotState.UNCLAIMED:
-        fields["state"] = FORMER_UNCLAIMED
+        fields["state"] = _ROOT_NAME_OF_UNCLAIMED
     fields["counted"] = entry.counted and not entry.assumed  # an assumed entry is counted
-    return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
+    return {
+        name: value for name, value in fields.items() if name not in _OPTIONAL_OF_ENTRY or value
+    }
 
 
-def _claim(claim: HeldClaim, units: int) -> dict[str, Any]:
+def _claim(claim: HeldClaim) -> dict[str, Any]:
     fields = msgspec.structs.asdict(claim)
-    if units == GPU_CAPACITY:
-        return {name: fields[name] for name in ("id", "start_ns", "mig_profile")}
     return fields if fields["instance"] else {n: v for n, v in fields.items() if n != "instance"}
 
 

@@ -24,8 +24,6 @@ from sqlalchemy import BigInteger, Column, Connection, Row, Table, Text, func, s
 from collector.ledger import audit_outbox, schema
 from railscope.audit.record import RecordActor, RecordData
 
-ADOPTED = "adopted"
-"""Kind of the first item in a database that had rows before there were heads."""
 REMEDY = "fix: restore the newest database, or, if it is lost, run `railscope bill accept-copy`"
 _LOCK = 0x7261_696C_6865_6164
 _ROWS_AT_ONCE = 400
@@ -157,12 +155,8 @@ def database_id(connection: Connection) -> str:
 
 
 def begin_chain(connection: Connection, now_ns: int) -> None:
-    """Assign an identity to a database, and write one head over its existing rows."""
-    identity = secrets.token_hex(16)
-    _identify(connection, identity, now_ns, "", 0, "created")
-    found = [one for kind in schema.covered_tables for one in read_rows(connection, kind)]
-    if found:
-        append_head(connection, [HashedRow(ADOPTED, identity, "0" * 64), *found], now_ns)
+    """Assign an identity to a new database."""
+    _identify(connection, secrets.token_hex(16), now_ns, "", 0, "created")
 
 
 def accept_copy(connection: Connection, reason: str, actor: RecordActor, now_ns: int) -> str:

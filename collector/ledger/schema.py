@@ -1,9 +1,9 @@
-"""Tables of the ledger, and the migration of the ledgers of earlier releases in place.
+"""Tables of the ledger.
 
 Rows are only added, never changed; database triggers enforce this. A row belongs to one day. Slots
-are integers of the revision's capacity units (84,000, or more if claims hold other fractions; 840
-in ledgers of earlier releases). A GPU-day of 84,000 units is 7.3e18 cap-unit-nanoseconds, which is
-within 64 bits; larger products are not, and sums over many days are computed outside the database.
+are integers of the revision's capacity units (84,000, or more if claims hold other fractions). A
+GPU-day of 84,000 units is 7.3e18 cap-unit-nanoseconds, which is within 64 bits; larger products are
+not, and sums over many days are computed outside the database.
 
 Other packages declare tables of the same database on `metadata` in modules of their own, which
 `collector.tables` imports, and make them append-only.
@@ -266,93 +266,3 @@ for _table in (schema_version, revisions, entries, shares, claims, overlaps):
     make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):
     _run(metadata, "after_create", LEDGER_VIEW, _dialect)
-
-
-_ADDED = {
-    "ledger_revision": ("capacity_units BIGINT NOT NULL DEFAULT 840",),
-    "ledger_claim": (
-        "end_ns BIGINT",
-        "rank BIGINT",
-        "requested_compute TEXT NOT NULL DEFAULT ''",
-        "requested_memory TEXT NOT NULL DEFAULT ''",
-    ),
-}
-
-
-_REVIEW, _EXACT_UNITS = "billing_review", "exact_units"
-
-
-def migrate(connection: sa.Connection, version: int) -> bool:
-    """Migrate a ledger to this version; return False for an unsupported version.
-
-    Version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions keep their
-    slots: each revision states its capacity units, and 840 is the default. Version 3 did not store
-    the size of the MIG instance of a claim, version 4 no mark of revisions (`clock_suspect`), version
-    5 no undecided use of a fractional capacity (`exact_units`): these columns are empty in migrated
-    rows.
-    """
-    if version not in {2, 3, 4, 5}:
-        return version == VERSION
-    if version <= 4:  # noqa: PLR2004 - the schema version
-        _from_version_4_or_earlier(connection, version)
-    inspected = sa.inspect(connection)
-    if inspected.has_table(_REVIEW) and _EXACT_UNITS not in {
-        column["name"] for column in inspected.get_columns(_REVIEW)
-    }:
-        connection.execute(sa.text(f"ALTER TABLE {_REVIEW} ADD COLUMN {_EXACT_UNITS} TEXT"))
-    connection.execute(schema_version.insert().values(version=VERSION))
-    return True
-
-
-def _from_version_4_or_earlier(connection: sa.Connection, version: int) -> None:
-    connection.execute(sa.text("DROP VIEW IF EXISTS ledger"))
-    if version == 2:  # noqa: PLR2004 - the schema version
-        _from_version_2(connection)
-    if version <= 3:  # noqa: PLR2004 - the schema version
-        connection.execute(sa.text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
-    connection.execute(sa.text("ALTER TABLE ledger_revision ADD COLUMN clock_suspect TEXT"))
-    connection.execute(sa.text(LEDGER_VIEW))
-
-
-def _from_version_2(connection: sa.Connection) -> None:
-    """Add capacity units, finer slots, and the requests of claims."""
-    for table, columns in _ADDED.items():
-        for column in columns:
-            connection.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN {column}"))
-    if connection.dialect.name == "postgresql":
-        _alter(connection)
-    else:
-        _copy(connection)
-
-
-def _alter(connection: sa.Connection) -> None:
-    """Change columns and constraints in place (PostgreSQL)."""
-    statements = (
-        (
-            "ALTER TABLE ledger_entry DROP CONSTRAINT slots_exist, DROP CONSTRAINT quantity_is_exact,"
-            " ADD CONSTRAINT slots_exist CHECK (0 <= slot_lo AND slot_lo < slot_hi),"
-            " ALTER COLUMN qty_capns TYPE NUMERIC(60, 0),"
-            " ADD COLUMN reason TEXT NOT NULL DEFAULT '', ADD COLUMN placement TEXT NOT NULL DEFAULT ''"
-        ),
-        (
-            "ALTER TABLE ledger_share DROP CONSTRAINT slots_exist,"
-            " ADD CONSTRAINT slots_exist CHECK (0 <= slot_lo AND slot_lo < slot_hi)"
-        ),
-    )
-    for statement in statements:
-        connection.execute(sa.text(statement))
-
-
-def _copy(connection: sa.Connection) -> None:
-    """Copy the rows to new tables with all their values: SQLite cannot drop a constraint."""
-    for table in (entries, shares):
-        old = f"{table.name}_of_version_2"
-        connection.execute(sa.text(f"ALTER TABLE {table.name} RENAME TO {old}"))
-        for change in ("update", "delete"):
-            connection.execute(sa.text(f"DROP TRIGGER IF EXISTS {table.name}_no_{change}"))
-        table.create(connection)
-        present = {row[1] for row in connection.execute(sa.text(f"PRAGMA table_info({old})"))}
-        columns = ", ".join(column.name for column in table.columns if column.name in present)
-        copied = f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM {old}"  # noqa: S608 - names of our own tables
-        connection.execute(sa.text(copied))
-        connection.execute(sa.text(f"DROP TABLE {old}"))

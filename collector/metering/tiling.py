@@ -18,9 +18,6 @@ from collector.metering import evidence, holders, timeline, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
-FORMER_UNCLAIMED = "rogue"
-"""Former name of `SlotState.UNCLAIMED`; content roots of ledger revisions still cover this name."""
-
 
 class SlotState(StrEnum):
     """State of a slot at a time."""
@@ -38,11 +35,6 @@ class SlotState(StrEnum):
     UNCLAIMED = "unclaimed"
     """Used without a claim."""
     UNKNOWN = "unknown"
-
-    @classmethod
-    def _missing_(cls, value: object) -> SlotState | None:
-        """Return the state by its former name, which ledgers of earlier versions contain."""
-        return cls.UNCLAIMED if value == FORMER_UNCLAIMED else None
 
 
 HELD = (SlotState.OBSERVED, SlotState.INFERRED)

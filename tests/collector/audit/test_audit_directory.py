@@ -9,9 +9,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, NOON_NS, audit_log, record, running
 
@@ -25,7 +23,6 @@ from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
 from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
-from railscope.cli import root
 
 RUNS = (300, 290)
 TAIL = 5
@@ -316,44 +313,19 @@ async def test_a_running_writer_finds_that_its_files_were_replaced(tmp_path: Pat
     assert "file replaced or changed during a write" in await swapped(tmp_path / "log", older)
 
 
-# Logs of earlier versions ------------------------------------------------------------------------
+# Unsigned files ----------------------------------------------------------------------------------
 
 
-def as_earlier_versions_wrote(directory: Path) -> None:
-    path = directory / "acknowledged"
-    count = read_acknowledgement(path, path.read_bytes(), KEY.public).count
-    path.write_bytes(b"%020d" % count)
-    (directory / "epoch").write_bytes(b"3\n")
-    body = (directory / "witnesses").read_bytes().split(b"\n")[0]
-    (directory / "witnesses").write_bytes(body)
-
-
-def test_a_log_of_an_earlier_version_is_upgraded_once_by_a_person(
-    good: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "content"), [("epoch", b"3\n"), ("acknowledged", b"%020d" % 7), ("epoch", b"{}")]
+)
+def test_an_unsigned_housekeeping_file_is_not_accepted(
+    good: Path, tmp_path: Path, name: str, content: bytes
 ) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
-    as_earlier_versions_wrote(directory)
-    with pytest.raises(AuditError, match="run `railscope audit upgrade` once"):
+    (directory / name).write_bytes(content)
+    with pytest.raises(AuditError) as caught:
         audit_log(directory).open()
-    (tmp_path / "audit.key").write_text(KEY.secret_text())
-    arguments = ["audit", "upgrade", str(directory), "--secret-key", str(tmp_path / "audit.key")]
-    result = CliRunner().invoke(root, arguments)
-    assert (result.exit_code, "upgraded" in result.output) == (0, True)
-    assert outcome(directory) == (VerifyOutcome.CONSISTENT, "")
-    log = audit_log(directory)
-    log.open()
-    assert (log.lost, log.damage) == (0, [])
-    log.close()
-    again = CliRunner().invoke(root, arguments)
-    assert (again.exit_code, "expected the number" in again.output) == (1, True)
-
-
-def test_an_upgrade_signs_nothing_where_records_are_missing(good: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(good, tmp_path / "log")
-    as_earlier_versions_wrote(directory)
-    (directory / "acknowledged").write_bytes(b"%020d" % 10**6)
-    (tmp_path / "audit.key").write_text(KEY.secret_text())
-    arguments = ["audit", "upgrade", str(directory), "--secret-key", str(tmp_path / "audit.key")]
-    result = CliRunner().invoke(root, arguments)
-    assert (result.exit_code, "find the cause of the loss" in result.output) == (1, True)
-    assert msgspec.json.decode((directory / "witnesses").read_bytes()) != {}
+    assert str(directory / name) in str(caught.value)
+    assert repr(content) in str(caught.value)
+    assert "; fix: restore the directory from a backup" in str(caught.value)

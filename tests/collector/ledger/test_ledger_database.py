@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 
+import msgspec
 import pytest
-from days import DAY, held, metered
-from sqlalchemy import create_engine, text
+from days import DAY, START, held, metered
+from sqlalchemy import create_engine, inspect, text
 from support.metered import revision_of
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_store import Ledger
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.evidence import ClockDoubt
 from collector.tables import metadata
 
 
@@ -65,15 +68,26 @@ def test_another_kind_of_database():
     assert "hunter2" not in str(caught.value)
 
 
-def test_another_schema_version_is_refused_and_left_alone(url):
+@pytest.mark.parametrize("version", [2, 5, 9])
+def test_another_schema_version_is_refused_and_left_alone(url, version):
     Ledger.open(url, metadata).close()
-    database = Database(url, metadata)
-    with database.transaction(writes=True) as connection:
-        connection.execute(text("INSERT INTO ledger_schema VALUES (9)"))
-    database.close()
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    change = (
+        "ALTER TABLE ledger_schema DISABLE TRIGGER USER"
+        if engine.dialect.name == "postgresql"
+        else "DROP TRIGGER ledger_schema_no_update"
+    )
+    with engine.begin() as connection:
+        connection.execute(text(change))
+        connection.execute(text("UPDATE ledger_schema SET version = :v"), {"v": version})
+        connection.execute(text("DROP TABLE ledger_stop"))
     for _ in range(2):
-        with pytest.raises(LedgerError, match="schema version 9: expected 6"):
+        message = f"schema version {version}: expected 6; fix: run the version of Railscope that"
+        with pytest.raises(LedgerError, match=message):
             Ledger.open(url, metadata)
+    with engine.begin() as connection:
+        assert not inspect(connection).has_table("ledger_stop"), "nothing was created"
+    engine.dispose()
 
 
 def test_a_database_with_tables_of_others_is_refused(url):
@@ -103,4 +117,43 @@ def test_a_database_that_takes_no_more_writes(tmp_path):
     with pytest.raises(LedgerError, match=r"readonly database; fix: check that its directory"):
         ledger.write(metered(held("GPU-0", "red")))
     assert revision_of(ledger, "GPU-0", DAY) is None
+    ledger.close()
+
+
+def test_a_mark_alone_makes_a_revision(url):
+    ledger = Ledger.open(url, metadata)
+    unmarked = metered(held("GPU-0", "red"))
+    ledger.write(unmarked)
+    key = GpuDay("GPU-0", DAY)
+    assert ledger.clock_suspect({key: 1}) == {}
+    doubts = (ClockDoubt(START, -5), ClockDoubt(START + 1))
+    assert ledger.write(msgspec.structs.replace(unmarked, clock_suspect=doubts[::-1])).revision == 2
+    assert revision_of(ledger, *key).tiling.clock_suspect == doubts
+    assert ledger.clock_suspect({key: 2}) == {key: doubts}
+    with ledger.database.transaction() as connection:
+        marks = connection.execute(text("SELECT revision, clock_suspect FROM ledger")).all()
+    assert set(marks) == {
+        (1, None),
+        (2, f'[{{"since_ns":{START},"delta_ns":-5}},{{"since_ns":{START + 1},"delta_ns":0}}]'),
+    }
+    ledger.close()
+
+
+@pytest.mark.parametrize("mark", ["", "5", '[{"since_ns":1.5}]', '[{"since_ns":7,"delta_ns":7}]'])
+def test_a_mark_that_was_altered_is_reported(url, mark):
+    ledger = Ledger.open(url, metadata)
+    doubts = (ClockDoubt(START, 7),)
+    ledger.write(msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts))
+    with ledger.database.transaction(writes=True) as connection:
+        off = (
+            "ALTER TABLE ledger_revision DISABLE TRIGGER USER"
+            if connection.dialect.name == "postgresql"
+            else "DROP TRIGGER ledger_revision_no_update"
+        )
+        connection.execute(text(off))
+        connection.execute(text("UPDATE ledger_revision SET clock_suspect = :mark"), {"mark": mark})
+    with pytest.raises(
+        LedgerError, match=r"revision 1 of GPU-0 .* (does not match what was written|invalid)"
+    ):
+        revision_of(ledger, "GPU-0", DAY)
     ledger.close()
