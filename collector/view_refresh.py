@@ -25,6 +25,8 @@ from railscope.timestamps import SECOND_NS
 
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
+_ROWS_PER_SLICE = 128
+"""Rows of a block after which other tasks get a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,16 @@ class ViewRefresher:
             await self.positions.refresh(turns.offer)
         gathered = GatheredReadings()
         for block in self.core.fleet.blocks():
-            rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
-            reduced = reduce_rows(block, rows)
-            if reduced:
-                rollups.add(reduced)
             table = self.positions.find(block) if account else None
-            if table:
-                gathered.add(table, self.positions.select_unchanged(block, rows))
-            await turns.offer()
+            fresh_rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
+            for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
+                rows = fresh_rows[start : start + _ROWS_PER_SLICE]
+                reduced = reduce_rows(block, rows)
+                if reduced:
+                    rollups.add(reduced)
+                if table:
+                    gathered.add(table, self.positions.select_unchanged(block, rows))
+                await turns.offer()
         tables = {scope: await _yield_slices(rollups.cells(scope)) for scope in _SUMMED}
         fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)
         nodes = await _yield_slices(self._nodes(fresh_nodes, now_ns, fresh_from_ns))

@@ -42,6 +42,20 @@ def columns_of(wire: WireSchema) -> Iterator[tuple[int, WireGroup, int]]:
     return ((column, group, member) for column, (group, member) in enumerate(members))
 
 
+def is_of_jobs(metric: Metric, entity: WireEntity) -> bool:
+    """True if the views of jobs read the columns of a metric and an entity."""
+    if entity.kind != metric.about.name:
+        return False
+    return metric in BY_JOB or (metric, part_of_key(entity)) in _COMPARED
+
+
+def has_rate(metric: Metric, entity: WireEntity) -> bool:
+    """True if a view reads the rate of a counter."""
+    if metric.kind is not MetricKind.COUNTER or entity.kind != metric.about.name:
+        return False
+    return bool(metric.rollups) or is_of_jobs(metric, entity)
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnOwner:
     """Owner of a column: a GPU by its UUID, or the GPU on a rail of the node."""
@@ -59,7 +73,7 @@ class JobColumns:
     owners: tuple[ColumnOwner, ...]
     owner_of: Positions
     counters: Positions
-    """Indices of counters in `columns`; `rates` has their positions among all counters."""
+    """Indices of counters in `columns`; `rates` has their positions among the counters with rates."""
     rates: Positions
 
     def positions(
@@ -80,15 +94,14 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
     rows: list[tuple[int, ColumnKey, int, int]] = []
     counters = -1
     for column, group, member in columns_of(wire):
-        metric = METRICS.get(group.metric)
-        counts = metric is not None and metric.kind is MetricKind.COUNTER
+        metric, entity = METRICS.get(group.metric), wire.entities[member]
+        if metric is None:
+            continue
+        counts = has_rate(metric, entity)
         counters += counts
-        entity = wire.entities[member]
-        if metric is None or entity.kind != metric.about.name:
+        if not is_of_jobs(metric, entity):
             continue
         key = metric, part_of_key(entity)
-        if metric not in BY_JOB and key not in _COMPARED:
-            continue
         is_gpu = KINDS[entity.kind].whole is GPU_ENTITY
         rail = NO_RAIL if is_gpu else entity_rails[member]
         if is_gpu or rail != NO_RAIL:

@@ -31,10 +31,11 @@ from collector.fleet.schema_columns import (
     columns_of,
     find_device_columns,
     find_metered_columns,
+    has_rate,
     job_columns,
 )
 from railscope import catalog, device_names, durable_files, wire as wire_format
-from railscope.catalog.declare import Metric, MetricKind
+from railscope.catalog.declare import Metric
 
 MAX_GPUS = 256
 GPU_KIND = "gpu"
@@ -49,7 +50,8 @@ class SchemaLayout:
 
     `order` lists the columns that roll up, cell by cell; `starts` the start of each cell in it;
     `keys` the metric and part of each run of cells, `key_starts` the start of each run among the
-    cells; `cell_rails` the rail of each cell.
+    cells; `cell_rails` the rail of each cell. `counters` lists the counters with rates that views
+    read; `rated` their positions in `order`, and `rates` the counter of each of these.
     """
 
     stream: str
@@ -57,6 +59,8 @@ class SchemaLayout:
     counters: Positions
     narrow: npt.NDArray[np.bool_]
     order: Positions
+    rated: Positions
+    rates: Positions
     starts: Positions
     cell_rails: npt.NDArray[np.int64]
     keys: tuple[CellKey, ...]
@@ -109,7 +113,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         for member in group.entities:
             column += 1
             entity = schema.entities[member]
-            if metric and metric.kind is MetricKind.COUNTER:
+            if metric and has_rate(metric, entity):
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             if metric and metric.rollups and entity.kind == metric.about.name:
@@ -131,12 +135,16 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
             starts.append(position)
             cell_rails.append(rail)
         previous = (number, part, rail)
+    positions = {column: number for number, column in enumerate(counters)}
+    rated = [(n, positions[column]) for n, (*_, column) in enumerate(cells) if column in positions]
     return SchemaLayout(
         schema.stream,
         column + 1,
         np.array(counters, np.intp),
         np.array(narrow, np.bool_),
         np.array([column for *_, column in cells], np.intp),
+        np.array([position for position, _ in rated], np.intp),
+        np.array([counter for _, counter in rated], np.intp),
         np.array(starts, np.intp),
         np.array(cell_rails, np.int64),
         tuple(keys),

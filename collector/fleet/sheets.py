@@ -83,23 +83,21 @@ def first_rows(batches: Sequence[Batch], columns: int) -> Integers:
 def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
     """Return the values of the last row of each batch, without computing those between."""
     last = first.copy()
-    # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
-    sums = [
-        np.einsum("ij->i", np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1))
-        for batch in batches
-        if batch.steps
-    ]
-    if sums:
-        bits = b"".join(
-            [batch.changed if batch.steps else bytes(len(batch.changed)) for batch in batches]
-        )
+    columns = first.shape[1]
+    for rows in {batch.rows for batch in batches if batch.steps}:
+        numbers = [n for n, batch in enumerate(batches) if batch.steps and batch.rows == rows]
+        bits = np.frombuffer(b"".join([batches[n].changed for n in numbers]), np.uint8)
         changed = np.unpackbits(
-            np.frombuffer(bits, np.uint8).reshape(len(batches), -1),
-            axis=1,
-            count=first.shape[1],
-            bitorder="little",
+            bits.reshape(len(numbers), -1), axis=1, count=columns, bitorder="little"
         )
-        last.reshape(-1)[np.flatnonzero(changed)] += np.concatenate(sums)
+        steps = np.frombuffer(b"".join([batches[n].steps for n in numbers]), "<i8")
+        # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
+        sums = np.einsum("ij->i", steps.reshape(-1, rows - 1))
+        if len(numbers) == len(batches):
+            last.reshape(-1)[np.flatnonzero(changed)] += sums
+        else:
+            row, column = np.nonzero(changed)
+            last[np.array(numbers)[row], column] += sums
     return last
 
 
@@ -146,7 +144,8 @@ def reasons_of(batch: Batch, row: int, columns: int) -> Codes:
     return codes if len(codes) == columns else codes[row * columns : (row + 1) * columns]
 
 
-BLOCK_ROWS = 64
+BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 1024
+"""Rows of the first block of a layout, and of a large one: a block is as large as all before it."""
 MAX_WAITING, MAX_WAITING_BYTES = 32, 4 << 20
 """Maximum pending batches of one layout: more cost memory and save no time."""
 _WAITING_SHARE = 8
@@ -158,22 +157,21 @@ Rates: TypeAlias = npt.NDArray[np.float64]
 
 
 class SheetBlock:
-    """A group of rows of one layout. `rates` holds the rate of each counter, NaN for none."""
+    """A group of rows of one layout. `rates` holds the rate of each counter of views, NaN for none."""
 
-    def __init__(self, sheet: LayoutSheet) -> None:
+    def __init__(self, sheet: LayoutSheet, rows: int) -> None:
         layout = sheet.layout
         self.layout = layout
-        self.instants_ns = np.zeros(BLOCK_ROWS, np.int64)
-        self.lasts_ns = np.zeros(BLOCK_ROWS, np.int64)
+        self.instants_ns = np.zeros(rows, np.int64)
+        self.lasts_ns = np.zeros(rows, np.int64)
         """Freshness limit of the frame of a slow stream, by the stream's period."""
-        self.nodes: list[str | None] = [None] * BLOCK_ROWS
-        self.all_read = [True] * BLOCK_ROWS
-        """True for a row without absence reasons, pending batches not included."""
+        self.nodes: list[str | None] = [None] * rows
         self._sheet = sheet
-        self._values = np.zeros((BLOCK_ROWS, layout.columns), np.int64)
-        self._reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
         # Zeros take no memory until they are written; an unused row is not read.
-        self._rates = np.zeros((BLOCK_ROWS, len(layout.counters)), np.float32)
+        self._values = np.zeros((rows, layout.columns), np.int64)
+        self._rates = np.zeros((rows, len(layout.counters)), np.float32)
+        self._reasons: Codes | None = None
+        """None while no value of any row is absent."""
 
     @property
     def values(self) -> Integers:
@@ -182,8 +180,8 @@ class SheetBlock:
         return self._values
 
     @property
-    def reasons(self) -> Codes:
-        """Return the absence reasons, PRESENT for a value; shape (rows, columns)."""
+    def reasons(self) -> Codes | None:
+        """Return the absence reasons, PRESENT for a value; None if no value is absent in any row."""
         self._sheet.settle()
         return self._reasons
 
@@ -193,23 +191,27 @@ class SheetBlock:
         self._sheet.settle()
         return self._rates
 
+    def reasons_of(self, index: int) -> Codes:
+        """Return the absence reasons of one row."""
+        reasons = self.reasons
+        return np.zeros(self.layout.columns, np.uint8) if reasons is None else reasons[index]
+
     def begin(self, index: int) -> None:
         """Initialize a row: it has no rates yet."""
         self._rates[index] = np.nan
 
-    def held(self, index: int) -> tuple[Integers, Codes]:
-        """Return values and reasons of a row, pending batches not included."""
-        return self._values[index], self._reasons[index]
+    def counters_at(self, rows: Positions) -> tuple[Integers, Codes | None]:
+        """Return values and reasons of the counters of rows, pending batches not included."""
+        cells = rows[:, np.newaxis], self.layout.counters
+        return self._values[cells], None if self._reasons is None else self._reasons[cells]
 
-    def write(self, index: int, values: Integers, codes: Codes | None, rates: Rates) -> None:
-        """Write a row; `codes` is None if no value is absent."""
-        self._values[index], self._rates[index] = values, rates
-        if codes is not None:
-            self._reasons[index] = codes
-            self.all_read[index] = False
-        elif not self.all_read[index]:
-            self._reasons[index] = PRESENT
-            self.all_read[index] = True
+    def write(self, rows: Positions, values: Integers, codes: Codes | None, rates: Rates) -> None:
+        """Write rows; `codes` is None if no value is absent."""
+        self._values[rows], self._rates[rows] = values, rates
+        if codes is not None and self._reasons is None:
+            self._reasons = np.zeros(self._values.shape, np.uint8)
+        if self._reasons is not None:
+            self._reasons[rows] = PRESENT if codes is None else codes
 
 
 class PendingBatch(NamedTuple):
@@ -226,28 +228,25 @@ class PendingBatch(NamedTuple):
 
 @dataclass(slots=True)
 class LayoutSheet:
-    """The rows of one layout, in blocks, so that a long computation can yield between them."""
+    """The rows of one layout, in blocks."""
 
     layout: SchemaLayout
     blocks: list[SheetBlock] = field(default_factory=list)
+    rows: int = 0
+    """Number of rows in use."""
     _free: list[tuple[SheetBlock, int]] = field(default_factory=list)
-    _waiting: list[PendingBatch] = field(default_factory=list)
-    _rows_waiting: set[tuple[int, int]] = field(default_factory=set)
+    _waiting: dict[tuple[int, int], PendingBatch] = field(default_factory=dict)
     _bytes_waiting: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows in use."""
-        return len(self.blocks) * BLOCK_ROWS - len(self._free)
 
     def take(self) -> tuple[SheetBlock, int]:
         """Return a free row."""
         if not self._free:
-            block = SheetBlock(self)
+            block = SheetBlock(self, min(max(BLOCK_ROWS, self.rows), MAX_BLOCK_ROWS))
             self.blocks.append(block)
-            self._free.extend((block, index) for index in reversed(range(BLOCK_ROWS)))
+            self._free.extend((block, index) for index in reversed(range(len(block.nodes))))
         block, index = self._free.pop()
         block.begin(index)
+        self.rows += 1
         return block, index
 
     def release(self, block: SheetBlock, index: int) -> None:
@@ -256,14 +255,14 @@ class LayoutSheet:
         block.nodes[index] = None
         block.instants_ns[index] = block.lasts_ns[index] = 0
         self._free.append((block, index))
+        self.rows -= 1
 
     def put(self, pending: PendingBatch) -> None:
         """Write a batch into a row, now or before the next read."""
         row = id(pending.block), pending.row
-        if row in self._rows_waiting:
+        if row in self._waiting:
             self.settle()
-        self._waiting.append(pending)
-        self._rows_waiting.add(row)
+        self._waiting[row] = pending
         self._bytes_waiting += len(pending.batch.base) + len(pending.batch.steps)
         many = len(self._waiting) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
         if many or self._bytes_waiting >= MAX_WAITING_BYTES:
@@ -273,8 +272,7 @@ class LayoutSheet:
         """Write all pending batches. Those that cannot be written are not retried."""
         if not self._waiting:
             return
-        pending, self._waiting = self._waiting, []
-        self._rows_waiting.clear()
+        pending, self._waiting = list(self._waiting.values()), {}
         self._bytes_waiting = 0
         self._settle(pending)
 
@@ -283,46 +281,79 @@ class LayoutSheet:
         first = first_rows(batches, self.layout.columns)
         last = last_rows(batches, first)
         codes = codes_of_last_rows(batches, self.layout.columns)
-        rates = self._rates(pending, first, last)
-        self._unrate(pending, codes, rates)
-        for number, entry in enumerate(pending):
-            code = codes[number] if codes is not None and entry.batch.reasons else None
-            entry.block.write(entry.row, last[number], code, rates[number])
+        places = _places(pending)
+        rates = self._rates(pending, places, first, last)
+        if codes is not None:
+            rates[codes.take(self.layout.counters, axis=1) != PRESENT] = np.nan
+        for block, numbers, rows in places:
+            block.write(
+                rows, last[numbers], None if codes is None else codes[numbers], rates[numbers]
+            )
 
-    def _rates(self, pending: Sequence[PendingBatch], first: Integers, last: Integers) -> Rates:
+    def _rates(
+        self,
+        pending: Sequence[PendingBatch],
+        places: Sequence[_Places],
+        first: Integers,
+        last: Integers,
+    ) -> Rates:
         """Return rates of the counters relative to the row's content, or else to the batch's first row."""
         counters = self.layout.counters
         before, after = first.take(counters, axis=1), last.take(counters, axis=1)
-        elapsed_ns = np.empty((len(pending), 1))
-        for number, entry in enumerate(pending):
-            boot_ns = entry.batch.boot_ns
-            elapsed_ns[number] = boot_ns[-1] - (entry.since_ns or boot_ns[0])
-            if entry.since_ns:
-                before[number] = entry.block.held(entry.row)[0].take(counters)
-        elapsed_ns[elapsed_ns <= 0] = np.nan
-        per_second = _NS / elapsed_ns
+        since_ns = np.array([entry.since_ns or entry.batch.boot_ns[0] for entry in pending])
+        elapsed_ns = np.array([entry.batch.boot_ns[-1] for entry in pending]) - since_ns
+        per_second = np.full(len(pending), np.nan)
+        np.divide(_NS, elapsed_ns, out=per_second, where=elapsed_ns > 0)
+        unknown = self._write_bases(pending, places, before)
         steps = after - before
-        rates: Rates = steps * per_second
+        rates: Rates = steps * per_second[:, np.newaxis]
         fell = np.flatnonzero((steps < 0).any(axis=1))
         if len(fell):
             resumed = np.array([[pending[number].resumed] for number in fell.tolist()])
             increments = increase(before[fell], after[fell], self.layout.narrow & resumed)
-            rates[fell] = increments * per_second[fell]
+            rates[fell] = increments * per_second[fell, np.newaxis]
+        for numbers, codes in unknown:
+            rates[numbers] = np.where(codes == PRESENT, rates[numbers], np.nan)
         return rates
 
-    def _unrate(self, pending: Sequence[PendingBatch], codes: Codes | None, rates: Rates) -> None:
-        """Remove the rates of counters without a value, now or at their base."""
-        counters = self.layout.counters
-        if codes is not None:
-            rates[codes.take(counters, axis=1) != PRESENT] = np.nan
+    def _write_bases(
+        self, pending: Sequence[PendingBatch], places: Sequence[_Places], before: Integers
+    ) -> list[tuple[Positions, Codes]]:
+        """Write the content of rows into `before`, from which their counters continue.
+
+        Return the reasons of the counters at the bases that have any.
+        """
+        found = []
+        is_continued = np.array([entry.since_ns > 0 for entry in pending])
+        for block, numbers, rows in places:
+            chosen = is_continued[numbers]
+            before[numbers[chosen]], codes = block.counters_at(rows[chosen])
+            if codes is not None:
+                found.append((numbers[chosen], codes))
         for number, entry in enumerate(pending):
-            if entry.since_ns and not entry.block.all_read[entry.row]:
-                _, base = entry.block.held(entry.row)
-            elif entry.batch.reasons and not entry.since_ns:
-                base = reasons_of(entry.batch, 0, self.layout.columns)
-            else:
-                continue
-            rates[number, base.take(counters) != PRESENT] = np.nan
+            if entry.batch.reasons and not entry.since_ns:
+                codes = reasons_of(entry.batch, 0, self.layout.columns)
+                found.append((np.array([number]), codes[np.newaxis, self.layout.counters]))
+        return found
+
+
+_Places: TypeAlias = tuple[SheetBlock, Positions, Positions]
+"""A block, the numbers of the pending batches for it, and their rows."""
+
+
+def _places(pending: Sequence[PendingBatch]) -> list[_Places]:
+    """Group pending batches by block."""
+    found: dict[int, list[int]] = {}
+    for number, entry in enumerate(pending):
+        found.setdefault(id(entry.block), []).append(number)
+    return [
+        (
+            pending[numbers[0]].block,
+            np.array(numbers, np.intp),
+            np.array([pending[number].row for number in numbers], np.intp),
+        )
+        for numbers in found.values()
+    ]
 
 
 def increase(before: Integers, after: Integers, resumed: npt.NDArray[np.bool_]) -> Rates:

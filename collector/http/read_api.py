@@ -302,7 +302,7 @@ class ViewApi:
         """Return the latest frame of a source, reading by reading, converted to units."""
         schema = self.core.schemas.read(row.schema)
         values = row.block.values[row.index].tolist()
-        codes = np.asarray(row.block.reasons[row.index]).tolist()
+        codes = row.block.reasons_of(row.index).tolist()
         readings = []
         devices = [self.core.names_of(node, entity) for entity in schema.entities]
         for column, group, member in schema_columns.columns_of(schema):

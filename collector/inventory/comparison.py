@@ -252,7 +252,7 @@ class _FreshDevices:
         row = self._row(node, stream)
         schema = self._core.schemas.get(row.schema) if row else None
         if row and schema:
-            return schema.showing.devices.states(row.block.reasons[row.index])
+            return schema.showing.devices.states(row.block.reasons_of(row.index))
         if agent and self._found_nothing(agent, stream):
             return schema_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"
@@ -261,7 +261,7 @@ class _FreshDevices:
         """True if the agent reports that a source has no device on the node."""
         schema = self._core.schemas.get(agent.schema)
         column = schema.showing.states.get(source) if schema else None
-        if column is None or agent.block.reasons[agent.index, column] != PRESENT:
+        if column is None or agent.block.reasons_of(agent.index)[column] != PRESENT:
             return False
         return int(agent.block.values[agent.index, column]) == schema_columns.UNSUPPORTED
 

@@ -50,12 +50,14 @@ def reduce_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> Reduced
     layout = block.layout
     if not len(rows) or not len(layout.order):
         return None
-    values = block.values[rows].astype(np.float64)
-    present = block.reasons[rows] == PRESENT
-    if len(layout.counters):
-        values[:, layout.counters] = block.rates[rows]
-        present[:, layout.counters] &= ~np.isnan(block.rates[rows])
-    values, present = values[:, layout.order], present[:, layout.order]
+    cells = rows[:, np.newaxis], layout.order
+    values = block.values[cells].astype(np.float64)
+    reasons = block.reasons
+    present = np.ones(values.shape, np.bool_) if reasons is None else reasons[cells] == PRESENT
+    if len(layout.rated):
+        rates = block.rates[rows[:, np.newaxis], layout.rates]
+        values[:, layout.rated] = rates
+        present[:, layout.rated] &= ~np.isnan(rates)
     amounts: tuple[npt.ArrayLike, ...] = (values, 1.0, values, values)
     columns = (
         reducer.reduceat(np.where(present, amount, empty), layout.starts, axis=1)

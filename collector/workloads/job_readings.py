@@ -86,7 +86,9 @@ class FleetPositions:
                 continue
             table = self._tables.get(id(row.block))
             if table is None:
-                free = np.full((sheets.BLOCK_ROWS, len(known.jobs.columns)), NO_POSITION, np.int32)
+                free = np.full(
+                    (len(row.block.nodes), len(known.jobs.columns)), NO_POSITION, np.int32
+                )
                 table = self._tables[id(row.block)] = PositionTable(row.block, known.jobs, free)
             table.positions[row.index] = known.jobs.positions(by_gpu, by_rail, NO_POSITION)
 
@@ -142,7 +144,8 @@ class GatheredReadings:
         positions = table.positions[rows]
         cells = np.ix_(rows, columns.columns)
         values = block.values[cells].astype(np.float64)
-        reasons = block.reasons[cells]
+        codes = block.reasons
+        reasons = np.zeros(values.shape, np.uint8) if codes is None else codes[cells]
         if len(columns.counters):
             rates = block.rates[np.ix_(rows, columns.rates)]
             values[:, columns.counters] = rates

@@ -25,6 +25,7 @@ from collector.account.live_account import LiveAccount
 from collector.config import LedgerSettings
 from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.fleet.sheets import PendingBatch
 from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import ROUTES, RequestAuthorizer, make_application
 from collector.http.read_api import CollectorMetrics, ViewApi
@@ -32,6 +33,7 @@ from collector.view_refresh import CollectorViews, ViewRefresher
 from collector.views.rollups import Rollups, reduce_rows
 from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.settings import SettingsError
+from railscope.wire import Batch
 
 CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 
@@ -194,7 +196,9 @@ async def test_a_reading_without_a_valid_scale_is_absent(tmp_path: Path):
     async with filled(tmp_path) as one:
         core = one.collector.core
         row = core.fleet.nodes["n1"].rows["gpu"]
-        row.block.reasons[row.index][0] = 77
+        reasons = bytes([77, *bytes(row.block.layout.columns - 1)])
+        last = Batch("gpu", row.schema, 9, (9,), (row.boot_ns,), bytes(48), bytes(1), b"", reasons)
+        row.sheet.put(PendingBatch(row.block, row.index, last, 0, resumed=False))
         whole = core.schemas.read(row.schema)
         broken = msgspec.structs.replace(whole.groups[-1], scale=(1, 0))
         schema = msgspec.structs.replace(whole, groups=(*whole.groups[:-1], broken))

@@ -313,8 +313,12 @@ def rows_of(fleet: Fleet) -> dict[str, list[list[float]]]:
     places = {name: node.rows["test"] for name, node in fleet.nodes.items()}
     return {
         name: [
-            table[place.index].tolist()
-            for table in (place.block.values, place.block.reasons, place.block.rates)
+            row.tolist()
+            for row in (
+                place.block.values[place.index],
+                place.block.reasons_of(place.index),
+                place.block.rates[place.index],
+            )
         ]
         for name, place in places.items()
     }
@@ -424,7 +428,7 @@ def test_what_was_not_there_and_comes_back_has_a_rate_from_its_second_reading_on
         )
         rates.append(energy_rate(fleet))
         place = fleet.nodes["n"].rows["test"]
-        assert place.block.reasons[place.index].tolist() == list(reasons or [0] * WIDTH)
+        assert place.block.reasons_of(place.index).tolist() == list(reasons or [0] * WIDTH)
     np.testing.assert_equal(rates, [math.nan, math.nan, math.nan, 100.0])
 
 
