@@ -1,4 +1,7 @@
-"""Sampler: reads every source at its period, on its family's thread, with a deadline.
+"""Sampler: reads every source at its period, on a thread, with a deadline.
+
+The sources of one driver are a family: never two of them are read at once. Families that are due together
+share a thread (agent/sampling/read_threads.py).
 
 A call that does not return is left to its thread, and the family continues with a new one: only the device
 of that call has no values, for the reason `timeout` (agent/sampling/hang_guard.py).
@@ -14,20 +17,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent.host import Clock, Host
 from agent.sampling.governor import BudgetKeeper
-from agent.sampling.hang_guard import CallTime, DeviceThread, GuardedHost, HungCalls
-from agent.sampling.source import Source
+from agent.sampling.hang_guard import CallTime, GuardedHost, HungCalls
+from agent.sampling.read_threads import TURN_SECONDS, FamilyThread, ReadThreads
+from agent.sampling.source import Source, is_in_memory, source_stage
 from agent.sampling.source_reader import REPROBE_NS, ReadOutcome, SourceReader
 from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from railscope.frame import Event, Frame, FrameOrigin, NodeTimestamp
 from railscope.timestamps import SECOND_NS
 
-TURN_SECONDS = 0.05
 PROMPT_SECONDS = 0.5
 """Sources with a shorter period do not wait for a turn: windows would end late, or be missed."""
 END_SECONDS = 1.0
@@ -105,27 +108,31 @@ class _FamilyReads:
 class _DeviceFamily:
     """Sources of one driver, their thread, and the reads that have not returned."""
 
-    name: str
     guard: GuardedHost
+    thread: FamilyThread
     members: list[_FamilyMember] = field(default_factory=list)
     pending: tuple[asyncio.Future[None], _FamilyReads] | None = None
-    thread: DeviceThread = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Start the thread."""
-        self.thread = DeviceThread(self.name)
+    def add_member(self, member: _FamilyMember) -> None:
+        """Add a source; reads of a family with a short period do not wait for other families."""
+        self.members.append(member)
+        self.thread.is_prompt |= member.status.source.period_seconds < PROMPT_SECONDS
 
     @property
-    def is_prompt(self) -> bool:
-        """True if its reads do not wait for a turn."""
-        return any(m.status.source.period_seconds < PROMPT_SECONDS for m in self.members)
+    def stage(self) -> int:
+        """Stage of its sources."""
+        return max(source_stage(member.status.source) for member in self.members)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if its sources need no thread."""
+        return all(is_in_memory(member.status.source) for member in self.members)
 
     def leave_hung_call(self, limit_seconds: float) -> bool:
         """Continue with a new thread if the present one is stuck in a call; return True if it was."""
         if self.guard.running_seconds < limit_seconds or self.guard.abandon() is None:
             return False
-        self.thread.stop()
-        self.thread = DeviceThread(self.name)
+        self.thread.replace()
         self.forget_plans()
         return True
 
@@ -138,18 +145,6 @@ class _DeviceFamily:
         """Release the resources of the sources; on their thread, where a read may still be running."""
         for member in self.members:
             member.reader.close()
-
-
-async def _close_families(families: Sequence[_DeviceFamily]) -> None:
-    """Release the resources of all sources, so that another sampler may use them.
-
-    A stuck thread is not waited for: it releases its resources if it ever returns.
-    """
-    closing = [family.thread.submit(family.close) for family in families]
-    for family in families:
-        family.thread.stop()
-    if closing:
-        await asyncio.wait(closing, timeout=END_SECONDS)
 
 
 @dataclass(slots=True)
@@ -171,7 +166,10 @@ class Sampler:
     call_time: CallTime = field(default_factory=CallTime)
     reprobe_ns: int = REPROBE_NS
     _grader: SourceGrader = field(default_factory=SourceGrader)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _threads: ReadThreads = field(init=False)
+    _busy: list[int] = field(default_factory=list)
+    """Stages of the families that are being read."""
+    _has_finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         """Create a status for every source."""
@@ -199,13 +197,16 @@ class Sampler:
     async def _with_families(
         self, work: Callable[[_DeviceFamily], Coroutine[Any, Any, None]]
     ) -> None:
+        self._threads = ReadThreads()
         families = self._families()
         try:
             async with asyncio.TaskGroup() as group:
                 for family in families:
                     group.create_task(work(family))
         finally:
-            await _close_families(families)
+            # Another sampler may use the sources afterwards.
+            last = [(family.thread.job, family.close) for family in families]
+            await self._threads.close(last, END_SECONDS)
 
     def _families(self) -> list[_DeviceFamily]:
         now_ns = self.clock.now().boot_ns
@@ -213,11 +214,11 @@ class Sampler:
         for source in self.sources:
             if source.family not in families:
                 guard = GuardedHost(self.host, self.hung, self.call_time)
-                families[source.family] = _DeviceFamily(source.family, guard)
+                families[source.family] = _DeviceFamily(guard, FamilyThread(self._threads))
             family = families[source.family]
             meter = self.keeper.meter if self.keeper else None
             reader = SourceReader(source, family.guard, self.origin, meter, self.reprobe_ns)
-            family.members.append(_FamilyMember(self.statuses[source.name], reader, now_ns))
+            family.add_member(_FamilyMember(self.statuses[source.name], reader, now_ns))
         return list(families.values())
 
     async def _follow(self, family: _DeviceFamily) -> None:
@@ -225,11 +226,28 @@ class Sampler:
             await self.clock.sleep_until(min(member.due_ns for member in family.members))
             now_ns = self.clock.now().boot_ns
             due = [member for member in family.members if member.due_ns <= now_ns]
-            await self._tick(family, due)
+            self._busy.append(family.stage)
+            try:
+                await self._wait_for_stages_below(family.stage)
+                await self._tick(family, due)
+            finally:
+                self._busy.remove(family.stage)
+                self._has_finished.set()
             now = self.clock.now()
             self._govern(due, now)
             for member in due:
                 member.plan(now.boot_ns)
+
+    async def _wait_for_stages_below(self, stage: int) -> None:
+        """Wait for the families of lower stages that are being read, but no longer than a turn."""
+        if not stage:
+            return
+        await asyncio.sleep(0)  # until every family that is due has been woken
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TURN_SECONDS):
+                while min(self._busy) < stage:
+                    self._has_finished.clear()
+                    await self._has_finished.wait()
 
     def _govern(self, due: Sequence[_FamilyMember], now: NodeTimestamp) -> None:
         """Update the periods. A change takes effect with the next read of its source."""
@@ -310,15 +328,14 @@ class Sampler:
         return min(self.limits.deadline_seconds(member.status), MAX_CALL_SECONDS)
 
     async def _read(self, family: _DeviceFamily, reads: _FamilyReads) -> asyncio.Future[None]:
-        """Run the reads, and wait for each of them until its own deadline.
-
-        Concurrent threads contend for the interpreter lock at every system call, so they take turns, with a
-        bounded wait for a slow source. With many slow sources due at once the waits add up, too long for
-        burst sampling.
-        """
-        async with nullcontext() if family.is_prompt else self._turn:
-            future = family.thread.submit(reads.run)
-            await self.call_time.wait(future, TURN_SECONDS)
+        """Run the reads, and wait for each of them until its own deadline."""
+        if family.is_in_memory:
+            reads.run()
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(None)
+            return future
+        future = family.thread.submit(reads.run)
+        await self.call_time.wait(future, TURN_SECONDS)
         while not future.done():
             spent = self.call_time.seconds() - reads.running_since
             left = self.limits.deadline_seconds(reads.running.status) - spent

@@ -160,6 +160,10 @@ class Source(Protocol):
     A source may define `longest_period_seconds`, the longest period at which it may be read however
     expensive it is: for events in a bounded queue, or counters that wrap. The default is
     `LONGEST_PERIOD_SECONDS`. It never lowers a configured period.
+
+    A source that computes its readings from the results of others defines `stage`: it is read after the
+    sources of lower stages that are due at the same time. The default is 0. One that only reads the memory of
+    the agent defines `is_in_memory` as True: it is read on the event loop, without waking a thread.
     """
 
     name: str
@@ -183,6 +187,17 @@ def longest_period_seconds(source: Source) -> float:
     """Return the longest period at which a source may be read."""
     longest: float = getattr(source, "longest_period_seconds", LONGEST_PERIOD_SECONDS)
     return max(longest, source.period_seconds)
+
+
+def source_stage(source: Source) -> int:
+    """Return the stage of a source."""
+    stage: int = getattr(source, "stage", 0)
+    return stage
+
+
+def is_in_memory(source: Source) -> bool:
+    """True if a source may be read on the event loop."""
+    return getattr(source, "is_in_memory", False)
 
 
 MALFORMED_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)

@@ -39,6 +39,8 @@ class SelfMetricsSource(base.SourceWithoutResources):
 
     name = "agent"
     family = "agent"
+    stage = 2
+    is_in_memory = True
     longest_period_seconds = 5.0
     """The metrics that report faults must not be the first to become stale."""
 
@@ -183,7 +185,8 @@ class GpuVerdictSource(base.SourceWithoutResources):
     """State, reasons and recommended action of every GPU, and an event when they change."""
 
     name = "gpu_verdict"
-    family = "agent"
+    family = "gpu_verdict"
+    stage = 1
     longest_period_seconds = 20.0
     """Upper bound of the delay until a GPU that needs draining is reported."""
 

@@ -180,7 +180,7 @@ class KernelLogStream:
     """Follows the kernel log and counts relevant messages."""
 
     name = "kernel"
-    family = "agent"
+    family = "kernel"
     longest_period_seconds = 5.0
     """The log is a ring: records that are overwritten before they are read are lost."""
 

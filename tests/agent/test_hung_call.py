@@ -21,11 +21,11 @@ from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.sampling.hang_guard import (
     MAX_HUNG_CALLS,
     CallTime,
-    DeviceThread,
     GuardedHost,
     HungCall,
     HungCalls,
 )
+from agent.sampling.read_threads import FamilyThread
 from agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily, _FamilyMember
 from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK, PARTIAL, ShippingStats
@@ -292,9 +292,8 @@ async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHos
     sampler = Sampler(host, ORIGIN, [RdmaSource()], frames.append, ReadLimits(0, 0.01))
     status = sampler.statuses["rdma"]
     member = _FamilyMember(status, SourceReader(status.source, host, ORIGIN), 0)
-    family = _DeviceFamily("network", GuardedHost(host, HungCalls(), CallTime()), [member])
-    family.thread.stop()
-    family.thread = cast("DeviceThread", UnfinishedThread())
+    guard = GuardedHost(host, HungCalls(), CallTime())
+    family = _DeviceFamily(guard, cast("FamilyThread", UnfinishedThread()), [member])
     await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside
     assert (len(frames), status.state, status.overdue) == (1, OK, False)
     assert family.pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from bisect import bisect_left
 from itertools import accumulate
 
@@ -338,10 +339,13 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
 async def test_the_burst_sampling_waits_for_no_turn() -> None:
     nic = CountingNic()
     async with sampling(nic.host, [NicBurstSource(0.1)]) as run:
-        async with run.sampler._turn:  # noqa: SLF001 - as if others were slow, one after the other
-            for _ in range(10):
-                nic.go_on(0, rx_prio3_pause_duration=10_000)
-                await run.step(0.1)
+        others, released = run.sampler._threads, threading.Event()  # noqa: SLF001 - as if others were slow
+        slow = [others.submit(lambda: released.wait(30) and None) for _ in range(20)]
+        for _ in range(10):
+            nic.go_on(0, rx_prio3_pause_duration=10_000)
+            await run.step(0.1)
+        assert not any(job.future.done() for job in slow)
+        released.set()
         values = readings(run.sampler.statuses["nic_burst"].frame)
     assert values[c.NIC_PAUSE.name, ("ens1", "receive", "0.05")] == 0
     assert values[c.NIC_PAUSE.name, ("ens1", "receive", "0.1")] == 10
