@@ -35,6 +35,7 @@ from tests.support.alert_rules import (
     samples,
     situations,
 )
+from tests.support.query_notes import annotated_queries, detail_note
 
 RUNBOOKS = ROOT / "alerts/runbooks"
 PROMETHEUS = ROOT / "deploy/prometheus/prometheus.yml"
@@ -88,8 +89,7 @@ def receivers(**labels: str) -> list[str]:
 
 
 def queries_in(page: Path) -> list[str]:
-    blocks = re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line]
+    return [query for _, query in annotated_queries(page)]
 
 
 def test_prometheus_accepts_the_rules():
@@ -352,6 +352,12 @@ def test_queries_of_a_runbook_are_made_of_what_the_catalog_declares(name: str):
     queries = queries_in(RUNBOOKS / f"{name}.md")
     assert queries
     assert [problem for query in queries for problem in problems(query)] == []
+
+
+@EACH_NAME
+def test_a_query_of_a_runbook_states_the_detail_that_it_needs(name: str):
+    for note, query in annotated_queries(RUNBOOKS / f"{name}.md"):
+        assert note == detail_note(query), query
 
 
 def test_prometheus_understands_the_queries_of_the_runbooks(tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,21 +10,38 @@ from pathlib import Path
 import pytest
 
 from dashboards.promql import problems
+from tests.support.query_notes import annotated_queries, detail_note
 
 DOCS = Path(__file__).parents[1] / "docs"
+GENERATED = "alerts.md"
+"""Its queries are those of the rules, which state the detail by a label."""
 QUERIES = [
-    (page.name, query)
+    (page.name, note, query)
     for page in sorted(DOCS.glob("*.md"))
     if page.name != "developer.md"  # its example adds a metric
-    for query in re.findall(r"^```promql\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for note, query in annotated_queries(page)
 ]
-NETWORK = [query for page, query in QUERIES if page == "network.md"]
+NETWORK = [query for page, _, query in QUERIES if page == "network.md"]
 NODE_INFO = 'railscope_nic_info{node="n1", interface="ens4f0np0", rail="3"}'
 
 
-@pytest.mark.parametrize(("page", "query"), QUERIES)
-def test_a_query_names_what_is_declared(page: str, query: str) -> None:
+@pytest.mark.parametrize(("page", "note", "query"), QUERIES)
+def test_a_query_names_what_is_declared(page: str, note: str, query: str) -> None:
     assert problems(query) == [], page
+    assert note == (detail_note(query) if page != GENERATED else "")
+
+
+@pytest.mark.parametrize(("query", "note"), [
+    ("railscope_gpu_temperature_celsius", ""),
+    ("railscope_swap_used_bytes > railscope_host_memory_bytes",
+     ("# needs detail standard; if empty: curl -s 'http://NODE:9469/metrics?detail=standard'"
+     " | grep railscope_swap_used_bytes")),
+    ("rate(railscope_nic_burst_pause_ratio_count[5m]) > railscope_swap_used_bytes",
+     ("# needs detail full; if empty: curl -s 'http://NODE:9469/metrics?detail=full'"
+     " | grep -E 'railscope_nic_burst_pause_ratio|railscope_swap_used_bytes'")),
+])  # fmt: skip
+def test_the_note_of_a_query_has_the_command_that_answers_it(query: str, note: str) -> None:
+    assert detail_note(query) == note
 
 
 def series(name: str, step: int, **labels: str) -> dict[str, str]:
