@@ -102,7 +102,7 @@ def _trust() -> Iterator[panels.Panel]:
         panels.lines(501, "Agents that do not answer Prometheus", "Failed scrapes; the collector may still receive frames of the agent.",
                      query.Query(f"count({AGENTS}) - sum({AGENTS})", query.COUNT, "agents"), span=6),
         panels.layers(502, "Sources by state", "States of the sources of all agents.", query.ask(sources, query.COUNT, "{{state}}"), span=6),
-        panels.lines(503, "Missed ticks by source", "Reads that took longer than their period.", query.per_second(agent.SOURCE_MISSED, "source"), span=6),
+        panels.lines(503, "Missed ticks", "Reads of any source that took longer than its period.", query.per_second(agent.AGENT_MISSED).with_name("ticks"), span=6),
         panels.lines(504, "Collector: values received", "Values that the collectors accept.", query.per_second(collector.VALUES).with_name("values"), span=6),
         panels.rows(505, "Failed sources", "Readings of these sources are absent, not zero.", node_source, failed, last_read, span=6),
         panels.rows(506, "Age of stale nodes", "Age of the newest frame of each stale node.", {"node": "Node"}, last_frame, span=6),

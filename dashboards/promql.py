@@ -70,13 +70,16 @@ def expand(expression: str) -> str:
 
 
 def _add_matchers(expression: str, matchers: str) -> str:
-    """Return an expression with additional matchers on all of its series."""
-    if not matchers:
+    """Return an expression with additional matchers on all of its series that have the label."""
+    added = [(matcher["label"], matcher[0]) for matcher in _MATCHER.finditer(matchers)]
+    if not added:
         return expression
+    known = labels_in(expression)
 
     def more(found: re.Match[str]) -> str:
-        own = (found["matchers"] or "{}")[1:-1]
-        return f"{found['name']}{{{', '.join(filter(None, (own, matchers)))}}}"
+        own, labels = (found["matchers"] or "{}")[1:-1], labels_of(found["name"])
+        new = (text for label, text in added if label in labels or label not in known)
+        return f"{found['name']}{{{', '.join(filter(None, (own, *new)))}}}"
 
     return _SERIES_SELECTOR.sub(more, expression)
 

@@ -70,7 +70,7 @@ def _cost() -> Iterator[panels.Panel]:
     cpu = f"avg by (source) (rate(railscope_source_cpu_seconds_total{NODES}[$__rate_interval]))"
     reads = f"max by (source) (railscope_source_read_duration_seconds{NODES})"
     governors = f"sum by (resource, state) (railscope_governor_state{NODES})"
-    stretched = f"max by (source) (railscope_source_stretch_ratio{NODES}) > 1"
+    stretched = f"topk(10, max by (node) (railscope_agent_stretched_sources{NODES}) > 0)"
     yield from (
         panels.lines(201, "CPU of agents", "Share of one CPU: the most expensive agent and the median.",
                      _of_nodes("max", "agent_cpu_use_ratio").with_name("highest"), median.with_name("median")),
@@ -79,7 +79,7 @@ def _cost() -> Iterator[panels.Panel]:
         panels.layers(203, "CPU by source", "Mean of all agents; the ten most expensive.", query.ask(f"topk(10, {cpu})", query.SHARE, "{{source}}")),
         panels.lines(204, "Longest reads", "The ten slowest sources, on the slowest node.", query.ask(f"topk(10, {reads})", legend="{{source}}")),
         panels.layers(205, "Governors", "State of the governors that keep agents within their budgets.", query.ask(governors, legend="{{resource}}, {{state}}")),
-        panels.lines(206, "Sources read less often", "Maximum ratio of the period in force to the configured one.", query.ask(stretched, "short", "{{source}}")),
+        panels.lines(206, "Sources read less often", "Sources with a longer period than configured, on the ten nodes with the most.", query.ask(stretched, query.COUNT, "{{node}}")),
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def _gaps() -> Iterator[panels.Panel]:
         panels.layers(401, "Sources by state", "States of all sources.", query.ask(sources, legend="{{state}}")),
         panels.rows(402, "Sources with failures", "Their readings are absent, not zero.", NODE_SOURCE, unhealthy, span=8),
         panels.layers(403, "Absent readings", "By reason; `unsupported` does not indicate a fault.", query.ask(absent, legend="{{reason}}")),
-        panels.lines(404, "Missed ticks", "Reads that took longer than their period.", _rate("source_missed_ticks", "source")),
+        panels.lines(404, "Missed ticks", "Reads of any source that took longer than its period, by node.", _highest_rates("agent_missed_ticks")),
         panels.lines(405, "Dropped by agents", "Frames, by reason; these are lost.", _rate("agent_dropped_frames", "reason"), steps=panels.ANY_IS_BAD),
         panels.lines(406, "Spools", "Maximum that waits on the disks of agents.", _of_nodes("max", "spool_size_bytes")),
         panels.lines(407, "Failures to ship", "By node: the collector was unavailable or busy.", _highest_rates("agent_ship_failures")),

@@ -68,6 +68,8 @@ def _rail(number: str) -> str:
 
 TIMEOUT_SECONDS = 5.0
 MAX_EXPOSITION_BYTES = 16 << 20
+QUERY = "detail=full&collect%5B%5D=agent"
+"""Query for the metrics of the agent itself."""
 _WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - any
 _OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
 _OF_AGENT = re.compile(r"(?P<name>\w+) (?P<value>\S+)")
@@ -88,7 +90,8 @@ async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
         remedy = "run the check as the agent's user"
         return [_running_finding(ProbeVerdict.BROKEN, str(error), remedy)]
     try:
-        answer = await client.get({"Authorization": f"Bearer {token}"} if token else {})
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = await client.get(headers, f"{client.target}?{QUERY}")
     except OSError as error:
         problem = error.strerror or str(error) or "no response"
         return [_running_finding(ProbeVerdict.ABSENT, f"no response from {url}: {problem}")]

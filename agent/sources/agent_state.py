@@ -29,6 +29,7 @@ _SOURCE_METRICS = (
     c.SOURCE_CPU, c.SOURCE_PERIOD, c.SOURCE_STRETCH,
 )  # fmt: skip
 _AGENT_METRICS = (
+    c.AGENT_READS, c.AGENT_MISSED, c.AGENT_READ_CPU, c.AGENT_STRETCHED,
     c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.FRAMES_SHIPPED, c.SHIP_FAILURES,
     c.LOG_LINES_LOST,
 )  # fmt: skip
@@ -86,7 +87,8 @@ class SelfMetricsSource(base.SourceWithoutResources):
         """Read every status, the spool and the process."""
         now_ns = host.clock.now().boot_ns
         readings: list[Reading] = []
-        for status in self._statuses().values():
+        statuses = self._statuses().values()
+        for status in statuses:
             finished = status.finished_boot_ns
             readings += [
                 status.state,
@@ -102,6 +104,10 @@ class SelfMetricsSource(base.SourceWithoutResources):
         shipping, keeper = self._shipping, self._keeper()
         meter = keeper.meter if keeper else ProcessMeter()
         readings += [
+            sum(status.reads for status in statuses),
+            sum(status.missed_ticks for status in statuses),
+            sum(status.cpu_ns for status in statuses),
+            sum(status.period_factor > 1 for status in statuses),
             meter.process_cpu_ns(),
             meter.resident_bytes(),
             shipping.spool_bytes,

@@ -121,7 +121,8 @@ class Metric:
 
     `detail` is the smallest selection of the metrics endpoint that contains the metric. The endpoint omits
     zeros of a `sparse` metric: kinds of errors that have not occurred, reasons that do not apply. Frames
-    contain them.
+    contain them. `total` is the name of the metric of the same device that is present nevertheless; a
+    roll-up has none.
 
     A HISTOGRAM describes a kind with `le` as its last label: one entity for each of its `buckets`, a
     cumulative count up to that bound, and one named `sum`, alone in steps of `scale`. All are counters.
@@ -144,6 +145,7 @@ class Metric:
     other_names: Mapping[str, str] = field(default_factory=dict)
     detail: MetricDetail = STANDARD
     sparse: bool = False
+    total: str = ""
 
     def __post_init__(self) -> None:
         """Reject a name that violates the Prometheus rules or contradicts kind or unit."""
@@ -224,7 +226,10 @@ def unit_of(name: str) -> MetricUnit:
 
 
 class MetricColumns(TypedDict, total=False):
-    """MetricColumns of a table that most rows leave out; `dcgm` and `node_exporter` are names in these programs."""
+    """Columns of a table that most rows leave out; `dcgm` and `node_exporter` are names in these programs.
+
+    Zeros of a metric with a `total` are omitted: the help states it, and the metric that is always present.
+    """
 
     about: EntityKind
     scale: Fraction
@@ -236,7 +241,7 @@ class MetricColumns(TypedDict, total=False):
     states: Mapping[int, str]
     bounds: tuple[Fraction, ...]
     detail: MetricDetail
-    sparse: bool
+    total: Metric
     dcgm: str
     node_exporter: str
 
@@ -294,11 +299,14 @@ class MetricTable:
             "dcgm-exporter": columns.get("dcgm", ""),
             "node_exporter": columns.get("node_exporter", ""),
         }
+        total = columns["total"].name if "total" in columns else ""
+        is_gauge = kind is MetricKind.GAUGE
+        appears = "Absent at zero" if is_gauge else "A series appears with its first non-zero value"
         return Metric(
             name,
             kind,
             columns.get("about", self.about),
-            help=help_,
+            help=f"{help_} {appears}; {total} is always present." if total else help_,
             origin=self.origin + origin,
             unit=unit_of(name),
             scale=columns.get("scale", Fraction(1)),
@@ -310,6 +318,7 @@ class MetricTable:
             states=columns.get("states", {}),
             bounds=columns.get("bounds", ()),
             detail=columns.get("detail", self.detail),
-            sparse=columns.get("sparse", False),
+            sparse=bool(total),
+            total=total,
             other_names={tool: names for tool, names in others.items() if names},
         )

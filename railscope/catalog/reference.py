@@ -38,6 +38,7 @@ def _row(metric: Metric) -> dict[str, Any]:
         "saturates": metric.saturates,
         "detail": str(metric.detail),
         "sparse": metric.sparse,
+        "total": metric.total,
         "states": {str(code): state for code, state in metric.states.items()},
         "other_names": dict(metric.other_names),
         "facts": list(metric.about.facts) if metric.kind == "info" else [],
@@ -193,8 +194,6 @@ def _markdown_row(metric: Metric) -> tuple[str, ...]:
         notes.append(f"{metric.wraps_at_bits} bits wide in hardware; the agent extends it to 64.")
     if metric.states:
         notes.append("States: " + ", ".join(metric.states.values()) + ".")
-    if metric.sparse:
-        notes.append("The metrics endpoint omits zeros.")
     notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]
     return (
         f"`{metric.name}`", str(metric.kind), str(metric.detail), str(metric.unit),

@@ -94,7 +94,8 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         else EntityKind(f"{scope}_{source.about.name}", labels, part_of=about),
         unit=unit,
         scale=source.scale,
-        help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}.",
+        help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}."
+        + (" Absent at zero." if source.sparse else ""),
         origin=f"collector, {source.name}",
         detail=BASIC,
         sparse=source.sparse,

@@ -13,9 +13,10 @@ from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.examples import fewer
 from support.machine import FakeHost
-from support.pages import samples
+from support.pages import sample, samples
 
 from agent.cli import agent as agent_command
+from agent.commands.check import QUERY
 from agent.config import AgentSettings, BudgetSettings, MetricsSettings
 from agent.endpoint.http_server import AgentRequest
 from agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
@@ -23,8 +24,9 @@ from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
 from railscope.capture import write_capture
 from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
-from railscope.catalog.declare import MetricDetail
+from railscope.catalog.declare import MetricDetail, MetricKind
 from railscope.exposition import MetricSelection
+from railscope.reading import Absent
 from railscope.settings import SettingsError, load
 from simulator import NodeSpec, simulate
 
@@ -97,6 +99,36 @@ def test_the_metrics_of_a_node_are_few(usual_node: Path, detail: str, max_series
     assert len(lines) <= max_series
 
 
+@pytest.mark.parametrize("name", sorted(name for name, metric in METRICS.items() if metric.sparse))
+def test_the_help_of_a_metric_without_zeros_names_one_that_is_always_present(name: str) -> None:
+    metric = METRICS[name]
+    total = METRICS[metric.total]
+    assert not total.sparse
+    assert metric.detail.includes(total.detail)
+    assert {*metric.about.whole.labels} <= {*total.about.labels}
+    assert "otherwise" not in metric.help
+    appears = (
+        "Absent at zero"
+        if metric.kind is MetricKind.GAUGE
+        else "A series appears with its first non-zero value"
+    )
+    assert metric.help.endswith(f" {appears}; {total.name} is always present.")
+
+
+def test_a_metric_without_zeros_has_one_that_is_always_present(agent: Agent) -> None:
+    shown = samples(scrape(agent, "detail=full")[1])
+    zeros = 0
+    for frame in agent.endpoint.fresh_frames():
+        for column, (metric, entity) in enumerate(frame.schema.columns):
+            if metric.sparse and not isinstance(frame.reading(column), Absent):
+                device = {*zip(entity.kind.whole.labels, entity.key, strict=False)}
+                assert any(name == metric.total and device <= labels for name, labels in shown), (
+                    f"{metric.name} of {entity.key}"
+                )
+                zeros += 1
+    assert zeros > 500
+
+
 def test_the_default_is_basic(agent: Agent) -> None:
     assert scraped_names(agent) == scraped_names(agent, "detail=basic")
     assert scraped_names(agent, "x=1&detail=") == scraped_names(agent)
@@ -130,6 +162,37 @@ def test_a_source_is_selected_by_its_name(agent: Agent) -> None:
     shown = scraped_names(agent, "collect[]=rdma&detail=full")
     assert "railscope_rdma_port_up" in shown
     assert not any(name.startswith("railscope_gpu_") for name in shown)
+
+
+def test_the_check_of_a_running_agent_reads_all_metrics_of_the_agent(agent: Agent) -> None:
+    shown = scraped_names(agent, QUERY)
+    assert shown == {
+        name for name in scraped_names(agent, "detail=full") if SUBJECT_OF[name] == "agent"
+    }
+    assert {"railscope_source_period_seconds", "railscope_source_stretch_ratio"} <= shown
+
+
+def test_statistics_of_sources_are_sums_unless_all_detail_is_requested(agent: Agent) -> None:
+    full = samples(scrape(agent, "detail=full")[1])
+    for detail in DETAILS[:2]:
+        names = scraped_names(agent, f"detail={detail}&collect[]=agent")
+        of_sources = {name for name in names if METRICS[name].about.whole.labels == ("source",)}
+        assert of_sources == {
+            "railscope_source_state",
+            "railscope_source_age_seconds",
+            "railscope_source_absent_readings",
+        }
+    for total, of_source in (
+        ("railscope_agent_reads_total", "railscope_source_reads_total"),
+        ("railscope_agent_missed_ticks_total", "railscope_source_missed_ticks_total"),
+        ("railscope_agent_read_cpu_seconds_total", "railscope_source_cpu_seconds_total"),
+    ):
+        parts = [value for (name, _), value in full.items() if name == of_source]
+        assert full[sample(total)] == pytest.approx(sum(parts))
+    stretched = [
+        value > 1 for (name, _), value in full.items() if name == "railscope_source_stretch_ratio"
+    ]
+    assert full[sample("railscope_agent_stretched_sources")] == sum(stretched)
 
 
 @pytest.mark.parametrize(("query", "problem"), [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.certificates import self_signed, server_context
 
-from agent.commands.check import check_running_agent
+from agent.commands.check import QUERY, check_running_agent
 from agent.config import AgentSettings, AgentTlsSettings
 from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
 from agent.sampling.source import ProbeVerdict
@@ -38,6 +38,7 @@ async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator
     def respond(request: AgentRequest) -> AgentResponse:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return AgentResponse.text("no", HTTPStatus.UNAUTHORIZED)
+        assert request.query == QUERY
         return AgentResponse.text(page)
 
     server = HttpServer(respond)

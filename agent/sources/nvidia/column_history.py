@@ -1,4 +1,4 @@
-"""History of columns between reads: integrals over time, and changes of settings.
+"""History of columns between reads: integrals over time, sums of counters, and changes of settings.
 
 Integrals are counters computed by the agent from values that the driver only samples. A sample
 covers the time since the previous one, if that is at most `LONGEST_SAMPLE_NS` ago on the clock of
@@ -10,11 +10,11 @@ A setting of a GPU that differs from the last read is an event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.host import Host
-from agent.sampling.source import ColumnBuilder, RowBuilder, nonempty_facts
+from agent.sampling.source import ColumnBuilder, CounterTotal, RowBuilder, nonempty_facts
 from railscope.catalog import declare, entities, gpu, gpu_health as h
 from railscope.frame import Entity, Event
 from railscope.reading import PRESENT, REASONS, Absent
@@ -98,6 +98,39 @@ class Integrals:
                 into.put(counter, integral.take(sample, boot_id, boot_ns))
             else:
                 into.put(counter, Absent.ERROR)
+
+
+class DeviceTotals:
+    """Sums of a counter over the parts of each device, retained as long as the agent runs."""
+
+    def __init__(
+        self, counter: declare.Metric, total: declare.Metric, excluded: Collection[str] = ()
+    ) -> None:
+        self._counter, self._total, self._excluded = counter, total, excluded
+        self._sums: dict[tuple[str, ...], CounterTotal] = {}
+        self._columns: list[tuple[int, CounterTotal, dict[str | tuple[str, ...], int]]] = []
+        """For each device the column of its total, the sum, and the columns of the parts by their keys."""
+
+    def place(self, columns: ColumnBuilder, devices: Iterable[Entity]) -> None:
+        """Add a column for the total of each device that has parts with the counter."""
+        parts: dict[tuple[str, ...], dict[str | tuple[str, ...], int]] = {}
+        for position, (metric, entity) in enumerate(columns.columns):
+            if metric is self._counter and entity.key[-1] not in self._excluded:
+                parts.setdefault(entity.whole_key, {})[entity.key] = position
+        self._columns = [
+            (
+                columns.add(self._total, device),
+                self._sums.setdefault(device.key, CounterTotal()),
+                parts[device.key],
+            )
+            for device in devices
+            if device.key in parts
+        ]
+
+    def read(self, into: RowBuilder) -> None:
+        """Add the totals of the current values; a part without a value keeps its share."""
+        for column, total, parts in self._columns:
+            into.put(column, total.update(into, parts))
 
 
 WATCHED: Mapping[declare.Metric, tuple[str, tuple[str, ...]]] = {

@@ -43,6 +43,7 @@ class GpuSource(source.SourceWithoutResources):
         self._table_of = table_of
         self._plans = call_plan.CallPlans(self._gpus)
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
+        self._totals = [column_history.DeviceTotals(*each) for each in value_tables.TOTALS]
         self._modes = column_history.SettingChanges()
 
     @classmethod
@@ -72,6 +73,8 @@ class GpuSource(source.SourceWithoutResources):
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.place(host, tables, columns)
         self._integrals.place(columns)
+        for totals in self._totals:
+            totals.place(columns, [gpu.entity for gpu in gpus.values()])
         self._modes.place(columns)
         return columns.result(*self._gpus.findings)
 
@@ -79,6 +82,8 @@ class GpuSource(source.SourceWithoutResources):
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
         self._integrals.read(host, into)
+        for totals in self._totals:
+            totals.read(into)
         addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.gpus.values()}
         changes = self._modes.changes(host, into, addresses)
         into.events = [*self._gpus.take_events(), *changes]

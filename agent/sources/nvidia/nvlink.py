@@ -13,7 +13,7 @@ from itertools import takewhile
 from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
 from agent.sampling import source
-from agent.sources.nvidia import call_plan
+from agent.sources.nvidia import call_plan, column_history
 from agent.topology.pci import pci_address
 from railscope.catalog import declare, entities, nvlink as n
 from railscope.frame import Entity
@@ -159,10 +159,6 @@ def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     return fields
 
 
-_ErrorColumns = dict[str | tuple[str, ...], int]
-"""Column of each error of each link, by the key of its entity."""
-
-
 class NvLinkSource(source.SourceWithoutResources):
     """Every NVLink of every GPU: its traffic, or its signal."""
 
@@ -183,9 +179,7 @@ class NvLinkSource(source.SourceWithoutResources):
         """States of the links of each GPU at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
         """Column of a GPU's number of links, and columns of its link states."""
-        self._errors: dict[tuple[str, ...], source.CounterTotal] = {}
-        """Sum of the errors of each GPU's links."""
-        self._error_totals: list[tuple[int, source.CounterTotal, _ErrorColumns]] = []
+        self._errors = column_history.DeviceTotals(n.NVLINK_ERRORS, n.GPU_NVLINK_ERRORS)
 
     @classmethod
     def traffic(
@@ -208,10 +202,10 @@ class NvLinkSource(source.SourceWithoutResources):
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         tables = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.place(host, tables, columns)
-        self._totals, self._error_totals = [], []
+        self._totals = []
         if not self._signal:
             self._totals = _totals(linked, columns)
-            self._place_error_totals(linked, columns)
+            self._errors.place(columns, [gpu.entity for gpu in linked])
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(columnless_entities=[gpu.entity for gpu in linked])
 
@@ -231,26 +225,10 @@ class NvLinkSource(source.SourceWithoutResources):
             self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
         return count
 
-    def _place_error_totals(self, gpus: Sequence[GpuDevice], columns: source.ColumnBuilder) -> None:
-        """Add a column for the sum of errors of each GPU whose links count errors."""
-        self._errors |= {
-            gpu.entity.key: self._errors.get(gpu.entity.key, source.CounterTotal()) for gpu in gpus
-        }
-        errors: dict[tuple[str, ...], _ErrorColumns] = {}
-        for position, (metric, entity) in enumerate(columns.columns):
-            if metric is n.NVLINK_ERRORS:
-                errors.setdefault(entity.whole_key, {})[entity.key] = position
-        for gpu in gpus:
-            if gpu.entity.key in errors:
-                column = columns.add(n.GPU_NVLINK_ERRORS, gpu.entity)
-                total = self._errors[gpu.entity.key]
-                self._error_totals.append((column, total, errors[gpu.entity.key]))
-
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
         self._plans.read(host, into)
-        for column, errors, columns in self._error_totals:
-            into.put(column, errors.update(into, columns))
+        self._errors.read(into)
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)

@@ -112,6 +112,14 @@ LOAD_INTEGRALS = (
     ),
 )
 
+_REPEATED_TIMES = ("low_utilization", "application_clocks", "base_clocks")
+"""Idle time, and time below some clocks for whatever reason: left out of the total."""
+TOTALS: tuple[tuple[declare.Metric, declare.Metric, tuple[str, ...]], ...] = (
+    (c.GPU_THROTTLE_TIME, c.GPU_ALL_THROTTLE_TIME, _REPEATED_TIMES),
+    (h.GPU_PCIE_ERRORS, h.GPU_ALL_PCIE_ERRORS, ()),
+)
+"""Counters by reason or kind, their totals for a GPU, and the parts that these leave out."""
+
 
 def load_table(host: Host, gpu: int) -> call_plan.CallTable:
     """Calls for one GPU, with the clock limit reasons that it supports."""
