@@ -6,7 +6,7 @@
   node_hardware                 components of the node, and its PCI topology
   nvml, host_files, rdma_devices, network_interfaces, interface_settings, driver_counters, owners,
   kernel_log                    state as shown by each interface of the node
-  simulation, tree, live        captures, a capture as files and links, a simulation in real time
+  simulation, live              captures, a simulation in real time
 
 All output follows from the spec and its seed: no clock is read.
 """
@@ -14,7 +14,6 @@ All output follows from the spec and its seed: no clock is read.
 from simulator.device_models import MODELS, SHORT_NAMES, find_model
 from simulator.simulation import about, moments, simulate
 from simulator.spec import MODES, NICS, SCENARIOS, SCHEDULERS, NodeSpec
-from simulator.tree import write_tree
 
 __all__ = [
     "MODELS",
@@ -28,5 +27,4 @@ __all__ = [
     "find_model",
     "moments",
     "simulate",
-    "write_tree",
 ]

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.capture_tree import write_tree
 
 from agent.host.files import RootedFiles
 from railscope.capture import Capture, CaptureError, CaptureMoment, CaptureTimeline, Json
-from simulator import NodeSpec, simulate, write_tree
+from simulator import NodeSpec, simulate
 
 END_NS = 6 * 10**9
 FUNCTIONS = (
