@@ -83,7 +83,7 @@ class JobCluster:
         for block in fleet.blocks():
             table = self.positions.find(block)
             if table:
-                rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
+                rows = fleet.fresh_rows(block, NOW_NS - 30 * NS, NOW_NS)
                 gathered.add(table, self.positions.select_unchanged(block, rows))
         job_of_position = self.roster.job_of_position.copy()
         averages = self.averages.follow(gathered, job_of_position, NOW_NS)

@@ -55,7 +55,7 @@ class AdministratorFiles:
         )
 
     @property
-    def all(self) -> tuple[watched_file.WatchedFile[Any], ...]:
+    def all_files(self) -> tuple[watched_file.WatchedFile[Any], ...]:
         """All files."""
         return *self._metering, self.quotas, self.inventory
 
@@ -78,23 +78,23 @@ class AdministratorFiles:
     @property
     def unknown(self) -> str:
         """Names of required files that have never been valid; empty if there are none."""
-        return ", ".join(f"the {file.kind} file" for file in self._metering if not file.known)
+        return ", ".join(f"the {file.kind} file" for file in self._metering if not file.is_known)
 
-    def what_must_be(self) -> device_files.DeviceInventory | None:
+    def desired_state(self) -> device_files.DeviceInventory | None:
         """Return the inventory; None if there is none, or none that was ever valid."""
         file = self.inventory
-        return file.content if file.path and file.known else None
+        return file.content if file.path and file.is_known else None
 
     def texts(self) -> Mapping[str, str] | None:
         """Return the texts to store, by kind; None while a file that metering needs was never valid."""
         if self.unknown:
             return None
         kept = (*self._metering, self.inventory)
-        return {f.kind: f.text for f in kept if f.path and f.known}
+        return {f.kind: f.text for f in kept if f.path and f.is_known}
 
     def refresh(self) -> None:
         """Read the files that have changed. Blocking."""
-        for file in self.all:
+        for file in self.all_files:
             file.refresh()
 
     def start(self, stored: Callable[[str], str | None]) -> None:
@@ -105,7 +105,7 @@ class AdministratorFiles:
         """
         self.refresh()
         for file in (*self._metering, self.inventory):
-            if file.known:
+            if file.is_known:
                 continue
             text = stored(file.kind)
             if text is None:
@@ -119,7 +119,7 @@ class AdministratorFiles:
 
     async def watch(self) -> None:
         """Read each file after each change, until cancelled."""
-        await asyncio.gather(*(file.watch() for file in self.all))
+        await asyncio.gather(*(file.watch() for file in self.all_files))
 
 
 def _path(text: str) -> Path | None:

@@ -74,7 +74,7 @@ class AuditService:
             directory / RECORDER_STATE_FILE,
             checkpointer.read_events,
         )
-        core.listeners.append(observed.listen)
+        core.listeners.append(observed.queue_event)
         core.on_envelope.append(observed.check_envelope)
         checkpointer.companion_files[observed.file] = observed.snapshot
         guard = signing_guard.SigningGuard(
@@ -89,7 +89,7 @@ class AuditService:
             database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
         )
         drain = collector_records.OutboxDrain(
-            watch.current, audit, stop_signing=guard.stop_signing, recorded=watch.check
+            watch.current, audit, stop_signing=guard.stop_signing, on_heads_recorded=watch.check
         )
         periodic = verification.PeriodicVerification(
             audit.directory,
@@ -108,7 +108,7 @@ class AuditService:
         try:
             self.observed.open()
         except (tiles.TileError, RecordError) as error:
-            raise self.trail.unusable(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
+            raise self.trail.unusable_log(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
         recorded = head_chain.ChainHead(*self.observed.recorded.head)
         self.watch.start(recorded if recorded.database else None)
 
@@ -121,13 +121,13 @@ class AuditService:
 
     def cells(self) -> list[ViewCell]:
         """Return the metrics of the audit log for the metrics endpoint."""
-        whole = self.periodic_verification.whole
+        whole = self.periodic_verification.is_valid
         numbers = (
             (c.AUDIT_WAITING, self.observed.waiting),
             (c.AUDIT_OVERFLOWED, self.observed.overflowed),
             (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
-            (c.OUTBOX_WAITING, self.drain.waiting),
-            (c.AUDIT_DISPUTED, int(bool(self.guard.stopped))),
+            (c.OUTBOX_WAITING, self.drain.waiting_rows),
+            (c.AUDIT_DISPUTED, int(bool(self.guard.stop_reason))),
             (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),
             (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
             (c.AUDIT_VERIFIED, None if whole is None else int(whole)),

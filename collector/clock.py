@@ -105,10 +105,10 @@ class CollectorClock:
     _state: ClockState | None = None
     is_replaced: bool = False
     """True if a restart of the collector must assign frames new timestamps."""
-    lost: str = ""
+    defect: str = ""
     """Defect of the stored file; while it is set, the file is not overwritten."""
     _polled_ns: int = 0
-    _kept_ns: int = 0
+    _stored_ns: int = 0
     _is_open: bool = False
 
     def open(self, newest_ns: int = 0) -> None:
@@ -124,11 +124,11 @@ class CollectorClock:
             log.warning("clock_read_failed", problem=str(error))
             state = None
         if state is None or state.boot_id != self.boot_id or not self.boot_id:
-            state = self._begun(state, newest_ns, boot_ns)
+            state = self._new_state(state, newest_ns, boot_ns)
         self._state, self._polled_ns, self._is_open = state, boot_ns, True
-        self._keep(boot_ns)
+        self._store(boot_ns)
 
-    def _begun(self, previous: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
+    def _new_state(self, previous: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
         """Return the initial state of a boot."""
         wall_ns = self.wall_ns()
         state = ClockState(self.boot_id, wall_ns - boot_ns)
@@ -156,7 +156,9 @@ class CollectorClock:
     def hold(self) -> str:
         """Reason why nothing may be finalized or stored permanently; empty if there is none."""
         replaced = "frames are dated again by the accepted clock"
-        lost = f"the file {FILE} of the state directory is lost: {self.lost}" if self.lost else ""
+        lost = (
+            f"the file {FILE} of the state directory is lost: {self.defect}" if self.defect else ""
+        )
         return self._current().hold or lost or (replaced if self.is_replaced else "")
 
     @property
@@ -202,8 +204,8 @@ class CollectorClock:
             return
         bound_ns = passed_ns * MAX_SLEW_PPM // 1_000_000
         state.reference_ns += max(-bound_ns, min(bound_ns, drift_ns))
-        if boot_ns - self._kept_ns >= STORE_EVERY_NS:
-            self._keep(boot_ns)
+        if boot_ns - self._stored_ns >= STORE_EVERY_NS:
+            self._store(boot_ns)
 
     def _accept(self, state: ClockState, drift_ns: int, boot_ns: int) -> None:
         """Accept the current wall clock, and store the correction for the frames received since."""
@@ -219,20 +221,20 @@ class CollectorClock:
         state.problem = problem
         state.since_ns = state.since_ns or state.reference_ns + boot_ns
         log.error("clock_suspected", problem=problem, advice=_ADVICE)
-        self._keep(boot_ns)
+        self._store(boot_ns)
         self.on_change(state)
 
     def _trust(self, state: ClockState, reason: str, boot_ns: int) -> None:
         log.warning("clock_trusted", reason=reason, previous_problem=state.problem)
         state.problem, state.since_ns = "", 0
-        self._keep(boot_ns)
+        self._store(boot_ns)
         self.on_change(state)
 
-    def _keep(self, boot_ns: int) -> None:
-        self._kept_ns = boot_ns
+    def _store(self, boot_ns: int) -> None:
+        self._stored_ns = boot_ns
         if self._state is not None:
             self._state.kept_ns = self._state.reference_ns + boot_ns
-        if not self._is_open or self._state is None or self.lost:
+        if not self._is_open or self._state is None or self.defect:
             return  # this collector may not write the file
         try:
             write_durably(self.directory / FILE, encode_state(self._state))

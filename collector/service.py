@@ -55,7 +55,7 @@ class Collector:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     billing: Callable[[], tenant_statements.BillingReader] | None = None
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
-    unwritable: Callable[[Path], str] = find_write_problem
+    find_write_problem: Callable[[Path], str] = find_write_problem
     """Returns the reason why a directory cannot be written; empty if it can."""
     space_seconds: float = RETRY_SECONDS
     """Period of retries on a full disk."""
@@ -79,7 +79,7 @@ class Collector:
         self.log = framelog.FrameLog(frames, sizes.segment_bytes, sizes.max_bytes)
         max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
-        self.log.on_rotate = self.checkpoints.rotated
+        self.log.on_rotate = self.checkpoints.note_rotation
         self.state_files = self.log.files = self.checkpoints.files = segment_files.StateFiles(
             self.directory
         )
@@ -96,7 +96,7 @@ class Collector:
             self.trail.log.directory, self.trail.log.signer.public
         )
         self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
-        self.audit.observed.tenant_of = self._tenant_of
+        self.audit.observed.tenant_of = self._find_tenant
         self._clock_records: list[audit_outbox.RecordDraft] = []
         self.clock = clock.CollectorClock(self.directory, self._node_offsets, self._clock_changed)
         self.checkpointer.reason_to_withhold = lambda: self.clock.hold
@@ -116,7 +116,7 @@ class Collector:
             self.clock.now_ns,
             lambda: self.clock.hold,
             self.audit.watch.check,
-            self._decided,
+            self._set_decisions,
         )
         self.refresher = view_refresh.ViewRefresher(
             self.core,
@@ -126,7 +126,7 @@ class Collector:
             known=lambda: not self.files.unknown,
             quotas=lambda: self.files.quotas.content,
             watch=InventoryWatch(
-                self.core, self.files.what_must_be, lambda: self.files.retired.content
+                self.core, self.files.desired_state, lambda: self.files.retired.content
             ),
             max_jobs=self.settings.max_jobs,
             averages=MeasureAverages(self.settings.straggler_time_constant_seconds),
@@ -187,10 +187,10 @@ class Collector:
         entries = self.tokens.credentials.entries.values()
         return {one.credential.name for one in entries if one.credential.role is Role.NODE}
 
-    def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
+    def _find_tenant(self, source: str, owner: str, instant_ns: int) -> str:
         return self.files.tenants.content.find_tenant(source, owner, instant_ns)
 
-    def _decided(self, decisions: review_rules.ReviewDecisions) -> None:
+    def _set_decisions(self, decisions: review_rules.ReviewDecisions) -> None:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
@@ -221,7 +221,7 @@ class Collector:
 
     async def _wait_for_space(self) -> None:
         """Serve existing data while the disk is full; see `collector.http.web_server`."""
-        problem = await asyncio.to_thread(self.unwritable, self.directory)
+        problem = await asyncio.to_thread(self.find_write_problem, self.directory)
         if not problem:
             return
         log.error(
@@ -258,7 +258,7 @@ class Collector:
                 tasks = [
                     group.create_task(one) for one in (self.tokens.watch(), self.refresher.run())
                 ]
-                watch = SpaceWatch(self.directory, self.space_seconds, self.unwritable)
+                watch = SpaceWatch(self.directory, self.space_seconds, self.find_write_problem)
                 await watch.wait()
                 for task in tasks:
                     task.cancel()
@@ -271,17 +271,17 @@ class Collector:
             self.core,
             self.log,
             self.settings.limits,
-            self.trail.deny,
+            self.trail.record_denial,
             self.clock.now_ns,
             lambda: self.clock.doubted_since_ns,
             lambda: bool(self.clock.problem),
-            closed=self.read_only,
+            closed_reason=self.read_only,
         )
         authorizer = RequestAuthorizer(
             lambda: self.tokens.credentials,
             self.access,
             self.settings.allow_anonymous_read,
-            refused=self._count_rejection,
+            on_denial=self._count_rejection,
         )
         own = read_api.CollectorMetrics(
             self.core,
@@ -294,10 +294,10 @@ class Collector:
             self.connections,
             self.twins,
             self.checkpointer.quarantine,
-            (self.core.lines, ingest.lines, authorizer.lines),
+            (self.core.log_limit, ingest.log_limit, authorizer.log_limit),
             lambda: [
                 *self.audit.cells(),
-                view_cells.ViewCell(LOST_FILES, (), len(self.state_files.lost)),
+                view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
             ],
         )
@@ -361,7 +361,7 @@ class Collector:
         while True:
             await asyncio.sleep(_CHECK_FILES_SECONDS)
             lost = await asyncio.to_thread(
-                self.state_files.check, lambda: self.core.schemas.digests
+                self.state_files.find_new_losses, lambda: self.core.schemas.digests
             )
             if lost:
                 await self.trail.log.append(self._gap(lost))
@@ -408,20 +408,21 @@ class Collector:
             log.error("schemas_damaged", files=damaged, advice="agents send them again")
         self.state_files.open()
         self.log.open()
-        if self.state_files.incomplete:
-            self.clock.lost = self.state_files.lost.get(clock.FILE, "")
-        if clock.FILE not in self.state_files.lost and (state := clock.read_state(self.directory)):
+        if self.state_files.is_incomplete:
+            self.clock.defect = self.state_files.damage.get(clock.FILE, "")
+        damage = self.state_files.damage
+        if clock.FILE not in damage and (state := clock.read_state(self.directory)):
             deltas_ns = {one.since_ns: one.delta_ns for one in state.corrections}
             self.checkpointer.corrections = deltas_ns
         self.checkpointer.restore(self.log.stats)
         self.clock.open(
             max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
         )
-        self.log.go_on_at(self.checkpointer.first_segment)
+        self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
-        if self.state_files.lost:
-            self.trail.log.append_before_running(self._gap(self.state_files.lost))
+        if self.state_files.damage:
+            self.trail.log.append_before_running(self._gap(self.state_files.damage))
         self.state_files.begin(self.log.number, self.log.offset)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)

@@ -42,7 +42,7 @@ class CollectorViews:
     """None while the claims of GPUs cannot be determined."""
     duration_ns: int = 0
     inventory: view_cells.View = field(default_factory=lambda: view_cells.View("inventory", 0))
-    found: InventoryComparison = field(default_factory=InventoryComparison)
+    inventory_comparison: InventoryComparison = field(default_factory=InventoryComparison)
     """Source data of the inventory view."""
     jobs: RunningJobs = field(default_factory=RunningJobs)
 
@@ -87,15 +87,15 @@ class ViewRefresher:
         names: list[str] = []
         turns = TimeSlices()
         ready = known and self.live.ready  # not while the ledger cannot be read
-        account = await self.live.refresh(now_ns, turns.offer) if ready else None
+        account = await self.live.refresh(now_ns, turns.yield_if_due) if ready else None
         held = self.live.held() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         if account:
-            await self.positions.refresh(turns.offer)
+            await self.positions.refresh(turns.yield_if_due)
         gathered = GatheredReadings()
         for block in self.core.fleet.blocks():
             table = self.positions.find(block) if account else None
-            fresh_rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
+            fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
                 reduced = reduce_rows(block, rows)
@@ -103,13 +103,13 @@ class ViewRefresher:
                     rollups.add(reduced)
                 if table:
                     gathered.add(table, self.positions.select_unchanged(block, rows))
-                await turns.offer()
+                await turns.yield_if_due()
         tables = {scope: await _yield_slices(rollups.cells(scope)) for scope in _SUMMED}
         fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)
         nodes = await _yield_slices(self._nodes(fresh_nodes, now_ns, fresh_from_ns))
         found = InventoryComparison(now_ns)
         if self.watch:
-            found = await self.watch.compare(now_ns, fresh_from_ns, turns.offer)
+            found = await self.watch.compare(now_ns, fresh_from_ns, turns.yield_if_due)
         against = await _yield_slices(inventory_cells(found))
         jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
         cluster = (
@@ -169,10 +169,10 @@ class ViewRefresher:
 
         @cache
         def tenants_of(node: str, rails: int) -> list[int]:
-            gpus = self.core.holders_of(node)
+            gpus = self.core.gpus_by_rail(node)
             holders = {rail: self.live.holders(gpu) for rail, gpu in gpus.items()}
             by_rail = [holders.get(rail, set()) for rail in range(rails)]
-            whole = {claims.holder(node, now_ns)} - {""}
+            whole = {claims.node_holder(node, now_ns)} - {""}
             if not whole and holders and all(holders.values()):
                 whole = set().union(*holders.values())
             return [number(tenants) for tenants in (*by_rail, whole)]
@@ -192,14 +192,14 @@ class ViewRefresher:
             name: node
             for name, node in self.core.fleet.nodes.items()
             if node.instant_ns >= fresh_from_ns
-            or not (self.watch and self.watch.removed(name, now_ns))
+            or not (self.watch and self.watch.is_removed(name, now_ns))
         }
 
     def _cluster(
         self, fresh_nodes: Mapping[str, fleet.FleetNode], fresh_from_ns: int
     ) -> tuple[view_cells.ViewCell, ...]:
         fresh = [name for name, node in fresh_nodes.items() if node.instant_ns >= fresh_from_ns]
-        gpus = sum(len(self.core.holders_of(name)) for name in fresh)
+        gpus = sum(len(self.core.gpus_by_rail(name)) for name in fresh)
         return (
             view_cells.ViewCell(catalog.NODES, (), len(fresh_nodes)),
             view_cells.ViewCell(catalog.NODES_UP, (), len(fresh)),
@@ -236,5 +236,5 @@ async def _yield_slices(cells: Iterator[view_cells.ViewCell | None]) -> list[vie
     for cell in cells:
         if cell is not None:
             found.append(cell)
-        await turns.offer()
+        await turns.yield_if_due()
     return found

@@ -22,7 +22,7 @@ class TimeSlices:
     def __init__(self) -> None:
         self._since = time.perf_counter()
 
-    async def offer(self) -> None:
+    async def yield_if_due(self) -> None:
         """Pause, if a slice has been used up."""
         spent = time.perf_counter() - self._since
         if spent >= SLICE_SECONDS:
@@ -57,7 +57,7 @@ class LogRateLimit:
     """Number of lines that were not written."""
     _keys: OrderedDict[tuple[str, ...], tuple[float, int]] = field(default_factory=OrderedDict)
 
-    def due(self, *key: str) -> int | None:
+    def count_repetitions(self, *key: str) -> int | None:
         """Return the number of occurrences since the last line; None if no line is due."""
         now_seconds = self.monotonic()
         since, count = self._keys.get(key, (now_seconds - EVERY_SECONDS, 0))

@@ -169,4 +169,4 @@ async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
                 await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.wait({task})
-    assert sink.written == 0
+    assert sink.written_lines == 0

@@ -64,11 +64,11 @@ class AccessTrail:
     """Writes through a `AuditTrail`: `open` it, `run` it while that runs. Noting an event never waits."""
 
     trail: AuditTrail
-    recorded: RecordedCredentials
+    identities: RecordedCredentials
     wall_ns: Callable[[], int] = time.time_ns
     max_events_per_day: int = MAX_EVENTS_PER_DAY
     _day: int = -1
-    _today: set[Hashable] = field(default_factory=set)
+    _seen_today: set[Hashable] = field(default_factory=set)
     _uncounted_today: int = 0
     _misuses: dict[CredentialMisuse, int] = field(default_factory=dict)
     _uncounted_misuses: int = 0
@@ -80,7 +80,7 @@ class AccessTrail:
 
     def record_denial(self, denial: DeniedRequest) -> None:
         """Record a denied request."""
-        self.trail.deny(denial)
+        self.trail.record_denial(denial)
 
     def record_use(self, credential: Credential, key: CredentialKey, address: str) -> None:
         """Record a successful authentication: recorded the first time per day from this address."""
@@ -104,13 +104,13 @@ class AccessTrail:
         if day != self._day:
             self._draft_more_today()
             self._day = day
-            self._today.clear()
-        if event in self._today:
+            self._seen_today.clear()
+        if event in self._seen_today:
             return False
-        if len(self._today) >= self.max_events_per_day:
+        if len(self._seen_today) >= self.max_events_per_day:
             self._uncounted_today += 1
             return False
-        self._today.add(event)
+        self._seen_today.add(event)
         return True
 
     def record_expired_use(self, credential: Credential, key: CredentialKey, address: str) -> None:
@@ -157,11 +157,11 @@ class AccessTrail:
     def open(self) -> None:
         """Read the credentials that were recorded before. Blocking; before `run`."""
         try:
-            self.recorded.read()
+            self.identities.read()
         except (OSError, ValueError) as error:
             log.error(
                 "identities_read_failed",
-                file=str(self.recorded.path),
+                file=str(self.identities.path),
                 problem=str(error),
                 advice="all entries of the tokens file are recorded again",
             )
@@ -202,16 +202,16 @@ class AccessTrail:
         drafts, self._drafts = self._drafts, []
         await self._append(iter(drafts))
         current = self._current
-        if current is None or current is self.recorded.credentials:
+        if current is None or current is self.identities.credentials:
             return
-        changes = await asyncio.to_thread(find_changes, self.recorded.credentials, current)
+        changes = await asyncio.to_thread(find_changes, self.identities.credentials, current)
         if await self._append(map(self._draft_change, changes)):
             try:
-                await asyncio.to_thread(self.recorded.keep, current)
+                await asyncio.to_thread(self.identities.store, current)
             except OSError as error:
                 log.error(
                     "identities_write_failed",
-                    file=str(self.recorded.path),
+                    file=str(self.identities.path),
                     problem=str(error),
                     advice="changes of the tokens file are recorded again after a restart",
                 )

@@ -171,7 +171,7 @@ class CredentialEntry:
     until_ns: int | None = None
     """Nanoseconds since the epoch; None if it does not expire."""
 
-    def expired(self, now_ns: int) -> bool:
+    def is_expired(self, now_ns: int) -> bool:
         """True if the entry has expired."""
         return self.until_ns is not None and now_ns >= self.until_ns
 

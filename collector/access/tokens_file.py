@@ -30,10 +30,10 @@ class TokensFile:
     path: Path
     on_change: Callable[[credential_types.Credentials], None] = lambda _credentials: None
     credentials: credential_types.Credentials = field(init=False)
-    valid: bool = True
+    is_valid: bool = True
     """True if the current content of the file could be read."""
-    _seen: bytes = b""
-    _judged: bytes = b""
+    _read_digest: bytes = b""
+    _parsed_digest: bytes = b""
 
     def __post_init__(self) -> None:
         self.credentials = credential_types.load_credentials(self.path)
@@ -57,24 +57,24 @@ class TokensFile:
         try:
             content = self.path.read_bytes()
             digest = hashlib.sha256(content).digest()
-            changing, self._seen = digest != self._seen, digest
-            if changing or digest == self._judged:
+            changing, self._read_digest = digest != self._read_digest, digest
+            if changing or digest == self._parsed_digest:
                 return None
-            self._judged = digest
+            self._parsed_digest = digest
             credentials = credential_types.parse_credentials(content.decode())
         except (OSError, ValueError) as error:
-            if self.valid or not isinstance(error, OSError):
+            if self.is_valid or not isinstance(error, OSError):
                 log.error(
                     "tokens_rejected",
                     file=str(self.path),
                     problem=str(error),
                     advice="the last valid credentials remain in use",
                 )
-            self.valid = False
+            self.is_valid = False
             if isinstance(error, OSError):
-                self._judged = b""
+                self._parsed_digest = b""
             return None
-        self.valid = True
+        self.is_valid = True
         return credentials
 
 
@@ -133,7 +133,7 @@ class RecordedCredentials:
             )
         self.credentials = credential_types.Credentials(entries, frozenset(state.revoked))
 
-    def keep(self, credentials: credential_types.Credentials) -> None:
+    def store(self, credentials: credential_types.Credentials) -> None:
         """Store these credentials as recorded; durable on return."""
         entries = [
             _StoredEntry(**asdict(key), **asdict(entry.credential), until_ns=entry.until_ns)

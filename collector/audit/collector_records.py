@@ -45,25 +45,25 @@ class OutboxDrain:
     audit: log_writer.AuditLog
     poll_seconds: float = POLL_SECONDS
     retry_seconds: float = RETRY_SECONDS
-    waiting: int = 0
+    waiting_rows: int = 0
     """Rows that are in no log yet, as of the last poll."""
     stop_signing: Callable[[str], None] = lambda _problem: None
     """Called before anything else if the ledger refers to records that the log does not have."""
-    recorded: Callable[[], None] = lambda: None
+    on_heads_recorded: Callable[[], None] = lambda: None
     """Called after ledger heads were recorded, to refresh the newest known head. Blocking."""
     problem: str = ""
     """Reason why draining is blocked; empty if it is not."""
     _log: str = ""
     _newest: int = -1
     """Number of the last row when nothing was pending; -1 if it must be determined."""
-    _counted: float = 0.0
-    _found: dict[str, int] = field(default_factory=dict)
+    _counted_seconds: float = 0.0
+    _sequences: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Drain until cancelled. A failure is logged once and retried."""
         while True:
             try:
-                full = await self.step()
+                full = await self.drain_batch()
             except (
                 LedgerError,
                 log_writer.AuditError,
@@ -82,24 +82,24 @@ class OutboxDrain:
             if not full:
                 await asyncio.sleep(self.poll_seconds)
 
-    async def step(self) -> bool:
+    async def drain_batch(self) -> bool:
         """Drain one batch; return True if more rows may be pending.
 
         Raises LedgerError, AuditError, RecordError, TileError, OSError.
         """
         database = await asyncio.to_thread(self.database)
         if not self._log:
-            await asyncio.to_thread(self._find_unnoted, database)
-        batch = await asyncio.to_thread(self._take, database)
-        places = await self._recorded(batch)
-        await asyncio.to_thread(self._place, database, places)
-        for one in batch:
-            self._found.pop(one.reference)
-        if any(one.draft.type == audit_outbox.HEAD for one in batch):
-            await asyncio.to_thread(self.recorded)
+            await asyncio.to_thread(self._find_unnoted_records, database)
+        batch = await asyncio.to_thread(self._take_rows, database)
+        positions = await self._append_rows(batch)
+        await asyncio.to_thread(self._store, database, positions)
+        for row in batch:
+            self._sequences.pop(row.reference)
+        if any(row.draft.type == audit_outbox.HEAD for row in batch):
+            await asyncio.to_thread(self.on_heads_recorded)
         return len(batch) == MAX_BATCH_ROWS
 
-    def _find_unnoted(self, database: Database) -> None:
+    def _find_unnoted_records(self, database: Database) -> None:
         """Find records that were appended and not noted."""
         genesis = next(self.audit.records(0), None)
         if genesis is None:
@@ -109,54 +109,54 @@ class OutboxDrain:
         with database.transaction() as connection:
             last = audit_outbox.find_last_recorded(connection, name)
             expected = audit_outbox.find_reference(connection, last.id) if last else ""
-        self._found = {}
-        behind = self.audit.records(last.leaf if last else 0)
-        if last and row_reference(next(behind, None)) != expected:
+        self._sequences = {}
+        later_records = self.audit.records(last.leaf if last else 0)
+        if last and row_reference(next(later_records, None)) != expected:
             message = (
                 f"record {last.leaf} is in the ledger and missing in this log: an older copy of"
                 " the log was restored, or its end is lost"
             )
             self.stop_signing(message)
             raise log_writer.AuditError(message)
-        for raw in behind:
+        for raw in later_records:
             if reference := row_reference(raw):
-                self._found[reference] = record.decode_audit_record(raw).seq
+                self._sequences[reference] = record.decode_audit_record(raw).seq
         self._log = name
 
-    def _take(self, database: Database) -> list[audit_outbox.OutboxRow]:
-        now = time.monotonic()
+    def _take_rows(self, database: Database) -> list[audit_outbox.OutboxRow]:
+        now_seconds = time.monotonic()
         with database.transaction() as connection:
             newest = audit_outbox.newest_number(connection)
-            if newest == self._newest and now < self._counted + COUNT_SECONDS:
+            if newest == self._newest and now_seconds < self._counted_seconds + COUNT_SECONDS:
                 return []
-            self.waiting = audit_outbox.count_unrecorded(connection)
-            self._newest, self._counted = newest, now
-        if not self.waiting:
+            self.waiting_rows = audit_outbox.count_unrecorded(connection)
+            self._newest, self._counted_seconds = newest, now_seconds
+        if not self.waiting_rows:
             return []
         # More rows are assumed to be pending until a batch comes back empty.
         self._newest = -1
         with database.transaction(writes=True) as connection:
             return audit_outbox.take_rows(connection, self._log, MAX_BATCH_ROWS)
 
-    async def _recorded(
+    async def _append_rows(
         self, batch: list[audit_outbox.OutboxRow]
     ) -> list[audit_outbox.LogPosition]:
         """Append the rows that the log does not have yet, in order; return the position of each."""
-        fresh = [one for one in batch if one.reference not in self._found]
-        for one in fresh:
-            filled = audit_outbox.build_record(one.draft, self.audit.source, self.audit.size)
-            record.encode_audit_record(filled)
-        appended = [self.audit.append(one.draft) for one in fresh]
+        new_rows = [row for row in batch if row.reference not in self._sequences]
+        for row in new_rows:
+            candidate = audit_outbox.build_record(row.draft, self.audit.source, self.audit.size)
+            record.encode_audit_record(candidate)
+        appended = [self.audit.append(row.draft) for row in new_rows]
         leaves = await asyncio.gather(*appended)
-        self._found.update(zip((one.reference for one in fresh), leaves, strict=True))
-        signed = await self._signed() if batch else 0
+        self._sequences.update(zip((row.reference for row in new_rows), leaves, strict=True))
+        signed = await self._sign() if batch else 0
         return [
-            audit_outbox.LogPosition(one.id, leaf, signed if leaf < signed else None)
-            for one in batch
-            for leaf in (self._found[one.reference],)
+            audit_outbox.LogPosition(row.id, leaf, signed if leaf < signed else None)
+            for row in batch
+            for leaf in (self._sequences[row.reference],)
         ]
 
-    async def _signed(self) -> int:
+    async def _sign(self) -> int:
         """Sign if that is possible now; return the number of signed records."""
         try:
             await self.audit.sign()
@@ -171,12 +171,12 @@ class OutboxDrain:
             log.warning("audit_signing_postponed", problem=str(error))
         return self.audit.signed.size
 
-    def _place(self, database: Database, places: list[audit_outbox.LogPosition]) -> None:
-        if not places:
+    def _store(self, database: Database, positions: list[audit_outbox.LogPosition]) -> None:
+        if not positions:
             return
         with database.transaction(writes=True) as connection:
-            audit_outbox.store_positions(connection, self._log, places)
-        self.waiting -= len(places)
+            audit_outbox.store_positions(connection, self._log, positions)
+        self.waiting_rows -= len(positions)
 
 
 def row_reference(raw: bytes | None) -> str:
@@ -205,10 +205,10 @@ class DeniedRequest:
     """The check that failed."""
     name: str = ""
     """Holder of the credential, if the credential is known."""
-    shown: str = "token"
+    credential_kind: str = "token"
     """Credential presented: a token, a certificate, or nothing."""
 
-    def quoted(self) -> DeniedRequest:
+    def truncated(self) -> DeniedRequest:
         """Return a copy with the path truncated to the recorded length."""
         return replace(self, path=self.path[:_MAX_QUOTED])
 
@@ -225,11 +225,11 @@ class AuditTrail:
     wall_ns: Callable[[], int] = time.time_ns
     settings: str = ""
     """Hash of the settings: a different one shows that they were changed."""
-    lost: int = 0
+    lost_records: int = 0
     """Number of records that could not be written; their content is in the system journal."""
-    denied: int = 0
+    denials: int = 0
     _repeated: dict[DeniedRequest, int] = field(default_factory=dict)
-    _fresh: list[DeniedRequest] = field(default_factory=list)
+    _new_denials: list[DeniedRequest] = field(default_factory=list)
     _due: list[tuple[DeniedRequest, int]] = field(default_factory=list)
     _ended: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -245,17 +245,17 @@ class AuditTrail:
             message = f"cannot write the audit log {self.log.directory}: {error.strerror}"
             raise SettingsError(message) from error
 
-    def unusable(self, why: str) -> SettingsError:
+    def unusable_log(self, problem: str) -> SettingsError:
         """Return the error for an audit log with which the collector cannot continue."""
         return SettingsError(
-            f"{why}; to start without this log, move {self.log.directory} away and keep it"
+            f"{problem}; to start without this log, move {self.log.directory} away and keep it"
         )
 
     def _open(self) -> None:
         try:
             self.log.open()
         except log_writer.AuditError as error:
-            raise self.unusable(str(error)) from error
+            raise self.unusable_log(str(error)) from error
         if self.log.size == 0:
             signer = self.log.signer
             genesis: record.RecordData = {"origin": signer.name, "key": str(signer.public)}
@@ -264,7 +264,7 @@ class AuditTrail:
             self._report_loss()
         for problem in self.log.damage:
             self._report_damage(problem)
-        self.log.append_before_running(self._draft("admin.config", self._life("started")))
+        self.log.append_before_running(self._draft("admin.config", self._lifecycle_data("started")))
 
     def _report_loss(self) -> None:
         """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
@@ -288,14 +288,14 @@ class AuditTrail:
         data: record.RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
-    def _life(self, what: str) -> record.RecordData:
-        known: record.RecordData = {"settings": self.settings} if self.settings else {}
+    def _lifecycle_data(self, transition: str) -> record.RecordData:
+        settings: record.RecordData = {"settings": self.settings} if self.settings else {}
         epoch = self.log.publisher.ownership.epoch
         return {
             "collector": self.version,
-            "what": what,
+            "what": transition,
             housekeeping_files.EPOCH_FILE: epoch,
-            **known,
+            **settings,
         }
 
     async def run(self) -> None:
@@ -308,29 +308,29 @@ class AuditTrail:
             finally:
                 await self._write_repeated()
                 self._ended = True
-                await self._record(self._draft("admin.config", self._life("stopped")))
+                await self._record(self._draft("admin.config", self._lifecycle_data("stopped")))
                 writer.cancel()
 
-    def deny(self, denial: DeniedRequest) -> None:
+    def record_denial(self, denial: DeniedRequest) -> None:
         """Count a denied request. Never waits."""
-        self.denied += 1
-        known = denial.quoted()
+        self.denials += 1
+        counted = denial.truncated()
         if self._ended:
-            self._lose("access.denied", asdict(known), "the collector is stopping")
+            self._report_lost_record("access.denied", asdict(counted), "the collector is stopping")
             return
-        if known not in self._repeated and self._paths_of(known.address) >= MAX_PATHS:
-            known = replace(known, path="")
-        if known in self._repeated:
-            self._repeated[known] += 1
+        if counted not in self._repeated and self._count_paths(counted.address) >= MAX_PATHS:
+            counted = replace(counted, path="")
+        if counted in self._repeated:
+            self._repeated[counted] += 1
         elif len(self._repeated) >= MAX_DENIED:
             self._repeated[_OTHER_SENDERS] = self._repeated.get(_OTHER_SENDERS, 0) + 1
         else:
-            self._repeated[known] = 0
-            self._fresh.append(known)
+            self._repeated[counted] = 0
+            self._new_denials.append(counted)
             self._wake.set()
 
-    def _paths_of(self, address: str) -> int:
-        return sum(known.address == address for known in self._repeated)
+    def _count_paths(self, address: str) -> int:
+        return sum(counted.address == address for counted in self._repeated)
 
     async def _write_denials(self) -> None:
         """Record each new denial immediately; after a minute, the counts of repeated ones."""
@@ -340,16 +340,16 @@ class AuditTrail:
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
-                    await self._write_fresh()
+                    await self._write_new_denials()
         except TimeoutError:
             await self._write_repeated()
 
-    async def _write_fresh(self) -> None:
-        while self._fresh:
-            await self._record_denial(self._fresh.pop(0), 1)
+    async def _write_new_denials(self) -> None:
+        while self._new_denials:
+            await self._record_denial(self._new_denials.pop(0), 1)
 
     async def _write_repeated(self) -> None:
-        await self._write_fresh()
+        await self._write_new_denials()
         self._due += [(denial, count) for denial, count in self._repeated.items() if count]
         self._repeated.clear()
         while self._due:
@@ -358,7 +358,7 @@ class AuditTrail:
     async def _record_denial(self, denial: DeniedRequest, count: int) -> None:
         name = unicodedata.normalize("NFC", denial.name)
         actor = record.RecordActor(
-            "credential" if name else "unknown", name, denial.shown, denial.address
+            "credential" if name else "unknown", name, denial.credential_kind, denial.address
         )
         data: record.RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record(self._draft("access.denied", data, actor, "denied"))
@@ -372,12 +372,12 @@ class AuditTrail:
         try:
             await self.log.append(draft)
         except (log_writer.AuditError, record.RecordError) as error:
-            self._lose(draft.type, draft.data, str(error))
+            self._report_lost_record(draft.type, draft.data, str(error))
             return False
         return True
 
-    def _lose(self, kind: str, data: Mapping[str, object], problem: str) -> None:
-        self.lost += 1
+    def _report_lost_record(self, kind: str, data: Mapping[str, object], problem: str) -> None:
+        self.lost_records += 1
         log.error("audit_record_lost", type=kind, data=data, problem=problem)
 
     def _draft(

@@ -207,7 +207,7 @@ def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     for group in groups:
         index = index * 1000 + group
     level = tile[1] if tile[1] == "entries" else int(tile[1])
-    return tiles.problem(path, level, index, int(tile[3] or tile_files.WIDTH))
+    return tiles.find_problem(path, level, index, int(tile[3] or tile_files.WIDTH))
 
 
 def _find_journal_problem(path: Path) -> str:
@@ -223,18 +223,18 @@ class _ExpectedTiles:
     """Tiles that a directory may contain."""
 
     signed: tile_files.Tiles
-    behind: list[merkle.Hash]
+    unsigned_leaves: list[merkle.Hash]
     """Leaves after the signed ones."""
     records: Sequence[bytes]
 
-    def problem(self, path: Path, level: int | str, index: int, width: int) -> str:
+    def find_problem(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Return the reason why a tile is not allowed here; empty if it is."""
         depth = tile_files.depth_of(level)
         begin, end = index * tile_files.WIDTH, index * tile_files.WIDTH + width
         if end << (tile_files.LEVELS * depth) <= self.signed.size:
             # Full tiles, and the partial tiles that are needed, are checked elsewhere.
-            return self._left_behind(path, level, index, width)
-        if end << (tile_files.LEVELS * depth) > self.signed.size + len(self.behind):
+            return self._find_prefix_problem(path, level, index, width)
+        if end << (tile_files.LEVELS * depth) > self.signed.size + len(self.unsigned_leaves):
             return "foreign tile, beyond the end of the log"
         hashes = [self._hash(depth, position) for position in range(begin, end)]
         expected = b"".join(hashes)
@@ -247,7 +247,7 @@ class _ExpectedTiles:
         is_equal = path.read_bytes() == expected
         return "" if is_equal else "tile that does not match the records of the journal"
 
-    def _left_behind(self, path: Path, level: int | str, index: int, width: int) -> str:
+    def _find_prefix_problem(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Check that a partial tile superseded by a full one is a prefix of it."""
         if (
             width == tile_files.WIDTH
@@ -272,7 +272,7 @@ class _ExpectedTiles:
         if (index + 1) << (tile_files.LEVELS * level) <= self.signed.size:
             return self.signed.node(tile_files.LEVELS * level, index)
         if level == 0:
-            return self.behind[index - self.signed.size]
+            return self.unsigned_leaves[index - self.signed.size]
         return tile_files.complete_root(
             [
                 self._hash(level - 1, position)

@@ -61,8 +61,8 @@ class EventRecorder:
     problem: str = ""
     _waiting: deque[SeenEvent] = field(default_factory=deque)
     _facts: deque[RecordDraft] = field(default_factory=deque)
-    _behind: bool = False
-    _reading: bool = False
+    _has_overflowed: bool = False
+    _is_rereading: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -72,16 +72,16 @@ class EventRecorder:
 
     def open(self) -> None:
         """Load the state of the log. Blocking; raises TileError, RecordError, OSError."""
-        found = recorder_state.load_recorded_state(self.file, self.audit)
-        self.recorded = found.recorded
-        self.nodes.start(found.recorded.nodes, found.drafts)
-        self._waiting.extend(found.seen())
-        self._facts.extend(found.drafts)
-        before, now = self.recorded.version, self.recorded.started
+        snapshot = recorder_state.load_recorded_state(self.file, self.audit)
+        self.recorded = snapshot.recorded
+        self.nodes.start(snapshot.recorded.nodes, snapshot.drafts)
+        self._waiting.extend(snapshot.seen_events())
+        self._facts.extend(snapshot.drafts)
+        previous, current = self.recorded.version, self.recorded.started
         kind = recorder_state.UPGRADE
-        drafted = any(one.type == kind and not one.subject.node for one in self._facts)
-        if before != now and not drafted:
-            data: RecordData = {"before": before, "version": now}
+        is_drafted = any(draft.type == kind and not draft.subject.node for draft in self._facts)
+        if previous != current and not is_drafted:
+            data: RecordData = {"before": previous, "version": current}
             actor = RecordActor("collector", self.audit.source.id)
             self._facts.append(RecordDraft(kind, actor, self.wall_ns(), "done", data=data))
 
@@ -92,7 +92,7 @@ class EventRecorder:
             self._facts.extend(facts)
             self._wake.set()
 
-    def listen(self, seen: SeenEvent) -> None:
+    def queue_event(self, seen: SeenEvent) -> None:
         """Queue an event. Never waits."""
         if not event_records.is_audited(seen.event):
             return
@@ -109,7 +109,7 @@ class EventRecorder:
             return
         elif len(self._waiting) >= self.max_waiting:
             self.overflowed += 1
-            self._behind = True
+            self._has_overflowed = True
         else:
             self._waiting.append(seen)
         self._wake.set()
@@ -122,13 +122,13 @@ class EventRecorder:
                 await self._wake.wait()
                 self._wake.clear()
                 while self.waiting:
-                    await self._record_some()
-                if self._behind:
-                    await self._read_again()
+                    await self._record_batch()
+                if self._has_overflowed:
+                    await self._reread_events()
         finally:
-            self._keep()
+            self._store_copy()
 
-    def _keep(self) -> None:
+    def _store_copy(self) -> None:
         """Store a copy, so that the next start need not read the whole log. Blocking."""
         content = self.snapshot()
         try:
@@ -137,18 +137,18 @@ class EventRecorder:
         except OSError as error:
             log.warning("audit_copy_write_failed", file=str(self.file), problem=error.strerror)
 
-    async def _read_again(self) -> None:
+    async def _reread_events(self) -> None:
         """Read the events that did not fit from the frame log; those that overflow meanwhile, later."""
         log.warning("audit_events_reloaded", events=self.overflowed)
-        self._behind, self._reading = False, True
+        self._has_overflowed, self._is_rereading = False, True
         events = self.reread()
-        while found := await asyncio.to_thread(self._missing_from, events):
-            self._waiting.extend(found)
+        while missing := await asyncio.to_thread(self._find_unrecorded, events):
+            self._waiting.extend(missing)
             while self.waiting:
-                await self._record_some()
-        self._reading = False
+                await self._record_batch()
+        self._is_rereading = False
 
-    def _missing_from(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
+    def _find_unrecorded(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
         audited = (seen for seen in events if event_records.is_audited(seen.event))
         numbered = (seen for seen in audited if event_records.is_numbered(seen.event))
         missing = filterfalse(
@@ -156,13 +156,13 @@ class EventRecorder:
         )
         return list(islice(missing, self.max_waiting // 2 or 1))
 
-    async def _record_some(self) -> None:
+    async def _record_batch(self) -> None:
         """Record a batch; events leave the queue when all of them are in the log."""
         facts = list(islice(self._facts, MAX_BATCH_EVENTS))
         events = list(islice(self._waiting, MAX_BATCH_EVENTS))
         while True:
             try:
-                drafts = await asyncio.to_thread(self._drafts, events)
+                drafts = await asyncio.to_thread(self._make_drafts, events)
                 break
             except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))
@@ -170,12 +170,12 @@ class EventRecorder:
         for _ in events:
             self._waiting.popleft()
 
-    def _drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
+    def _make_drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
         """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
         keys = [seen.event.entity.key for seen in events]
         gpus = {event_records.normalize_text(key[0]) for key in keys if key}
-        holdings = self.recorded.holdings.part(gpus)
-        found: list[RecordDraft] = []
+        holdings = self.recorded.holdings.copy_of_gpus(gpus)
+        batch_drafts: list[RecordDraft] = []
         numbers: set[tuple[str, str, int]] = set()
         for seen in events:
             source = event_records.event_source(seen)
@@ -185,40 +185,42 @@ class EventRecorder:
             numbers.add(number)
             try:
                 converted = event_records.make_drafts(
-                    seen, holdings, self.salts.commitment, self.tenant_of
+                    seen, holdings, self.salts.make_commitment, self.tenant_of
                 )
                 drafts = list(converted)
-                records = [build_record(one, one.source or source, _ANY_NUMBER) for one in drafts]
+                records = [
+                    build_record(draft, draft.source or source, _ANY_NUMBER) for draft in drafts
+                ]
                 for record in records:
                     encode_audit_record(record)
             except RecordError as error:
                 log.error("audit_event_rejected", node=seen.node, problem=str(error))
-                found.append(event_records.find_recording_problem(seen, error))
+                batch_drafts.append(event_records.find_recording_problem(seen, error))
                 continue
             for record in records:
                 holdings.add(record)
-            found += drafts
-        return found
+            batch_drafts += drafts
+        return batch_drafts
 
     async def _append(self, drafts: list[RecordDraft]) -> None:
         """Append all drafts to the log, retrying until it succeeds."""
         while drafts:
             appended = (self.audit.append(draft) for draft in drafts)
-            answers = await asyncio.gather(*appended, return_exceptions=True)
-            left: list[RecordDraft] = []
+            results = await asyncio.gather(*appended, return_exceptions=True)
+            failed: list[RecordDraft] = []
             problem = ""
-            for draft, answer in zip(drafts, answers, strict=True):
-                if isinstance(answer, int):
+            for draft, result in zip(drafts, results, strict=True):
+                if isinstance(result, int):
                     source = draft.source or self.audit.source
-                    self.recorded.add(build_record(draft, source, answer))
+                    self.recorded.add(build_record(draft, source, result))
                     if draft.source is None and draft in self._facts:
                         self._facts.remove(draft)  # no number identifies it in the log
-                elif isinstance(answer, log_writer.AuditError):
-                    left.append(draft)
-                    problem = str(answer)
+                elif isinstance(result, log_writer.AuditError):
+                    failed.append(draft)
+                    problem = str(result)
                 else:
-                    raise answer
-            drafts = left
+                    raise result
+            drafts = failed
             if problem:
                 await self._pause(problem)
         self.problem = ""
@@ -234,13 +236,13 @@ class EventRecorder:
 
         Runs with their last record received before the horizon are dropped.
         """
-        if self._behind or self._reading:
+        if self._has_overflowed or self._is_rereading:
             return None
         self.recorded.forget_before(horizon_ns)
         events = [
-            (one.node, one.boot_id, one.event, one.position)
-            for one in self._waiting
-            if one.position
+            (seen.node, seen.boot_id, seen.event, seen.position)
+            for seen in self._waiting
+            if seen.position
         ]
         copied = recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))
         return recorder_state.encode_snapshot(copied)

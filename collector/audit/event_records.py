@@ -78,7 +78,7 @@ class ClaimsInForce(msgspec.Struct):
         """Return the claim if it is in force."""
         return self.gpus.get(gpu, {}).get(claim)
 
-    def disputed(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
+    def find_disputed(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
         """Return the other claims of a GPU that dispute the slots of this one and are not recorded yet.
 
         The number is bounded: otherwise a provider that reports thousands of claims fills the log with
@@ -95,7 +95,7 @@ class ClaimsInForce(msgspec.Struct):
         )
         return list(islice(others, max(0, MAX_CONFLICTS - len(conflicting))))
 
-    def part(self, gpus: Iterable[str]) -> ClaimsInForce:
+    def copy_of_gpus(self, gpus: Iterable[str]) -> ClaimsInForce:
         """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
         selected = set(gpus)
         return ClaimsInForce(
@@ -209,7 +209,7 @@ def make_drafts(
         holdings.find_claim(gpu, claim),
     )
     if present is None:
-        for other in holdings.disputed(gpu, claim, wanted):
+        for other in holdings.find_disputed(gpu, claim, wanted):
             yield _conflict(draft, other)
         yield draft
     elif present.holder == wanted.holder:

@@ -55,7 +55,7 @@ class SignedStatement:
     epoch: int
     fields: tuple[str, ...]
 
-    def signed(self, signer: signed_note.SecretKey) -> bytes:
+    def encode(self, signer: signed_note.SecretKey) -> bytes:
         """Return the bytes of the file. Raises NoteError."""
         lines = (f"railscope audit {self.kind}", signer.name, str(self.epoch), *self.fields)
         return signed_note.sign("".join(f"{line}\n" for line in lines), signer).encode()
@@ -121,10 +121,10 @@ class Acknowledgement:
     files: tuple[str, ...]
     """Names of the journal's files, oldest first."""
 
-    def signed(self, signer: signed_note.SecretKey) -> bytes:
+    def encode(self, signer: signed_note.SecretKey) -> bytes:
         """Return the bytes of the file; their length is the same for every count."""
         fields = (f"{self.count:020d}", base64.b64encode(self.root).decode(), *self.files)
-        return SignedStatement(_KIND, self.epoch, fields).signed(signer)
+        return SignedStatement(_KIND, self.epoch, fields).encode(signer)
 
 
 def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey) -> Acknowledgement:
@@ -170,7 +170,7 @@ class LogOwnership:
     def _path(self) -> Path:
         return self.directory / EPOCH_FILE
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take the lock and read the epoch of the last owner.
 
         Raises LogLockedError, HousekeepingError, OSError.
@@ -185,16 +185,16 @@ class LogOwnership:
             content = read_bytes(self._path)
             self.epoch = read_statement(self._path, content, EPOCH_FILE, self.signer.public).epoch
 
-    def claim(self) -> None:
+    def write_epoch(self) -> None:
         """Begin the next epoch, after all other files were checked. Raises OSError."""
         # The random token distinguishes two collectors that start at the same time on two hosts.
         statement = SignedStatement(EPOCH_FILE, self.epoch + 1, (secrets.token_hex(16),))
-        self._statement = statement.signed(self.signer)
+        self._statement = statement.encode(self.signer)
         write_durably(self._path, self._statement)
         self.epoch += 1
 
     @property
-    def holds(self) -> bool:
+    def is_held(self) -> bool:
         """True if there has been no other owner since. Raises HousekeepingError, OSError."""
         content = read_bytes(self._path)
         if content == self._statement:
@@ -226,7 +226,7 @@ class CosignedCheckpoint(msgspec.Struct, frozen=True):
         """Return the time of the cosignature in seconds. Raises NoteError."""
         return signed_note.cosignature_seconds(self.note, signed_note.parse_witness_key(self.key))
 
-    def is_of(self, node: str) -> bool:
+    def is_named_for(self, node: str) -> bool:
         """True if the key is in the node's own name. Raises NoteError if the key is invalid."""
         return signed_note.parse_witness_key(self.key).name == signed_note.key_name(node)
 
@@ -238,7 +238,7 @@ class CosignatureStore:
     directory: Path
     signer: signed_note.SecretKey
     nodes: dict[str, CosignedCheckpoint] = field(default_factory=dict)
-    changed: bool = False
+    has_changes: bool = False
     _epoch: int = 0
 
     def open(self, owned: int) -> str:
@@ -258,21 +258,21 @@ class CosignatureStore:
 
     def keep(self, epoch: int) -> None:
         """Write the file as of an epoch, durable on return. Raises OSError."""
-        self._epoch, self.changed = epoch, True
+        self._epoch, self.has_changes = epoch, True
         self.save()
 
     def put(self, node: str, cosigned: CosignedCheckpoint) -> None:
         """Store the cosignature of a node, after it was checked."""
         self.nodes[node] = cosigned
-        self.changed = True
+        self.has_changes = True
 
     def save(self) -> None:
         """Write the file if something has changed, durable on return. Blocking; raises OSError."""
-        if self.changed:
-            self.changed = False
+        if self.has_changes:
+            self.has_changes = False
             body = msgspec.json.encode(self.nodes, order="sorted")
             statement = SignedStatement(WITNESSES_FILE, self._epoch, (sha256(body).hexdigest(),))
-            content = body + b"\n" + statement.signed(self.signer)
+            content = body + b"\n" + statement.encode(self.signer)
             write_durably(self.directory / WITNESSES_FILE, content)
 
 

@@ -51,7 +51,7 @@ class JournalFile:
     """Bytes after the last complete group."""
 
     @property
-    def next(self) -> int:
+    def next_sequence(self) -> int:
         """Sequence number of the record that follows this file."""
         return self.first + len(self.records)
 
@@ -98,8 +98,10 @@ def _read_files(directory: Path) -> list[JournalFile]:
     files: list[JournalFile] = []
     for path in paths:
         file = _read_file(path, newest=path == paths[-1])
-        if files and file.first != files[-1].next:
-            message = f"wrong first record of {path}: {file.first}: expected {files[-1].next}"
+        if files and file.first != files[-1].next_sequence:
+            message = (
+                f"wrong first record of {path}: {file.first}: expected {files[-1].next_sequence}"
+            )
             raise JournalError(message)
         files.append(file)
     return files
@@ -162,13 +164,14 @@ def check_files(
             raise JournalError(message)
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
-        if file.path.name not in acknowledged.files and file.next > signed and not just_begun:
+        is_missing = file.path.name not in acknowledged.files
+        if is_missing and file.next_sequence > signed and not just_begun:
             message = (
                 f"foreign file in the journal: {file.path}: expected a file that"
                 f" `{housekeeping_files.ACKNOWLEDGED_FILE}` lists"
             )
             raise JournalError(message)
-    if files and files[-1].torn and files[-1].next < acknowledged.count:
+    if files and files[-1].torn and files[-1].next_sequence < acknowledged.count:
         return  # records are missing, which is reported with their number
     if acknowledged.count < signed:
         message = (
@@ -193,11 +196,11 @@ class Journal:
 
     directory: Path
     signer: signed_note.SecretKey
-    lost: int = 0
+    lost_records: int = 0
     """Number of records that were acknowledged before the journal was opened, and are missing."""
     _epoch: int = 0
     _descriptor: int = field(default=-1, repr=False)
-    _stated: int = field(default=-1, repr=False)
+    _acknowledged_descriptor: int = field(default=-1, repr=False)
     """Descriptor of `acknowledged`."""
     _statement: bytes = field(default=b"", repr=False)
     _tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
@@ -217,14 +220,14 @@ class Journal:
         """
         make_directory(self.directory)
         size = signed.size
-        acknowledged = self._acknowledged(owned)
+        acknowledged = self._read_acknowledged(owned)
         files = read_journal(self.directory)
         if files and files[0].first > size:
             message = f"missing records {size} to {files[0].first - 1} before {files[0].path}"
             raise JournalError(message)
-        if files and files[-1].next < size:
+        if files and files[-1].next_sequence < size:
             message = (
-                f"missing records at the end of {files[-1].path}: ends at record {files[-1].next}:"
+                f"missing records at the end of {files[-1].path}: ends at record {files[-1].next_sequence}:"
                 f" expected the {size} signed records"
             )
             raise JournalError(message)
@@ -236,7 +239,7 @@ class Journal:
             check_root(self.directory, acknowledged, self._tree)
             self._tree.append(merkle.leaf_hash(raw))
         check_root(self.directory, acknowledged, self._tree)
-        self.lost = max(0, acknowledged.count - self._tree.size)
+        self.lost_records = max(0, acknowledged.count - self._tree.size)
         self._epoch = owned + 1
         self._files = [file.path.name for file in files]
         if files:
@@ -251,7 +254,7 @@ class Journal:
             self.rotate()
         return unsigned
 
-    def _acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
+    def _read_acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
                 message = f"missing housekeeping file {self.directory.parent / housekeeping_files.EPOCH_FILE}"
@@ -271,33 +274,33 @@ class Journal:
         self._offset += len(data)
         for record in records:
             self._tree.append(merkle.leaf_hash(record))
-        self._state()
+        self._acknowledge()
 
-    def _state(self) -> None:
+    def _acknowledge(self) -> None:
         """Acknowledge the durable records by overwriting the file in place."""
-        statement = self._current()
+        statement = self._current_statement()
         try:
-            os.pwrite(self._stated, statement, 0)
+            os.pwrite(self._acknowledged_descriptor, statement, 0)
         except OSError as error:
             # The records are durable nevertheless: the file states fewer until the next group.
             log.warning("acknowledgement_write_failed", file=str(self._path), problem=str(error))
             return
         self._statement = statement
 
-    def _current(self) -> bytes:
+    def _current_statement(self) -> bytes:
         acknowledged = housekeeping_files.Acknowledgement(
             self._epoch, self._tree.size, self._tree.root, tuple(self._files)
         )
-        return acknowledged.signed(self.signer)
+        return acknowledged.encode(self.signer)
 
     def _replace_statement(self) -> None:
         """Replace the file that acknowledges the durable records and lists the files. Raises OSError."""
-        statement = self._current()
+        statement = self._current_statement()
         write_durably(self._path, statement)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        if self._stated >= 0:
-            os.close(self._stated)
-        self._stated, self._statement = descriptor, statement
+        if self._acknowledged_descriptor >= 0:
+            os.close(self._acknowledged_descriptor)
+        self._acknowledged_descriptor, self._statement = descriptor, statement
 
     def check_in_place(self) -> None:
         """Check that the files on disk are still those that this writer has open.
@@ -341,7 +344,7 @@ class Journal:
         self.close()
         self._descriptor, self._marker, self._offset = descriptor, marker, 0
 
-    def forget(self, signed: int) -> None:
+    def delete_signed_files(self, signed: int) -> None:
         """Delete files with signed records only, except the one being written.
 
         Raises JournalError, OSError.
@@ -364,6 +367,6 @@ class Journal:
     def release(self) -> None:
         """Close all open files permanently."""
         self.close()
-        if self._stated >= 0:
-            os.close(self._stated)
-            self._stated = -1
+        if self._acknowledged_descriptor >= 0:
+            os.close(self._acknowledged_descriptor)
+            self._acknowledged_descriptor = -1

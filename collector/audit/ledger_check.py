@@ -9,7 +9,7 @@ is no log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -32,24 +32,24 @@ RECORDED = frozenset(
 class LedgerComparison:
     """Outcome of a comparison."""
 
-    wrong: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     """Rows that are still to be recorded, or were lost when an older copy was accepted."""
     rows: Counter[str] = field(default_factory=Counter)
     """Number of compared rows, by kind."""
-    more: int = 0
+    unlisted: int = 0
 
-    def differ(self, what: str) -> None:
+    def add(self, difference: str) -> None:
         """Add a difference."""
-        if len(self.wrong) < audit_outbox.MAX_NAMED:
-            self.wrong.append(what)
+        if len(self.differences) < audit_outbox.MAX_NAMED:
+            self.differences.append(difference)
         else:
-            self.more += 1
+            self.unlisted += 1
 
 
 def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
-    found = audit_outbox.LedgerRecords()
+    records = audit_outbox.LedgerRecords()
     known = audit_outbox.identities(connection)
     kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
     query = select(audit_outbox.outbox_rows).where(audit_outbox.outbox_rows.c.type.in_(kinds))
@@ -57,31 +57,31 @@ def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
-            found.repeated.append(f"cannot read outbox row {row.number}")
+            records.repeated.append(f"cannot read outbox row {row.number}")
             continue
-        found.add_data(row.type, data, row.number, audit_outbox.reference(row, known))
-    return found
+        records.add_data(row.type, data, row.number, audit_outbox.reference(row, known))
+    return records
 
 
 def compare_ledger(
     connection: Connection, records: audit_outbox.LedgerRecords, days: range | None = None
 ) -> LedgerComparison:
     """Compare a database with its records; `days` restricts the ledger days that are compared."""
-    found = LedgerComparison()
+    comparison = LedgerComparison()
     missing = sorted(schema.metadata.tables.keys() - set(inspect(connection).get_table_names()))
     if missing:
-        found.differ(f"tables {', '.join(missing)} are missing")
-        return found
-    for what in records.repeated:
-        found.differ(what)
+        comparison.add(f"tables {', '.join(missing)} are missing")
+        return comparison
+    for problem in records.repeated:
+        comparison.add(problem)
     check = _LedgerCheck(
-        connection, records, days, found, _find_waiting_rows(connection, records.log)
+        connection, records, days, comparison, _find_waiting_rows(connection, records.log)
     )
-    check.heads()
+    check.check_heads()
     check.rows()
-    check.recorded()
-    check.sources()
-    return found
+    check.check_records()
+    check.check_sources()
+    return comparison
 
 
 @dataclass(slots=True)
@@ -91,100 +91,100 @@ class _LedgerCheck:
     connection: Connection
     records: audit_outbox.LedgerRecords
     days: range | None
-    found: LedgerComparison
+    result: LedgerComparison
     waiting: Mapping[str, str]
     committed: dict[str, head_chain.HashedRow] = field(default_factory=dict)
     """Every row that heads commit to, by name."""
 
-    def heads(self) -> None:
+    def check_heads(self) -> None:
         """Check the chain of heads."""
-        before: Row[Any] | None = None
+        previous: Row[Any] | None = None
         last: dict[str, int] = {}
         for row in self.connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
-            self.found.rows["head"] += 1
+            self.result.rows["head"] += 1
             last[row.database_id] = row.n
-            if problem := _find_chain_defect(row, before):
-                self.found.differ(f"head {row.n}: {problem}")
+            if problem := _find_chain_defect(row, previous):
+                self.result.add(f"head {row.n}: {problem}")
             else:
-                self._commit(row)
-            known = self.records.heads.get((row.database_id, row.n))
-            if known is None and f"head {row.n}" not in self.waiting:
-                self.found.differ(f"head {row.n} has no record")
-            if known is not None and known.hash != row.head:
-                self.found.differ(f"head {row.n} does not match record {known.record}")
-            before = row
-        self._missing_heads(last)
+                self._add_committed_rows(row)
+            recorded = self.records.heads.get((row.database_id, row.n))
+            if recorded is None and f"head {row.n}" not in self.waiting:
+                self.result.add(f"head {row.n} has no record")
+            if recorded is not None and recorded.hash != row.head:
+                self.result.add(f"head {row.n} does not match record {recorded.record}")
+            previous = row
+        self._check_missing_heads(last)
 
-    def _commit(self, row: Row[Any]) -> None:
-        for one in _items(row.rows):
-            if one.name in self.committed:
-                self.found.differ(f"head {row.n}: {one.name} was added by an earlier head")
-            self.committed[one.name] = one
+    def _add_committed_rows(self, row: Row[Any]) -> None:
+        for item in _items(row.rows):
+            if item.name in self.committed:
+                self.result.add(f"head {row.n}: {item.name} was added by an earlier head")
+            self.committed[item.name] = item
 
-    def _missing_heads(self, last: Mapping[str, int]) -> None:
+    def _check_missing_heads(self, last: Mapping[str, int]) -> None:
         """Check that each recorded head exists: a database that lacks one is an older copy."""
         query = select(head_chain.databases.c.database_id)
-        there = set(self.connection.execute(query).scalars())
-        for (database, n), known in self.records.heads.items():
-            if database not in there:
+        databases = set(self.connection.execute(query).scalars())
+        for (database, n), recorded in self.records.heads.items():
+            if database not in databases:
                 problem = f"belongs to another database, {database}"
             elif n > last.get(database, 0):
                 problem = "is missing in the database: it is an older copy"
             else:
                 continue
-            self._lack(known.source, f"head {n} of record {known.record}", problem)
+            self._report(recorded.source, f"head {n} of record {recorded.record}", problem)
 
-    def _lack(self, source: str, what: str, problem: str) -> None:
+    def _report(self, source: str, subject: str, problem: str) -> None:
         """Report a row that does not exist, unless it was lost with a replaced database."""
         if self.records.is_lost(source):
-            self.found.waiting.append(f"{what} was lost with its database")
+            self.result.waiting.append(f"{subject} was lost with its database")
         else:
-            self.found.differ(f"{what} {problem}")
+            self.result.add(f"{subject} {problem}")
 
     def rows(self) -> None:
         """Check every row against its head and its record; then report the rows that no longer exist."""
-        gone = {name for name, head in self.committed.items() if _in_days(head, self.days)}
+        missing_rows = {name for name, head in self.committed.items() if _in_days(head, self.days)}
         for kind in schema.covered_tables:
-            for one in head_chain.read_rows(self.connection, kind, self.days):
-                self.found.rows[kind] += 1
-                gone.discard(one.name)
-                for problem in self._differences(one):
-                    self.found.differ(f"{one.name}: {problem}")
-                if one.name in self.waiting and one.name not in self.records.rows:
-                    self.found.waiting.append(f"{one.name} {self.waiting[one.name]}")
-        for name in sorted(gone):
-            self.found.differ(f"{name} was removed")
+            for row in head_chain.read_rows(self.connection, kind, self.days):
+                self.result.rows[kind] += 1
+                missing_rows.discard(row.name)
+                for problem in self._differences(row):
+                    self.result.add(f"{row.name}: {problem}")
+                if row.name in self.waiting and row.name not in self.records.rows:
+                    self.result.waiting.append(f"{row.name} {self.waiting[row.name]}")
+        for name in sorted(missing_rows):
+            self.result.add(f"{name} was removed")
 
-    def _differences(self, one: head_chain.HashedRow) -> Iterator[str]:
-        head = self.committed.get(one.name)
+    def _differences(self, row: head_chain.HashedRow) -> Iterator[str]:
+        head = self.committed.get(row.name)
         if head is None:
             yield "no head covers it: it was added by hand"
-        elif head.hash != one.hash:
+        elif head.hash != row.hash:
             yield "it does not match its head: it was changed by hand"
-        if one.kind in RECORDED:
-            known = self.records.rows.get(one.name)
-            if known is None and one.name not in self.waiting:
+        if row.kind in RECORDED:
+            recorded = self.records.rows.get(row.name)
+            if recorded is None and row.name not in self.waiting:
                 yield "it has no record"
-            elif known is not None and known.hash != one.hash:
-                yield f"it does not match record {known.record}"
+            elif recorded is not None and recorded.hash != row.hash:
+                yield f"it does not match record {recorded.record}"
 
-    def recorded(self) -> None:
+    def check_records(self) -> None:
         """Check that each record has its row."""
-        for name, known in self.records.rows.items():
+        for name, recorded in self.records.rows.items():
             if name not in self.committed:
-                self._lack(known.source, f"{name} of record {known.record}", "is missing")
+                self._report(recorded.source, f"{name} of record {recorded.record}", "is missing")
 
-    def sources(self) -> None:
+    def check_sources(self) -> None:
         """Check that the outbox contains the rows that records were made from."""
         if not self.records.sources:
             return
         known = audit_outbox.identities(self.connection)
         rows = self.connection.execute(select(audit_outbox.outbox_rows))
-        there = {audit_outbox.reference(row, known) for row in rows}
+        references = {audit_outbox.reference(row, known) for row in rows}
         for source, number in self.records.sources.items():
-            if source not in there:
-                what = f"record {number}: its source row"
-                self._lack(source, what, "is missing in the outbox")
+            if source not in references:
+                subject = f"record {number}: its source row"
+                self._report(source, subject, "is missing in the outbox")
 
 
 def _find_chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
@@ -206,8 +206,8 @@ def _find_chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
 
 def _items(rows: str) -> list[head_chain.HashedRow]:
     return [
-        head_chain.HashedRow(*one)
-        for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])
+        head_chain.HashedRow(*item)
+        for item in msgspec.json.decode(rows, type=list[tuple[str, str, str]])
     ]
 
 
@@ -226,7 +226,7 @@ def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
         elsewhere,
         audit_outbox.outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES)),
     )
-    found: dict[str, str] = {}
+    waiting: dict[str, str] = {}
     for row in connection.execute(query):
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
@@ -234,21 +234,21 @@ def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
             continue  # its row then has no record, which is reported
         name = str(data.get(audit_outbox.ROW, f"head {data.get('n')}"))
         other = f"is recorded in another log, {str(row.log)[:16]}, as record {row.leaf}"
-        found[name] = "is not recorded yet" if row.leaf is None else other
-    return found
+        waiting[name] = "is not recorded yet" if row.leaf is None else other
+    return waiting
 
 
-def _in_days(one: head_chain.HashedRow, days: range | None) -> bool:
-    if days is None or one.kind != "revision":
+def _in_days(row: head_chain.HashedRow, days: range | None) -> bool:
+    if days is None or row.kind != "revision":
         return True
-    parts = one.key.rsplit("/", 2)
+    parts = row.key.rsplit("/", 2)
     return len(parts) > 2 and parts[1].isdigit() and int(parts[1]) in days  # noqa: PLR2004 - as `item` writes it
 
 
-def summarize_differences(found: LedgerComparison) -> str:
+def summarize_differences(comparison: LedgerComparison) -> str:
     """Return all differences on one line."""
-    more: Iterable[str] = (f"and {found.more} more",) if found.more else ()
-    return "; ".join([*found.wrong, *more])
+    more = (f"and {comparison.unlisted} more",) if comparison.unlisted else ()
+    return "; ".join([*comparison.differences, *more])
 
 
 def compare_database_url(
@@ -273,10 +273,10 @@ def compare_database_url(
 def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -> list[str]:
     """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
     with database.transaction() as connection:
-        found = compare_ledger(connection, recorded)
-    if found.wrong:
+        comparison = compare_ledger(connection, recorded)
+    if comparison.differences:
         raise VerifyError(
             VerifyOutcome.ALTERED,
-            f"ledger {database.name} does not match its records: {summarize_differences(found)}",
+            f"ledger {database.name} does not match its records: {summarize_differences(comparison)}",
         )
-    return found.waiting
+    return comparison.waiting

@@ -49,8 +49,8 @@ def find_head_difference(connection: Connection, known: head_chain.ChainHead | N
     if known is None:
         return ""
     if not _continues(connection, known):
-        here = head_chain.database_id(connection)
-        return f"its identity is {here}: expected {known.database}, of which heads are recorded"
+        identity = head_chain.database_id(connection)
+        return f"its identity is {identity}: expected {known.database}, of which heads are recorded"
     if not known.n:
         return ""
     table = head_chain.databases
@@ -121,33 +121,33 @@ class LedgerWatch:
     database: Callable[[], Database]
     audit: AuditLog
     wall_ns: Callable[[], int]
-    state: Path
+    head_file: Path
     """File that stores the newest known head across restarts."""
     period_seconds: float = PERIOD_SECONDS
-    known: head_chain.ChainHead | None = None
+    known_head: head_chain.ChainHead | None = None
     """Newest head that was recorded or read; number 0 stands for a database without one."""
     problem: str = ""
     """Reason why the database is an older copy; empty if it is not."""
-    checked: bool = False
-    _kept: bool = False
+    is_checked: bool = False
+    _is_stored: bool = False
     """True once this process has written the file: a damaged file is written again."""
     _reported: str = ""
     _checking: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, recorded: head_chain.ChainHead | None) -> None:
         """Initialize from the head in the audit log and the head in the state file. Raises OSError."""
-        seen = None
+        stored = None
         try:
-            seen = read_known_head(self.state)
+            stored = read_known_head(self.head_file)
         except ValueError as error:
             log.error(
                 "state_file_damaged",
-                file=str(self.state),
+                file=str(self.head_file),
                 problem=str(error),
                 advice="the audit log has the same data, except for the last minute",
             )
-        known = [one for one in (recorded, seen) if one]
-        self.known = max(known, key=lambda one: one.n, default=None)
+        heads_found = [head for head in (recorded, stored) if head]
+        self.known_head = max(heads_found, key=lambda head: head.n, default=None)
 
     async def run(self) -> None:
         """Check once per period, until cancelled."""
@@ -174,38 +174,38 @@ class LedgerWatch:
                 )
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
-                begun = inspect(connection).has_table(head_chain.stops.name)
+                has_tables = inspect(connection).has_table(head_chain.stops.name)
                 problem = "the tables of a ledger are missing"
-                if begun:
-                    problem = find_head_difference(connection, self.known)
+                if has_tables:
+                    problem = find_head_difference(connection, self.known_head)
                 if not problem:
                     newest = head_chain.newest_head(connection) or head_chain.ChainHead(
                         head_chain.database_id(connection), 0, ""
                     )
-            self.checked, self.problem = True, problem
-            if not problem and (newest != self.known or not self._kept):
-                self._remember(newest)
+            self.is_checked, self.problem = True, problem
+            if not problem and (newest != self.known_head or not self._is_stored):
+                self._store_known_head(newest)
             if problem:
-                if begun:
+                if has_tables:
                     with database.transaction(writes=True) as connection:
                         head_chain.mark_older_copy(connection, problem, self.wall_ns())
                 message = f"the ledger {database.name} is not the recorded one: {problem}"
                 raise OlderCopyError(message)
 
-    def _remember(self, newest: head_chain.ChainHead) -> None:
-        self.known = newest
+    def _store_known_head(self, newest: head_chain.ChainHead) -> None:
+        self.known_head = newest
         try:
-            write_durably(self.state, msgspec.json.encode(newest))
-            self._kept = True
+            write_durably(self.head_file, msgspec.json.encode(newest))
+            self._is_stored = True
         except OSError as error:
-            log.warning("state_file_write_failed", file=str(self.state), problem=str(error))
+            log.warning("state_file_write_failed", file=str(self.head_file), problem=str(error))
 
     def current(self) -> Database:
         """Return the database, after checking that it is the one that was recorded. Blocking.
 
         Raises OlderCopyError, LedgerError.
         """
-        if self.problem or not self.checked:
+        if self.problem or not self.is_checked:
             self.check()
         return self.database()
 

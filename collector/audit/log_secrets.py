@@ -73,7 +73,7 @@ class PersonalSalts:
 
     directory: Path
 
-    def commitment(self, person: str) -> str:
+    def make_commitment(self, person: str) -> str:
         """Return the commitment to a person's name, in hexadecimal; create a salt if there is none."""
         salt = self._salt(person)
         while salt is None:
@@ -81,7 +81,7 @@ class PersonalSalts:
             salt = self._salt(person)
         return _commitment(salt, person)
 
-    def known(self, person: str) -> str | None:
+    def find_commitment(self, person: str) -> str | None:
         """Return the commitment to a person's name; None if there is no salt, or no longer one."""
         salt = self._salt(person)
         return None if salt is None else _commitment(salt, person)

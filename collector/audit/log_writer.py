@@ -50,9 +50,9 @@ class CheckpointPublisher:
 
     def open(self) -> None:
         """Load the tree that was signed last. Raises NoteError, TileError, JournalError, OSError."""
-        self.signed, self.note = self._on_disk()
+        self.signed, self.note = self._read_published()
 
-    def _on_disk(self) -> tuple[merkle.TreeHead, str]:
+    def _read_published(self) -> tuple[merkle.TreeHead, str]:
         path = self.directory / "checkpoint"
         if not path.exists():
             if (self.directory / "tile").exists() and self._journal_begins():
@@ -77,8 +77,8 @@ class CheckpointPublisher:
         The caller must put the result into `signed` and `note`.
         """
         try:
-            old, _ = self._on_disk()
-            if old not in {self.signed, self._last_attempt[0]} or not self.ownership.holds:
+            old, _ = self._read_published()
+            if old not in {self.signed, self._last_attempt[0]} or not self.ownership.is_held:
                 message = (
                     f"cannot sign the audit log {self.directory}: another process has written it"
                 )
@@ -136,7 +136,7 @@ class AuditLog:
     source: record.RecordSource
     """The writer as a source of records; its `n` is that of the next record."""
     sign_every_seconds: float = SIGN_EVERY_SECONDS
-    unsigned_because: str = ""
+    signing_problem: str = ""
     """Reason why the last attempt to sign failed; empty if it did not."""
     groups: int = 0
     damage: list[str] = field(default_factory=list)
@@ -166,7 +166,7 @@ class AuditLog:
     @property
     def lost(self) -> int:
         """Number of records that were acknowledged before the log was opened, and are missing."""
-        return self._journal.lost
+        return self._journal.lost_records
 
     @property
     def size(self) -> int:
@@ -190,7 +190,7 @@ class AuditLog:
 
     def _open(self) -> None:
         ownership = self.publisher.ownership
-        ownership.take()
+        ownership.acquire()
         self.publisher.open()
         size = self.signed.size
         node = Tiles(self.directory, size).node
@@ -198,21 +198,24 @@ class AuditLog:
             size, [node(level, index) for level, index in merkle.subtrees(size)]
         )
         self._unsigned = self._journal.open(tree, ownership.epoch)
-        wrong = (self.witnesses.open(ownership.epoch), self._open_key(begun=ownership.epoch > 0))
-        self.damage = [problem for problem in wrong if problem]
-        ownership.claim()
+        problems = (
+            self.witnesses.open(ownership.epoch),
+            self._open_key(had_owner=ownership.epoch > 0),
+        )
+        self.damage = [problem for problem in problems if problem]
+        ownership.write_epoch()
 
-    def _open_key(self, *, begun: bool) -> str:
+    def _open_key(self, *, had_owner: bool) -> str:
         """Write the public key beside the log; return the defect of an existing file, if any."""
         path = self.directory / housekeeping_files.KEY_FILE
         text = f"{self.signer.public}\n".encode()
-        there = path.read_bytes() if path.exists() else None
-        if there == text:
+        stored = path.read_bytes() if path.exists() else None
+        if stored == text:
             return ""
         write_durably(path, text)
-        if not begun:
+        if not had_owner:
             return ""
-        return f"missing key file {path}" if there is None else f"wrong key in {path}"
+        return f"missing key file {path}" if stored is None else f"wrong key in {path}"
 
     def records(self, first: int) -> Iterator[bytes]:
         """Return the durable records from a sequence number on, as of now. Raises TileError."""
@@ -247,7 +250,7 @@ class AuditLog:
             )
             raise AuditError(message)
         if len(self._unsigned) >= MAX_ACCEPTED_UNSIGNED:
-            message = f"cannot sign {MAX_ACCEPTED_UNSIGNED} records: {self.unsigned_because}"
+            message = f"cannot sign {MAX_ACCEPTED_UNSIGNED} records: {self.signing_problem}"
             raise AuditError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(_PendingRecord(draft, future))
@@ -287,7 +290,7 @@ class AuditLog:
 
     async def _write_group(self, group: list[_PendingRecord]) -> None:
         async with self._writing:
-            encoded, first = self._encoded(group), self.size
+            encoded, first = self._encode_group(group), self.size
             if not encoded:
                 return
             try:
@@ -310,7 +313,7 @@ class AuditLog:
         if urgent or len(self._unsigned) >= MAX_UNSIGNED:
             self._sign_now.set()
 
-    def _encoded(self, group: list[_PendingRecord]) -> list[tuple[_PendingRecord, bytes]]:
+    def _encode_group(self, group: list[_PendingRecord]) -> list[tuple[_PendingRecord, bytes]]:
         """Encode a group; a draft that cannot be encoded fails on its own, and takes no number."""
         encoded: list[tuple[_PendingRecord, bytes]] = []
         own = self.source.n
@@ -349,12 +352,12 @@ class AuditLog:
             housekeeping_files.HousekeepingError,
             OSError,
         ) as error:
-            if self.unsigned_because != str(error):
+            if self.signing_problem != str(error):
                 report = log.info if isinstance(error, SigningPostponedError) else log.error
                 report("audit_signing_failed", directory=str(self.directory), problem=str(error))
-            self.unsigned_because = str(error)
+            self.signing_problem = str(error)
         else:
-            self.unsigned_because = ""
+            self.signing_problem = ""
 
     async def sign(self) -> None:
         """Sign all durable records. A cancellation takes effect when they are signed.
@@ -382,9 +385,9 @@ class AuditLog:
         del self._unsigned[: len(records)]
         self.publisher.signed, self.publisher.note = published
         async with self._writing:
-            await asyncio.to_thread(self._journal.forget, self.signed.size)
+            await asyncio.to_thread(self._journal.delete_signed_files, self.signed.size)
         tiles = Tiles(self.directory, self.signed.size)
-        await asyncio.to_thread(tiles.drop_outgrown, before)
+        await asyncio.to_thread(tiles.delete_outgrown, before)
 
     def _rotate(self) -> None:
         self._journal.check_in_place()

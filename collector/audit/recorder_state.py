@@ -128,11 +128,11 @@ class RecordedSnapshot(msgspec.Struct):
     events: list[tuple[str, str, WireEvent, EventPosition]] = []
     drafts: list[RecordDraft] = []
 
-    def seen(self) -> list[SeenEvent]:
+    def seen_events(self) -> list[SeenEvent]:
         """Return the events that are still to be recorded."""
         return [SeenEvent(*parts) for parts in self.events]
 
-    def follow(self, record: audit_record.AuditRecord) -> None:
+    def apply_record(self, record: audit_record.AuditRecord) -> None:
         """Apply the next record of the log; a draft that it contains is no longer pending."""
         self.recorded.add(record)
         self.drafts = [
@@ -144,12 +144,12 @@ def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnaps
     """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
     raw = next(audit.records(0), None)
     genesis = merkle.leaf_hash(raw).hex() if raw is not None else ""
-    found = _read(path)
-    if found.recorded.genesis != genesis or found.recorded.size > audit.size:
-        found = RecordedSnapshot(RecordedState(genesis), found.events, found.drafts)
-    for raw in audit.records(found.recorded.size):
-        found.follow(audit_record.decode_audit_record(raw))
-    return found
+    snapshot = _read(path)
+    if snapshot.recorded.genesis != genesis or snapshot.recorded.size > audit.size:
+        snapshot = RecordedSnapshot(RecordedState(genesis), snapshot.events, snapshot.drafts)
+    for raw in audit.records(snapshot.recorded.size):
+        snapshot.apply_record(audit_record.decode_audit_record(raw))
+    return snapshot
 
 
 def encode_snapshot(snapshot: RecordedSnapshot) -> bytes:
@@ -205,15 +205,15 @@ class NodeRecorder:
         """Start from the nodes in the log, and from the drafts that are still to be recorded."""
         self._nodes = {name: copy(state) for name, state in nodes.items()}
         for draft in drafts:
-            self._take(draft)
+            self._apply(draft)
 
     def observe(self, record: segment_files.FrameRecord, envelope: Envelope) -> list[RecordDraft]:
         """Return drafts of everything that is new in an envelope."""
         name = event_records.normalize_text(envelope.node)
         state = self._nodes.get(name)
-        found = []
+        drafts = []
         if state is None or not state.boots:
-            found.append(_draft(event_records.JOIN, name, record, envelope))
+            drafts.append(_draft(event_records.JOIN, name, record, envelope))
         elif record.received_wall_ns > state.received_ns:
             boot_id, version = (
                 event_records.normalize_text(envelope.boot_id),
@@ -221,16 +221,16 @@ class NodeRecorder:
             )
             # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
             if boot_id not in state.boots:
-                found.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
+                drafts.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
             if version != state.version and boot_id not in state.boots[:-1]:
-                found.append(_draft(UPGRADE, name, record, envelope, before=state.version))
+                drafts.append(_draft(UPGRADE, name, record, envelope, before=state.version))
         if step := self._step(name, state, record):
-            found.append(_draft(STEP, name, record, envelope, step_ns=str(step)))
-        for draft in found:
-            self._take(draft)
-        return found
+            drafts.append(_draft(STEP, name, record, envelope, step_ns=str(step)))
+        for draft in drafts:
+            self._apply(draft)
+        return drafts
 
-    def _take(self, draft: RecordDraft) -> None:
+    def _apply(self, draft: RecordDraft) -> None:
         record = build_record(draft, audit_record.RecordSource("collector", "", "", 0), 0)
         self._nodes.setdefault(draft.subject.node, RecordedNode()).take(record)
 

@@ -40,51 +40,51 @@ class SigningGuard:
     """Decides if the log may be signed. `open` it after the log, `run` it beside it."""
 
     audit: log_writer.AuditLog
-    ask: int
+    required_agents: int
     """Number of agents to wait for; fewer if fewer exist."""
     wait_seconds: float
-    known: Callable[[], int]
+    count_agents: Callable[[], int]
     """Number of agents of the fleet."""
     wall_ns: Callable[[], int]
-    stopped: str = ""
+    stop_reason: str = ""
     """Reason why signing has stopped permanently; empty if it has not."""
-    shown: dict[str, int] = field(default_factory=dict)
+    submitted_sizes: dict[str, int] = field(default_factory=dict)
     """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
     _open: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
         """Install the check before signing; earlier disputes still apply. Blocking; raises OSError."""
-        self.audit.publisher.before_signing = self.allow
+        self.audit.publisher.before_signing = self.check_allowed
         disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
         if disputed:
-            self.stopped = (
+            self.stop_reason = (
                 f"an agent has a signed checkpoint that is missing in this log: {disputed[0]};"
                 " fix: find out which copy was restored or what was lost; to continue with this"
                 " log, move the directory away"
             )
-            log.error("audit_signing_stopped", problem=self.stopped, advice=_ADVICE)
+            log.error("audit_signing_stopped", problem=self.stop_reason, advice=_ADVICE)
 
     @property
     def _directory(self) -> Path:
         return self.audit.directory / DISPUTED_DIRECTORY
 
     @property
-    def wanted(self) -> int:
+    def required_checkpoints(self) -> int:
         """Number of agents that must have submitted their checkpoints."""
-        return min(self.ask, self.known())
+        return min(self.required_agents, self.count_agents())
 
-    def asks(self, node: str) -> bool:
+    def needs_checkpoint(self, node: str) -> bool:
         """True if a node has not submitted its checkpoint yet."""
-        return node not in self.shown
+        return node not in self.submitted_sizes
 
-    def allow(self, _: merkle.TreeHead) -> None:
+    def check_allowed(self, _: merkle.TreeHead) -> None:
         """Raise AuditError if nothing may be signed now."""
-        if self.stopped:
-            raise log_writer.AuditError(self.stopped)
+        if self.stop_reason:
+            raise log_writer.AuditError(self.stop_reason)
         if not self._open:
             message = (
-                f"{len(self.shown)} of {self.wanted} agents have presented their checkpoints:"
+                f"{len(self.submitted_sizes)} of {self.required_checkpoints} agents have presented their checkpoints:"
                 " signing starts when all have"
             )
             raise log_writer.SigningPostponedError(message)
@@ -93,16 +93,16 @@ class SigningGuard:
         """Wait for the agents, then permit signing."""
         try:
             async with asyncio.timeout(self.wait_seconds):
-                while len(self.shown) < self.wanted:
+                while len(self.submitted_sizes) < self.required_checkpoints:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            await self._record_that_few_came()
+            await self._record_missing_checkpoints()
         self._open = True
         self.audit.sign_soon()
 
-    async def _record_that_few_came(self) -> None:
-        required, received = self.wanted, len(self.shown)
+    async def _record_missing_checkpoints(self) -> None:
+        required, received = self.required_checkpoints, len(self.submitted_sizes)
         log.warning(
             "audit_witnesses_missed",
             required_checkpoints=required,
@@ -121,7 +121,7 @@ class SigningGuard:
         except log_writer.AuditError as error:
             log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
 
-    async def show(self, node: str, note: str) -> None:
+    async def submit_checkpoint(self, node: str, note: str) -> None:
         """Process the checkpoint that a node holds; an empty note means none.
 
         Raises NoteError for a note that this log's key has not signed, DisputeError for a checkpoint that
@@ -130,19 +130,19 @@ class SigningGuard:
         size = 0
         if note:
             checkpoint = signed_note.read_checkpoint(note, self.audit.signer.public)
-            problem = await asyncio.to_thread(self._problem, checkpoint)
+            problem = await asyncio.to_thread(self._find_conflict, checkpoint)
             if problem:
-                await self._dispute(node, note, problem)
+                await self._report_conflict(node, note, problem)
             size = checkpoint.tree.size
-        self.shown[node] = size
+        self.submitted_sizes[node] = size
         self._changed.set()
 
-    def _problem(self, checkpoint: signed_note.Checkpoint) -> str:
+    def _find_conflict(self, checkpoint: signed_note.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
         if checkpoint.tree.size > self.audit.size:
             return f"it covers {checkpoint.tree.size} records, and this log has {self.audit.size}"
         try:
-            root = self._root(checkpoint.tree.size)
+            root = self._root_of_first(checkpoint.tree.size)
         except TileError as error:
             return f"cannot read this log: {error}"
         return (
@@ -151,7 +151,7 @@ class SigningGuard:
             else f"the first {checkpoint.tree.size} records differ"
         )
 
-    def _root(self, size: int) -> bytes:
+    def _root_of_first(self, size: int) -> bytes:
         """Return the root over the first records, including those that are durable but not signed."""
         signed = self.audit.signed.size
         tiles = Tiles(self.audit.directory, signed)
@@ -168,13 +168,13 @@ class SigningGuard:
 
     def stop_signing(self, problem: str) -> None:
         """Stop signing permanently, because another source than an agent shows that the log has changed."""
-        if not self.stopped:
+        if not self.stop_reason:
             log.error("audit_signing_stopped", problem=problem, advice=_ADVICE)
-        self.stopped = self.stopped or problem
+        self.stop_reason = self.stop_reason or problem
 
-    async def _dispute(self, node: str, note: str, problem: str) -> None:
+    async def _report_conflict(self, node: str, note: str, problem: str) -> None:
         text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
-        if not self.stopped:
+        if not self.stop_reason:
             log.error(
                 "checkpoint_conflict_reported",
                 node=node,
@@ -182,11 +182,11 @@ class SigningGuard:
                 checkpoint=note,
                 advice="signing is stopped; check if an older copy was restored",
             )
-        self.stopped = self.stopped or text
-        await asyncio.to_thread(self._keep, node, note)
+        self.stop_reason = self.stop_reason or text
+        await asyncio.to_thread(self._store_note, node, note)
         raise DisputeError(text)
 
-    def _keep(self, node: str, note: str) -> None:
+    def _store_note(self, node: str, note: str) -> None:
         if not self._directory.exists():
             self._directory.mkdir(mode=0o700)
             sync_directory(self.audit.directory)

@@ -84,7 +84,7 @@ class Tiles:
 
     directory: Path
     size: int = 0
-    _kept: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
+    _cached: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def node(self, level: int, index: int) -> merkle.Hash:
         """Return the hash of a complete subtree of the signed part. Raises TileError."""
@@ -134,12 +134,12 @@ class Tiles:
             yield from self.records(index)[max(0, first - index * WIDTH) :]
 
     def _tile(self, level: int, index: int) -> bytes:
-        kept = self._kept.get((level, index))
+        kept = self._cached.get((level, index))
         if kept is None:
             kept = self.row(level, index)
-            if len(self._kept) >= _KEPT_TILES:
-                del self._kept[next(iter(self._kept))]
-            self._kept[level, index] = kept
+            if len(self._cached) >= _KEPT_TILES:
+                del self._cached[next(iter(self._cached))]
+            self._cached[level, index] = kept
         return kept
 
     def _read(self, level: int | str, index: int) -> tuple[bytes, bool]:
@@ -196,7 +196,7 @@ class Tiles:
         Nothing is read as part of the log before a checkpoint covers it. Raises OSError, TileError.
         """
         old, new = self.size, self.size + len(records)
-        last_records = self._begun() if old % WIDTH else []
+        last_records = self._read_last_tile() if old % WIDTH else []
         for index, bundle in _entries_of([*last_records, *records], old // WIDTH):
             self._write("entries", index, len(bundle), encode_bundle(bundle))
         added = [merkle.leaf_hash(record) for record in records]
@@ -212,9 +212,9 @@ class Tiles:
                     above.append(complete_root(tile))
             added, level = above, level + 1
         self.size = new
-        self._kept.clear()
+        self._cached.clear()
 
-    def _begun(self) -> list[bytes]:
+    def _read_last_tile(self) -> list[bytes]:
         """Return the records of the last tile, which is rewritten; checked, as they are signed again."""
         index = self.size // WIDTH
         records = self.records(index)
@@ -223,7 +223,7 @@ class Tiles:
             raise TileError(message)
         return records
 
-    def drop_outgrown(self, old: int) -> None:
+    def delete_outgrown(self, old: int) -> None:
         """Delete the tiles that were partial in a log of `old` records and are full now."""
         for level in ("entries", *range(LEVELS)):
             full, partial = widths(old, level)

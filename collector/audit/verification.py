@@ -83,7 +83,7 @@ def find_cosigners(
         if keys.get(node) != cosigned_checkpoint.key:
             doubts.append(f"wrong key of witness {node}: expected the recorded one")
             continue
-        if not cosigned_checkpoint.is_of(node):
+        if not cosigned_checkpoint.is_named_for(node):
             doubts.append(f"wrong key of witness {node}: it has the name of another node")
             continue
         cosigners.append(Cosigner(node, tree.size, seconds))
@@ -141,7 +141,7 @@ def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str])
         raise damage or directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
     unsigned = verification.check_journal(housekeeping)
     verification.check_directory(housekeeping, unsigned)
-    checks = verification.explaining
+    checks = verification.checks
     cosigners, doubts = find_cosigners(housekeeping.witnesses, key, checks.witnesses)
     findings = (*checks.findings(), *doubts)
     unlogged = len(sorted_anchors) - len(stated_by_log)
@@ -197,20 +197,20 @@ class _Verification:
 
     directory: Path
     key: signed_note.PublicKey
-    ours: signed_note.Checkpoint
+    checkpoint: signed_note.Checkpoint
     tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
-    explaining: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
+    checks: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
 
     def check_records(self, anchors: Iterable[signed_note.Checkpoint]) -> None:
         """Compare the signed records with every tile, every anchor and the checkpoint."""
-        pending, size = list(anchors), self.ours.tree.size
+        pending, size = list(anchors), self.checkpoint.tree.size
         if pending and pending[-1].tree.size > size:
             self._report_fork(pending[-1], "the log is shorter than a signed checkpoint")
         levels = directory_check.HashTileCheck(Tiles(self.directory, size))
         self._compare_anchors(pending)
         for leaves, records in _signed_tiles(levels.tiles):
             for record in records:
-                self.explaining.add(record)
+                self.checks.add(record)
             root = levels.add(leaves)
             inside = pending and pending[0].tree.size < self.tree.size + WIDTH
             if root and not inside:
@@ -221,7 +221,7 @@ class _Verification:
                 self.tree.append(leaf)
                 self._compare_anchors(pending)
         levels.finish()
-        if self.tree.root != self.ours.tree.root:
+        if self.tree.root != self.checkpoint.tree.root:
             message = f"the {size} records do not match the signed root"
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
 
@@ -234,7 +234,9 @@ class _Verification:
                 self._report_fork(anchor, reason)
 
     def _report_fork(self, other: signed_note.Checkpoint, reason: str) -> None:
-        texts = f"--- signed, here:\n{self.ours.text}--- signed, kept elsewhere:\n{other.text}"
+        texts = (
+            f"--- signed, here:\n{self.checkpoint.text}--- signed, kept elsewhere:\n{other.text}"
+        )
         raise directory_check.VerifyError(
             directory_check.VerifyOutcome.FORKED, f"{reason}\n{texts}"
         )
@@ -253,7 +255,7 @@ class _Verification:
         ):
             for sequence, raw in enumerate(raws[behind:], signed):
                 journal.check_root(self.directory / "journal", acknowledged, self.tree)
-                self.explaining.add(_decode_record(raw, sequence))
+                self.checks.add(_decode_record(raw, sequence))
                 self.tree.append(merkle.leaf_hash(raw))
             journal.check_root(self.directory / "journal", acknowledged, self.tree)
         if (lost := acknowledged.count - self.tree.size) > 0:
@@ -266,13 +268,13 @@ class _Verification:
         self, housekeeping: directory_check.HousekeepingState, unsigned: list[bytes]
     ) -> None:
         """Check the key file, the epoch, and that the directory contains no foreign files."""
-        if housekeeping.epoch < self.explaining.epoch:
+        if housekeeping.epoch < self.checks.epoch:
             message = (
                 f"older copy {self.directory / housekeeping_files.EPOCH_FILE}: states epoch {housekeeping.epoch}: expected at least "
-                f"{self.explaining.epoch}, which a record names"
+                f"{self.checks.epoch}, which a record names"
             )
             raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
-        directory_check.check_key_file(self.directory, self.explaining.genesis_key, self.key)
+        directory_check.check_key_file(self.directory, self.checks.genesis_key, self.key)
         tiles = Tiles(self.directory, housekeeping.checkpoint.tree.size)
         with directory_check.raise_tile_verify_error():
             tiles.check_outgrown()
@@ -346,9 +348,9 @@ class PeriodicVerification:
     """Nanoseconds since a fixed point, independent of the wall clock."""
     database: Callable[[], Database] | None = None
     """The ledger's database, which is compared with its records."""
-    whole: bool | None = None
+    is_valid: bool | None = None
     """Result of the last verification; None if none has had a result yet."""
-    _whole_ns: int = 0
+    _valid_ns: int = 0
 
     async def run(self) -> None:
         """Verify once per period, until cancelled."""
@@ -368,9 +370,9 @@ class PeriodicVerification:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
             if error.outcome is not directory_check.VerifyOutcome.UNREADABLE:
-                self.whole = False
+                self.is_valid = False
         else:
-            self.whole, self._whole_ns = True, began_ns
+            self.is_valid, self._valid_ns = True, began_ns
 
     def _verify(self) -> None:
         """Verify the log, then compare the ledger with it. Raises VerifyError."""
@@ -384,4 +386,4 @@ class PeriodicVerification:
     @property
     def age_seconds(self) -> float | None:
         """Seconds since the log was last verified successfully; None if it has not been yet."""
-        return (self.clock_ns() - self._whole_ns) / SECOND_NS if self._whole_ns else None
+        return (self.clock_ns() - self._valid_ns) / SECOND_NS if self._valid_ns else None

@@ -371,7 +371,7 @@ def check_records(
             connection, read_outbox_records(connection), period_rating.rating_days(period)
         )
     what = "rows as written, as committed by heads, as recorded"
-    rows, wrong = compared.rows.total(), len(compared.wrong) + compared.more
+    rows, wrong = compared.rows.total(), len(compared.differences) + compared.unlisted
     where = summarize_differences(compared)
     yield ReconciliationCheck("R8", what, Fraction(rows - wrong), Fraction(rows), rows, where)
 

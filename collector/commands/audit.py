@@ -308,7 +308,7 @@ def forget(person: str, salts: Path) -> None:
 
 def _find_commitment(salts: Path, person: str) -> str:
     try:
-        commitment = log_secrets.PersonalSalts(salts).known(normalize("NFC", person))
+        commitment = log_secrets.PersonalSalts(salts).find_commitment(normalize("NFC", person))
     except (OSError, log_secrets.SaltError) as error:
         raise click.ClickException(str(error)) from error
     if commitment is None:

@@ -214,9 +214,9 @@ def _run_demo(
                 books, invoice.invoice_id, billing_demo.SELLER.provider
             )
             click.echo(f"\n{statement_formats.as_text(issued)}")
-        for one in books.store.reviews(closed.closing.number):
-            if not one.tenant:
-                click.echo(f"\nnot billed until decided, no tenant: {one}")
+        for finding in books.store.reviews(closed.closing.number):
+            if not finding.tenant:
+                click.echo(f"\nnot billed until decided, no tenant: {finding}")
         click.echo()
     click.echo("RECONCILIATION of both")
     for line in bill_periods.format_checks(found.checks):

@@ -84,8 +84,8 @@ def void_command(
             ):
                 click.echo(line)
         else:
-            found = administration.void(books, invoice, reason, place.timed_actor)
-            click.echo(f"{found.invoice_id} of {found.tenant} is void")
+            voided = administration.void(books, invoice, reason, place.timed_actor)
+            click.echo(f"{voided.invoice_id} of {voided.tenant} is void")
 
 
 def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., None]:
@@ -105,9 +105,9 @@ def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., N
         with place.books() as books:
             added, currency = administration.record(books, charge, place.timed_actor, force=force)
         shown = charges.format_decimal(charge.amount, charges.currency_exponent(currency))
-        done = "recorded, for the next closing" if added else "already recorded"
-        what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
-        click.echo(f"{what}: {done}")
+        outcome = "recorded, for the next closing" if added else "already recorded"
+        text = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
+        click.echo(f"{text}: {outcome}")
 
     return wrapped
 
@@ -155,24 +155,24 @@ def _pending_evidence(database: Database, now_ns: int) -> list[review_decisions.
     )
 
 
-def _gpu_hours(one: review_decisions.PendingEvidence) -> str:
+def _gpu_hours(item: review_decisions.PendingEvidence) -> str:
     """GPU-hours, rounded down to six decimals."""
-    micro = one.gpu_ns * 1_000_000 / HOUR_NS
+    micro = item.gpu_ns * 1_000_000 / HOUR_NS
     return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
 
 
-def _review_row(one: review_decisions.PendingEvidence) -> dict[str, object]:
+def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
     return {
-        "id": one.subject.id,
-        "what": one.subject.what.value,
-        "node": one.subject.node,
-        "name": one.subject.name,
-        "gpus": list(one.gpus),
-        "tenants": list(one.tenants),
-        "reasons": list(one.reasons),
-        "start": format_timestamp(one.start_ns),
-        "end": format_timestamp(one.end_ns),
-        "gpu_hours": _gpu_hours(one),
+        "id": item.subject.id,
+        "what": item.subject.what.value,
+        "node": item.subject.node,
+        "name": item.subject.name,
+        "gpus": list(item.gpus),
+        "tenants": list(item.tenants),
+        "reasons": list(item.reasons),
+        "start": format_timestamp(item.start_ns),
+        "end": format_timestamp(item.end_ns),
+        "gpu_hours": _gpu_hours(item),
     }
 
 
@@ -182,19 +182,20 @@ def _review_row(one: review_decisions.PendingEvidence) -> dict[str, object]:
 def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence under review: late claims and ends, unexpected GPUs."""
     with place.books() as books:
-        found = _pending_evidence(books.ledger.database, place.timed_actor.now_ns)
+        pending = _pending_evidence(books.ledger.database, place.timed_actor.now_ns)
     if form == "json":
-        click.echo(json.dumps([_review_row(one) for one in found], indent=2))
+        click.echo(json.dumps([_review_row(item) for item in pending], indent=2))
         return
-    for one in found:
-        span = f"{format_timestamp(one.start_ns)} to {format_timestamp(one.end_ns)}"
-        what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
-        gpus = ", ".join(one.gpus) or "unidentified GPUs"
-        tenants = ", ".join(one.tenants) or "no tenant"
-        click.echo(f"{one.subject.id}  {what}: {_gpu_hours(one)} GPU-hours, {tenants}, {span}")
-        click.echo(f"              {gpus}: {', '.join(one.reasons) or 'no claim yet'}")
-    remedy = "; decide with `railscope bill accept|reject ID`" if found else ""
-    click.echo(f"{len(found)} under review{remedy}")
+    for item in pending:
+        span = f"{format_timestamp(item.start_ns)} to {format_timestamp(item.end_ns)}"
+        subject = item.subject
+        what = f"{subject.what.value} {subject.name} on {subject.node}"
+        gpus = ", ".join(item.gpus) or "unidentified GPUs"
+        tenants = ", ".join(item.tenants) or "no tenant"
+        click.echo(f"{subject.id}  {what}: {_gpu_hours(item)} GPU-hours, {tenants}, {span}")
+        click.echo(f"              {gpus}: {', '.join(item.reasons) or 'no claim yet'}")
+    remedy = "; decide with `railscope bill accept|reject ID`" if pending else ""
+    click.echo(f"{len(pending)} under review{remedy}")
 
 
 def _decide(
@@ -208,27 +209,32 @@ def _decide(
     by = place.timed_actor
     with place.books() as books:
         database = books.ledger.database
-        found = _pending_evidence(database, by.now_ns)
-        chosen = [
-            one for one in found if one.subject.id in names or (node and one.subject.node == node)
+        pending = _pending_evidence(database, by.now_ns)
+        selected = [
+            item
+            for item in pending
+            if item.subject.id in names or (node and item.subject.node == node)
         ]
-        unknown = sorted(set(names) - {one.subject.id for one in found})
+        unknown = sorted(set(names) - {item.subject.id for item in pending})
         if unknown:
             message = (
                 f"unknown ID {unknown[0]}: expected one of evidence under review; fix: list them with"
                 " `railscope bill review`"
             )
             raise click.ClickException(message)
-        if not chosen:
+        if not selected:
             message = "no evidence selected: expected IDs, or --node with evidence under review"
             raise click.ClickException(message)
         review_decisions.record_decision(
-            database, chosen, review_decisions.ReviewDecision(accepted, by.actor, by.now_ns, reason)
+            database,
+            selected,
+            review_decisions.ReviewDecision(accepted, by.actor, by.now_ns, reason),
         )
     verdict = "accepted" if accepted else "rejected"
-    for one in chosen:
-        what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
-        click.echo(f"{verdict} {one.subject.id}: {what}, {_gpu_hours(one)} GPU-hours")
+    for item in selected:
+        subject = item.subject
+        what = f"{subject.what.value} {subject.name} on {subject.node}"
+        click.echo(f"{verdict} {subject.id}: {what}, {_gpu_hours(item)} GPU-hours")
     click.echo("the collector writes new revisions of the affected days")
 
 

@@ -91,8 +91,8 @@ def preview_command(
             books.store, period, books.store.closings()
         )
     if tenant is not None:
-        found = tenant_statements.preview_statement(bill, tenant, place.seller_name)
-        _write_statement(found, form, file)
+        arguments = tenant_statements.preview_statement(bill, tenant, place.seller_name)
+        _write_statement(arguments, form, file)
         return
     click.echo(f"PREVIEW of {units.period_name(period)}, not binding")
     if bill.missing_days.all:
@@ -163,12 +163,12 @@ def reconcile_command(
     """
     passed = True
     with place.books() as books:
-        chosen = [period] if period is not None else tenant_statements.statement_periods(books)
-        if not chosen:
+        periods = [period] if period is not None else tenant_statements.statement_periods(books)
+        if not periods:
             click.echo(
                 "no period is closed; fix: name a period to compare what the ledger contains"
             )
-        for one in chosen:
+        for one in periods:
             checks = reconciliation.reconcile_period(books, one, place.seller(_tenants(books, one)))
             click.echo(f"RECONCILIATION of {units.period_name(one)}")
             for line in format_checks(checks):
@@ -190,20 +190,20 @@ def reconcile_command(
 def list_command(place: command_options.CommandContext, form: str) -> None:
     """List closed periods, invoices, credits, pending corrections and usage under review."""
     with place.books() as books:
-        found = billing_listing.read_listing(books)
+        listing = billing_listing.read_listing(books)
     if form == "json":
-        click.echo(json.dumps(billing_listing.listing_document(found), indent=2))
+        click.echo(json.dumps(billing_listing.listing_document(listing), indent=2))
         return
-    for line in billing_listing.listing_text(found):
+    for line in billing_listing.listing_text(listing):
         click.echo(line)
 
 
 def format_closing(closed: period_closing.ClosedPeriod) -> list[str]:
     """Lines that describe a closing with its invoices."""
     closing = closed.closing
-    done = "closed" if closed.added else "is already closed, since"
+    state = "closed" if closed.added else "is already closed, since"
     lines = [
-        f"{units.period_name(closing.period)} {done} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
+        f"{units.period_name(closing.period)} {state} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
     ]
     if closing.provisional:
         lines.append(f"PROVISIONAL: {len(closing.missing):,} GPU-days were not final")
@@ -229,8 +229,8 @@ def _difference(check: reconciliation.ReconciliationCheck) -> str:
 
 def _remark(check: reconciliation.ReconciliationCheck) -> str:
     if check.bound is not None:
-        found, bound = _percent(check.found), _percent(check.bound)
-        return f"{found}, {'within' if check.within else 'ABOVE'} {bound}"
+        difference, bound = _percent(check.found), _percent(check.bound)
+        return f"{difference}, {'within' if check.within else 'ABOVE'} {bound}"
     return "" if check.passes else f"worst: {check.where}" if check.where else "DIFFERS"
 
 
@@ -311,36 +311,36 @@ def overlaps_command(
 ) -> None:
     """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
     with place.books() as books:
-        found = list(read_overlaps(books.store.database, period))
+        overlaps = list(read_overlaps(books.store.database, period))
     if form == "json":
-        click.echo(json.dumps([_overlap_document(one) for one in found], indent=2))
+        click.echo(json.dumps([_overlap_document(overlap) for overlap in overlaps], indent=2))
         return
     rows: list[tuple[str, ...]] = [
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
-    rows += (_overlap_row(one) for one in found)
-    for line in job_metering.format_table(rows, {6}) if found else ():
+    rows += (_overlap_row(overlap) for overlap in overlaps)
+    for line in job_metering.format_table(rows, {6}) if overlaps else ():
         click.echo(line)
-    total = sum((one.gpu_seconds for one in found), Fraction(0))
+    total = sum((overlap.gpu_seconds for overlap in overlaps), Fraction(0))
     click.echo(
-        f"{job_metering.format_count(len(found), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
+        f"{job_metering.format_count(len(overlaps), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
     )
 
 
-def _overlap_row(one: GpuOverlap) -> tuple[str, ...]:
-    moved = one.overlap
+def _overlap_row(overlap: GpuOverlap) -> tuple[str, ...]:
+    moved = overlap.overlap
     return (
-        one.gpu, format_timestamp(moved.start_ns), format_timestamp(moved.end_ns), moved.kind.value,
+        overlap.gpu, format_timestamp(moved.start_ns), format_timestamp(moved.end_ns), moved.kind.value,
         f"{moved.claim} ({moved.tenant})", f"{moved.other} ({moved.other_tenant})",
-        charges.format_decimal(one.gpu_seconds, _PLACES),
+        charges.format_decimal(overlap.gpu_seconds, _PLACES),
     )  # fmt: skip
 
 
-def _overlap_document(one: GpuOverlap) -> dict[str, Any]:
-    moved = one.overlap
+def _overlap_document(overlap: GpuOverlap) -> dict[str, Any]:
+    moved = overlap.overlap
     return {
-        "gpu": one.gpu, "start_ns": str(moved.start_ns), "end_ns": str(moved.end_ns),
+        "gpu": overlap.gpu, "start_ns": str(moved.start_ns), "end_ns": str(moved.end_ns),
         "kind": moved.kind.value, "claim": moved.claim, "tenant": moved.tenant,
         "other_claim": moved.other, "other_tenant": moved.other_tenant,
-        "gpu_seconds": str(one.gpu_seconds), "ratio": str(moved.ratio),
+        "gpu_seconds": str(overlap.gpu_seconds), "ratio": str(moved.ratio),
     }  # fmt: skip

@@ -39,7 +39,7 @@ MAX_NAMED = 8
 class CheckResult(NamedTuple):
     """Result of one check: subject, success and detail."""
 
-    what: str
+    subject: str
     passed: bool
     detail: str
     is_warning: bool = False
@@ -47,7 +47,7 @@ class CheckResult(NamedTuple):
 
     def __str__(self) -> str:
         outcome = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
-        return f"{outcome:<8}{self.what}: {self.detail}"
+        return f"{outcome:<8}{self.subject}: {self.detail}"
 
 
 def check_collector(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
@@ -68,10 +68,10 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("tokens_file", lambda: _check_tokens(Path(settings.tokens_file)))
     files = AdministratorFiles.from_settings(settings)
     files.refresh()
-    for file in files.all:
+    for file in files.all_files:
         if file.path:
-            detail = f"{file.path} is valid" if file.valid else f"{file.path}: {file.problem}"
-            yield CheckResult(f"{file.kind}_file", file.valid, detail)
+            detail = f"{file.path} is valid" if file.is_valid else f"{file.path}: {file.problem}"
+            yield CheckResult(f"{file.kind}_file", file.is_valid, detail)
     if listed := set(files.inventory.content.by_node):
         yield from _check_inventory(listed, settings, directory)
     yield _run_check("billing.seller_file", lambda: _check_seller(settings.billing.seller_file))
@@ -82,12 +82,12 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
 
 
-def _run_check(what: str, examine: Callable[[], str]) -> CheckResult:
+def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
-        return CheckResult(what, passed=True, detail=examine())
+        return CheckResult(subject, passed=True, detail=examine())
     except (SettingsError, LedgerError, focus_rows.SellerFileError, OSError) as error:
-        return CheckResult(what, passed=False, detail=str(error))
+        return CheckResult(subject, passed=False, detail=str(error))
 
 
 def _check_listen(address: str, *, running: bool) -> str:
@@ -155,9 +155,9 @@ def _check_inventory(
     for nodes, problem in findings:
         if nodes:
             names = ", ".join(sorted(nodes)[:MAX_NAMED])
-            more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+            remainder = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
             yield CheckResult(
-                "inventory", passed=True, is_warning=True, detail=f"{problem}: {names}{more}"
+                "inventory", passed=True, is_warning=True, detail=f"{problem}: {names}{remainder}"
             )
 
 

@@ -85,7 +85,7 @@ class ClaimPlacer:
         }
         if early:
             known = sorted({*own.stays, *early})
-            extended = replace(extended, stays=self.files.retired.in_service(gpu, known))
+            extended = replace(extended, stays=self.files.retired.service_stays(gpu, known))
         return extended, where
 
     def _early(

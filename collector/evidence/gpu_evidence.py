@@ -107,7 +107,7 @@ def build_evidence(
     where = placed.where
     ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     nodes = {stay.node for stay in where.stays}
-    active_claims = list(files.claims.claims(facts.gpu, nodes))
+    active_claims = list(files.claims.claims_on_gpu(facts.gpu, nodes))
     home = find_first_node(facts, where)
     reported = _select_claims(facts, nodes | {home} | where.under_review.keys(), placed)
     reserved = {claim.id for claim in active_claims}
@@ -116,7 +116,7 @@ def build_evidence(
     served = find_service(facts.gpu, where.stays, placed.excess, files.expected)
     served = subtract_stays(served, shown)
     extra = (*subtract_stays(find_claimed_absence(parts, where.stays, served, home), shown), *shown)
-    own = (piece for claim in active_claims for piece in files.retired.held(facts.gpu, claim))
+    own = (piece for claim in active_claims for piece in files.retired.clip(facts.gpu, claim))
     claims = [part.claim for part in parts]
     claims += (
         piece for claim in own for piece in (clip_claim(claim, served) if extra else (claim,))
@@ -124,7 +124,7 @@ def build_evidence(
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
     evidence = usage_evidence.Evidence(
         gpu=facts.gpu,
-        stays=files.retired.in_service(facts.gpu, sorted((*served, *extra))),
+        stays=files.retired.service_stays(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
         stretches=tuple(sorted(where.stretches)),
         layouts=tuple(_build_layouts(facts.cuts)),

@@ -193,7 +193,7 @@ def _split_by_tenant(
         return
     end_ns = joined[-1].end_ns
     own = [timeline.TimePiece(one.start_ns, end_ns, one.tenant)]
-    owners = own if one.tenant else tenants.pieces(one.source, one.owner, one.start_ns, end_ns)
+    owners = own if one.tenant else tenants.timeline(one.source, one.owner, one.start_ns, end_ns)
     name = names.free(one.id, one.node)
     for since, until, tenant in owners:
         base = name if since == one.start_ns else names.free(f"{name}#{since}", one.node)

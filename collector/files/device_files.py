@@ -69,7 +69,7 @@ class DeviceInventory:
                 found[row.node] = row
         return found
 
-    def removed(self, node: str, instant_ns: int) -> bool:
+    def is_removed(self, node: str, instant_ns: int) -> bool:
         """True if a node was in the inventory before an instant, and is not at that instant."""
         rows = self.by_node.get(node, ())
         ended = any(row.end_ns <= instant_ns for row in rows)
@@ -78,7 +78,7 @@ class DeviceInventory:
 
 def parse_inventory(text: str) -> DeviceInventory:
     """Parse the inventory from the text of a file. Raises FileError that names line and column."""
-    found: dict[tuple[str, int], ExpectedDevices] = {}
+    rows_by_start: dict[tuple[str, int], ExpectedDevices] = {}
     for number, (node, gpus, rdma_ports, start, end) in read_rows(text, INVENTORY_HEADER):
         line = f"line {number}"
         if not node:
@@ -90,11 +90,11 @@ def parse_inventory(text: str) -> DeviceInventory:
             _count(gpus, f"{line}, gpus"),
             _count(rdma_ports, f"{line}, rdma_ports"),
         )
-        if (node, row.start_ns) in found:
+        if (node, row.start_ns) in rows_by_start:
             message = f"{line}: duplicate row of {node}: expected one per start time"
             raise FileError(message)
-        found[node, row.start_ns] = row
-    return DeviceInventory.from_rows(found.values())
+        rows_by_start[node, row.start_ns] = row
+    return DeviceInventory.from_rows(rows_by_start.values())
 
 
 def _count(text: str, where: str) -> int | None:
@@ -142,14 +142,14 @@ class RetiredGpus:
                 return one
         return None
 
-    def in_service(
+    def service_stays(
         self, gpu: str, stays: Iterable[evidence.NodeStay]
     ) -> tuple[evidence.NodeStay, ...]:
         """The stays of a GPU without the time in which it is retired."""
         retired = self.by_gpu.get(gpu, ())
         if not retired:
             return tuple(stays)
-        spans = [(one.start_ns, one.end_ns) for one in retired]
+        spans = [(row.start_ns, row.end_ns) for row in retired]
         return tuple(
             evidence.NodeStay(piece.start_ns, stay.node, piece.end_ns)
             for stay in stays
@@ -158,9 +158,9 @@ class RetiredGpus:
             )
         )
 
-    def held(self, gpu: str, claim: evidence.MeteredClaim) -> Iterator[evidence.MeteredClaim]:
+    def clip(self, gpu: str, claim: evidence.MeteredClaim) -> Iterator[evidence.MeteredClaim]:
         """A claim without the time in which its GPU is retired; the part after it is another claim."""
-        spans = [(one.start_ns, one.end_ns) for one in self.by_gpu.get(gpu, ())]
+        spans = [(row.start_ns, row.end_ns) for row in self.by_gpu.get(gpu, ())]
         for start, end, _ in timeline.subtract_spans(
             timeline.TimePiece(claim.start_ns, claim.end_ns, claim), spans
         ):
@@ -170,7 +170,7 @@ class RetiredGpus:
 
 def parse_retirements(text: str) -> RetiredGpus:
     """Parse retirements from the text of a file. Raises FileError that names line and column."""
-    found: set[Retirement] = set()
+    retirements: set[Retirement] = set()
     for number, (gpu, start, end, why) in read_rows(text, RETIREMENTS_HEADER):
         line = f"line {number}"
         for column, value in (("gpu", gpu), ("why", why)):
@@ -180,8 +180,8 @@ def parse_retirements(text: str) -> RetiredGpus:
         if not gpu:
             message = f"{line}: empty gpu: expected a UUID"
             raise FileError(message)
-        found.add(Retirement(*parse_span(start, end or None, line, _COLUMNS), gpu, why))
-    return RetiredGpus.from_rows(found)
+        retirements.add(Retirement(*parse_span(start, end or None, line, _COLUMNS), gpu, why))
+    return RetiredGpus.from_rows(retirements)
 
 
 ALL_DEVICES = "*"
@@ -258,13 +258,13 @@ def parse_calendar(text: str) -> Calendar:
             f"{', '.join(f'[[{kind_name}]]' for kind_name in _KEYS)}"
         )
         raise FileError(message)
-    found = []
+    entries = []
     for kind, tables in document.items():
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             message = f"invalid {kind}: expected tables: [[{kind}]]"
             raise FileError(message)
-        found += [_entry(kind, table, f"{kind} {n}") for n, table in enumerate(tables, 1)]
-    return Calendar(tuple(sorted(found)))
+        entries += [_entry(kind, table, f"{kind} {n}") for n, table in enumerate(tables, 1)]
+    return Calendar(tuple(sorted(entries)))
 
 
 def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:

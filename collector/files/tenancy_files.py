@@ -82,7 +82,7 @@ class FileClaims:
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
 
-    def claims(self, gpu: str, nodes: Iterable[str]) -> Iterator[evidence.MeteredClaim]:
+    def claims_on_gpu(self, gpu: str, nodes: Iterable[str]) -> Iterator[evidence.MeteredClaim]:
         """Claims of the file on a GPU that was in these nodes."""
         for claim in self.by_target.get(gpu, ()):
             yield claim.metered_claim("")
@@ -90,7 +90,7 @@ class FileClaims:
             for claim in self.by_target.get(node, ()):
                 yield claim.metered_claim(node)
 
-    def holder(self, node: str, instant_ns: int) -> str:
+    def node_holder(self, node: str, instant_ns: int) -> str:
         """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs."""
         begun = [
             claim
@@ -100,11 +100,11 @@ class FileClaims:
         latest = max(begun, default=None)
         return latest.tenant if latest and instant_ns < latest.end_ns else ""
 
-    def in_force(self, instant_ns: int) -> int:
+    def count_in_force(self, instant_ns: int) -> int:
         """Number of claims in force at an instant."""
         return sum(claim.start_ns <= instant_ns < claim.end_ns for claim in self)
 
-    def overlaps(self) -> Iterator[tuple[FileClaim, FileClaim]]:
+    def find_overlaps(self) -> Iterator[tuple[FileClaim, FileClaim]]:
         """Claims of two tenants on one GPU or one node at one time, the earlier first.
 
         A claim on a GPU within a claim on its node is not an error but an exception to it, and the
@@ -125,24 +125,26 @@ class FileClaims:
 
 def parse_claims(text: str) -> FileClaims:
     """Parse claims from the text of a file. Raises FileError that names the line."""
-    found = []
+    claims = []
     rows = watched_file.read_rows(text, CLAIMS_HEADER, CLAIMS_OPTIONAL)
-    for number, (tenant, holds, start, end, part) in rows:
+    for number, (tenant, holds, start, end, written) in rows:
         if not tenant or not holds:
             quoted = f"{tenant},{holds},{start},{end}"[: watched_file.MAX_QUOTED]
             message = f"line {number}: expected {','.join(CLAIMS_HEADER)}: {quoted}"
             raise watched_file.FileError(message)
         try:
-            share = claim_terms.share_text(claim_terms.parse_written_share(part)) if part else ""
+            share = (
+                claim_terms.share_text(claim_terms.parse_written_share(written)) if written else ""
+            )
         except claim_terms.ShareError as error:
             message = f"line {number}: {error}"
             raise watched_file.FileError(message) from error
-        found.append(
+        claims.append(
             FileClaim(
                 *watched_file.parse_span(start, end or None, f"line {number}"), tenant, holds, share
             )
         )
-    return FileClaims.from_claims(found)
+    return FileClaims.from_claims(claims)
 
 
 def claims_file(path: Path | None) -> watched_file.WatchedFile[FileClaims]:
@@ -153,7 +155,7 @@ def claims_file(path: Path | None) -> watched_file.WatchedFile[FileClaims]:
 
 
 def _log_overlaps(claims: FileClaims) -> None:
-    for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
+    for earlier, later in islice(claims.find_overlaps(), _MAX_OVERLAPS):
         log.warning(
             "claims_overlapped",
             subject=later.holds,
@@ -186,9 +188,9 @@ class TenantMappings:
     mappings: dict[tuple[str, str], tuple[TenantMapping, ...]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[TenantMapping]:
-        return (mapping for found in self.mappings.values() for mapping in found)
+        return (mapping for mappings in self.mappings.values() for mapping in mappings)
 
-    def pieces(
+    def timeline(
         self, source: str, owner: str, start_ns: int, end_ns: int
     ) -> list[timeline.TimePiece[str]]:
         """Tenants of an owner over [start, end), without gaps."""
@@ -199,16 +201,16 @@ class TenantMappings:
             )
             for name in (source, ANY_SOURCE)
         ]
-        found: list[timeline.TimePiece[str]] = []
+        tenants: list[timeline.TimePiece[str]] = []
         for start, end, (own, general) in timeline.align_timelines(timelines, start_ns, end_ns):
             mapping = own or general
             tenant = mapping.tenant if mapping else unmapped_tenant(source, owner)
-            timeline.append_piece(found, timeline.TimePiece(start, end, tenant))
-        return found
+            timeline.append_piece(tenants, timeline.TimePiece(start, end, tenant))
+        return tenants
 
     def find_tenant(self, source: str, owner: str, instant_ns: int) -> str:
         """The tenant of the row for an owner at an instant; empty without a row."""
-        (piece,) = self.pieces(source, owner, instant_ns, instant_ns + 1)
+        (piece,) = self.timeline(source, owner, instant_ns, instant_ns + 1)
         return "" if UNMAPPED in piece.value else piece.value
 
 
@@ -219,7 +221,7 @@ def unmapped_tenant(source: str, owner: str) -> str:
 
 def parse_tenants(text: str) -> TenantMappings:
     """Parse mappings from the text of a file. Raises FileError that names the line."""
-    found: dict[tuple[str, str], list[TenantMapping]] = {}
+    by_owner: dict[tuple[str, str], list[TenantMapping]] = {}
     for number, (tenant, source, owner, start, end) in watched_file.read_rows(text, TENANTS_HEADER):
         where = f"line {number}"
         if not (tenant and source and owner):
@@ -234,5 +236,5 @@ def parse_tenants(text: str) -> TenantMappings:
         mapping = TenantMapping(
             *watched_file.parse_span(start, end or None, where), tenant, source, owner
         )
-        found.setdefault((source, owner), []).append(mapping)
-    return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in found.items()})
+        by_owner.setdefault((source, owner), []).append(mapping)
+    return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in by_owner.items()})

@@ -37,7 +37,7 @@ class WatchedFile(Generic[T]):
     """Each is called with the text of every new valid version."""
     content: T = field(init=False)
     text: str = ""
-    valid: bool = True
+    is_valid: bool = True
     problem: str = ""
     """Reason why the current file is invalid."""
     _digest: bytes = b""
@@ -48,7 +48,7 @@ class WatchedFile(Generic[T]):
         self.content = self.empty
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """True if `content` is authoritative: a version was valid, or no file is configured.
 
         If a configured file was never valid, `empty` is only a placeholder.
@@ -74,7 +74,7 @@ class WatchedFile(Generic[T]):
             text = content.decode()
             parsed = self.parse(text)
         except (OSError, FileError, UnicodeDecodeError) as error:
-            if self.valid or not isinstance(error, OSError):
+            if self.is_valid or not isinstance(error, OSError):
                 event = f"{self.kind}_file_rejected"
                 log.error(
                     event,
@@ -82,11 +82,11 @@ class WatchedFile(Generic[T]):
                     problem=str(error),
                     advice="the last valid version remains in use",
                 )
-            self.valid, self.problem = False, str(error)
+            self.is_valid, self.problem = False, str(error)
             if isinstance(error, OSError):
                 self._digest = b""
             return
-        self.valid, self.problem = True, ""
+        self.is_valid, self.problem = True, ""
         self._accept(text, parsed)
         event = f"{self.kind}_file_loaded"
         log.info(event, file=str(self.path))

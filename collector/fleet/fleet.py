@@ -98,7 +98,7 @@ class Fleet:
             if not sheet.rows:
                 del self._sheets[key]
 
-    def fresh(
+    def fresh_rows(
         self, block: sheets.SheetBlock, fresh_from_ns: int, now_ns: int
     ) -> npt.NDArray[np.intp]:
         """Return the fresh rows, including slow streams of nodes that still report."""
@@ -109,7 +109,7 @@ class Fleet:
             is_fresh[index] = node is not None and node.instant_ns >= fresh_from_ns
         return np.flatnonzero(is_fresh)
 
-    def node(self, name: str) -> FleetNode:
+    def get_or_add_node(self, name: str) -> FleetNode:
         """Return a node, created if absent."""
         node = self.nodes.get(name)
         if node is None:
@@ -118,7 +118,7 @@ class Fleet:
 
     def apply(self, update: NodeUpdate) -> bool:
         """Apply a frame to the current state of its node; false if the state is as new or newer."""
-        node, batch = self.node(update.node), update.batch
+        node, batch = self.get_or_add_node(update.node), update.batch
         present = node.rows.get(update.layout.stream)
         if present and _is_outdated(update, present):
             return False
@@ -155,7 +155,7 @@ class Fleet:
         sheet = self._sheets.get(id(update.layout))
         if sheet is None:
             sheet = self._sheets[id(update.layout)] = sheets.LayoutSheet(update.layout)
-        block, index = sheet.take()
+        block, index = sheet.allocate_row()
         block.nodes[index] = node.name
         row = node.rows[stream] = StreamRow(sheet, block, index, schema)
         return row

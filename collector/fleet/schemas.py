@@ -192,7 +192,7 @@ class StoredSchemas:
         self._known: dict[bytes, KnownSchema] = {}
         self._layouts: dict[bytes, SchemaLayout] = {}
         self._used: dict[bytes, int] = {}
-        self._of_nodes: dict[str, set[bytes]] = {}
+        self._by_node: dict[str, set[bytes]] = {}
         self._lock = Lock()
         self.segment = 0
         """The segment of the frame log that is currently written or read."""
@@ -206,7 +206,7 @@ class StoredSchemas:
         for path in self._directory.glob("*" + _SUFFIX):
             try:
                 wire = msgspec.msgpack.decode(path.read_bytes(), type=wire_format.WireSchema)
-                self._learn(self._understand(wire))
+                self._add(self._derive(wire))
             except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
         return damaged
@@ -226,22 +226,22 @@ class StoredSchemas:
 
     def put(self, wire: wire_format.WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
-        known = self._understand(wire)
+        known = self._derive(wire)
         with self._lock:
             if known.digest not in self._known:
                 durable_files.write_durably(self._path(known.digest), msgspec.msgpack.encode(wire))
-                self._learn(known)
+                self._add(known)
             self._used[known.digest] = self.segment
             return self._known.get(known.digest, known)
 
-    def use(self, node: str, digest: bytes) -> None:
+    def record_use(self, node: str, digest: bytes) -> None:
         """Record that frames of a node refer to a schema."""
         self._used[digest] = self.segment
-        self._of_nodes.setdefault(node, set()).add(digest)
+        self._by_node.setdefault(node, set()).add(digest)
 
     def reason_to_reject(self, node: str, new_bytes: Sequence[int]) -> str:
         """Return the reason to reject new schemas of a node; empty if they are accepted."""
-        used = [self._known[digest] for digest in self._of_nodes.get(node, ()) & self._known.keys()]
+        used = [self._known[digest] for digest in self._by_node.get(node, ()) & self._known.keys()]
         count = len(used) + len(new_bytes)
         size_bytes = sum(known.size_bytes for known in used) + sum(new_bytes)
         if count > MAX_SCHEMAS_PER_NODE:
@@ -250,7 +250,7 @@ class StoredSchemas:
             return f"{size_bytes} bytes of schemas of one node: expected at most {MAX_SCHEMA_BYTES_PER_NODE}"
         return ""
 
-    def unused(self, first_segment: int, shown_digests: AbstractSet[bytes]) -> list[bytes]:
+    def release_unused(self, first_segment: int, shown_digests: AbstractSet[bytes]) -> list[bytes]:
         """Release schemas that are neither shown nor in recent segments; return their hashes.
 
         Their files remain. Schemas of segments from `first_segment` on are retained, and of one
@@ -264,10 +264,10 @@ class StoredSchemas:
         for digest in unused:
             del self._known[digest]
             self._used.pop(digest, None)
-        for node, digests in list(self._of_nodes.items()):
+        for node, digests in list(self._by_node.items()):
             digests.difference_update(unused)
             if not digests:
-                del self._of_nodes[node]
+                del self._by_node[node]
         shapes = {known.shape for known in self._known.values()}
         self._layouts = {
             shape: layout for shape, layout in self._layouts.items() if shape in shapes
@@ -287,7 +287,7 @@ class StoredSchemas:
     def _path(self, digest: bytes) -> Path:
         return self._directory / (digest.hex() + _SUFFIX)
 
-    def _understand(self, wire: wire_format.WireSchema) -> KnownSchema:
+    def _derive(self, wire: wire_format.WireSchema) -> KnownSchema:
         shape = wire_format.layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
         return KnownSchema(
@@ -295,7 +295,7 @@ class StoredSchemas:
             device_names.names_in(wire.entities), job_columns(wire), schema_size_bytes(wire),
         )  # fmt: skip
 
-    def _learn(self, known: KnownSchema) -> None:
+    def _add(self, known: KnownSchema) -> None:
         # Of two layouts created at the same time, one stays and is shared.
         layout = self._layouts.setdefault(known.shape, known.layout)
         self._known[known.digest] = replace(known, layout=layout)

@@ -176,19 +176,19 @@ class SheetBlock:
     @property
     def values(self) -> Integers:
         """Return the newest values, shape (rows, columns)."""
-        self._sheet.settle()
+        self._sheet.write_pending()
         return self._values
 
     @property
     def reasons(self) -> Codes | None:
         """Return the absence reasons, PRESENT for a value; None if no value is absent in any row."""
-        self._sheet.settle()
+        self._sheet.write_pending()
         return self._reasons
 
     @property
     def rates(self) -> npt.NDArray[np.float32]:
         """Return the increments per second, shape (rows, counters)."""
-        self._sheet.settle()
+        self._sheet.write_pending()
         return self._rates
 
     def reasons_of(self, index: int) -> Codes:
@@ -235,10 +235,10 @@ class LayoutSheet:
     rows: int = 0
     """Number of rows in use."""
     _free: list[tuple[SheetBlock, int]] = field(default_factory=list)
-    _waiting: dict[tuple[int, int], PendingBatch] = field(default_factory=dict)
-    _bytes_waiting: int = 0
+    _pending: dict[tuple[int, int], PendingBatch] = field(default_factory=dict)
+    _pending_bytes: int = 0
 
-    def take(self) -> tuple[SheetBlock, int]:
+    def allocate_row(self) -> tuple[SheetBlock, int]:
         """Return a free row."""
         if not self._free:
             block = SheetBlock(self, min(max(BLOCK_ROWS, self.rows), MAX_BLOCK_ROWS))
@@ -251,7 +251,7 @@ class LayoutSheet:
 
     def release(self, block: SheetBlock, index: int) -> None:
         """Release a row."""
-        self.settle()
+        self.write_pending()
         block.nodes[index] = None
         block.instants_ns[index] = block.lasts_ns[index] = 0
         self._free.append((block, index))
@@ -260,23 +260,23 @@ class LayoutSheet:
     def put(self, pending: PendingBatch) -> None:
         """Write a batch into a row, now or before the next read."""
         row = id(pending.block), pending.row
-        if row in self._waiting:
-            self.settle()
-        self._waiting[row] = pending
-        self._bytes_waiting += len(pending.batch.base) + len(pending.batch.steps)
-        many = len(self._waiting) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
-        if many or self._bytes_waiting >= MAX_WAITING_BYTES:
-            self.settle()
+        if row in self._pending:
+            self.write_pending()
+        self._pending[row] = pending
+        self._pending_bytes += len(pending.batch.base) + len(pending.batch.steps)
+        many = len(self._pending) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
+        if many or self._pending_bytes >= MAX_WAITING_BYTES:
+            self.write_pending()
 
-    def settle(self) -> None:
+    def write_pending(self) -> None:
         """Write all pending batches. Those that cannot be written are not retried."""
-        if not self._waiting:
+        if not self._pending:
             return
-        pending, self._waiting = list(self._waiting.values()), {}
-        self._bytes_waiting = 0
-        self._settle(pending)
+        pending, self._pending = list(self._pending.values()), {}
+        self._pending_bytes = 0
+        self._write_batches(pending)
 
-    def _settle(self, pending: Sequence[PendingBatch]) -> None:
+    def _write_batches(self, pending: Sequence[PendingBatch]) -> None:
         batches = [entry.batch for entry in pending]
         first = first_rows(batches, self.layout.columns)
         last = last_rows(batches, first)

@@ -40,7 +40,7 @@ class _PendingAppend:
     """A record to be stored, and the future of its caller."""
 
     data: bytes
-    then: AfterWrite
+    after_write: AfterWrite
     future: asyncio.Future[None]
 
     def succeed(self) -> None:
@@ -103,7 +103,7 @@ class FrameLog:
             for n in segment_files.segment_numbers(self.directory)
         )
 
-    def go_on_at(self, number: int) -> None:
+    def continue_at(self, number: int) -> None:
         """Begin a later segment: a restart does not read those before it. Raises OSError."""
         if number > self.number:
             self._begin(number)
@@ -157,24 +157,24 @@ class FrameLog:
             size += len(group[-1].data)
         self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
         number = self.number
-        problem, cancelled = await self._written(group)
+        problem, cancelled = await self._write_group(group)
         if problem:
             reason = f"cannot write to {self.directory}: {problem.strerror or problem}"
             for entry in group:
                 entry.fail(FrameLogError(reason))
         elif cancelled:
             for entry in group:
-                for _ in entry.then() or ():
+                for _ in entry.after_write() or ():
                     pass
                 entry.succeed()
         else:
-            await self._take_in(group)
+            await self._apply_group(group)
         if cancelled:
             raise asyncio.CancelledError
         if self.number != number and self.on_rotate:
             self.on_rotate(self.number)
 
-    async def _written(self, group: list[_PendingAppend]) -> tuple[OSError | None, bool]:
+    async def _write_group(self, group: list[_PendingAppend]) -> tuple[OSError | None, bool]:
         """Write a group off the loop. Return its error, and true if the task was cancelled.
 
         Cancellation waits for a write in progress: its durable records are applied and
@@ -192,13 +192,13 @@ class FrameLog:
             return problem, cancelled
         raise problem
 
-    async def _take_in(self, group: list[_PendingAppend]) -> None:
+    async def _apply_group(self, group: list[_PendingAppend]) -> None:
         """Apply durable records to the state in slices, and acknowledge each of them."""
         applied = 0
         since = time.perf_counter()
         try:
             for entry in group:
-                for _ in chain(entry.then() or (), (None,)):
+                for _ in chain(entry.after_write() or (), (None,)):
                     if time.perf_counter() - since >= SLICE_SECONDS:
                         await asyncio.sleep(0)
                         since = time.perf_counter()
@@ -216,7 +216,7 @@ class FrameLog:
         self.offset += len(data)
         self._bytes_written += len(data)
         if self.files:
-            self.files.written(self.number, self.offset)
+            self.files.record_written(self.number, self.offset)
         self.stats.commits += 1
         self.stats.commit_ns += time.perf_counter_ns() - started
         if self.offset >= self.segment_bytes:
@@ -229,7 +229,7 @@ class FrameLog:
             self._begin(full_segment + 1)
             if self.files:
                 self.files.sealed(full_segment, size)
-                self.files.written(full_segment + 1, 0)
+                self.files.record_written(full_segment + 1, 0)
         except OSError as error:
             log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
 
@@ -248,7 +248,7 @@ class FrameLog:
             path = segment_files.segment_path(self.directory, candidate)
             size = path.stat().st_size
             if self.files:
-                self.files.forget(candidate)
+                self.files.record_deletion(candidate)
             path.unlink()
             self._bytes_deleted += size
 

@@ -71,7 +71,7 @@ class SequenceRanges(msgspec.Struct):
         return self.ends[-1] - self.starts[0] + 1 if self.starts else 0
 
     @property
-    def holes(self) -> int:
+    def count_missing(self) -> int:
         """Return the number of missing sequences between the first and the last received."""
         if len(self.starts) < 2:  # noqa: PLR2004 - one range has none, and is the usual case
             return 0
@@ -82,13 +82,13 @@ class ReceivedRun(msgspec.Struct):
     """One run of a node's agent: its received sequences, and the time of the last receipt."""
 
     last_received_ns: int = 0
-    streams: dict[str, SequenceRanges] = {}
+    run_streams: dict[str, SequenceRanges] = {}
     ended: dict[str, int] = {}
     """The last sequence of each stream of the run, as stated by the next run."""
 
     def extent(self, stream: str) -> int:
         """Return the number of sequences from the first received to the last received or stated."""
-        ranges = self.streams.get(stream)
+        ranges = self.run_streams.get(stream)
         if ranges is None or not ranges.starts:
             return 0
         return max(ranges.ends[-1], self.ended.get(stream, 0)) - ranges.starts[0] + 1
@@ -97,14 +97,14 @@ class ReceivedRun(msgspec.Struct):
     def missing(self) -> int:
         """Missing frames of all streams. Linear in the ranges: for whole runs that are added or dropped."""
         return sum(
-            self.extent(stream) - ranges.width + ranges.holes
-            for stream, ranges in self.streams.items()
+            self.extent(stream) - ranges.width + ranges.count_missing
+            for stream, ranges in self.run_streams.items()
         )
 
     @property
     def size(self) -> int:
         """Ranges of all streams."""
-        return sum(len(ranges.starts) for ranges in self.streams.values())
+        return sum(len(ranges.starts) for ranges in self.run_streams.values())
 
 
 class ReceivedFrames(msgspec.Struct):
@@ -118,22 +118,22 @@ class ReceivedFrames(msgspec.Struct):
     ignored: Counter[str] = msgspec.field(default_factory=Counter)
     """Stated ends that were not accepted, by reason."""
 
-    def ranges(self, node: str, run: str, stream: str) -> SequenceRanges:
+    def stream_ranges(self, node: str, run: str, stream: str) -> SequenceRanges:
         """Return the received ranges of one stream of one run."""
         received_run = self.nodes.get(node, {}).get(run)
-        return (received_run.streams.get(stream) if received_run else None) or SequenceRanges()
+        return (received_run.run_streams.get(stream) if received_run else None) or SequenceRanges()
 
-    def streams(self, node: str, run: str) -> Mapping[str, SequenceRanges]:
+    def run_streams(self, node: str, run: str) -> Mapping[str, SequenceRanges]:
         """Return the streams with frames of a run."""
         received_run = self.nodes.get(node, {}).get(run)
-        return received_run.streams if received_run else {}
+        return received_run.run_streams if received_run else {}
 
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Add first .. last of a stream."""
         runs = self.nodes.setdefault(node, {})
         entry = runs.setdefault(run, ReceivedRun())
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
-        ranges = entry.streams.setdefault(stream, SequenceRanges())
+        ranges = entry.run_streams.setdefault(stream, SequenceRanges())
         extent, size = entry.extent(stream), len(ranges.starts)
         new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
         ranges.add(first, last)
@@ -143,7 +143,7 @@ class ReceivedFrames(msgspec.Struct):
             others = (name for name in runs if name != run)
             self._drop(node, min(others, key=lambda name: runs[name].last_received_ns))
 
-    def end(self, node: str, run: str, streams: Mapping[str, int]) -> None:
+    def record_end(self, node: str, run: str, streams: Mapping[str, int]) -> None:
         """Record the last sequences of a run as stated; those that were not received are missing.
 
         The first statement of a stream is final. Statements about a run or stream without frames
@@ -153,7 +153,7 @@ class ReceivedFrames(msgspec.Struct):
         if entry is None:
             return
         for stream, last in streams.items():
-            ranges = entry.streams.get(stream)
+            ranges = entry.run_streams.get(stream)
             if ranges is None:
                 self.ignored["stream"] += 1
             elif stream in entry.ended:
@@ -166,21 +166,21 @@ class ReceivedFrames(msgspec.Struct):
                 entry.ended[stream] = last
                 self.missing[node] += entry.extent(stream) - extent
 
-    def put(self, node: str, runs: dict[str, ReceivedRun]) -> None:
+    def restore_runs(self, node: str, runs: dict[str, ReceivedRun]) -> None:
         """Restore the runs of a node, within the same bounds.
 
         An earlier version stored a stream without frames, of which only an end was stated, as one
         with sequence 0 received: it is omitted.
         """
         for entry in runs.values():
-            streams = entry.streams.items()
-            entry.streams = {
+            streams = entry.run_streams.items()
+            entry.run_streams = {
                 name: ranges_of_stream
                 for name, ranges_of_stream in streams
                 if ranges_of_stream.ends and ranges_of_stream.ends[0] > 0
             }
             for stream, last in list(entry.ended.items()):
-                ranges = entry.streams.get(stream)
+                ranges = entry.run_streams.get(stream)
                 if ranges is None or last - ranges.ends[-1] > MAX_LOST_AT_END:
                     del entry.ended[stream]
         newest = sorted(runs, key=lambda name: runs[name].last_received_ns, reverse=True)
@@ -196,7 +196,7 @@ class ReceivedFrames(msgspec.Struct):
             self.missing[node] = sum(entry.missing for entry in restored.values())
             self.sizes[node] = sum(entry.size for entry in restored.values())
 
-    def forget(self, node: str, before_ns: int) -> None:
+    def drop_old_runs(self, node: str, before_ns: int) -> None:
         """Drop runs of a node without receipts since a timestamp: they are too old to be sent again."""
         runs = self.nodes.get(node, {})
         old_runs = [run for run, entry in runs.items() if entry.last_received_ns < before_ns]
@@ -214,6 +214,6 @@ class ReceivedFrames(msgspec.Struct):
         """Yield missing frames of each node that has any, at most MAX_MISSING."""
         return ((node, min(count, MAX_MISSING)) for node, count in self.missing.items() if count)
 
-    def holes(self) -> int:
+    def count_missing(self) -> int:
         """Return missing frames of all runs, at most MAX_MISSING per node."""
         return sum(count for _, count in self.missing_of_nodes())

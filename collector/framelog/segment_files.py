@@ -212,9 +212,9 @@ class StateFiles:
 
     directory: Path
     manifest: SegmentManifest = field(default_factory=SegmentManifest)
-    lost: dict[str, str] = field(default_factory=dict)
+    damage: dict[str, str] = field(default_factory=dict)
     """The problem of each lost file, found at the start or since."""
-    incomplete: bool = False
+    is_incomplete: bool = False
     """True if losses at the start are missing from the state: no checkpoint may be written."""
     next_segment: int = 1
     """No segment of a lower number may begin: one of them may have been lost."""
@@ -232,15 +232,15 @@ class StateFiles:
             log.info("manifest_created", file=str(self.directory / MANIFEST))
         elif numbers or manifest or extent:
             for name, content in ((MANIFEST, manifest), (EXTENT, extent)):
-                if content is None and name not in self.lost:
-                    self.lost[name] = "missing file"
+                if content is None and name not in self.damage:
+                    self.damage[name] = "missing file"
         self.manifest = manifest or SegmentManifest()
         newest = [*numbers, *self.manifest.sealed, extent[0] if extent else 0]
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
         self._compare(numbers, extent)
         self._compare_clock()
-        for name, problem in list(self.lost.items()):
-            self._lose(name, problem)
+        for name, problem in list(self.damage.items()):
+            self._report_lost_file(name, problem)
 
     def _compare(self, numbers: list[int], extent: tuple[int, int] | None) -> None:
         """Record segments that are missing or too short."""
@@ -250,21 +250,21 @@ class StateFiles:
         for number, size in sorted(expected.items()):
             name = f"frames/{number:010d}"
             if number not in numbers:
-                self.lost[name] = f"segment {number} of {size} bytes is missing"
-            elif (size_found := self._whole(number)) < size:
-                self.lost[name] = f"segment {number} has {size_found} bytes: expected {size}"
+                self.damage[name] = f"segment {number} of {size} bytes is missing"
+            elif (size_found := self._intact_bytes(number)) < size:
+                self.damage[name] = f"segment {number} has {size_found} bytes: expected {size}"
 
     def _compare_clock(self) -> None:
         """Record the file of the clock if it is missing or cannot be read."""
         try:
             state = clock.read_state(self.directory)
         except clock.ClockFileError as error:
-            self.lost[clock.FILE] = str(error)
+            self.damage[clock.FILE] = str(error)
         else:
             if state is None and self.manifest.clock:
-                self.lost[clock.FILE] = "missing file"
+                self.damage[clock.FILE] = "missing file"
 
-    def _whole(self, number: int) -> int:
+    def _intact_bytes(self, number: int) -> int:
         """Return the size up to the end of the last whole record."""
         path = segment_path(self._frames, number)
         ends = [end for end, _ in read_segment(path, FrameLogStats())]
@@ -276,21 +276,21 @@ class StateFiles:
         if first_segment >= recorded_segment:
             return
         problem = "missing or damaged" if not first_segment else "older copy"
-        self._lose(
+        self._report_lost_file(
             "checkpoint", f"{problem}: the state before segment {recorded_segment} is unknown"
         )
 
     def compare_schemas(self, unknown: Iterable[bytes]) -> None:
         """Record missing schemas that frames refer to."""
         for digest in unknown:
-            self._lose(
+            self._report_lost_file(
                 f"schemas/{digest.hex()}.schema",
                 "missing schema: frames that refer to it cannot be read",
             )
 
-    def _lose(self, name: str, problem: str) -> None:
-        self.lost[name] = problem
-        self.incomplete = not self.manifest.accepted
+    def _report_lost_file(self, name: str, problem: str) -> None:
+        self.damage[name] = problem
+        self.is_incomplete = not self.manifest.accepted
         log.error(
             "file_lost",
             file=name,
@@ -301,15 +301,17 @@ class StateFiles:
     @property
     def fresh_segment(self) -> int:
         """The segment to begin after a loss, so that the remaining ones are preserved; else 0."""
-        return self.next_segment + 1 if any(name.startswith("frames/") for name in self.lost) else 0
+        return (
+            self.next_segment + 1 if any(name.startswith("frames/") for name in self.damage) else 0
+        )
 
     def begin(self, number: int, offset: int) -> None:
         """Write both files for the current content. Blocking; raises OSError."""
-        if self.incomplete:
+        if self.is_incomplete:
             return  # The next start must find the same.
         numbers = segment_numbers(self._frames)
-        self.manifest.sealed = {n: self._left(n) for n in numbers if n != number}
-        if "checkpoint" in self.lost:
+        self.manifest.sealed = {n: self._remaining_bytes(n) for n in numbers if n != number}
+        if "checkpoint" in self.damage:
             self.manifest.checkpoint = 0
         self.manifest.clock = (self.directory / clock.FILE).exists()
         self.manifest.accepted = False
@@ -317,15 +319,15 @@ class StateFiles:
         write_durably(self.directory / EXTENT, _extent(number, offset))
         self._descriptor = os.open(self.directory / EXTENT, os.O_WRONLY | os.O_CLOEXEC)
 
-    def _left(self, number: int) -> int:
+    def _remaining_bytes(self, number: int) -> int:
         """Return the size of a segment that the next start will find."""
-        damaged = f"frames/{number:010d}" in self.lost
-        return self._whole(number) if damaged else self._size(number)
+        damaged = f"frames/{number:010d}" in self.damage
+        return self._intact_bytes(number) if damaged else self._size(number)
 
     def _size(self, number: int) -> int:
         return segment_path(self._frames, number).stat().st_size
 
-    def written(self, number: int, offset: int) -> None:
+    def record_written(self, number: int, offset: int) -> None:
         """Update the size of the newest segment. Raises OSError."""
         if self._descriptor >= 0:
             os.pwrite(self._descriptor, _extent(number, offset), 0)
@@ -335,25 +337,25 @@ class StateFiles:
         self.manifest.sealed[number] = size
         self._write_manifest()
 
-    def forget(self, number: int) -> None:
+    def record_deletion(self, number: int) -> None:
         """Record that a segment is about to be deleted. Raises OSError."""
         if self.manifest.sealed.pop(number, None) is not None:
             self._write_manifest()
 
-    def checkpoint_kept(self, first_segment: int) -> None:
+    def record_checkpoint(self, first_segment: int) -> None:
         """Record a new checkpoint. Raises OSError."""
         self.manifest.checkpoint = first_segment
         self._write_manifest()
 
     def _write_manifest(self) -> None:
-        if not self.incomplete:
+        if not self.is_incomplete:
             write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
 
-    def check(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
+    def find_new_losses(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
         """Compare the directory of a running collector; return new losses. Blocking."""
         losses: dict[str, str] = {}
         for number, size in list(self.manifest.sealed.items()):
-            if problem := self._short(number, size):
+            if problem := self._find_size_problem(number, size):
                 losses[f"frames/{number:010d}"] = problem
         if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
             losses["checkpoint"] = "missing file"
@@ -364,9 +366,9 @@ class StateFiles:
         ):  # excludes schemas released meanwhile
             if f"{name}.schema" not in schema_files:
                 losses[f"schemas/{name}.schema"] = "missing file"
-        new_names = [name for name in losses if name not in self.lost]
+        new_names = [name for name in losses if name not in self.damage]
         for name in new_names:
-            self.lost[name] = losses[name]
+            self.damage[name] = losses[name]
             log.error(
                 "file_lost",
                 file=name,
@@ -375,7 +377,7 @@ class StateFiles:
             )
         return new_names
 
-    def _short(self, number: int, size: int) -> str:
+    def _find_size_problem(self, number: int, size: int) -> str:
         try:
             current_size = self._size(number)
         except FileNotFoundError:
@@ -393,7 +395,7 @@ class StateFiles:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self.lost[MANIFEST] = f"cannot decode the file: {error}"
+            self.damage[MANIFEST] = f"cannot decode the file: {error}"
             return None
 
     def _read_extent(self) -> tuple[int, int] | None:
@@ -403,7 +405,7 @@ class StateFiles:
             return None
         match = _EXTENT.fullmatch(content)
         if match is None:
-            self.lost[EXTENT] = "invalid content: expected a segment and an offset"
+            self.damage[EXTENT] = "invalid content: expected a segment and an offset"
             return None
         return int(match[1]), int(match[2])
 
@@ -418,7 +420,7 @@ def accept_loss(directory: Path) -> Iterator[str]:
     """Make the next start accept the losses; yield them. Blocking; raises OSError."""
     files = StateFiles(directory)
     files.open()
-    yield from (f"{name}: {problem}" for name, problem in files.lost.items())
+    yield from (f"{name}: {problem}" for name, problem in files.damage.items())
     files.manifest.accepted = True
     write_durably(directory / MANIFEST, msgspec.json.encode(files.manifest))
 

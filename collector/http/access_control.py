@@ -53,7 +53,7 @@ class AuthenticationResult:
     """Former holder of a key that is expired or revoked."""
 
     @property
-    def shown(self) -> str:
+    def credential_kind(self) -> str:
         """`token`, `certificate`, or nothing."""
         if self.key:
             return self.key.kind
@@ -113,7 +113,7 @@ def _by_certificate(
 def _result_of_entry(
     entry: access.CredentialEntry, key: access.CredentialKey, now_ns: int
 ) -> AuthenticationResult:
-    if entry.expired(now_ns):
+    if entry.is_expired(now_ns):
         return AuthenticationResult(None, EXPIRED, key, entry.credential)
     return AuthenticationResult(entry.credential, "", key)
 
@@ -214,7 +214,7 @@ class FailureThrottle:
 
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
-    def fails(self, address: str, now_seconds: float) -> bool:
+    def count_failure(self, address: str, now_seconds: float) -> bool:
         """Count a failure; return True if there have been too many. The clock is monotonic."""
         source = source_of(address)
         level, since = self._levels.pop(source, (0.0, now_seconds))
@@ -251,20 +251,20 @@ class RequestAuthorizer:
     allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
     wall_ns: Callable[[], int] = time.time_ns
-    refused: Callable[[Route | None, str], None] = lambda _route, _reason: None
+    on_denial: Callable[[Route | None, str], None] = lambda _route, _reason: None
     """Called with the route and the reason of each denied request."""
-    declared: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
+    declared_routes: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
     """Declared routes. Other routes of the application are not served."""
-    lines: LogRateLimit = field(default_factory=LogRateLimit)
+    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
     _throttle: FailureThrottle = field(default_factory=FailureThrottle)
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Serve a request, or deny it with a reason."""
-        route, answer = self.declared.get(request.match_info.route, (None, None))
+        route, answer = self.declared_routes.get(request.match_info.route, (None, None))
         if route and answer and route.open:
             return await answer(request, access.ANYONE)
-        admitted = self._admitted(request, route)
+        admitted = self._authorize(request, route)
         if isinstance(admitted, web.Response):
             return admitted
         try:
@@ -276,21 +276,21 @@ class RequestAuthorizer:
         response.headers.update(_PRIVATE)
         return response
 
-    def _admitted(
+    def _authorize(
         self, request: web.Request, route: Route | None
     ) -> access.Credential | web.Response:
         """Return the credential of an authorized request, or the response that denies it."""
-        result = self._outcome(request)
+        result = self._authenticate(request)
         credential = result.credential
         if credential is None:
-            return self._unknown(request, route, result)
+            return self._unauthorized(request, route, result)
         if result.key:
             self.trail.record_use(credential, result.key, request.remote or "")
         if route is None:
             return credential
         if not route.admits(credential.role):
             if credential is access.ANYONE:
-                return self._unknown(request, route, AuthenticationResult(None, NO_CREDENTIAL))
+                return self._unauthorized(request, route, AuthenticationResult(None, NO_CREDENTIAL))
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, result, (WRONG_ROLE, text))
         if credential.role is access.Role.TENANT and not _own(request, credential.tenant):
@@ -299,7 +299,7 @@ class RequestAuthorizer:
             return self._forbidden(request, route, result, (CROSS_TENANT, text))
         return credential
 
-    def _outcome(self, request: web.Request) -> AuthenticationResult:
+    def _authenticate(self, request: web.Request) -> AuthenticationResult:
         authorization = request.headers.getall("Authorization", [])
         result = authenticate(
             self.credentials(), authorization, _certificate(request), self.wall_ns()
@@ -308,22 +308,22 @@ class RequestAuthorizer:
             return AuthenticationResult(access.ANYONE)
         return result
 
-    def _unknown(
+    def _unauthorized(
         self, request: web.Request, route: Route | None, result: AuthenticationResult
     ) -> web.Response:
         address = request.remote or ""
         label = result.holder.label if result.holder else ""
         self.trail.record_denial(
-            DeniedRequest(address, _path(request), result.reason, label, result.shown)
+            DeniedRequest(address, _path(request), result.reason, label, result.credential_kind)
         )
         if result.holder and result.key and result.reason == EXPIRED:
             self.trail.record_expired_use(result.holder, result.key, address)
-        self.refused(route, "token")
-        if self._throttle.fails(address, time.monotonic()):
+        self.on_denial(route, "token")
+        if self._throttle.count_failure(address, time.monotonic()):
             headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
             text = "too many invalid credentials from this address"
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, text, headers)
-        repetitions = self.lines.due(source_of(address), result.reason)
+        repetitions = self.log_limit.count_repetitions(source_of(address), result.reason)
         if repetitions is not None:
             log.warning(
                 "request_denied",
@@ -347,9 +347,9 @@ class RequestAuthorizer:
         label = result.credential.label if result.credential else ""
         address = request.remote or ""
         self.trail.record_denial(
-            DeniedRequest(address, _path(request), reason, label, result.shown)
+            DeniedRequest(address, _path(request), reason, label, result.credential_kind)
         )
-        self.refused(route, reason)
+        self.on_denial(route, reason)
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
         return json_error(HTTPStatus.FORBIDDEN, text, headers)
 
@@ -373,7 +373,7 @@ def make_application(
         path = route.path.replace("}", ":[^/]+}")  # aiohttp's pattern excludes braces
         for method in route.methods:
             added = application.router.add_route(method, path, _unauthorized_handler)
-            authorizer.declared[added] = route, handlers[route.name]
+            authorizer.declared_routes[added] = route, handlers[route.name]
     return application
 
 

@@ -77,10 +77,10 @@ class SignedEntries:
     directory: Path
     key: signed_note.PublicKey
     max_read: int = MAX_READ_RECORDS
-    indexed_at_once: int = INDEX_STEP_RECORDS
-    _read: int = 0
+    step_records: int = INDEX_STEP_RECORDS
+    _indexed: int = 0
     """Number of records in the index."""
-    _of: dict[str, array[int]] = field(default_factory=dict)
+    _sequences_of: dict[str, array[int]] = field(default_factory=dict)
     """Sequence numbers of each tenant's records, ascending."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     problem: str = ""
@@ -89,10 +89,10 @@ class SignedEntries:
     async def run(self) -> None:
         """Update the index in small steps, until cancelled."""
         while True:
-            everything = await asyncio.to_thread(self._index)
+            everything = await asyncio.to_thread(self._index_step)
             await asyncio.sleep(_INDEX_EVERY_SECONDS if everything else _PAUSE_SECONDS)
 
-    def checkpoint(self) -> tuple[str, Tiles]:
+    def read_checkpoint(self) -> tuple[str, Tiles]:
         """Return the newest checkpoint and its tiles.
 
         Raises FileNotFoundError before the first, OSError, NoteError.
@@ -102,27 +102,27 @@ class SignedEntries:
 
     def select(self, selection: EntrySelection) -> dict[str, Any]:
         """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
-        note, tiles = self.checkpoint()
-        sequences = self._sequences(tiles, selection)
+        note, tiles = self.read_checkpoint()
+        sequences = self._select_sequences(tiles, selection)
         entries = [
-            self._shown(tiles, index, selection) for index in sequences[: selection.max_entries]
+            self._entry(tiles, index, selection) for index in sequences[: selection.max_entries]
         ]
         following = (
             sequences[selection.max_entries] if len(sequences) > selection.max_entries else None
         )
         return {"checkpoint": note, "size": tiles.size, "entries": entries, "next": following}
 
-    def proof(self, index: int, tenant: str | None) -> str | None:
+    def make_proof(self, index: int, tenant: str | None) -> str | None:
         """Return one record with its proof, in the format of `railscope audit check-proof`.
 
         None if there is no such record, or this tenant may not read it completely. Raises IndexBehindError,
         OSError, ValueError.
         """
-        note, tiles = self.checkpoint()
+        note, tiles = self.read_checkpoint()
         if index >= tiles.size:
             return None
         if tenant is not None:
-            sequences = self._sequences(tiles, EntrySelection(index, 1, tenant))
+            sequences = self._select_sequences(tiles, EntrySelection(index, 1, tenant))
             if (
                 not sequences
                 or sequences[0] != index
@@ -131,18 +131,18 @@ class SignedEntries:
                 return None
         return make_proof(tiles, index, note)
 
-    def consistency(self, old: int) -> dict[str, Any] | None:
+    def make_consistency_proof(self, old: int) -> dict[str, Any] | None:
         """Return the consistency proof between the log of `old` records and the current one.
 
         None if the current one is smaller. Raises OSError, ValueError.
         """
-        note, tiles = self.checkpoint()
+        note, tiles = self.read_checkpoint()
         if old > tiles.size:
             return None
         proof = merkle.consistency_proof(tiles.node, old, tiles.size)
         return {"old": old, "size": tiles.size, "proof": _base64_texts(proof), "checkpoint": note}
 
-    def _sequences(self, tiles: Tiles, selection: EntrySelection) -> Sequence[int]:
+    def _select_sequences(self, tiles: Tiles, selection: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
         if selection.tenant is None:
             return range(
@@ -150,30 +150,30 @@ class SignedEntries:
             )
         with self._lock:
             self._catch_up(tiles, self.max_read)
-            sequences = self._of.get(selection.tenant, array("q"))
+            sequences = self._sequences_of.get(selection.tenant, array("q"))
             # The index may be ahead of the checkpoint of this response.
             begin, end = (bisect_left(sequences, limit) for limit in (selection.first, tiles.size))
             return sequences[begin : min(end, begin + selection.max_entries + 1)]
 
     def _catch_up(self, tiles: Tiles, max_records: int) -> None:
         """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
-        end = min(tiles.size, self._read + max_records)
-        for raw in _read_records(tiles, self._read, end):
+        end = min(tiles.size, self._indexed + max_records)
+        for raw in _read_records(tiles, self._indexed, end):
             # Most records belong to no tenant, and need no decoding.
             tenant = sole_tenant(decode_audit_record(raw)) if b"tenant" in raw else ""
             if tenant:
-                self._of.setdefault(tenant, array("q")).append(self._read)
-            self._read += 1
-        if self._read < tiles.size:
-            message = f"{tiles.size - self._read} records are not indexed yet"
+                self._sequences_of.setdefault(tenant, array("q")).append(self._indexed)
+            self._indexed += 1
+        if self._indexed < tiles.size:
+            message = f"{tiles.size - self._indexed} records are not indexed yet"
             raise IndexBehindError(message)
 
-    def _index(self) -> bool:
+    def _index_step(self) -> bool:
         """Index some records; return True if none remain. A failed read is retried."""
         try:
-            _, tiles = self.checkpoint()
+            _, tiles = self.read_checkpoint()
             with self._lock:
-                self._catch_up(tiles, self.indexed_at_once)
+                self._catch_up(tiles, self.step_records)
         except IndexBehindError:
             return False
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class SignedEntries:
         self.problem = ""
         return True
 
-    def _shown(self, tiles: Tiles, index: int, selection: EntrySelection) -> dict[str, Any]:
+    def _entry(self, tiles: Tiles, index: int, selection: EntrySelection) -> dict[str, Any]:
         raw = tiles.record(index)
         entry: dict[str, Any] = {
             "index": index,
@@ -276,7 +276,7 @@ class AuditApi:
     """Handlers of the audit log's routes."""
 
     entries: SignedEntries
-    reading: ReadPool
+    read_pool: ReadPool
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -301,17 +301,19 @@ class AuditApi:
         index = request.match_info["index"]
         proof = None
         if signed_note.SIZE.fullmatch(index):
-            proof = await self._read(credential, lambda: self.entries.proof(int(index), tenant))
+            proof = await self._read(
+                credential, lambda: self.entries.make_proof(int(index), tenant)
+            )
         if proof is None:
             return json_error(HTTPStatus.NOT_FOUND, "unknown entry, or access denied")
         return web.Response(text=proof)
 
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
-        return web.Response(text=(await self._read(credential, self.entries.checkpoint))[0])
+        return web.Response(text=(await self._read(credential, self.entries.read_checkpoint))[0])
 
     async def _consistency(self, request: web.Request, credential: Credential) -> web.Response:
         old = _query_number(request, "old", 0)
-        proof = await self._read(credential, lambda: self.entries.consistency(old))
+        proof = await self._read(credential, lambda: self.entries.make_consistency_proof(old))
         if proof is None:
             text = f"the signed log has fewer than {old} records"
             return json_error(HTTPStatus.NOT_FOUND, text)
@@ -320,7 +322,7 @@ class AuditApi:
     async def _read(self, credential: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
         try:
-            return await self.reading.read(credential, reading)
+            return await self.read_pool.read(credential, reading)
         except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:

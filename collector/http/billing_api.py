@@ -38,8 +38,8 @@ class BillingApi:
     """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingUnavailableError."""
 
     billing: Callable[[], tenant_statements.BillingReader]
-    reading: ReadPool
-    exported: Callable[[DeliveredExport], None] = lambda _exported: None
+    read_pool: ReadPool
+    on_export: Callable[[DeliveredExport], None] = lambda _exported: None
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -47,43 +47,43 @@ class BillingApi:
 
     async def _issued(self, request: web.Request, credential: Credential) -> web.Response:
         billing, tenant = (
-            await self._made(credential, self.billing),
+            await self._read(credential, self.billing),
             selected_tenant(request, credential),
         )
-        issued = await self._made(credential, lambda: billing.issued_invoices(tenant))
+        issued = await self._read(credential, lambda: billing.issued_invoices(tenant))
         return json_response({"statements": issued, "forms": billing.statement_forms})
 
     async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._made(credential, self.billing), _requested_period(request)
+        billing, period = await self._read(credential, self.billing), _requested_period(request)
         form = _requested_format(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
-        content = await self._made(credential, lambda: billing.statement(tenant, period, form))
+        content = await self._read(credential, lambda: billing.statement(tenant, period, form))
         if content is None:
             text = f"no statement of {tenant} for {period}"
             return json_error(HTTPStatus.NOT_FOUND, text)
         return _document_response(content, form)
 
     async def _export(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._made(credential, self.billing), _requested_period(request)
+        billing, period = await self._read(credential, self.billing), _requested_period(request)
         form = _requested_format(request, billing.export_forms)
         tenant = selected_tenant(request, credential)
-        found = await self._made(
+        hashed = await self._read(
             credential, lambda: _with_digest(billing.export(tenant, period, form))
         )
-        if found is None:
+        if hashed is None:
             return json_error(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
-        content, digest = found
+        content, digest = hashed
         if request.method == "GET":
             address, holder = request.remote or "", tenant or ""
-            self.exported(DeliveredExport(credential, address, period, form, holder, digest))
+            self.on_export(DeliveredExport(credential, address, period, form, holder, digest))
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document_response(content, form, name)
 
-    async def _made(
+    async def _read(
         self, credential: Credential, making: Callable[[], BillingResultT]
     ) -> BillingResultT:
         try:
-            return await self.reading.read(credential, making)
+            return await self.read_pool.read(credential, making)
         except tenant_statements.BillingUnavailableError as error:
             text = "the ledger is unavailable\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
@@ -110,10 +110,10 @@ def _requested_format(request: web.Request, known: Sequence[str]) -> str:
 
 
 def _document_response(
-    content: bytes, form: str, more: dict[str, str] | None = None
+    content: bytes, form: str, extra_headers: dict[str, str] | None = None
 ) -> web.Response:
     headers = {"Content-Type": _MEDIA[form], **(_SAFE_PAGE if form == "html" else {})}
-    return web.Response(body=content, headers=headers | (more or {}))
+    return web.Response(body=content, headers=headers | (extra_headers or {}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class _SendingNode:
     """Boot IDs of the node, the current one last."""
     runs: OrderedDict[tuple[str, str], _SendingRun] = field(default_factory=OrderedDict)
     """By boot and run: boot clock of the first and last frames."""
-    seen_ns: int = 0
+    conflict_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -47,12 +47,14 @@ class IdentityConflictDetector:
     def check(self, record: FrameRecord, envelope: Envelope) -> None:
         """Check an envelope."""
         node = self._nodes.setdefault(envelope.node, _SendingNode())
-        pair = self._boots(node, record.sent.boot_id) or self._runs(node, envelope)
-        if not pair:
+        conflict = self._reused_boot(node, record.sent.boot_id) or self._parallel_run(
+            node, envelope
+        )
+        if not conflict:
             return
-        node.seen_ns = max(node.seen_ns, record.received_wall_ns)
-        what, one, other = pair
-        facts = {"by": what, "one": min(one, other), "other": max(one, other)}
+        node.conflict_ns = max(node.conflict_ns, record.received_wall_ns)
+        kind, first, second = conflict
+        facts = {"by": kind, "one": min(first, second), "other": max(first, second)}
         self.report(
             EvidenceProblem(IDENTITY_CONFLICT, "", envelope.node, record.received_wall_ns, facts)
         )
@@ -62,20 +64,20 @@ class IdentityConflictDetector:
         return [
             name
             for name, node in self._nodes.items()
-            if node.seen_ns and now_ns - node.seen_ns < CONFLICT_LASTS_NS
+            if node.conflict_ns and now_ns - node.conflict_ns < CONFLICT_LASTS_NS
         ]
 
     @staticmethod
-    def _boots(node: _SendingNode, boot_id: str) -> tuple[str, str, str] | None:
+    def _reused_boot(node: _SendingNode, boot_id: str) -> tuple[str, str, str] | None:
         """Return the boot that was left, if the node sends under an earlier one again."""
         if not boot_id or (node.boots and node.boots[-1] == boot_id):
             return None
-        before = node.boots[-1] if boot_id in node.boots else ""
-        node.boots = [*(one for one in node.boots if one != boot_id), boot_id][-_MAX_BOOTS:]
-        return ("boot", before, boot_id) if before else None
+        previous = node.boots[-1] if boot_id in node.boots else ""
+        node.boots = [*(known for known in node.boots if known != boot_id), boot_id][-_MAX_BOOTS:]
+        return ("boot", previous, boot_id) if previous else None
 
     @staticmethod
-    def _runs(node: _SendingNode, envelope: Envelope) -> tuple[str, str, str] | None:
+    def _parallel_run(node: _SendingNode, envelope: Envelope) -> tuple[str, str, str] | None:
         """Return another run of the boot that continues in parallel to this one."""
         if not envelope.batches or not envelope.boot_id:
             return None

@@ -71,7 +71,7 @@ class NotAcknowledgedError(HttpApiError):
 
     def __init__(self, text: object, reason: str, **more: object) -> None:
         super().__init__(text)
-        self.reason, self.status, self.more = reason, _STATUSES[reason], more
+        self.reason, self.status, self.fields = reason, _STATUSES[reason], more
 
 
 @dataclass(slots=True)
@@ -96,9 +96,9 @@ class NodeSender:
     allowance: float = 0.0
     counted_at: float = 0.0
     schemas: HourlyAmount = field(default_factory=HourlyAmount)
-    audited: HourlyAmount = field(default_factory=HourlyAmount)
+    audited_events: HourlyAmount = field(default_factory=HourlyAmount)
     starts: HourlyAmount = field(default_factory=HourlyAmount)
-    known: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
+    known_starts: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
     """Runs, boots and versions received recently."""
 
 
@@ -109,14 +109,14 @@ class Ingest:
     core: CollectorState
     log: framelog.FrameLog
     limits: IngestLimits
-    denied: Callable[[collector_records.DeniedRequest], None] = lambda _denial: None
+    on_denial: Callable[[collector_records.DeniedRequest], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
     is_suspect: Callable[[], bool] = lambda: False
     """True while `wall_ns` is suspect, and not only unconfirmed."""
-    lines: LogRateLimit = field(default_factory=LogRateLimit)
-    closed: str = ""
+    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    closed_reason: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)
     _large: asyncio.Semaphore = field(
@@ -126,12 +126,12 @@ class Ingest:
     async def handle(self, request: web.Request, credential: Credential) -> web.Response:
         """Respond to one POST."""
         try:
-            answer = json_response(await self._receive(request, credential))
+            response = json_response(await self._receive(request, credential))
         except NotAcknowledgedError as rejection:
             self.core.counts.reject(rejection.reason)
             if rejection.status == HTTPStatus.FORBIDDEN:
                 path, address = request.rel_url.raw_path, request.remote or ""
-                self.denied(
+                self.on_denial(
                     collector_records.DeniedRequest(
                         address, path, rejection.reason, credential.label
                     )
@@ -139,36 +139,36 @@ class Ingest:
             headers = (
                 {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED_STATUSES else {}
             )
-            repeated = None
+            repetitions = None
             if rejection.reason not in _UNLOGGED_REASONS:
-                repeated = self.lines.due(rejection.reason, credential.name)
-            if repeated is not None:
+                repetitions = self.log_limit.count_repetitions(rejection.reason, credential.name)
+            if repetitions is not None:
                 log.warning(
                     "envelope_rejected",
                     sender=request.remote,
                     reason=rejection.reason,
                     node=credential.name,
                     problem=str(rejection),
-                    repetitions=repeated,
+                    repetitions=repetitions,
                 )
-            content = {"error": str(rejection), **rejection.more}
-            answer = json_response(content, rejection.status, headers)
-        if answer.status in http_responses.DECISIONS:
-            answer.headers[http_responses.RESPONSE_MARK_HEADER] = await _make_response_mark(
-                request, answer
+            content = {"error": str(rejection), **rejection.fields}
+            response = json_response(content, rejection.status, headers)
+        if response.status in http_responses.DECISIONS:
+            response.headers[http_responses.RESPONSE_MARK_HEADER] = await _make_response_mark(
+                request, response
             )
-        return answer
+        return response
 
     async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
-        if self.closed:
-            raise NotAcknowledgedError(self.closed, "read_only")
+        if self.closed_reason:
+            raise NotAcknowledgedError(self.closed_reason, "read_only")
         sender = self._senders.setdefault(credential.name, NodeSender())
         self._check_rate(sender, credential.name)
         async with sender.lock:
-            body = await self._body(request)
-            return await self._take(request, credential, sender, body)
+            body = await self._read_body(request)
+            return await self._process(request, credential, sender, body)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _read_body(self, request: web.Request) -> bytes:
         max_bytes = self.limits.body_bytes
         if (request.content_length or 0) > max_bytes:
             text = f"body too large: expected at most {max_bytes} bytes"
@@ -184,13 +184,13 @@ class Ingest:
             raise NotAcknowledgedError(text, "size") from None
 
     def _check_rate(self, sender: NodeSender, node: str) -> None:
-        now = asyncio.get_running_loop().time()
+        now_seconds = asyncio.get_running_loop().time()
         max_allowance = self.limits.requests_per_second * RATE_WINDOW_SECONDS
-        refill = (now - sender.counted_at) * self.limits.requests_per_second
+        refill = (now_seconds - sender.counted_at) * self.limits.requests_per_second
         sender.allowance = (
             min(max_allowance, sender.allowance + refill) if sender.counted_at else max_allowance
         )
-        sender.counted_at = now
+        sender.counted_at = now_seconds
         if sender.allowance < 1:
             text = (
                 f"too many requests from {node}: expected at most "
@@ -199,16 +199,16 @@ class Ingest:
             raise NotAcknowledgedError(text, "rate")
         sender.allowance -= 1
 
-    async def _take(
+    async def _process(
         self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
         envelope, sent = await self._decode(request, credential.name, body)
-        await self._keep_schemas(envelope, sender)
+        await self._store_schemas(envelope, sender)
         self._check_start(envelope, sender)
         self._check_batches(envelope)
         cost = self._check_bounds(envelope)
         sender.allowance -= cost.requests - 1
-        fresh = self.core.fresh_frames(envelope)
+        new_frames = self.core.count_new_frames(envelope)
         total = sum(batch.rows for batch in envelope.batches)
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
@@ -216,18 +216,18 @@ class Ingest:
             credential.name, self.wall_ns(), sent, body, credential.max_rank, doubted_ns, suspect
         )
         self._check_times(record, envelope)
-        if not fresh:
+        if not new_frames:
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
             return {"accepted_frames": 0, "duplicate_frames": total}
         self._check_evidence(credential.name)
-        audited = self._audited(envelope, sender)
+        audited = self._count_audited(envelope, sender)
         try:
             await self.log.append(record, lambda: self.core.steps(record, envelope))
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
-        sender.audited.count += audited
-        return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
+        sender.audited_events.count += audited
+        return {"accepted_frames": new_frames, "duplicate_frames": total - new_frames}
 
     async def _decode(
         self, request: web.Request, node: str, body: bytes
@@ -250,7 +250,7 @@ class Ingest:
             raise NotAcknowledgedError(text, "node")
         return envelope, sent
 
-    async def _keep_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
+    async def _store_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
         new = [s for s in envelope.schemas if self.core.schemas.get(wire.schema_hash(s)) is None]
         if not new:
             return
@@ -264,15 +264,15 @@ class Ingest:
         try:
             for schema in new:
                 await asyncio.to_thread(check_schema, schema, self.limits.columns_per_schema)
-                known = await asyncio.to_thread(self.core.schemas.put, schema)
-                self.core.schemas.use(envelope.node, known.digest)
+                stored = await asyncio.to_thread(self.core.schemas.put, schema)
+                self.core.schemas.record_use(envelope.node, stored.digest)
                 sender.schemas.count += 1
         except (ValueError, ArithmeticError, LookupError) as error:
             raise NotAcknowledgedError(error, "schema") from error
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
 
-    def _audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
+    def _count_audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
         """Return the number of its events that are recorded permanently, within the limit per hour.
 
         The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
@@ -280,7 +280,7 @@ class Ingest:
         count = sum(
             event_records.is_audited(event) for batch in envelope.batches for event in batch.events
         )
-        limit, so_far = self.limits.audited_events_per_node_hour, sender.audited
+        limit, so_far = self.limits.audited_events_per_node_hour, sender.audited_events
         if count and not so_far.fits(count, limit, self.wall_ns()) and so_far.count:
             text = f"too many events for the audit log: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "audited_events")
@@ -289,61 +289,61 @@ class Ingest:
     def _check_start(self, envelope: wire.Envelope, sender: NodeSender) -> None:
         """Limit the rate of agent starts: each run, boot and version is stored and recorded."""
         start = envelope.run, envelope.boot_id, envelope.agent_version
-        if start not in sender.known:
+        if start not in sender.known_starts:
             limit = self.limits.starts_per_node_hour
             if not sender.starts.fits(1, limit, self.wall_ns()):
                 text = f"too many starts of the agent: expected at most {limit} per node per hour"
                 raise NotAcknowledgedError(text, "starts")
             sender.starts.count += 1
-            sender.known[start] = None
-            if len(sender.known) > MAX_KNOWN_STARTS:
-                sender.known.popitem(last=False)
-        sender.known.move_to_end(start)
+            sender.known_starts[start] = None
+            if len(sender.known_starts) > MAX_KNOWN_STARTS:
+                sender.known_starts.popitem(last=False)
+        sender.known_starts.move_to_end(start)
 
     def _check_evidence(self, node: str) -> None:
         """Reject frames of a node that has used its share of the pending evidence."""
-        waiting = self.core.evidence.intervals.counts
-        share = max(1, self.limits.pending_evidence_intervals // max(1, len(waiting)))
+        pending = self.core.evidence.intervals.counts
+        share = max(1, self.limits.pending_evidence_intervals // max(1, len(pending)))
         share = min(share, MAX_PENDING_INTERVALS_PER_NODE)
-        if waiting[node] > share:
+        if pending[node] > share:
             text = (
-                f"{waiting[node]} intervals of evidence of {node} wait for the database:"
+                f"{pending[node]} intervals of evidence of {node} wait for the database:"
                 f" expected at most {share}"
             )
             raise NotAcknowledgedError(text, "evidence")
 
     def _check_bounds(self, envelope: wire.Envelope) -> EnvelopeCost:
         cost = envelope_cost(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
-        found = [
+        problems = [
             *find_exceeded_bounds(cost, self.limits),
-            *self.core.sequence_problems(envelope, self.limits.gaps_per_stream),
+            *self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream),
         ]
-        if found:
-            raise NotAcknowledgedError("; ".join(found), "bounds")
+        if problems:
+            raise NotAcknowledgedError("; ".join(problems), "bounds")
         return cost
 
     def _check_batches(self, envelope: wire.Envelope) -> None:
         unknown = []
         for batch in envelope.batches:
-            known = self.core.schemas.get(batch.schema)
-            if known is None:
+            schema = self.core.schemas.get(batch.schema)
+            if schema is None:
                 unknown.append(batch.schema.hex())
                 continue
-            self.core.schemas.use(envelope.node, batch.schema)
+            self.core.schemas.record_use(envelope.node, batch.schema)
             try:
-                sheets.check_batch(batch, known.layout.columns, self.limits.frames_per_batch)
+                sheets.check_batch(batch, schema.layout.columns, self.limits.frames_per_batch)
             except wire.WireError as error:
                 raise NotAcknowledgedError(error, "format") from error
-            if batch.stream != known.layout.stream:
+            if batch.stream != schema.layout.stream:
                 text = (
                     f"batch of {batch.stream!r}: invalid schema: it is one of "
-                    f"{known.layout.stream!r}"
+                    f"{schema.layout.stream!r}"
                 )
                 raise NotAcknowledgedError(text, "format")
         if unknown:
             text = "unknown schemas; fix: send them first"
-            wanted = list(dict.fromkeys(unknown))
-            raise NotAcknowledgedError(text, "unknown_schema", unknown_schemas=wanted)
+            digests = list(dict.fromkeys(unknown))
+            raise NotAcknowledgedError(text, "unknown_schema", unknown_schemas=digests)
 
     def _check_times(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
         for batch in envelope.batches:
@@ -364,15 +364,15 @@ class Ingest:
                 raise NotAcknowledgedError(text, "time")
 
 
-async def _make_response_mark(request: web.Request, answer: web.Response) -> str:
+async def _make_response_mark(request: web.Request, response: web.Response) -> str:
     """Return the mark by which the agent authenticates this response."""
     token = request.headers.get("Authorization", "").partition(" ")[2]
-    content = answer.body if isinstance(answer.body, bytes) else b""
-    if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    content = response.body if isinstance(response.body, bytes) else b""
+    if response.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return http_responses.unread_mark(
-            token, answer.status, request.content_length or 0, content
+            token, response.status, request.content_length or 0, content
         )
-    return http_responses.response_mark(token, answer.status, await request.read(), content)
+    return http_responses.response_mark(token, response.status, await request.read(), content)
 
 
 _RETRIED_STATUSES = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}

@@ -50,7 +50,7 @@ class JobsApi:
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
-        return {"jobs": self._list, "job": self._one}
+        return {"jobs": self._list, "job": self._job}
 
     async def _list(self, request: web.Request, credential: Credential) -> web.Response:
         view = self.jobs()
@@ -59,25 +59,25 @@ class JobsApi:
             if credential.role is Role.TENANT
             else set(request.query.getall("tenant", []))
         )
-        chosen = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-        rows = await asyncio.to_thread(lambda: [view.to_json(job, self.names_of) for job in chosen])
+        jobs = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
+        rows = await asyncio.to_thread(lambda: [view.to_json(job, self.names_of) for job in jobs])
         content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
         if credential.role is not Role.TENANT:
             content["left_out"] = view.left_out
         return json_response(content)
 
-    async def _one(self, request: web.Request, _: Credential) -> web.Response:
+    async def _job(self, request: web.Request, _: Credential) -> web.Response:
         view, named = self.jobs(), request.match_info
         key = JobKey(named["tenant"], named["source"], named["workload"])
         job = next((job for job in view.jobs if job.key == key), None)
         if job is None:
             text = "unknown job: expected one that holds GPUs now"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        return json_response(await asyncio.to_thread(self._whole, view, job))
+        return json_response(await asyncio.to_thread(self._job_document, view, job))
 
-    def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        answer = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
-        return answer | {"places": view.places(job, self.names_of)}
+    def _job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
+        document = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
+        return document | {"places": view.places(job, self.names_of)}
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class CollectorMetrics:
     trail: AuditTrail
     tokens: TokensFile
     connections: server_connections.ServerConnections
-    twins: IdentityConflictDetector
+    conflicts: IdentityConflictDetector
     quarantine: segment_files.RecordQuarantine
     limits: Sequence[LogRateLimit] = ()
     """All rate limits of log lines."""
@@ -100,7 +100,7 @@ class CollectorMetrics:
     """Returns the cells of the audit log's components."""
 
     @property
-    def why_unknown(self) -> str:
+    def unknown_reason(self) -> str:
         """Reason why the claims of GPUs cannot be determined; empty if they can."""
         if self.files.unknown:
             return f"{self.files.unknown} has never been valid"
@@ -113,7 +113,7 @@ class CollectorMetrics:
             (catalog.ENVELOPES, counts.envelopes),
             (catalog.FRAMES, counts.frames),
             (catalog.DUPLICATES, counts.duplicates),
-            (catalog.MISSING, self.core.received.holes()),
+            (catalog.MISSING, self.core.received.count_missing()),
             (catalog.VALUES, counts.values),
             (catalog.RECEIVED_BYTES, counts.bytes),
             (catalog.COMMITS, self.log.stats.commits),
@@ -123,7 +123,7 @@ class CollectorMetrics:
             (catalog.SCHEMAS, len(self.core.schemas)),
             (catalog.CONNECTIONS, len(self.connections)),
             (catalog.VIEWS_TIME, views.duration_ns / timestamps.SECOND_NS),
-            (catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
+            (catalog.CLAIMS, self.files.claims.content.count_in_force(views.instant_ns)),
             (catalog.CLAIMS_REJECTED, self.core.evidence.rejected_claims),
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
@@ -136,19 +136,19 @@ class CollectorMetrics:
             (catalog.REVISED_DAYS, self.finalizer.counts.revisions),
             (catalog.AUDIT_RECORDS, self.trail.log.size),
             (catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
-            (catalog.AUDIT_LOST, self.trail.lost),
-            (catalog.DENIALS, self.trail.denied),
-            (catalog.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
+            (catalog.AUDIT_LOST, self.trail.lost_records),
+            (catalog.DENIALS, self.trail.denials),
+            (catalog.LOG_LINES_SUPPRESSED, sum(limit.suppressed for limit in self.limits)),
             (catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
             (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold()))),
-            (catalog.SINK_WRITTEN, self.sink.written),
-            (catalog.SINK_DROPPED, self.sink.dropped),
+            (catalog.SINK_WRITTEN, self.sink.written_lines),
+            (catalog.SINK_DROPPED, self.sink.dropped_lines),
         ]
-        files = [(file.kind, int(file.valid)) for file in self.files.all if file.path]
+        files = [(file.kind, int(file.is_valid)) for file in self.files.all_files if file.path]
         unplaced = self.finalizer.live.unplaced(views.instant_ns)
         by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
-            (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.valid)))),
-            (catalog.NODE_TWINS, ((name, 1) for name in self.twins.nodes(views.instant_ns))),
+            (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.is_valid)))),
+            (catalog.NODE_TWINS, ((name, 1) for name in self.conflicts.nodes(views.instant_ns))),
             (catalog.UNPLACED_GPUS, ((name, float(amount)) for name, amount in unplaced.items())),
             (catalog.CONNECTIONS_CLOSED, self.connections.closed.items()),
             (catalog.MISSING_OF_NODE, self.core.received.missing_of_nodes()),
@@ -161,8 +161,8 @@ class CollectorMetrics:
             *(cluster_cells(views.account) if views.account else ()),
             *(
                 view_cells.ViewCell(metric, (label,), n)
-                for metric, found in by_label
-                for label, n in found
+                for metric, values in by_label
+                for label, n in values
             ),
         ]
 
@@ -198,7 +198,7 @@ class ViewApi:
     """Handlers of the read routes. `views` is called for each request."""
 
     core: CollectorState
-    own: CollectorMetrics
+    metrics: CollectorMetrics
     views: Callable[[], CollectorViews]
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
@@ -233,7 +233,7 @@ class ViewApi:
         else:
             tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
             cells = chain(
-                *(table.cells for table in tables), views.jobs.cells(), self.own.cells(views)
+                *(table.cells for table in tables), views.jobs.cells(), self.metrics.cells(views)
             )
         text_format = exposition.TextFormat.accepted(request.headers.get("Accept", ""))
         text = await asyncio.to_thread(render, cells, text_format)
@@ -243,10 +243,10 @@ class ViewApi:
         return response
 
     def _view(self, name: str) -> RouteHandler:
-        async def answer(_: web.Request, __: Credential) -> web.Response:
+        async def respond(_: web.Request, __: Credential) -> web.Response:
             return _view_response(getattr(self.views(), name))
 
-        return answer
+        return respond
 
     async def _tenants(self, _: web.Request, credential: Credential) -> web.Response:
         view = self.views().tenant
@@ -264,7 +264,7 @@ class ViewApi:
                 "node": name,
                 "agent_version": node.agent_version,
                 "streams": sorted(node.rows),
-                "gpus": len(self.core.holders_of(name)),
+                "gpus": len(self.core.gpus_by_rail(name)),
                 **facts[name],
             }
             for name, node in sorted(self.core.fleet.nodes.items())
@@ -283,7 +283,7 @@ class ViewApi:
             "node": node.name,
             "agent_version": node.agent_version,
             "instant_ns": now_ns,
-            "rollups": _rollup_rows(self._fresh(node, now_ns)),
+            "rollups": _rollup_rows(self._fresh_rows(node, now_ns)),
             "streams": {
                 stream: self._readings(node.name, row, now_ns)
                 for stream, row in sorted(node.rows.items())
@@ -291,12 +291,12 @@ class ViewApi:
         }
         return json_response(content)
 
-    def _fresh(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
+    def _fresh_rows(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
         from_ns = now_ns - round(self.stale_seconds * timestamps.SECOND_NS)
         fleet = self.core.fleet
         rows = node.rows.values()
-        return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
+        return [row for row in rows if row.index in fleet.fresh_rows(row.block, from_ns, now_ns)]
 
     def _readings(self, node: str, row: StreamRow, now_ns: int) -> dict[str, Any]:
         """Return the latest frame of a source, reading by reading, converted to units."""
@@ -326,25 +326,25 @@ class ViewApi:
         return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
     async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
-        found = self.views().found
-        if not found.instant_ns:
+        result = self.views().inventory_comparison
+        if not result.instant_ns:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
-        return json_response(await asyncio.to_thread(inventory_json, found, self.core.names_of))
+        return json_response(await asyncio.to_thread(inventory_json, result, self.core.names_of))
 
     async def _account(self, _: web.Request, credential: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
-            text, why = "the account has not been computed yet", self.own.why_unknown
-            if views.instant_ns and why:
-                text = f"the holders of GPUs are unknown: {why}"
+            text, reason = "the account has not been computed yet", self.metrics.unknown_reason
+            if views.instant_ns and reason:
+                text = f"the holders of GPUs are unknown: {reason}"
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         account = account_json(views.account)
-        own = credential.role is Role.TENANT
-        return json_response(tenant_account(account, credential.tenant) if own else account)
+        is_tenant = credential.role is Role.TENANT
+        return json_response(tenant_account(account, credential.tenant) if is_tenant else account)
 
     async def _events(self, request: web.Request, __: Credential) -> web.Response:
-        wanted = request.query.get("node")
-        events = [seen for seen in self.core.events if wanted in (None, seen.node)]
+        node = request.query.get("node")
+        events = [seen for seen in self.core.events if node in (None, seen.node)]
         rows = [
             {**seen.to_json(), "device": self.core.names_of(seen.node, seen.event.entity)}
             for seen in events[-MAX_EVENTS:]
@@ -356,7 +356,7 @@ class ViewApi:
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
         problem = "" if self.views().instant_ns else _NOT_COMPUTED
-        problem = problem or self.own.why_unknown or await self.unwritable()
+        problem = problem or self.metrics.unknown_reason or await self.unwritable()
         problem = f"read-only: {self.read_only}" if self.read_only else problem
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
@@ -366,9 +366,9 @@ class ViewApi:
         return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
 
 
-def _rollup_rows(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
+def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
     """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
-    reduced = (reduce_rows(row.block, np.array([row.index])) for row in fresh)
+    reduced = (reduce_rows(row.block, np.array([row.index])) for row in rows)
     return [
         {
             "metric": metric.name,

@@ -81,7 +81,7 @@ class WebServer:
         self, application: web.Application, connections: server_connections.ServerConnections
     ) -> None:
         self.connections = connections
-        application.middlewares.insert(0, self._watched)
+        application.middlewares.insert(0, self._track_request)
         application.on_response_prepare.append(_remove_server_header)
         self._runner = make_runner(application)
         self._acceptor = server_connections.ConnectionAcceptor(connections, self._protocol)
@@ -114,7 +114,7 @@ class WebServer:
         )
 
     @web.middleware
-    async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _track_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Mark a connection as answering during a request; its body must arrive within the timeout."""
         transport = request.transport
         connection = self._acceptor.by_transport.get(transport) if transport else None

@@ -52,7 +52,7 @@ class WitnessApi:
     witnesses: housekeeping_files.CosignatureStore
     save_every_seconds: float = SAVE_EVERY_SECONDS
     _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
-    _changed: dict[str, int] = field(default_factory=dict)
+    _key_changed_ns: dict[str, int] = field(default_factory=dict)
     """Time of each node's last key change, in nanoseconds since the epoch."""
 
     def handlers(self) -> RouteHandlers:
@@ -80,7 +80,7 @@ class WitnessApi:
             log.error("cosignatures_write_failed", file=error.filename, problem=error.strerror)
 
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
-        headers = {PRESENT_HEADER: "held"} if self.guard.asks(credential.name) else {}
+        headers = {PRESENT_HEADER: "held"} if self.guard.needs_checkpoint(credential.name) else {}
         note = self.audit.publisher.note
         if not note:
             text = f"{signed_note.NOTHING_SIGNED}\n"
@@ -129,9 +129,9 @@ class WitnessApi:
             if cosigned.note:
                 cosigned.seconds()
                 _check_name(credential.name, cosigned)
-            await self.guard.show(credential.name, cosigned.note)
+            await self.guard.submit_checkpoint(credential.name, cosigned.note)
             if cosigned.note:
-                await self._keep(credential.name, cosigned)
+                await self._store(credential.name, cosigned)
         except signing_guard.DisputeError as error:
             return json_error(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
@@ -143,11 +143,11 @@ class WitnessApi:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         return web.Response(text="held\n")
 
-    async def _keep(self, node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
+    async def _store(self, node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
         """Store a cosignature; a new key is recorded first. Raises KeyChangeLimitError."""
         previous = self.witnesses.nodes.get(node)
         if previous is None or previous.key != cosigned.key:
-            self._change(node)
+            self._limit_key_change(node)
             data = {"key": cosigned.key, **({"before": previous.key} if previous else {})}
             draft = RecordDraft(
                 "log.witness",
@@ -161,22 +161,22 @@ class WitnessApi:
                 await self.audit.append(draft)
             except (log_writer.AuditError, record.RecordError) as error:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
-                del self._changed[node]
+                del self._key_changed_ns[node]
                 return
         self.witnesses.put(node, cosigned)
 
-    def _change(self, node: str) -> None:
+    def _limit_key_change(self, node: str) -> None:
         """Note the time of a key change. Raises KeyChangeLimitError."""
-        now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
+        now_ns, before_ns = self.guard.wall_ns(), self._key_changed_ns.get(node)
         if before_ns is not None and 0 <= now_ns - before_ns < MIN_KEY_CHANGE_NS:
             message = f"{node} changed its key less than an hour ago"
             raise KeyChangeLimitError(message)
-        self._changed[node] = now_ns
+        self._key_changed_ns[node] = now_ns
 
 
 def _check_name(node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
     """Check that a key is in the name of the node. Raises NoteError."""
-    if not cosigned.is_of(node):
+    if not cosigned.is_named_for(node):
         message = f"invalid name of the key of cosignatures: expected {node}"
         raise signed_note.NoteError(message)
 

@@ -176,33 +176,33 @@ class InventoryWatch:
         gone: list[GoneGpu] = []
         for gpu in list(self.core.evidence.gpus):
             if gpu not in shown and retired.find_retirement(gpu, now_ns) is None:
-                gone += self._gone(gpu, reported, fresh_from_ns)
+                gone += self._find_gone_gpus(gpu, reported, fresh_from_ns)
             await offer()
         in_force = [one for one in retired if one.start_ns <= now_ns < one.end_ns]
         reporting = {one.gpu: shown[one.gpu] for one in in_force if shown.get(one.gpu)}
         for retirement in in_force:
             if retirement.gpu in reporting:
                 self._report_retired_gpu(retirement, reporting[retirement.gpu])
-        last = {one.gpu: seen[1] for one in in_force if (seen := self._seen(one.gpu))}
+        last = {one.gpu: seen[1] for one in in_force if (seen := self._last_sample(one.gpu))}
         compared = None if comparisons is None else tuple(comparisons)
         return InventoryComparison(now_ns, compared, tuple(gone), tuple(in_force), reporting, last)
 
-    def removed(self, node: str, now_ns: int) -> bool:
+    def is_removed(self, node: str, now_ns: int) -> bool:
         """True if administrators have removed a node."""
         inventory = self.inventory()
-        return inventory is not None and inventory.removed(node, now_ns)
+        return inventory is not None and inventory.is_removed(node, now_ns)
 
-    def _seen(self, gpu: str) -> tuple[int, str] | None:
+    def _last_sample(self, gpu: str) -> tuple[int, str] | None:
         """Return the time and node of a GPU's last sample."""
         memory = self.core.evidence.gpus.get(gpu)
         presences = memory.presences.values() if memory else ()
         return max(((p.spans[-1].last_ns, p.node) for p in presences if p.spans), default=None)
 
-    def _gone(
+    def _find_gone_gpus(
         self, gpu: str, reported: Mapping[str, ReportedDevices], fresh_from_ns: int
     ) -> Iterator[GoneGpu]:
         """Yield a GPU that no node shows, if its last node reports that it is not there."""
-        seen = self._seen(gpu)
+        seen = self._last_sample(gpu)
         node = reported.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
         if (
             seen
@@ -253,11 +253,11 @@ class _FreshDevices:
         schema = self._core.schemas.get(row.schema) if row else None
         if row and schema:
             return schema.showing.devices.states(row.block.reasons_of(row.index))
-        if agent and self._found_nothing(agent, stream):
+        if agent and self._has_no_devices(agent, stream):
             return schema_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"
 
-    def _found_nothing(self, agent: StreamRow, source: str) -> bool:
+    def _has_no_devices(self, agent: StreamRow, source: str) -> bool:
         """True if the agent reports that a source has no device on the node."""
         schema = self._core.schemas.get(agent.schema)
         column = schema.showing.states.get(source) if schema else None
@@ -273,7 +273,7 @@ class _FreshDevices:
         key = id(block)
         if key not in self._rows:
             fleet = self._core.fleet
-            self._rows[key] = set(fleet.fresh(block, self._from_ns, self._now_ns).tolist())
+            self._rows[key] = set(fleet.fresh_rows(block, self._from_ns, self._now_ns).tolist())
         return self._rows[key]
 
 

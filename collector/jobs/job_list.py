@@ -366,7 +366,7 @@ def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings)
     mapped: list[ListedJob] = []
     for job in jobs:
         default = unmapped_tenant(source, job.tenant)
-        pieces = tenants.pieces(source, job.tenant, job.start_ns, job.end_ns)
+        pieces = tenants.timeline(source, job.tenant, job.start_ns, job.end_ns)
         if not pieces:
             mapped.append(job)  # it has no duration
         for start_ns, end_ns, tenant in pieces:

@@ -78,8 +78,8 @@ class InfluxSink:
     settings: InfluxSettings
     views: Callable[[], CollectorViews]
     timeout_seconds: float = TIMEOUT_SECONDS
-    written: int = 0
-    dropped: int = 0
+    written_lines: int = 0
+    dropped_lines: int = 0
     _waiting: deque[str] = field(default_factory=deque)
     _problem: str | None = None
     _token: str = ""
@@ -107,7 +107,7 @@ class InfluxSink:
             self._waiting.extend(format_lines(view))
         while len(self._waiting) > self.settings.max_buffered_lines:
             self._waiting.popleft()
-            self.dropped += 1
+            self.dropped_lines += 1
 
     async def _write_all(self, client: Any) -> None:
         while self._waiting:
@@ -125,7 +125,7 @@ class InfluxSink:
             for _ in batch:
                 self._waiting.popleft()
             if refused:
-                self.dropped += len(batch)
+                self.dropped_lines += len(batch)
                 log.warning(
                     "influx_lines_rejected",
                     url=self.settings.url,
@@ -133,7 +133,7 @@ class InfluxSink:
                     lines=len(batch),
                 )
             else:
-                self.written += len(batch)
+                self.written_lines += len(batch)
             if self._problem:
                 log.info("influx_connected", url=self.settings.url)
             self._problem = None

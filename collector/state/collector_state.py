@@ -70,10 +70,10 @@ class CollectorState:
     fleet: Fleet = field(default_factory=Fleet)
     received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
     evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
-    gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
+    gpus_by_node: dict[str, dict[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: RecentEvents = field(default_factory=RecentEvents)
-    lines: LogRateLimit = field(default_factory=LogRateLimit)
+    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
     """Called with every event of a new frame.
@@ -85,29 +85,35 @@ class CollectorState:
     )
     """Called with every envelope, before its events."""
 
-    def fresh_frames(self, envelope: Envelope) -> int:
+    def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
         return sum(
             last - first + 1
             for batch in envelope.batches
-            for first, last in self._missing(envelope, batch)
+            for first, last in self._missing_ranges(envelope, batch)
         )
 
-    def _missing(self, envelope: Envelope, batch: Batch) -> list[tuple[int, int]]:
-        ranges = self.received.ranges(envelope.node, envelope.run, batch.stream)
+    def _missing_ranges(self, envelope: Envelope, batch: Batch) -> list[tuple[int, int]]:
+        ranges = self.received.stream_ranges(envelope.node, envelope.run, batch.stream)
         return ranges.missing_in(batch.first_sequence, batch.first_sequence + batch.rows - 1)
 
-    def sequence_problems(
+    def find_sequence_problems(
         self, envelope: Envelope, max_gaps: int, factor: int = 1
     ) -> Iterator[str]:
         """Yield a text for each bound that the received sequences of the envelope's run exceed."""
-        known = self.received.streams(envelope.node, envelope.run)
+        by_stream = self.received.run_streams(envelope.node, envelope.run)
         sent = {batch.stream for batch in envelope.batches}
-        gaps = max((len(known[stream].starts) for stream in sent if stream in known), default=0)
-        ranges = sum(len(one.starts) for one in known.values()) + len(envelope.batches)
-        for count, limit, what in (
+        gaps = max(
+            (len(by_stream[stream].starts) for stream in sent if stream in by_stream), default=0
+        )
+        ranges = sum(len(stream.starts) for stream in by_stream.values()) + len(envelope.batches)
+        for count, limit, unit in (
             (gaps, factor * max_gaps, "gaps in a stream"),
-            (len(sent | known.keys()), factor * received_frames.MAX_STREAMS, "streams of a run"),
+            (
+                len(sent | by_stream.keys()),
+                factor * received_frames.MAX_STREAMS,
+                "streams of a run",
+            ),
             (
                 ranges if sent else 0,
                 factor * received_frames.MAX_RANGES,
@@ -115,7 +121,7 @@ class CollectorState:
             ),
         ):
             if count > limit:
-                yield f"{count} {what}: expected at most {limit}"
+                yield f"{count} {unit}: expected at most {limit}"
 
     def accept(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
         """Apply a durable envelope to the state. Frames received before change nothing."""
@@ -132,17 +138,17 @@ class CollectorState:
             yield from self._steps(record, envelope)
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.reject("fault")
-            repeated = self.lines.due(envelope.node)
-            if repeated is not None:
+            repetitions = self.log_limit.count_repetitions(envelope.node)
+            if repetitions is not None:
                 log.error(
                     "envelope_processing_failed",
                     node=envelope.node,
-                    repetitions=repeated,
+                    repetitions=repetitions,
                     problem=f"{type(fault).__name__}: {fault}",
                 )
 
     def _steps(self, record: segment_files.FrameRecord, envelope: Envelope) -> Iterator[None]:
-        node = self.fleet.node(envelope.node)
+        node = self.fleet.get_or_add_node(envelope.node)
         node.agent_version = envelope.agent_version
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
         self.counts.envelopes += 1
@@ -150,23 +156,23 @@ class CollectorState:
         for listener in self.on_envelope:
             listener(record, envelope)
         if envelope.ended:
-            self.received.end(envelope.node, envelope.ended.run, envelope.ended.streams)
+            self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
         for batch in envelope.batches:
-            known = self.schemas.get(batch.schema)
-            if known is None:
+            schema = self.schemas.get(batch.schema)
+            if schema is None:
                 self.counts.unknown_schemas.add(batch.schema)
                 continue
-            self.schemas.use(envelope.node, batch.schema)
-            missing = self._missing(envelope, batch)
-            fresh = sum(last - first + 1 for first, last in missing)
-            self.counts.duplicates += batch.rows - fresh
+            self.schemas.record_use(envelope.node, batch.schema)
+            missing = self._missing_ranges(envelope, batch)
+            new_frames = sum(last - first + 1 for first, last in missing)
+            self.counts.duplicates += batch.rows - new_frames
             # A checkpoint contains its sequence, but not its content for the current state.
-            self._show(record, envelope, batch, known)
-            if not fresh:
+            self._apply_last_frame(record, envelope, batch, schema)
+            if not new_frames:
                 continue
-            self.counts.frames += fresh
-            self.counts.values += fresh * known.layout.columns
-            yield from self._take(record, envelope, batch, known)
+            self.counts.frames += new_frames
+            self.counts.values += new_frames * schema.layout.columns
+            yield from self._apply_new_frames(record, envelope, batch, schema)
             # Last: a checkpoint made between two steps must not record frames as received before
             # they are applied.
             self.received.add(
@@ -180,38 +186,38 @@ class CollectorState:
             yield
         self.evidence.receive(record, envelope)
 
-    def _show(
+    def _apply_last_frame(
         self,
         record: segment_files.FrameRecord,
         envelope: Envelope,
         batch: Batch,
-        known: KnownSchema,
+        schema: KnownSchema,
     ) -> None:
         """Apply the last frame of a batch to the current state, unless that is as new or newer."""
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         sender = (envelope.node, envelope.run, envelope.boot_id)
-        applied = self.fleet.apply(NodeUpdate(*sender, known.layout, batch, newest_ns))
-        if known.gpus and applied:
-            self.gpus_of[envelope.node] = _gpus_by_rail(known.gpus)
+        applied = self.fleet.apply(NodeUpdate(*sender, schema.layout, batch, newest_ns))
+        if schema.gpus and applied:
+            self.gpus_by_node[envelope.node] = _gpus_by_rail(schema.gpus)
 
-    def _take(
+    def _apply_new_frames(
         self,
         record: segment_files.FrameRecord,
         envelope: Envelope,
         batch: Batch,
-        known: KnownSchema,
+        schema: KnownSchema,
     ) -> Iterator[None]:
-        yield from self.evidence.steps(record, envelope, batch, known)
+        yield from self.evidence.steps(record, envelope, batch, schema)
         yield from self.evidence.claim_steps(record, envelope, batch)
-        for number, seen in enumerate(seen_events(record, envelope, batch)):
+        for number, event in enumerate(seen_events(record, envelope, batch)):
             if number % _EVENTS_PER_STEP == _EVENTS_PER_STEP - 1:
                 yield
             for listener in self.listeners:
-                listener(seen)
-            self.see(seen)
+                listener(event)
+            self.add_event(event)
 
-    def see(self, seen: SeenEvent) -> None:
+    def add_event(self, seen: SeenEvent) -> None:
         """Add an event, each once: an agent that restarts reads the kernel log from its beginning."""
         self.events.add(seen)
 
@@ -223,18 +229,18 @@ class CollectorState:
         """Return names of the GPU or NIC that contains an entity; None for other entities."""
         return names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
 
-    def holders_of(self, node: str) -> dict[int, str]:
+    def gpus_by_rail(self, node: str) -> dict[int, str]:
         """Return the GPU on each rail of a node."""
-        return self.gpus_of.get(node, {})
+        return self.gpus_by_node.get(node, {})
 
 
 def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
     """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
-    found: dict[int, str] = {}
+    gpus_by_rail: dict[int, str] = {}
     for position, gpu in enumerate(gpus):
-        taken = gpu.rail < 0 or gpu.rail in found
-        found[-1 - position if taken else gpu.rail] = gpu.uuid
-    return found
+        is_taken = gpu.rail < 0 or gpu.rail in gpus_by_rail
+        gpus_by_rail[-1 - position if is_taken else gpu.rail] = gpu.uuid
+    return gpus_by_rail
 
 
 REPLAY_FACTOR = 4
@@ -264,10 +270,10 @@ class EnvelopeCost(NamedTuple):
         return 1 + (self.frames + self.events + self.stretches + self.ends) // WORK_UNIT
 
 
-def envelope_cost(envelope: Envelope, known: Iterable[KnownSchema | None]) -> EnvelopeCost:
+def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> EnvelopeCost:
     """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
     stretches = counter_bytes = 0
-    for batch, schema in zip(envelope.batches, known, strict=True):
+    for batch, schema in zip(envelope.batches, schemas, strict=True):
         if schema is not None:
             stretches += _count_stretches(batch, schema)
             counters = len(schema.metered.columns)
@@ -310,7 +316,7 @@ def find_exceeded_bounds(
     cost: EnvelopeCost, limits: IngestLimits, factor: int = 1
 ) -> Iterator[str]:
     """Yield a text for each bound that is exceeded."""
-    for count, limit, what in (
+    for count, limit, unit in (
         (cost.batches, limits.batches_per_envelope, "batches"),
         (cost.frames, limits.frames_per_envelope, "frames"),
         (cost.events, limits.events_per_envelope, "events"),
@@ -318,4 +324,4 @@ def find_exceeded_bounds(
         (cost.counter_bytes, limits.counter_bytes_per_envelope, "bytes of counter readings"),
     ):
         if count > factor * limit:
-            yield f"{count} {what}: expected at most {factor * limit}"
+            yield f"{count} {unit}: expected at most {factor * limit}"

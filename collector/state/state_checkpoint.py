@@ -110,8 +110,8 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
     for uuid in list(book.gpus):
         yield GpuPart(uuid, book.gpu(uuid))
     for key in list(book.intervals.by_key):
-        if kept := book.intervals.by_key.get(key):
-            yield IntervalPart(kept)
+        if interval := book.intervals.by_key.get(key):
+            yield IntervalPart(interval)
     # After the GPUs: a stored claim that is not among these is in the database.
     for facts in _groups(list(book.unwritten)):
         yield FactsPart(
@@ -123,9 +123,9 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
     yield Ending()
 
 
-def _groups(all_of_it: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(all_of_it), _PART_ITEMS):
-        yield all_of_it[start : start + _PART_ITEMS]
+def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _PART_ITEMS):
+        yield items[start : start + _PART_ITEMS]
 
 
 def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
@@ -136,7 +136,7 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
         node.agent_version,
         node.clock_offset_ns,
         node.instant_ns,
-        core.holders_of(name),
+        core.gpus_by_rail(name),
         dict(node.stream_instants_ns),
     )
 
@@ -192,19 +192,19 @@ def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
                 facts += [*part.claims, *part.ends]
             case EventsPart():
                 for node, boot_id, event in part.events:
-                    core.see(SeenEvent(node, boot_id, event))
+                    core.add_event(SeenEvent(node, boot_id, event))
             case Ending():
                 core.evidence.restore(gpus, intervals, facts)
     return first_segment
 
 
 def _restore_node(core: CollectorState, part: NodePart) -> None:
-    core.received.put(part.name, part.runs)
+    core.received.restore_runs(part.name, part.runs)
     core.evidence.receipts[part.name] = part.receipts
     if part.memory:
-        node = core.fleet.node(part.name)
+        node = core.fleet.get_or_add_node(part.name)
         node.agent_version = part.memory.agent_version
         node.clock_offset_ns = part.memory.clock_offset_ns
         node.instant_ns = part.memory.instant_ns
         node.stream_instants_ns = dict(part.memory.stream_instants_ns)
-        core.gpus_of[part.name] = part.memory.gpus
+        core.gpus_by_node[part.name] = part.memory.gpus

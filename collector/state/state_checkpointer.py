@@ -76,7 +76,7 @@ class StateCheckpointer:
         )
         problems = [
             *collector_state.find_exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
-            *self.core.sequence_problems(
+            *self.core.find_sequence_problems(
                 envelope, self.limits.gaps_per_stream, collector_state.REPLAY_FACTOR
             ),
         ]
@@ -207,8 +207,8 @@ class StateCheckpointer:
         slices = TimeSlices()
         received = self.core.received
         for node in list(received.nodes):
-            received.forget(node, horizon_ns)
-            await slices.offer()
+            received.drop_old_runs(node, horizon_ns)
+            await slices.yield_if_due()
         await run_to_end(asyncio.to_thread(self._partial.write_bytes, state_checkpoint.MAGIC))
         pieces: list[bytes] = []
         size = 0
@@ -219,7 +219,7 @@ class StateCheckpointer:
             if size >= WRITE_BYTES:
                 await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
                 pieces, size, slices = [], 0, TimeSlices()
-            await slices.offer()
+            await slices.yield_if_due()
         await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
 
 
@@ -248,7 +248,7 @@ class CheckpointSchedule:
 
     checkpointer: StateCheckpointer
     frames: framelog.FrameLog
-    oldest_frame_ns: int
+    max_frame_age_ns: int
     """Maximum age of accepted frames."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     files: segment_files.StateFiles | None = None
@@ -256,7 +256,7 @@ class CheckpointSchedule:
     _rests_until_ns: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def rotated(self, number: int) -> None:
+    def note_rotation(self, number: int) -> None:
         """Record that all segments before this one are full, and in the state."""
         self._number = self.checkpointer.core.schemas.segment = number
         if self.monotonic_ns() >= self._rests_until_ns:
@@ -278,23 +278,23 @@ class CheckpointSchedule:
         Skipped if the state lacks content lost before the start: a checkpoint would make the loss
         permanent.
         """
-        if self.files and self.files.incomplete:
+        if self.files and self.files.is_incomplete:
             log.warning(
                 "checkpoint_withheld",
-                reason=f"{len(self.files.lost)} files of the state directory are lost",
+                reason=f"{len(self.files.damage)} files of the state directory are lost",
                 advice="restore the lost files, or run `railscope collector accept-loss`",
             )
             return
         nodes = self.checkpointer.core.fleet.nodes.values()
         newest_ns = max((node.instant_ns for node in nodes), default=0)
-        if await self.checkpointer.write(first_segment, newest_ns - self.oldest_frame_ns):
+        if await self.checkpointer.write(first_segment, newest_ns - self.max_frame_age_ns):
             core = self.checkpointer.core
-            unused = core.schemas.unused(first_segment, core.fleet.schemas())
+            unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
             core.fleet.drop_empty_sheets()
             try:
                 await run_to_end(asyncio.to_thread(core.schemas.delete, unused))
                 if self.files:
-                    record_checkpoint = self.files.checkpoint_kept
+                    record_checkpoint = self.files.record_checkpoint
                     await run_to_end(asyncio.to_thread(record_checkpoint, first_segment))
                 await run_to_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:

@@ -165,7 +165,7 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
         assert witness.state.state == DISPUTED
-        assert "n1" in one.collector.audit.guard.stopped
+        assert "n1" in one.collector.audit.guard.stop_reason
         await witness.client.close()
     assert not (audit_directory(tmp_path) / "checkpoint").exists()
 

@@ -129,7 +129,7 @@ async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp
         assert await one.collector.finalizer.attempt()
     claims.write_text("broken\n")
     async with running(settings) as one:
-        assert one.collector.files.claims.content.holder("n1", time.time_ns()) == "vision"
+        assert one.collector.files.claims.content.node_holder("n1", time.time_ns()) == "vision"
         assert not one.collector.files.unknown
         _, text = await one.get("/metrics")
         assert f'{catalog.FILE_VALID.name}{{file="claims"}} 0' in text
@@ -214,7 +214,7 @@ async def served(api: ViewApi) -> AsyncIterator[str]:
     routes = [route for route in ROUTES if route.name in api.handlers()]
     gate = RequestAuthorizer(
         Credentials,
-        AccessTrail(api.own.trail, RecordedCredentials(Path())),
+        AccessTrail(api.metrics.trail, RecordedCredentials(Path())),
         allow_anonymous_read=True,
     )
     runner = web.AppRunner(make_application(gate, api.handlers(), 1 << 20, routes))
@@ -326,7 +326,7 @@ async def test_without_claims_no_tenants_of_rails_are_computed(tmp_path: Path):
         rollups = Rollups(None, [])
         fleet = one.collector.core.fleet
         for block in fleet.blocks():
-            reduced = reduce_rows(block, fleet.fresh(block, 0, 0))
+            reduced = reduce_rows(block, fleet.fresh_rows(block, 0, 0))
             if reduced:
                 rollups.add(reduced)
         assert list(rollups.cells("cluster"))

@@ -64,7 +64,7 @@ def lost(directory: Path) -> dict[str, str]:
     files = StateFiles(directory)
     files.open()
     files.close()
-    return files.lost
+    return files.damage
 
 
 async def test_a_directory_that_is_whole_lacks_nothing(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def put_back_and_accept(
     assert len(list(accept_loss(directory))) == 1
     async with running(directory) as log:
         assert log.files is not None
-        assert not log.files.incomplete
+        assert not log.files.is_incomplete
 
 
 @pytest.mark.parametrize("which", [0, 1, -1])
@@ -117,8 +117,8 @@ async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
     for _ in range(2):
         async with running(tmp_path) as log:
             assert log.files is not None
-            assert list(log.files.lost) == [f"frames/{number:010d}"]
-            assert log.files.incomplete
+            assert list(log.files.damage) == [f"frames/{number:010d}"]
+            assert log.files.is_incomplete
             await log.append(record(99), lambda: None)
         assert (path.read_bytes() if path.exists() else None) == left, "nothing is written over it"
     await put_back_and_accept(tmp_path, path, content, how)
@@ -177,7 +177,7 @@ async def test_a_lost_clock_file_is_named_until_it_is_put_back_or_accepted(
     for _ in range(2):
         async with running(tmp_path) as log:
             assert log.files is not None
-            assert (list(log.files.lost), log.files.incomplete) == ([clock.FILE], True)
+            assert (list(log.files.damage), log.files.is_incomplete) == ([clock.FILE], True)
     await put_back_and_accept(tmp_path, path, content, how)
 
 
@@ -208,7 +208,7 @@ async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
     files.open()
     restart.restore(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
-    assert list(files.lost) == ["checkpoint"]
+    assert list(files.damage) == ["checkpoint"]
     frames = FrameLog(tmp_path / "frames", 500, 1, files=files)
     before = segment_numbers(tmp_path / "frames")
     await CheckpointSchedule(restart, frames, SECOND, files=files)._make_checkpoint(99)  # noqa: SLF001 - as its task does
@@ -223,7 +223,7 @@ async def test_a_checkpoint_that_is_there_is_no_loss(tmp_path: Path) -> None:
     files.open()
     restart.restore(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
-    assert files.lost == {}
+    assert files.damage == {}
     assert facts_of(core)
 
 
@@ -233,11 +233,11 @@ async def test_a_running_collector_finds_what_is_deleted_under_it(tmp_path: Path
         files = log.files
         assert files is not None
         names = [path.stem for path in (tmp_path / "schemas").iterdir()]
-        assert files.check(lambda: names) == []
+        assert files.find_new_losses(lambda: names) == []
         segment_path(tmp_path / "frames", 1).unlink()
         (tmp_path / "checkpoint").unlink()
         (tmp_path / "schemas" / f"{names[0]}.schema").unlink()
         wanted = {"frames/0000000001", "checkpoint", f"schemas/{names[0]}.schema"}
-        assert set(files.check(lambda: names)) == wanted
-        assert files.check(lambda: names) == [], "each is reported once"
-        assert (set(files.lost), files.incomplete) == (wanted, False)
+        assert set(files.find_new_losses(lambda: names)) == wanted
+        assert files.find_new_losses(lambda: names) == [], "each is reported once"
+        assert (set(files.damage), files.is_incomplete) == (wanted, False)

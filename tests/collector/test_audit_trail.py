@@ -26,13 +26,13 @@ async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRec
     task = asyncio.create_task(trail.run())
     await asyncio.sleep(0)
     for denial in denials:
-        trail.deny(denial)
+        trail.record_denial(denial)
     while trail.log.size < 3:  # noqa: ASYNC110 - the log has no event for tests
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     trail.log.close()
-    assert trail.denied == len(denials)
+    assert trail.denials == len(denials)
     return [record for record in verified_records(directory) if record.type == "access.denied"]
 
 
@@ -76,7 +76,7 @@ async def test_stopping_in_the_middle_of_a_minutes_counts_loses_none(tmp_path: P
     trail.open()
     writer = asyncio.create_task(trail.log.run())
     for n in range(2 * 20):
-        trail.deny(DeniedRequest(f"10.0.0.{n % 20}", "/", "token"))
+        trail.record_denial(DeniedRequest(f"10.0.0.{n % 20}", "/", "token"))
     minute = asyncio.create_task(trail._write_repeated())  # noqa: SLF001
     while trail.log.size < 2 + 20 + 3:  # noqa: ASYNC110 - the log has no event for tests
         await asyncio.sleep(0)
@@ -86,7 +86,7 @@ async def test_stopping_in_the_middle_of_a_minutes_counts_loses_none(tmp_path: P
     await asyncio.gather(writer, return_exceptions=True)
     size = trail.log.size
     await trail._write_repeated()  # noqa: SLF001 - as it does when it is stopped
-    assert size + trail.lost == 2 + 20 + 20
+    assert size + trail.lost_records == 2 + 20 + 20
     trail.log.close()
 
 
@@ -97,14 +97,14 @@ async def test_stopping_while_a_record_is_lost_stops(tmp_path: Path, steps: int)
     trail.open()
     task = asyncio.create_task(trail.run())
     await asyncio.sleep(0)
-    trail.deny(DeniedRequest("10.0.0.1", "/", "token"))
+    trail.record_denial(DeniedRequest("10.0.0.1", "/", "token"))
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait({task}, timeout=5)
     assert task.cancelled()
     trail.log.close()
-    assert (trail.log.size, trail.lost) == (2, 2)
+    assert (trail.log.size, trail.lost_records) == (2, 2)
 
 
 async def test_a_denial_after_the_end_is_counted_as_lost(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ async def test_a_denial_after_the_end_is_counted_as_lost(tmp_path: Path) -> None
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    trail.deny(DeniedRequest("10.0.0.1", "/", "token"))
+    trail.record_denial(DeniedRequest("10.0.0.1", "/", "token"))
     trail.log.close()
-    assert (trail.denied, trail.lost) == (1, 1)
+    assert (trail.denials, trail.lost_records) == (1, 1)
 
 
 async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class MachineClocks:
             lambda: self.boot_ns,
             self.boot,
         )
-        one.lost = lost
+        one.defect = lost
         one.open(newest_ns)
         return one
 

@@ -138,7 +138,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
         )
     total = Rollups(lambda name, _: by_name[name], tenants)
     for block in fleet.blocks():
-        reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
+        reduced = reduce_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))
         if reduced:
             total.add(reduced)
     cells = {

@@ -55,9 +55,9 @@ async def test_reordered_envelopes_all_count(tmp_path: Path):
     async with running(settings_in(tmp_path)) as one:
         for body in (bodies[2], bodies[0], bodies[3]):
             assert (await one.post(body))[1]["accepted_frames"] == 3
-        assert one.collector.core.received.holes() == 3
+        assert one.collector.core.received.count_missing() == 3
         assert (await one.post(bodies[1]))[1]["accepted_frames"] == 3
-        assert one.collector.core.received.holes() == 0
+        assert one.collector.core.received.count_missing() == 0
         row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
         assert row.boot_ns == (5_000 + 11) * SECOND, "the newest frame stays the present state"
 
@@ -129,7 +129,7 @@ async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path
         segment_path(tmp_path / "state" / "frames", number).unlink()
     async with running(settings) as one:
         assert set(one.collector.core.fleet.nodes) == {"n1", "n2"}
-        assert one.collector.core.gpus_of["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
+        assert one.collector.core.gpus_by_node["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
 
 
 async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence(tmp_path: Path):
@@ -201,7 +201,7 @@ async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
             ended = RunEnd(sender.run, {"gpu": 1 << 62, **names})
             assert (await one.post(pack(msgspec.structs.replace(bare, ended=ended))))[0] == 200
         received = one.collector.core.received
-        assert list(received.streams("n1", sender.run)) == ["gpu"]
+        assert list(received.run_streams("n1", sender.run)) == ["gpu"]
         assert received.sizes["n1"] == 1
         _, text = await one.get("/metrics")
         name = catalog.RUN_ENDS_IGNORED.name

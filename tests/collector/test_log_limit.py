@@ -16,18 +16,18 @@ from collector.work_limits import LogRateLimit
 def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():
     now = [0.0]
     limit = LogRateLimit(lambda: now[0])
-    assert [limit.due("a", "n1") for _ in range(5)] == [0, None, None, None, None]
-    assert limit.due("a", "n2") == 0
+    assert [limit.count_repetitions("a", "n1") for _ in range(5)] == [0, None, None, None, None]
+    assert limit.count_repetitions("a", "n2") == 0
     now[0] = 61.0
-    assert (limit.due("a", "n1"), limit.suppressed) == (4, 4)
+    assert (limit.count_repetitions("a", "n1"), limit.suppressed) == (4, 4)
 
 
 def test_what_is_remembered_is_bounded():
     limit = LogRateLimit(lambda: 0.0)
     for number in range(10_000):
-        assert limit.due(str(number)) == 0
-    assert limit.due("9999") is None
-    assert limit.due("0") == 0, "the oldest was forgotten"
+        assert limit.count_repetitions(str(number)) == 0
+    assert limit.count_repetitions("9999") is None
+    assert limit.count_repetitions("0") == 0, "the oldest was forgotten"
 
 
 async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path):
@@ -65,5 +65,5 @@ def test_runs_that_are_remembered_are_bounded():
         received.add("n1", f"r{number}", "gpu", 1, 1, number)
         received.add("n1", f"r{number}", "gpu", 5, 5, number)
     assert len(received.nodes["n1"]) == MAX_RUNS
-    assert received.holes() == 3 * MAX_RUNS
+    assert received.count_missing() == 3 * MAX_RUNS
     assert "r0" not in received.nodes["n1"]

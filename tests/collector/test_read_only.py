@@ -73,7 +73,7 @@ async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself
     before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
 
     def prepare(one: Running) -> None:
-        one.collector.unwritable = lambda _directory: FULL if full[0] else ""
+        one.collector.find_write_problem = lambda _directory: FULL if full[0] else ""
         one.collector.space_seconds = 0.02
 
     async with running(settings_in(tmp_path), prepare) as one:

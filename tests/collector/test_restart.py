@@ -72,7 +72,7 @@ async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp
     keeping = CheckpointSchedule(restart, frames, SECOND, times.popleft)
     task = asyncio.create_task(keeping.run())
     for number, kept, left in ((2, 2, 4), (3, 2, 3), (4, 4, 0)):
-        keeping.rotated(number)
+        keeping.note_rotation(number)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while restart.first_segment < kept or len(times) > left:  # noqa: ASYNC110 - no event for tests
                 await asyncio.sleep(0.001)
@@ -100,7 +100,7 @@ async def test_a_stop_waits_for_the_deletion_of_segments(core, tmp_path):
     frames = DelayedFrameLog(tmp_path / "frames", 1 << 20, 1 << 30)
     keeping = CheckpointSchedule(StateCheckpointer(tmp_path, core), frames, SECOND)
     task = asyncio.create_task(keeping.run())
-    keeping.rotated(2)
+    keeping.note_rotation(2)
     assert await asyncio.to_thread(frames.begun.wait, PATIENCE_SECONDS)
     task.cancel()
     for _ in range(10):

@@ -56,7 +56,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     fleet.apply(NodeUpdate("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
     made = Rollups(lambda _node, rails: [0] * (rails + 1), ["t1"])
     for block in fleet.blocks():
-        reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
+        reduced = reduce_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))
         assert reduced
         made.add(reduced)
     cells = [cell for cell in made.cells(scope) if cell]

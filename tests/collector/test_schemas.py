@@ -26,9 +26,9 @@ def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
     schemas.open()
     known = [schemas.put(schema(number)).digest for number in range(4)]
     schemas.segment = 5
-    schemas.use("n1", known[0])
+    schemas.record_use("n1", known[0])
     shown = {known[1]}
-    gone = schemas.unused(6, shown)
+    gone = schemas.release_unused(6, shown)
     assert set(gone) == {known[2], known[3]}
     assert [schemas.get(digest) is None for digest in known] == [False, False, True, True]
     schemas.put(schema(3))  # it is sent again before its file is deleted
@@ -43,7 +43,7 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
     schemas = StoredSchemas(tmp_path)
     schemas.open()
     for number in range(MAX_SCHEMAS_PER_NODE):
-        schemas.use("n1", schemas.put(schema(number)).digest)
+        schemas.record_use("n1", schemas.put(schema(number)).digest)
     assert schemas.reason_to_reject("n1", []) == ""
     assert (
         schemas.reason_to_reject("n1", [10])
@@ -52,7 +52,7 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
     assert schemas.reason_to_reject("n2", [10]) == ""
     assert "bytes of schemas" in schemas.reason_to_reject("n2", [MAX_SCHEMA_BYTES_PER_NODE, 1])
     schemas.segment = 9
-    schemas.unused(9, set())
+    schemas.release_unused(9, set())
     assert schemas.reason_to_reject("n1", [10]) == "", "released ones make room"
 
 
@@ -65,12 +65,14 @@ async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):
         assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
         core = one.collector.core
         digest = core.fleet.nodes["n1"].rows["gpu"].schema
-        assert core.schemas.unused(100, core.fleet.schemas()) == [], "it is the present state"
+        assert core.schemas.release_unused(100, core.fleet.schemas()) == [], (
+            "it is the present state"
+        )
         row = core.fleet.nodes["n1"].rows.pop("gpu")
         row.sheet.release(row.block, row.index)
         core.fleet.drop_empty_sheets()
         assert list(core.fleet.blocks()) == []
-        assert core.schemas.unused(100, core.fleet.schemas()) == [digest]
+        assert core.schemas.release_unused(100, core.fleet.schemas()) == [digest]
         status, reply = await one.post(sender.body(some(sender, at=3)))
         assert (status, reply["unknown_schemas"]) == (409, [digest.hex()])
         assert (await one.post(sender.body(some(sender, at=3), schemas=True)))[0] == 200

@@ -24,7 +24,7 @@ def test_ranges_are_a_set_of_sequences(added: list[tuple[int, int]], first: int,
     wanted = set(range(first, first + more + 1))
     missing = {n for a, b in ranges.missing_in(first, first + more) for n in range(a, b + 1)}
     assert missing == wanted - model
-    assert ranges.holes == (max(model) - min(model) + 1 - len(model) if model else 0)
+    assert ranges.count_missing == (max(model) - min(model) + 1 - len(model) if model else 0)
     spans = list(zip(ranges.starts, ranges.ends, strict=True))
     assert all(end + 1 < start for (_, end), (start, _) in pairwise(spans))
 
@@ -33,13 +33,13 @@ def test_runs_are_apart_and_old_ones_are_forgotten():
     received = ReceivedFrames()
     received.add("n", "old", "gpu", 1, 5, now_ns=10)
     received.add("n", "new", "gpu", 1, 2, now_ns=20)
-    assert received.ranges("n", "new", "gpu").missing_in(1, 5) == [(3, 5)]
+    assert received.stream_ranges("n", "new", "gpu").missing_in(1, 5) == [(3, 5)]
     received.add("n", "old", "gpu", 9, 9, now_ns=10)
-    assert received.holes() == 3
-    received.forget("n", 20)
-    assert received.holes() == 0
-    assert received.ranges("n", "old", "gpu").missing_in(1, 5) == [(1, 5)]
-    assert received.ranges("n", "new", "gpu").missing_in(1, 2) == []
+    assert received.count_missing() == 3
+    received.drop_old_runs("n", 20)
+    assert received.count_missing() == 0
+    assert received.stream_ranges("n", "old", "gpu").missing_in(1, 5) == [(1, 5)]
+    assert received.stream_ranges("n", "new", "gpu").missing_in(1, 2) == []
 
 
 @given(
@@ -63,23 +63,23 @@ def test_the_end_of_a_run_shows_what_never_came(
                 came |= set(range(first, end + 1))
         if position == 0:
             has_end = bool(came)
-            received.end("n", "r", {"gpu": last})
-            received.end("n", "r", {"gpu": last})
+            received.record_end("n", "r", {"gpu": last})
+            received.record_end("n", "r", {"gpu": last})
     until = last if has_end else max(came, default=0)
-    assert received.holes() == len(set(range(min(came, default=1), until + 1)) - came)
-    assert received.nodes["n"]["r"].missing == received.holes()
+    assert received.count_missing() == len(set(range(min(came, default=1), until + 1)) - came)
+    assert received.nodes["n"]["r"].missing == received.count_missing()
     assert received.ignored == ({} if has_end else {"stream": 2})
     again = ReceivedFrames()
-    again.put(
+    again.restore_runs(
         "n", msgspec.convert(msgspec.to_builtins(received.nodes["n"]), dict[str, ReceivedRun])
     )
-    assert (again.holes(), again.sizes) == (received.holes(), received.sizes)
+    assert (again.count_missing(), again.sizes) == (received.count_missing(), received.sizes)
 
 
 def test_an_unknown_run_has_no_end():
     received = ReceivedFrames()
-    received.end("n", "r", {"gpu": 10})
-    assert received.holes() == 0
+    received.record_end("n", "r", {"gpu": 10})
+    assert received.count_missing() == 0
 
 
 def test_stated_ends_add_neither_streams_nor_ranges():
@@ -88,13 +88,13 @@ def test_stated_ends_add_neither_streams_nor_ranges():
     received.add("n", "r", "gpu", 1, 5, now_ns=1)
     for number in range(200):
         names = {f"{number}-{name}": 10 for name in range(256)}
-        received.end("n", "r", {"gpu": 7 + 3 * number, **names})
+        received.record_end("n", "r", {"gpu": 7 + 3 * number, **names})
     run = received.nodes["n"]["r"]
-    assert list(run.streams) == ["gpu"]
+    assert list(run.run_streams) == ["gpu"]
     assert (run.size, received.sizes["n"], run.ended) == (1, 1, {"gpu": 7})
-    assert received.holes() == 2
+    assert received.count_missing() == 2
     assert received.ignored == {"stream": 200 * 256, "repeated": 199}
-    received.end("n", "r", {"gpu": 7})
+    received.record_end("n", "r", {"gpu": 7})
     assert received.ignored["repeated"] == 199, "the same statement may be received again"
 
 
@@ -102,17 +102,17 @@ def test_an_end_far_beyond_the_last_received_frame_is_ignored_and_counted():
     received = ReceivedFrames()
     for stream in ("near", "far"):
         received.add("n", "r", stream, 1, 5, now_ns=1)
-    received.end("n", "r", {"near": 5 + MAX_LOST_AT_END, "far": 6 + MAX_LOST_AT_END})
-    assert received.holes() == MAX_LOST_AT_END
+    received.record_end("n", "r", {"near": 5 + MAX_LOST_AT_END, "far": 6 + MAX_LOST_AT_END})
+    assert received.count_missing() == MAX_LOST_AT_END
     assert received.ignored == {"distance": 1}
 
 
 def test_an_end_before_the_last_received_frame_adds_nothing():
     received = ReceivedFrames()
     received.add("n", "r", "gpu", 1, 5, now_ns=1)
-    received.end("n", "r", {"gpu": 3})
-    assert received.holes() == 0
-    assert received.ranges("n", "r", "gpu").missing_in(4, 7) == [(6, 7)]
+    received.record_end("n", "r", {"gpu": 3})
+    assert received.count_missing() == 0
+    assert received.stream_ranges("n", "r", "gpu").missing_in(4, 7) == [(6, 7)]
 
 
 def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():
@@ -123,7 +123,7 @@ def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():
         received.add("n", run, "gpu", 1, 1, now_ns=1)
         received.add("n", run, "gpu", 1 << 62, 1 << 62, now_ns=1)
     assert dict(received.missing_of_nodes()) == {"other": 2, "n": MAX_MISSING}
-    assert received.holes() == MAX_MISSING + 2
+    assert received.count_missing() == MAX_MISSING + 2
     received.add("n", "a", "gpu", 1, 1 << 62, now_ns=1)
     received.add("n", "b", "gpu", 1, 1 << 62, now_ns=1)
     assert dict(received.missing_of_nodes()) == {"other": 2}
@@ -139,7 +139,7 @@ def scattered(count: int) -> SequenceRanges:
 def test_the_oldest_runs_are_forgotten_beyond_the_ranges_of_a_node():
     received = ReceivedFrames()
     half = MAX_RANGES // 2
-    received.put(
+    received.restore_runs(
         "n",
         {
             "old": ReceivedRun(1, {"s": scattered(half)}),
@@ -150,7 +150,7 @@ def test_the_oldest_runs_are_forgotten_beyond_the_ranges_of_a_node():
     received.add("n", "now", "gpu", 1, 1, now_ns=3)
     assert list(received.nodes["n"]) == ["new", "now"]
     assert received.sizes["n"] == half + 1
-    assert received.holes() == 2 * (half - 1)
+    assert received.count_missing() == 2 * (half - 1)
 
 
 def test_what_an_earlier_version_kept_is_read_within_the_bounds():
@@ -160,7 +160,11 @@ def test_what_an_earlier_version_kept_is_read_within_the_bounds():
     gpu = SequenceRanges([1, 8], [5, 8])
     huge = ReceivedRun(1, {"s": scattered(MAX_RANGES + 1)})
     ended = {"gpu": 9 + MAX_LOST_AT_END, "s0": 7}
-    received.put("n", {"huge": huge, "r": ReceivedRun(2, {**only_ends, "gpu": gpu}, ended)})
-    assert {name: list(run.streams) for name, run in received.nodes["n"].items()} == {"r": ["gpu"]}
+    received.restore_runs(
+        "n", {"huge": huge, "r": ReceivedRun(2, {**only_ends, "gpu": gpu}, ended)}
+    )
+    assert {name: list(run.run_streams) for name, run in received.nodes["n"].items()} == {
+        "r": ["gpu"]
+    }
     assert received.nodes["n"]["r"].ended == {}
-    assert (received.holes(), received.sizes["n"]) == (2, 2)
+    assert (received.count_missing(), received.sizes["n"]) == (2, 2)

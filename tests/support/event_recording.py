@@ -43,7 +43,7 @@ async def observing(
 async def recorded(observed: EventRecorder, events: Iterable[SeenEvent]) -> list[AuditRecord]:
     """All that was recorded of agents and nodes, once these events are in the log."""
     for seen in events:
-        observed.listen(seen)
+        observed.queue_event(seen)
     return await wait_for_records(observed)
 
 

@@ -136,7 +136,7 @@ def test_a_mistake_in_the_file_is_named(text: str, problem: str, tmp_path: Path)
 def test_any_time_of_the_calendar_is_an_end(until: str) -> None:
     text = f'[nodes]\nn1 = {{ token = "{A}", until = {until} }}\n'
     (entry,) = parse_credentials(text).entries.values()
-    assert entry.expired(NOON_NS) is until.startswith("0")
+    assert entry.is_expired(NOON_NS) is until.startswith("0")
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_recorded_credentials_are_stored_unchanged(
         tmp_path_factory.mktemp("recorded") / "identities",
         Credentials(entries, revoked),
     )
-    RecordedCredentials(path).keep(credentials)
+    RecordedCredentials(path).store(credentials)
     again = RecordedCredentials(path)
     again.read()
     assert again.credentials == credentials
@@ -321,6 +321,6 @@ def test_a_changed_limit_of_authority_is_recorded_once(tmp_path: Path) -> None:
     assert (change.type, change.holder) == ("identity.rotate", Credential("x", Role.NODE))
     assert change.added == (f"token {A[7:23]} max_rank 1",)
     recorded = RecordedCredentials(tmp_path / "identities")
-    recorded.keep(after)
+    recorded.store(after)
     recorded.read()
     assert not find_changes(recorded.credentials, after)

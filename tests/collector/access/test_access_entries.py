@@ -162,7 +162,7 @@ def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
     assert claim.encode() not in shown
     assert own["entries"][1]["withheld"] == ["ref"]
     assert base64.b64encode(claim.encode())[:-4] not in shown
-    assert entries.proof(1, "vision") is None
+    assert entries.make_proof(1, "vision") is None
     assert claim.encode() in msgspec.json.encode(entries.select(EntrySelection(0, 100, "vision")))
 
 
@@ -178,29 +178,29 @@ def test_a_credentials_own_records_are_its_tenants(tenant: str, name: str) -> No
 def test_a_proof_fits_the_command_and_requires_access(tmp_path: Path) -> None:
     log_of(tmp_path, [of("vision", 0), of("speech", 1), of("", 2)])
     entries = SignedEntries(tmp_path, KEY.public)
-    proof = entries.proof(0, "vision")
+    proof = entries.make_proof(0, "vision")
     assert proof
     assert json.loads(check_proof(proof, KEY.public))["data"]["number"] == 0
-    assert entries.proof(1, "vision") is entries.proof(2, "vision") is None
-    assert entries.proof(99, "vision") is entries.proof(99, None) is None
-    assert all(entries.proof(index, None) for index in range(3))
+    assert entries.make_proof(1, "vision") is entries.make_proof(2, "vision") is None
+    assert entries.make_proof(99, "vision") is entries.make_proof(99, None) is None
+    assert all(entries.make_proof(index, None) for index in range(3))
 
 
 def test_consistency_proofs_cover_the_growth_of_a_log(tmp_path: Path) -> None:
     signed = log_of(tmp_path, *([of("", n) for n in range(count)] for count in (3, 1, 300, 7)))
     entries = SignedEntries(tmp_path, KEY.public)
     for tree in signed:
-        found = entries.consistency(tree.size)
+        found = entries.make_consistency_proof(tree.size)
         assert found
         now = read_checkpoint(found["checkpoint"], KEY.public).tree
         proof = [base64.b64decode(one) for one in found["proof"]]
         assert consistent(tree, now, proof)
-    assert entries.consistency(signed[-1].size + 1) is None
+    assert entries.make_consistency_proof(signed[-1].size + 1) is None
 
 
 async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
     await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
-    entries = SignedEntries(tmp_path, KEY.public, max_read=10, indexed_at_once=7)
+    entries = SignedEntries(tmp_path, KEY.public, max_read=10, step_records=7)
     with pytest.raises(IndexBehindError, match="50 records are not indexed yet"):
         entries.select(EntrySelection(0, 100, "vision"))
     assert len(check(entries.select(EntrySelection(0, 100)))) == 60, "who reads all needs no index"

@@ -239,9 +239,9 @@ async def obtained(
     collector = Collector(settings_, billing=BookedRows(cluster.booked))
     collector.refresher.views = cluster.views()
     for event in cluster.events:
-        collector.core.see(event)
+        collector.core.add_event(event)
     for node in cluster.nodes:
-        collector.core.fleet.node(node)
+        collector.core.fleet.get_or_add_node(node)
     size = await write_audit_log(collector, cluster.drafts)
     runner = web.AppRunner(collector.application(), access_log=None)
     await runner.setup()

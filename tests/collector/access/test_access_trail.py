@@ -66,7 +66,7 @@ async def recorded_of(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     trail.log.close()
-    assert trail.lost == 0
+    assert trail.lost_records == 0
     found = verified_records(directory)
     return [one for one in found if one.type.startswith(("access.", "identity.", "billing."))]
 
@@ -187,7 +187,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
         assert (await one.get("/metrics", token="token-board"))[0] == 200  # noqa: S106 - as above
         assert (await one.get("/api/v1/nodes", token="token-board"))[0] == 403  # noqa: S106 - as above
         file.write_text("[nodes\n")
-        await until(lambda: not one.collector.tokens.valid)
+        await until(lambda: not one.collector.tokens.is_valid)
         assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
         page = (await one.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
         assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()
@@ -236,10 +236,10 @@ async def test_a_file_that_is_being_written_revokes_no_credential(tmp_path: Path
     path.write_text("")
     assert [file.read() for _ in range(3)] == [None, Credentials(), None]
     path.unlink()
-    assert (file.read(), file.valid) == (None, False)
+    assert (file.read(), file.is_valid) == (None, False)
     path.write_text(kept)
     assert [file.read() for _ in range(3)] == [None, before, None]
-    assert file.valid
+    assert file.is_valid
 
 
 # Failures -----------------------------------------------------------------------------------------
@@ -254,27 +254,31 @@ async def test_an_address_with_many_failures_is_throttled_and_others_are_not(
         assert set(found[MAX_FAILURES:]) <= {401, 429}
         assert found[-1] == 429
         assert (await one.get("/metrics"))[0] == 200, "from the same address"
-        assert one.collector.trail.denied == len(found), "none is left out of the counts"
+        assert one.collector.trail.denials == len(found), "none is left out of the counts"
 
 
 def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
     throttle = FailureThrottle()
-    assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MAX_FAILURES)] == [False] * MAX_FAILURES
-    assert throttle.fails("10.0.0.1", 0.0)
-    assert not throttle.fails("10.0.0.2", 0.0)
-    assert not throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
-    assert throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
+    assert [throttle.count_failure("10.0.0.1", 0.0) for _ in range(MAX_FAILURES)] == [
+        False
+    ] * MAX_FAILURES
+    assert throttle.count_failure("10.0.0.1", 0.0)
+    assert not throttle.count_failure("10.0.0.2", 0.0)
+    assert not throttle.count_failure("10.0.0.1", SECONDS_PER_FAILURE)
+    assert throttle.count_failure("10.0.0.1", SECONDS_PER_FAILURE)
     for n in range(2 * MAX_ADDRESSES):
-        throttle.fails(f"10.1.{n >> 8}.{n & 255}", 9.0)
+        throttle.count_failure(f"10.1.{n >> 8}.{n & 255}", 9.0)
     assert len(throttle._levels) == MAX_ADDRESSES  # noqa: SLF001 - its bound is the point
 
 
 def test_a_network_of_version_six_is_one_source() -> None:
     throttle = FailureThrottle()
-    flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MAX_FAILURES + 1)]
+    flood = [throttle.count_failure(f"2001:db8::{n:x}", 0.0) for n in range(MAX_FAILURES + 1)]
     assert flood[-1]
-    assert not throttle.fails("2001:db8:0:1::1", 0.0)
-    assert [throttle.fails("::ffff:10.0.0.1", 0.0) for _ in range(MAX_FAILURES)][-1] is False
-    assert throttle.fails("10.0.0.1", 0.0), "the same address, spelled as IPv6"
-    assert not throttle.fails("fe80::1%eth0", 0.0)
-    assert not throttle.fails("", 0.0)
+    assert not throttle.count_failure("2001:db8:0:1::1", 0.0)
+    assert [throttle.count_failure("::ffff:10.0.0.1", 0.0) for _ in range(MAX_FAILURES)][
+        -1
+    ] is False
+    assert throttle.count_failure("10.0.0.1", 0.0), "the same address, spelled as IPv6"
+    assert not throttle.count_failure("fe80::1%eth0", 0.0)
+    assert not throttle.count_failure("", 0.0)

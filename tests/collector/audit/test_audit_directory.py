@@ -171,7 +171,7 @@ def test_a_journal_written_by_another_key_is_found(good: Path, tmp_path: Path) -
     path = directory / "acknowledged"
     stated = read_acknowledgement(path, path.read_bytes(), KEY.public)
     other = SecretKey.generate(KEY.name)
-    path.write_bytes(stated.signed(other))
+    path.write_bytes(stated.encode(other))
     found, problem = outcome(directory)
     assert (found, "acknowledged" in problem) == (VerifyOutcome.ALTERED, True)
     assert read_acknowledgement(path, path.read_bytes(), other.public) == stated

@@ -128,8 +128,8 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
     assert "nothing can be confirmed" in again.output
     assert CliRunner().invoke(root, ["audit", "forget", "zoe", *salts]).exit_code == 1
     assert verify_log(tmp_path / "log", KEY.public) == before
-    assert PersonalSalts(tmp_path / "personal").known("max")
-    other = PersonalSalts(tmp_path / "personal").commitment("zoe")
+    assert PersonalSalts(tmp_path / "personal").find_commitment("max")
+    other = PersonalSalts(tmp_path / "personal").make_commitment("zoe")
     files = (path for path in (tmp_path / "log").rglob("*") if path.is_file())
     assert not any(other.encode() in path.read_bytes() for path in files)
 
@@ -155,7 +155,7 @@ def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Datab
                 await log.append(
                     RecordDraft("billing.issue", RecordActor("a", "b"), NOON_NS, "done", data=data)
                 )
-            while drained and await OutboxDrain(lambda: database, log).step():
+            while drained and await OutboxDrain(lambda: database, log).drain_batch():
                 pass
 
     url = database.engine.url.render_as_string(hide_password=False)

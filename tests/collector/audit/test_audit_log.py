@@ -247,7 +247,7 @@ async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Pat
     async with running(audit_log(tmp_path)) as log:
         await log.append(draft(0))
         good = (tmp_path / "epoch").read_bytes()
-        LogOwnership(tmp_path, KEY, epoch=98).claim()
+        LogOwnership(tmp_path, KEY, epoch=98).write_epoch()
         with pytest.raises(AuditError, match="another process"):
             await log.sign()
         (tmp_path / "epoch").write_bytes(good)

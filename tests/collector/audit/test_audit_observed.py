@@ -214,7 +214,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                     observed.file.write_bytes(content)
                     copies.append(content)
                     forgotten.update((one.node, one.position) for one in reported_so_far)
-                observed.listen(seen)
+                observed.queue_event(seen)
                 reported_so_far.append(seen)
                 if data.draw(st.booleans()):
                     await asyncio.sleep(0)
@@ -258,7 +258,7 @@ async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> Non
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
     async with observing(tmp_path, again=reported, max_waiting=100) as observed:
         for seen in reported:
-            observed.listen(seen)
+            observed.queue_event(seen)
         assert (observed.waiting, observed.overflowed) == (100, 2900)
         assert observed.snapshot() is None
         found = await wait_for_records(observed)
@@ -270,7 +270,7 @@ async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Pat
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(10_000)]
     async with observing(tmp_path) as observed:
         for seen in reported:
-            observed.listen(seen)
+            observed.queue_event(seen)
         turns = 0
         while observed.waiting:
             await asyncio.sleep(0)
@@ -306,7 +306,9 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
     assert b"zoe" not in raws
     assert "owner" not in user.data
     assert (
-        user.pii["owner"] == again.pii["owner"] == PersonalSalts(tmp_path / "personal").known("zoe")
+        user.pii["owner"]
+        == again.pii["owner"]
+        == PersonalSalts(tmp_path / "personal").find_commitment("zoe")
     )
     assert (namespace.data["owner"], namespace.pii) == ("team-ns", {})
 

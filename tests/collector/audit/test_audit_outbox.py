@@ -54,7 +54,7 @@ async def begun(directory: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
 
 
 async def drained(drain: OutboxDrain) -> None:
-    while await drain.step():
+    while await drain.drain_batch():
         pass
 
 
@@ -65,7 +65,7 @@ async def test_rows_are_recorded_in_order_and_their_positions_are_stored(
     async with begun(tmp_path / "log") as log:
         drain = OutboxDrain(lambda: database, log)
         await drained(drain)
-        assert drain.waiting == 0
+        assert drain.waiting_rows == 0
         assert numbers(log) == list(range(600))
         with database.transaction() as connection:
             leaves = [record_number(connection, f"fact/{number}") for number in range(600)]
@@ -127,7 +127,7 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     async with begun(directory, boot="b1") as log:
         await record(log, range(regrown))
         with pytest.raises(AuditError, match="older copy"):
-            await OutboxDrain(lambda: database, log, stop_signing=refused.append).step()
+            await OutboxDrain(lambda: database, log, stop_signing=refused.append).drain_batch()
         assert numbers(log) == [0, 1, 2]
     assert len(refused) == 1
     with database.transaction() as connection:

@@ -49,7 +49,7 @@ class WitnessedLog:
             guard.open()
             asking = asyncio.create_task(guard.run())
             try:
-                await guard.show("n1", self.held)
+                await guard.submit_checkpoint("n1", self.held)
                 await asking
             except DisputeError:
                 self.disputes += 1
@@ -170,11 +170,11 @@ def test_t9_erasing_salts_changes_nothing_but_the_confirmable_names(
 
         asyncio.run(listened())
         before = verify_log(Path(directory) / "log", KEY.public)
-        known = {name: salts.known(name) for name in names}
+        known = {name: salts.find_commitment(name) for name in names}
         for name in erased:
             assert salts.forget(name)
         assert verify_log(Path(directory) / "log", KEY.public) == before
-        assert {name: salts.known(name) for name in names} == {
+        assert {name: salts.find_commitment(name) for name in names} == {
             name: None if name in erased else known[name] for name in names
         }
         raws = [*Tiles(Path(directory) / "log", before.checkpoint.tree.size).records_from(1)]

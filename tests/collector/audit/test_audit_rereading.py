@@ -45,10 +45,10 @@ def alter(directory: Path) -> None:
 async def test_a_log_that_is_whole_ages_from_when_it_was_read(directory: Path) -> None:
     clock = VerificationClock()
     one = rereading(directory, clock)
-    assert (one.whole, one.age_seconds) == (None, None)
+    assert (one.is_valid, one.age_seconds) == (None, None)
     await one.read()
     clock.now_ns += 7 * NS
-    assert (one.whole, one.age_seconds) == (True, 7.0)
+    assert (one.is_valid, one.age_seconds) == (True, 7.0)
 
 
 async def test_an_alteration_is_found_and_logged_and_the_age_grows(directory: Path) -> None:
@@ -59,7 +59,7 @@ async def test_an_alteration_is_found_and_logged_and_the_age_grows(directory: Pa
     clock.now_ns += NS
     with capture_logs() as logs:
         await one.read()
-    assert (one.whole, one.age_seconds) == (False, 1.0)
+    assert (one.is_valid, one.age_seconds) == (False, 1.0)
     (logged,) = logs
     assert (logged["event"], logged["outcome"]) == ("audit_verification_failed", "altered")
 
@@ -73,7 +73,7 @@ async def test_what_cannot_be_read_is_neither_whole_nor_altered(
     (directory / "checkpoint").mkdir()
     with capture_logs() as logs:
         await one.read()
-    assert one.whole is True
+    assert one.is_valid is True
     assert logs[0]["outcome"] == "unreadable"
     fresh = rereading(tmp_path / "nowhere", VerificationClock())
     await fresh.read()
@@ -85,10 +85,10 @@ async def test_it_is_read_again_and_again_or_never(directory: Path) -> None:
     one = rereading(directory, clock, 0.01)
     task = asyncio.create_task(one.run())
     async with asyncio.timeout(20):
-        while one.whole is None:  # noqa: ASYNC110 - it tells nobody
+        while one.is_valid is None:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
         alter(directory)
-        while one.whole:  # noqa: ASYNC110 - as above
+        while one.is_valid:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait({task})

@@ -222,7 +222,7 @@ async def test_an_odd_file_does_not_end_the_writer(tmp_path: Path, name: str) ->
         good = (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None
         (tmp_path / name).write_bytes(ODD[name])
         await record(log, [1])
-        while not log.unsigned_because:  # noqa: ASYNC110 - the log has no event for tests
+        while not log.signing_problem:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
         assert await asyncio.wait_for(log.append(draft(2)), 5) == 2
         if good is None:

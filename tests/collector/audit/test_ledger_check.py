@@ -83,9 +83,9 @@ async def log_of(directory: Path, database: Database) -> None:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         drain = OutboxDrain(lambda: database, log)
-        while await drain.step():
+        while await drain.drain_batch():
             pass
-        await drain.step()
+        await drain.drain_batch()
 
 
 def checked(directory: Path, url: str) -> tuple[int, str]:
@@ -165,8 +165,8 @@ async def test_any_change_of_a_row_is_found(
                     changes(connection, name)[kind]()
                 except DBAPIError:
                     continue  # the database itself refuses such a row
-                assert compare_ledger(connection, recorded).wrong, (name, kind)
-                assert compare_ledger(connection, read_outbox_records(connection)).wrong, (
+                assert compare_ledger(connection, recorded).differences, (name, kind)
+                assert compare_ledger(connection, read_outbox_records(connection)).differences, (
                     name,
                     kind,
                 )
@@ -369,7 +369,7 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     ledger.close()
     copy = Ledger.open(url, metadata)
     watch = watch_of(tmp_path / "unused", lambda: copy.database)
-    watch.known = newest
+    watch.known_head = newest
     with pytest.raises(OlderCopyError):
         watch.check()
     administration.accept_copy(

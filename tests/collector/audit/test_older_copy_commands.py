@@ -152,12 +152,12 @@ async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None
     log = audit_log(tmp_path / "log")
     async with running(log):
         await log.append(draft(0, kind="log.genesis"))
-        drain = OutboxDrain(lambda: ledger.database, log, recorded=watch.check)
-        while await drain.step():
+        drain = OutboxDrain(lambda: ledger.database, log, on_heads_recorded=watch.check)
+        while await drain.drain_batch():
             pass
         first = known()
         await asyncio.to_thread(books.close, ONE, after(ONE))
-        await drain.step()
+        await drain.drain_batch()
         second = known()
     ledger.close()
     assert first is not None

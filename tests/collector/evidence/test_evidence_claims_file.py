@@ -112,7 +112,7 @@ def test_a_node_is_whose_claim_on_it_began_last(found: list[FileClaim], now: int
     begun = [c for c in found if c.holds == "n1" and c.start_ns <= now]
     latest = max(begun, default=None)
     expected = latest.tenant if latest and now < latest.end_ns else ""
-    assert claims.holder("n1", now) == expected
+    assert claims.node_holder("n1", now) == expected
 
 
 @given(st.lists(claim, max_size=8))
@@ -127,7 +127,7 @@ def test_tenants_that_overlap_are_found(found: list[FileClaim]):
     }
     named = {
         (b.holds, *sorted((a.tenant, b.tenant)))
-        for a, b in FileClaims.from_claims(found).overlaps()
+        for a, b in FileClaims.from_claims(found).find_overlaps()
     }
     assert named == pairs
 
@@ -153,13 +153,13 @@ bob,GPU-0,2026-09-04T00:00:00Z,,81%
 carol,n1,2026-09-04T00:00:00Z,,
 """
     claims = parse_claims(text)
-    (alice, bob) = claims.claims("GPU-0", [])
+    (alice, bob) = claims.claims_on_gpu("GPU-0", [])
     assert (alice.share, bob.share) == (Fraction(3, 8), Fraction(81, 100))
     assert not alice.exclusive
     assert not bob.exclusive
-    (carol,) = claims.claims("GPU-1", ["n1"])
+    (carol,) = claims.claims_on_gpu("GPU-1", ["n1"])
     assert (carol.share, carol.exclusive) == (None, True)
-    assert list(claims.overlaps()) == [], "shares are meant to lie beside each other"
+    assert list(claims.find_overlaps()) == [], "shares are meant to lie beside each other"
     assert len({alice.id, bob.id, carol.id}) == 3
 
 

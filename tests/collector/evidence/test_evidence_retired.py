@@ -114,9 +114,9 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
     retired = RetiredGpus.from_rows(found)
     edges.sort()
     stays = [NodeStay(a, f"n{i}", b) for i, (a, b) in enumerate(pairwise(edges))]
-    kept = retired.in_service("GPU-0", stays)
+    kept = retired.service_stays("GPU-0", stays)
     claims = list(
-        retired.held(
+        retired.clip(
             "GPU-0", MeteredClaim(ClaimAuthority.ADMINISTRATOR, edges[0], "c", "t", edges[-1])
         )
     )

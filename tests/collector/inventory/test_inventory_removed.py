@@ -68,5 +68,7 @@ def test_a_node_is_removed_between_its_rows_and_after_them(rows: list[tuple[int,
     expected = [ExpectedDevices(start, start + length, "n", 1, 1) for start, length in rows]
     inventory = DeviceInventory.from_rows(expected)
     begun = any(start <= at_ns for start, _ in rows)
-    assert inventory.removed("n", at_ns) == (begun and "n" not in inventory.expected_devices(at_ns))
-    assert not inventory.removed("another", at_ns)
+    assert inventory.is_removed("n", at_ns) == (
+        begun and "n" not in inventory.expected_devices(at_ns)
+    )
+    assert not inventory.is_removed("another", at_ns)

@@ -201,7 +201,7 @@ def view_of(streams, held) -> RunningJobs:
     positions, gathered = FleetPositions(core, roster), GatheredReadings()
     asyncio.run(positions.refresh(lambda: asyncio.sleep(0)))
     for block in core.fleet.blocks():
-        rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), positions.find(block)
+        rows, table = core.fleet.fresh_rows(block, 50 * SECOND, NOW), positions.find(block)
         if table:
             gathered.add(table, positions.select_unchanged(block, rows))
     return RunningJobs(
