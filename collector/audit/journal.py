@@ -164,8 +164,8 @@ def check_files(
             raise JournalError(message)
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
-        is_missing = file.path.name not in acknowledged.files
-        if is_missing and file.next_sequence > signed and not just_begun:
+        is_new = file.path.name not in acknowledged.files
+        if is_new and file.next_sequence > signed and not just_begun:
             message = (
                 f"foreign file in the journal: {file.path}: expected a file that"
                 f" `{housekeeping_files.ACKNOWLEDGED_FILE}` lists"

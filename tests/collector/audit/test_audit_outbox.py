@@ -90,7 +90,10 @@ async def test_what_is_not_committed_is_never_recorded(tmp_path: Path, database:
         assert facts(log) == []
 
 
-@pytest.mark.parametrize("step", ["_find_unnoted", "_take", "_recorded", "_signed", "_place"])
+STEPS = ["_find_unnoted_records", "_take_rows", "_append_rows", "_sign", "_store"]
+
+
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_kill_at_any_step_loses_and_doubles_nothing(
     tmp_path: Path, database: Database, step: str, moment: str
