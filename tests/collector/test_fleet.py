@@ -440,7 +440,7 @@ def fresh_streams(fleet, now):
     return {
         block.layout.stream
         for block in fleet.blocks()
-        if len(fleet.fresh(block, (now - STALE) * SECOND, now * SECOND))
+        if len(fleet.fresh_rows(block, (now - STALE) * SECOND, now * SECOND))
     }
 
 

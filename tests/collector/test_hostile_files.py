@@ -95,7 +95,7 @@ def test_a_hostile_file_is_refused_with_a_reason(kind: Kind, more: bytes, tmp_pa
     else:
         files = AdministratorFiles.from_settings(settings)
         files.refresh()
-        (problem,) = [one.problem for one in files.all_files if not one.valid]
+        (problem,) = [one.problem for one in files.all_files if not one.is_valid]
     assert problem
     assert len(problem) < 600
 
@@ -108,7 +108,9 @@ async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
     good = file.read_bytes()
     async with running(settings) as one:
         watched = [f for f in one.collector.files.all_files if f.path == file]
-        valid = (lambda: watched[0].valid) if watched else (lambda: one.collector.tokens.is_valid)
+        valid = (
+            (lambda: watched[0].is_valid) if watched else (lambda: one.collector.tokens.is_valid)
+        )
         for more in kind.hostile[:3:2]:
             file.write_bytes(good + more.encode() + b"\n")
             await until(lambda: not valid())

@@ -58,42 +58,42 @@ def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
     path.write_text(GOOD)
     watched = claims_file(path)
     watched.refresh()
-    assert watched.valid
+    assert watched.is_valid
     path.write_text(GOOD + "broken\n")
     with capture_logs() as logs:
         watched.refresh()
         watched.refresh()
-    assert not watched.valid
+    assert not watched.is_valid
     assert "gpu-node-1" in watched.content.by_target
     assert [line["event"] for line in logs] == ["claims_file_rejected"], "logged once"
     assert "line 3" in logs[0]["problem"]
     path.write_text(GOOD.replace("vision", "speech"))
     watched.refresh()
-    assert watched.valid
+    assert watched.is_valid
     assert watched.content.by_target["gpu-node-1"][0].tenant == "speech"
     path.unlink()
     watched.refresh()
-    assert not watched.valid
+    assert not watched.is_valid
     path.write_text(GOOD.replace("vision", "speech"))
     watched.refresh()
-    assert watched.valid, "the same words as before it went away"
+    assert watched.is_valid, "the same words as before it went away"
 
 
 def test_a_file_that_was_never_valid_has_no_claims(tmp_path: Path):
-    assert claims_file(None).known, "no file: no one holds anything"
+    assert claims_file(None).is_known, "no file: no one holds anything"
     path = tmp_path / "claims.csv"
     watched = claims_file(path)
     watched.refresh()
-    assert not watched.known
+    assert not watched.is_known
     path.write_text("broken\n")
     watched.refresh()
-    assert not watched.known
+    assert not watched.is_known
     path.write_text("tenant,holds,from,to\n")
     watched.refresh()
-    assert watched.known, "no claims, and that for sure"
+    assert watched.is_known, "no claims, and that for sure"
     path.write_text("broken\n")
     watched.refresh()
-    assert (watched.known, watched.valid) == (True, False)
+    assert (watched.is_known, watched.is_valid) == (True, False)
 
 
 instant = st.integers(0, 20)

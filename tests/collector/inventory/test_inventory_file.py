@@ -84,7 +84,7 @@ def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
     watched.refresh()
     path.write_text(HEAD + "n1,many,8,2026-01-01T00:00:00Z,\n")
     watched.refresh()
-    assert not watched.valid
+    assert not watched.is_valid
     assert watched.content.expected_devices(START)["n1"].gpus == 8
 
 
