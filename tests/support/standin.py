@@ -1,7 +1,8 @@
 """The stand-in for libnvidia-ml.so.1: its table, made of a capture's answers, and its control.
 
 The library is C, in tests/nvml_standin, and answers nvidia-ml-py itself. A test that needs it runs
-in its own process, because nvidia-ml-py loads one library permanently: see `scenario`.
+in its own process, because nvidia-ml-py loads one library permanently: see `scenario`. Processes are
+forked from one that has imported the agent.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from support.fork_server import ForkServer, serve
 from support.machine import FakeHost
 from support.reading import ORIGIN, Label, readings
 from support.standin_table import table
@@ -36,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 DRIVER = -1
 NO_INSTANCE = 0xFFFF_FFFF
 _PATIENCE_SECONDS = 60
+SERVE = "serve"
 
 
 def build(directory: Path, hidden: Sequence[str] = (), version: str = "") -> Path:
@@ -193,8 +198,19 @@ def run_scenario(
     directory = tmp_path_factory.mktemp(function.__name__[:40])
     shutil.copy(_built(tmp_path_factory, tuple(hidden), version), directory)
     where = inspect.getfile(function), function.__name__
-    outcome = run_beside(directory, __file__, *where, *arguments)
-    assert outcome.returncode == 0, outcome.stderr
+    if (
+        version
+    ):  # an updated library is found by the search path, which a program reads at its start
+        outcome = run_beside(directory, __file__, *where, *arguments)
+        assert outcome.returncode == 0, outcome.stderr
+    else:
+        status, output = _forks().run(str(directory), *where, *arguments)
+        assert status == 0, output
+
+
+@cache
+def _forks() -> ForkServer:
+    return ForkServer(__file__, SERVE)
 
 
 def run_beside(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -228,17 +244,29 @@ def _built(tmp_path_factory: pytest.TempPathFactory, hidden: tuple[str, ...], ve
     return _variants[hidden, version]
 
 
-def _main(file: str, name: str, *arguments: str) -> None:
-    """Run one scenario; this is its own process."""
+@cache
+def _module(file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    function = getattr(module, name)
+    return module
+
+
+def _run(file: str, name: str, *arguments: str) -> None:
+    """Run one scenario; this is its own process."""
+    function = getattr(_module(file), name)
     outcome: Json = getattr(function, "scenario", function)(Standin(Path.cwd()), *arguments)
     if inspect.iscoroutine(outcome):
         asyncio.run(outcome)
+
+
+def _run_forked(directory: str, *scenario: str) -> None:
+    os.chdir(directory)
+    os.environ["STANDIN_TABLE"] = str(Path(directory) / TABLE)
+    ctypes.CDLL(str(Path(directory) / LIBRARY))  # nvidia-ml-py finds the loaded one, by its name
+    _run(*scenario)
 
 
 def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
@@ -249,4 +277,7 @@ def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    if sys.argv[1:] == [SERVE]:
+        serve(lambda _, file, *__: _module(file), _run_forked)
+    else:
+        _run(*sys.argv[1:])
