@@ -36,9 +36,21 @@ class RootedFiles:
         belongs to the node that holds the copy.
         """
         path_below_root = self._root + path
-        if self._root and not os.path.realpath(path_below_root).startswith(self._root + "/"):
+        if self._root and not self._is_inside(path_below_root):
             return self._root + _OUTSIDE
         return path_below_root
+
+    def _is_inside(self, path: str) -> bool:
+        """True unless the file exists outside the root; its open has no effect on a device or pipe."""
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # the read of the file reports the reason
+            return True
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - on the hot path
+            return f"{target}/".startswith(f"{self._root}/")
+        finally:
+            os.close(descriptor)
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
