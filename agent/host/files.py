@@ -83,18 +83,28 @@ class OpenFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = tuple(paths)
         self._descriptors = [_CLOSED] * len(self._paths)
+        self._has_failures = True
+        """True if a file of the last read had no number, or was opened: files are then read one by one."""
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Read every file once, in order and back to back."""
-        pread = os.pread
-        position = start
-        for descriptor in self._descriptors:
+        pread, count, end = os.pread, _COUNTER_BYTES, start + len(self._descriptors)
+        if not self._has_failures:
             try:
-                values[position] = int(pread(descriptor, _COUNTER_BYTES, 0))
+                values[start:end] = map(int, [pread(file, count, 0) for file in self._descriptors])
+            except (ValueError, OSError):
+                self._has_failures = True
+            else:
+                reasons[start:end] = bytes(end - start)
+                return
+        self._has_failures = False
+        for position, descriptor in enumerate(self._descriptors, start):
+            try:
+                values[position] = int(pread(descriptor, count, 0))
                 reasons[position] = PRESENT
             except (ValueError, OSError):
+                self._has_failures = True
                 self._read_again(position - start, values, reasons, position)
-            position += 1
 
     def _read_again(self, index: int, values: list[int], reasons: bytearray, position: int) -> None:
         self._close(index)

@@ -16,6 +16,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -303,9 +304,9 @@ class LiveHost(files.RootedFiles):
         self._network = network_calls.NetworkCalls(self.clock)
         self._owners = owners.OwnerCalls(self, live=self._live)
 
-    @property
+    @cached_property
     def boot_id(self) -> str:
-        """The kernel's boot ID; empty in a tree without one."""
+        """The kernel's boot ID, which a process outlives in no case; empty in a tree without one."""
         try:
             return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
         except FileNotFoundError:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import lt
 
 from agent.host import Host, Json, NvmlError
@@ -184,6 +185,11 @@ class _RosterDevice:
     missing_since_ns: int | None = None
 
 
+@cache
+def _find_roster(host_interface: str, function: str) -> AnswerRoster | None:
+    return _ROSTERS.get(f"{host_interface}.{function}")
+
+
 class AnswerRosters:
     """The devices in the answers of the calls of one family.
 
@@ -204,7 +210,7 @@ class AnswerRosters:
         answer: Json,
     ) -> Json:
         """Return an answer with every known device. Raises NvmlError or OSError."""
-        roster = _ROSTERS.get(f"{host_interface}.{function}")
+        roster = _find_roster(host_interface, function)
         if roster is None:
             return answer
         known_devices = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})

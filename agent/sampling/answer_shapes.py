@@ -13,6 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NoReturn
 
 from agent.host import Json, NvmlError
@@ -36,9 +37,14 @@ Shape = Callable[[Any], Json]
 """Return the well-formed part of an answer, or `_MISSING`: the answer itself where all of it is."""
 
 
+@cache
+def _find_shape(host_interface: str, function: str) -> Shape | None:
+    return _SHAPES.get(f"{host_interface}.{function}")
+
+
 def well_formed(host_interface: str, function: str, answer: Json) -> Json:
     """Return the part of an answer that has the declared form. Raises OSError or NvmlError."""
-    shape = _SHAPES.get(f"{host_interface}.{function}")
+    shape = _find_shape(host_interface, function)
     if shape is None:
         return answer
     checked = shape(answer)

@@ -19,7 +19,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -178,7 +178,7 @@ class GuardedHost(HostWrapper):
 
     def _query(self, path: str, call: Callable[[str], Answer]) -> Answer:
         checked_path(path)
-        return self.make_call(device_of(path), path, lambda: call(path))
+        return self.make_call(device_of(path), path, partial(call, path))
 
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of files for frequent reads."""
@@ -186,12 +186,9 @@ class GuardedHost(HostWrapper):
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return a well-formed and complete answer of a call. Raises OSError or NvmlError."""
-        device = device_of_call(host_interface, function, arguments)
-        answer = self.make_call(
-            device,
-            f"{host_interface}.{function}",
-            lambda: self._host.call(host_interface, function, *arguments),
-        )
+        device, name = _device_and_name(host_interface, function, arguments[:1])
+        call = partial(self._host.call, host_interface, function, *arguments)
+        answer = self.make_call(device, name, call)
         answer = well_formed(host_interface, function, answer)
         return self._rosters.complete_answer(self, host_interface, function, arguments, answer)
 
@@ -275,6 +272,19 @@ def device_of_call(host_interface: str, function: str, arguments: Sequence[int |
     return f"{_INTERFACE_CLASSES.get(host_interface, host_interface)}/{arguments[0]}"
 
 
+MAX_CACHED_DEVICES = 2048
+"""Far more than a node has; the names of files and calls about processes are not bounded."""
+
+
+@lru_cache(MAX_CACHED_DEVICES)
+def _device_and_name(
+    host_interface: str, function: str, arguments: tuple[int | str, ...]
+) -> tuple[str, str]:
+    """Return the device of a call and the name of the call."""
+    return device_of_call(host_interface, function, arguments), f"{host_interface}.{function}"
+
+
+@lru_cache(MAX_CACHED_DEVICES)
 def device_of(path: str) -> str:
     """Return the device of a file as class and name; the file itself if it names none.
 

@@ -112,21 +112,16 @@ class _DeviceFamily:
     thread: FamilyThread
     members: list[_FamilyMember] = field(default_factory=list)
     pending: tuple[asyncio.Future[None], _FamilyReads] | None = None
+    stage: int = 0
+    is_in_memory: bool = False
+    """True if its sources need no thread."""
 
     def add_member(self, member: _FamilyMember) -> None:
         """Add a source; reads of a family with a short period do not wait for other families."""
         self.members.append(member)
         self.thread.is_prompt |= member.status.source.period_seconds < PROMPT_SECONDS
-
-    @property
-    def stage(self) -> int:
-        """Stage of its sources."""
-        return max(source_stage(member.status.source) for member in self.members)
-
-    @property
-    def is_in_memory(self) -> bool:
-        """True if its sources need no thread."""
-        return all(is_in_memory(member.status.source) for member in self.members)
+        self.stage = max(self.stage, source_stage(member.status.source))
+        self.is_in_memory = all(is_in_memory(each.status.source) for each in self.members)
 
     def leave_hung_call(self, limit_seconds: float) -> bool:
         """Continue with a new thread if the present one is stuck in a call; return True if it was."""

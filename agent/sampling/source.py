@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from agent.host import FileGroup, Host, Json, NvmlError
 from railscope.catalog.declare import Metric
@@ -104,7 +104,11 @@ class RowBuilder:
 
     def put_readings(self, start: int, readings: Iterable[Reading]) -> None:
         """Set consecutive columns."""
-        for column, reading in enumerate(readings, start):
+        row = list(readings)
+        if set(map(type, row)) == {int}:
+            self.put_all(start, cast("list[int]", row))
+            return
+        for column, reading in enumerate(row, start):
             self.put(column, reading)
 
     def put_all(self, start: int, readings: Sequence[int]) -> None:

@@ -191,14 +191,14 @@ class _PlannedCall:
         arguments = (device, *call.arguments) if call.of_device else call.arguments
         return cls(call, list(call.functions), arguments, _columns(call.targets, about))
 
-    def reading(self, target: CallTarget, result: Json) -> Reading:
-        """Reading in a result; an unsupported member of an incomplete structure is an error."""
-        reading = source.pick_reading(target.pick, result)
+    def readings(self, result: Json) -> list[Reading]:
+        """Readings in a result; an unsupported member of an incomplete structure is an error."""
+        readings = [source.pick_reading(target.pick, result) for target in self.call.targets]
         if isinstance(result, dict):
             self.members = max(self.members, len(result))
-            if reading is Absent.UNSUPPORTED and len(result) < self.members:
-                return Absent.ERROR
-        return reading
+            if len(result) < self.members:
+                return [Absent.ERROR if r is Absent.UNSUPPORTED else r for r in readings]
+        return readings
 
 
 @dataclass(slots=True)
@@ -288,7 +288,7 @@ class CallPlan:
             except FileNotFoundError:
                 pass  # a recording without this call
             else:
-                into.put_readings(column, [planned.reading(target, result) for target in targets])
+                into.put_readings(column, planned.readings(result))
                 return
             del planned.left[0]
         self._miss(targets, planned)
