@@ -57,39 +57,27 @@ def _summary() -> Iterator[panels.Panel]:
 def _account() -> Iterator[panels.Panel]:
     rate = f"sum by (state) (deriv({TIME}[$__rate_interval]))"
     counted = panels.layers(
-        201,
-        "GPUs by state",
-        "GPU time per second equals GPUs.",
-        query.ask(rate, query.COUNT, "{{state}}"),
-        span=12,
-    )
+        201, "GPUs by state", "GPU time per second equals GPUs.",
+        query.ask(rate, query.COUNT, "{{state}}"), span=12,
+    )  # fmt: skip
     yield panels.in_colours(counted, panels.COUNTED_AS)
     yield panels.lines(
-        202,
-        "Total and accounted GPU time",
-        "The curves coincide when the account closes.",
-        query.ask(CAPACITY).with_name("capacity"),
-        query.ask(f"sum({TIME})").with_name("accounted"),
-        span=12,
-    )
+        202, "Total and accounted GPU time", "The curves coincide when the account closes.",
+        query.ask(CAPACITY).with_name("capacity"), query.ask(f"sum({TIME})").with_name("accounted"), span=12,
+    )  # fmt: skip
     yield panels.lines(203, "Difference", "GPU time in no state.", query.ask(LEFT_OVER))
     time, by_tenant = "railscope_tenant_gpu_time_seconds", "sum by (tenant)"
     yield panels.rows(
-        204,
-        "GPU time of tenants",
-        "Since the first evidence. Observed: held, with samples.",
+        204, "GPU time of tenants", "Since the first evidence. Observed: held, with samples.",
         TENANT,
         panels.Column("All", query.ask(f"{by_tenant} ({time})"), worst="highest"),
-        panels.Column("Observed", query.ask(f'{by_tenant} ({time}{{state="observed"}})')),
-        span=8,
-    )
+        panels.Column("Observed", query.ask(f'{by_tenant} ({time}{{state="observed"}})')), span=8,
+    )  # fmt: skip
     held = f'deriv({time}{{state=~"observed|inferred|unknown"}}[$__rate_interval])'
     yield panels.layers(
-        205,
-        "GPUs held by tenant",
-        "GPU time per second, all held states.",
+        205, "GPUs held by tenant", "GPU time per second, all held states.",
         query.ask(f"{by_tenant} ({held})", query.COUNT, "{{tenant}}"),
-    )
+    )  # fmt: skip
 
 
 def _money() -> Iterator[panels.Panel]:
@@ -103,25 +91,21 @@ def _money() -> Iterator[panels.Panel]:
     ):  # fmt: skip
         share = query.ask(f"{value} / ({quota} > 0)", query.SHARE)
         yield panels.rows(
-            ident,
-            title,
-            about,
+            ident, title, about,
             keys,
             panels.Column(column, query.ask(value)),
             panels.Column("Agreed", query.ask(quota)),
             panels.Column("Share", share, panels.FULL, worst="highest"),
-        )
+        )  # fmt: skip
     for ident, title, name in (
         (303, "Energy so far", "energy_joules"),
         (304, "Time computing so far", "gpu_busy_time_seconds"),
         (305, "Sent so far", "network_transmitted_bytes"),
     ):
         yield panels.lines(
-            ident,
-            title,
-            "By tenant; some minutes old, and corrected by late evidence.",
+            ident, title, "By tenant; some minutes old, and corrected by late evidence.",
             query.ask(f"sum by (tenant) (railscope_tenant_{name})", legend="{{tenant}}"),
-        )
+        )  # fmt: skip
 
 
 def _ledger() -> Iterator[panels.Panel]:
@@ -137,13 +121,10 @@ def _ledger() -> Iterator[panels.Panel]:
     )  # fmt: skip
     valid = query.ask("min by (file) (railscope_collector_file_valid)")
     yield panels.rows(
-        406,
-        "Administrators' files",
-        "While a file is invalid, its previous version stays in force.",
+        406, "Administrators' files", "While a file is invalid, its previous version stays in force.",
         {"file": "File"},
-        panels.Column("Valid", valid, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
-        span=8,
-    )
+        panels.Column("Valid", valid, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"), span=8,
+    )  # fmt: skip
 
 
 SECTIONS = (

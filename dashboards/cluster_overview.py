@@ -59,31 +59,21 @@ def _gpus() -> Iterator[panels.Panel]:
         panels.bars(205, "Xids", "Driver errors on each node, per second; nodes without any are omitted.", query.present(query.per_second(kernel.XIDS, "node"))),
     )  # fmt: skip
     yield panels.rows(
-        206,
-        "Xids in the kernel logs",
-        "Driver reports for each GPU since the start of the readable log.",
+        206, "Xids in the kernel logs", "Driver reports for each GPU since the start of the readable log.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        panels.Column("Messages", xids, worst="highest"),
-        span=8,
-    )
+        panels.Column("Messages", xids, worst="highest"), span=8,
+    )  # fmt: skip
 
 
 def _tenants() -> Iterator[panels.Panel]:
     yield panels.layers(
-        401,
-        "GPUs held by tenants",
-        "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn "
-        "it into observed time.",
-        query.slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(query.COUNT),
-        span=12,
-    )
+        401, "GPUs held by tenants", "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn it into observed time.",
+        query.slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(query.COUNT), span=12,
+    )  # fmt: skip
     counted = panels.layers(
-        402,
-        "GPUs by state",
-        "Held, idle and unknown add up to all GPUs of the cluster.",
-        query.slope(account.GPU_TIME, "state").in_unit(query.COUNT),
-        span=12,
-    )
+        402, "GPUs by state", "Held, idle and unknown add up to all GPUs of the cluster.",
+        query.slope(account.GPU_TIME, "state").in_unit(query.COUNT), span=12,
+    )  # fmt: skip
     colours = {f"state {state}": colour for state, colour in panels.COUNTED_AS.items()}
     yield panels.in_colours(counted, colours)
 
@@ -111,12 +101,9 @@ def _trust() -> Iterator[panels.Panel]:
         panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
     )  # fmt: skip
     yield panels.lines(
-        508,
-        "Collector: rejected envelopes",
-        "By reason; other panels do not include rejected data.",
-        query.per_second(collector.REJECTED, "reason"),
-        span=6,
-    )
+        508, "Collector: rejected envelopes", "By reason; other panels do not include rejected data.",
+        query.per_second(collector.REJECTED, "reason"), span=6,
+    )  # fmt: skip
 
 
 SECTIONS = (

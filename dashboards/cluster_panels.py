@@ -39,37 +39,26 @@ def inventory_panels() -> Iterator[panels.Panel]:
         panels.number(604, "GPUs gone", "GPUs that a node reported before and no longer reports; restore or retire them.", gone, panels.NONE_IS_GOOD).span(6),
     )  # fmt: skip
     yield panels.rows(
-        605,
-        "Nodes with missing devices",
-        "Unknown: the node is stale, or its driver hangs.",
-        {"node": "Node"},
-        _bad("GPUs missing", _count_in_state("gpus", "missing")),
+        605, "Nodes with missing devices", "Unknown: the node is stale, or its driver hangs.",
+        {"node": "Node"}, _bad("GPUs missing", _count_in_state("gpus", "missing")),
         _bad("GPUs unknown", _count_in_state("gpus", "unknown")),
         _bad("Unexpected GPUs", _count_in_state("gpus", "unexpected")),
         _bad("Ports missing", _count_in_state("rdma_ports", "missing")),
-        _bad("Unexpected ports", _count_in_state("rdma_ports", "unexpected")),
-        span=10,
-    )
+        _bad("Unexpected ports", _count_in_state("rdma_ports", "unexpected")), span=10,
+    )  # fmt: skip
     yield panels.rows(
-        606,
-        "Nodes missing or unexpected",
-        "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
-        {"node": "Node"},
-        _bad("Missing", ask(_never_reported(), COUNT), {1: "yes"}),
-        _bad("Unexpected", ask(_in_state("unexpected"), COUNT), {1: "yes"}),
-        span=6,
-    )
+        606, "Nodes missing or unexpected", "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
+        {"node": "Node"}, _bad("Missing", ask(_never_reported(), COUNT), {1: "yes"}),
+        _bad("Unexpected", ask(_in_state("unexpected"), COUNT), {1: "yes"}), span=6,
+    )  # fmt: skip
     retired = ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT)
     gone_for = with_device_names(ask(gone_gpus), PAST_GPU)
     yield panels.rows(
-        607,
-        "Gone and retired GPUs",
-        "By UUID: a replaced GPU is gone as well.",
+        607, "Gone and retired GPUs", "By UUID: a replaced GPU is gone as well.",
         with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
         panels.Column("Gone for", gone_for, panels.OLD, worst="highest"),
-        _bad("Retired", with_device_names(retired, PAST_GPU), {0: "is away", 1: "reports"}),
-        span=8,
-    )
+        _bad("Retired", with_device_names(retired, PAST_GPU), {0: "is away", 1: "reports"}), span=8,
+    )  # fmt: skip
 
 
 def _bad(title: str, query: Query, texts: Mapping[int, str] | None = None) -> panels.Column:

@@ -70,12 +70,9 @@ def _matrix() -> Iterator[panels.Panel]:
     missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
     not_healthy = f"{health('node', NODES)} > 0 or ({missing}) + 2"
     by_health = panels.layers(
-        203,
-        "GPUs by health",
-        "Number of GPUs in each state.",
-        _count_by("state", f"railscope_gpu_health{NODES}"),
-        span=12,
-    )
+        203, "GPUs by health", "Number of GPUs in each state.",
+        _count_by("state", f"railscope_gpu_health{NODES}"), span=12,
+    )  # fmt: skip
     yield from (
         panels.grid(201, "Health now, node by GPU", "An empty cell: no such GPU is reported.", "node", "index", by_gpu, texts=panels.HEALTH),
         panels.states(202, "Nodes that are not healthy", "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
@@ -88,30 +85,22 @@ def _matrix() -> Iterator[panels.Panel]:
     last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
     active, worst = query.ask(reasons, query.COUNT), query.ask(verdict, query.COUNT)
     yield panels.rows(
-        204,
-        "Reasons",
-        "Detected faults of each GPU.",
+        204, "Reasons", "Detected faults of each GPU.",
         NODE_GPU | {"reason": "Reason"},
         panels.Column("Active", active, panels.NONE_IS_GOOD, {1: "yes"}),
         panels.Column("Health", worst, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
-    )
+    )  # fmt: skip
     yield panels.rows(
-        205,
-        "Recommended actions",
-        "The recommended action; Railscope does not take it.",
+        205, "Recommended actions", "The recommended action; Railscope does not take it.",
         NODE_GPU,
-        panels.Column(
-            "Action", query.ask(action, query.COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"
-        ),
-    )
+        panels.Column("Action", query.ask(action, query.COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"),
+    )  # fmt: skip
     yield panels.rows(
-        206,
-        "Stale nodes",
-        "Nodes without fresh frames.",
+        206, "Stale nodes", "Nodes without fresh frames.",
         {"node": "Node"},
         panels.Column("State", query.ask(missing, query.COUNT), panels.ALL_IS_GOOD, {0: "unknown"}),
         panels.Column("Last frame", query.ask(last), panels.OLD, worst="highest"),
-    )
+    )  # fmt: skip
 
 
 def _errors() -> Iterator[panels.Panel]:
@@ -150,22 +139,17 @@ def _links() -> Iterator[panels.Panel]:
     active, present = f"railscope_gpu_nvlinks_active{NODES}", f"railscope_gpu_nvlinks{NODES}"
     down = query.ask(f"max by (node) ({present} - {active})", query.COUNT)
     yield panels.rows(
-        401,
-        "NVLinks",
-        "The GPU of each node with the fewest links up.",
+        401, "NVLinks", "The GPU of each node with the fewest links up.",
         {"node": "Node"},
         panels.Column("Active", query.ask(f"min by (node) ({active})")),
         panels.Column("Present", query.ask(f"max by (node) ({present})")),
         panels.Column("Down", down, panels.NONE_IS_GOOD, worst="highest"),
-    )
+    )  # fmt: skip
     changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
     yield panels.bars(
-        402,
-        "Link changes of NICs",
-        "Of each node.",
-        query.ask(f"topk(10, {changes})", query.COUNT, "{{node}}"),
-        span=12,
-    )
+        402, "Link changes of NICs", "Of each node.",
+        query.ask(f"topk(10, {changes})", query.COUNT, "{{node}}"), span=12,
+    )  # fmt: skip
 
 
 SECTIONS = (

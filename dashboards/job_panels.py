@@ -60,53 +60,40 @@ def cause_panels() -> Iterator[panels.Panel]:
     held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01) {HELD}"
     time = ask(f"topk(30, max by (node, gpu, reason) ({held_back}))", SHARE)
     yield panels.rows(
-        701,
-        "Throttled GPUs of jobs",
-        "Share of time, by reason; the thirty most.",
+        701, "Throttled GPUs of jobs", "Share of time, by reason; the thirty most.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
-        panels.Column("Share of time", time, panels.STALL, worst="highest"),
-        span=8,
-    )
+        panels.Column("Share of time", time, panels.STALL, worst="highest"), span=8,
+    )  # fmt: skip
     yield panels.lines(
-        702,
-        "Ports of jobs in pause",
-        "The ten highest now. Received: the fabric is congested. Sent: the node is slow to accept data.",
-        _pause_of_jobs("receive").with_name("received"),
-        _pause_of_jobs("transmit").with_name("sent"),
+        702, "Ports of jobs in pause", "The ten highest now. Received: the fabric is congested. Sent: the node is slow to accept data.",
+        _pause_of_jobs("receive").with_name("received"), _pause_of_jobs("transmit").with_name("sent"),
         steps=panels.PAUSE,
-    )
+    )  # fmt: skip
     path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
     theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
     share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
     narrow = ask(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE)
     yield panels.rows(
-        703,
-        "PCIe bandwidth of jobs' GPUs and NICs",
-        "Share of the slots' bandwidth; the ten lowest. Below 100 %: trained down.",
+        703, "PCIe bandwidth of jobs' GPUs and NICs", "Share of the slots' bandwidth; the ten lowest. Below 100 %: trained down.",
         {"node": "Node", "pci_address": "PCI address"},
-        panels.Column("Share of capacity", narrow, panels.ALL_IS_GOOD, worst="lowest"),
-        span=8,
-    )
+        panels.Column("Share of capacity", narrow, panels.ALL_IS_GOOD, worst="lowest"), span=8,
+    )  # fmt: skip
     errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'
     failed = f"max by (node, gpu, error) (sum by (node, gpu, error) ({errors}) {HELD})"
     memory_errors = ask(f"topk(30, {failed})", COUNT)
     yield panels.rows(
-        704,
-        "Memory errors of jobs' GPUs",
-        "Since the driver was loaded, corrected and uncorrected; the thirty highest.",
+        704, "Memory errors of jobs' GPUs", "Since the driver was loaded, corrected and uncorrected; the thirty highest.",
         {"node": "Node", "gpu": "GPU", "error": "Error"},
         panels.Column("Errors", memory_errors, worst="highest"),
-    )
+    )  # fmt: skip
     against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"
     any_node = health("node, gpu", '{node!=""}')
     verdict = ask(f"topk(30, ({against}) * on (node, gpu) group_left () {any_node})", COUNT)
     yield panels.rows(
-        705,
-        "Faults of the jobs' GPUs",
-        "Active reasons of their health.",
+        705, "Faults of the jobs' GPUs", "Active reasons of their health.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
         panels.Column("Health", verdict, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
-    )
+    )  # fmt: skip
 
 
 NODES = '{node=~"$node"}'

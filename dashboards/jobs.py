@@ -57,12 +57,10 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
     gpus = _of_gpus(name, more)
     median = f"quantile by (tenant, workload) (0.5, {gpus})"
     return panels.lines(
-        ident,
-        title,
-        about,
+        ident, title, about,
         query.ask(query.lowest(gpus), legend="{{node}}, {{index}}"),
         query.ask(query.highest(median), legend=f"median, {BY_JOB}"),
-    )
+    )  # fmt: skip
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -109,13 +107,10 @@ def _jobs() -> Iterator[panels.Panel]:
 def _stragglers() -> Iterator[panels.Panel]:
     found = query.ask(f"bottomk(30, max by (tenant, workload, measure, node, gpu) {STRAGGLERS})")
     yield panels.rows(
-        601,
-        "The GPU of each job that is furthest behind",
-        "Against the median of its job over all nodes. Ranks in step wait for the slowest, so check "
-        "the clock and the port too.",
+        601, "The GPU of each job that is furthest behind", "Against the median of its job over all nodes. Ranks in step wait for the slowest, so check the clock and the port too.",
         {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
         panels.Column("Deviation from the median", found, panels.BELOW_OTHERS, worst="lowest"),
-    )
+    )  # fmt: skip
     behind = f"topk(10, 0 - min by (tenant, workload, measure) {STRAGGLERS})"
     sent = query.with_port_rail("rate(railscope_rdma_transmit_bytes_total[$__rate_interval])")
     ports = query.lowest(f"sum by (node, rail) ({sent}) {job_panels.ON_ITS_RAILS}")
@@ -139,15 +134,12 @@ def _holders() -> Iterator[panels.Panel]:
         panels.lines(402, "Tensor activity by tenant", "Mean of the held GPUs.", query.ask(tensor, legend="{{tenant}}"), span=12),
     )  # fmt: skip
     yield panels.rows(
-        405,
-        "Who holds which GPU",
-        "A shared GPU has a row per holder; its activity is that of all of them.",
+        405, "Who holds which GPU", "A shared GPU has a row per holder; its activity is that of all of them.",
         {"node": "Node", "gpu": "GPU", **job_panels.JOB},
         panels.Column("Held", query.ask(job_panels.HOLDERS, query.COUNT)),
         panels.Column("SM activity", activity, worst="lowest"),
-        panels.Column("Power", power),
-        span=24,
-    )
+        panels.Column("Power", power), span=24,
+    )  # fmt: skip
 
 
 SECTIONS = (

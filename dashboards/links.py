@@ -107,30 +107,20 @@ def _optics() -> Iterator[panels.Panel]:
     )
     uncorrected = query.ask(blocks, query.EVENTS_PER_SECOND)
     yield panels.rows(
-        301,
-        "Transceivers and cables",
-        "Installed transceivers and cables.",
+        301, "Transceivers and cables", "Installed transceivers and cables.",
         facts,
         panels.Column("Present", present),
-        panels.Column("Uncorrected blocks", uncorrected, panels.ANY_IS_BAD, worst="highest"),
-        span=24,
-    )
+        panels.Column("Uncorrected blocks", uncorrected, panels.ANY_IS_BAD, worst="highest"), span=24,
+    )  # fmt: skip
     low = 'railscope_nic_transceiver_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
     power = f"railscope_nic_transceiver_receive_power_watts{NODES}"
     multiple = f"min by (node, interface) ({power}) / max by (node, interface) ({low})"
     yield panels.rows(
-        302,
-        "Light against the alarm of the transceiver",
-        "The worst lane, as a multiple of its alarm threshold.",
+        302, "Light against the alarm of the transceiver", "The worst lane, as a multiple of its alarm threshold.",
         NODE_NIC,
-        panels.Column(
-            "Times the limit",
-            query.ask(f"bottomk(20, {multiple})", query.COUNT),
-            ((None, "red"), (1, "orange"), (2, "green")),
-            worst="lowest",
-        ),
+        panels.Column("Times the limit", query.ask(f"bottomk(20, {multiple})", query.COUNT), ((None, "red"), (1, "orange"), (2, "green")), worst="lowest"),
         span=8,
-    )
+    )  # fmt: skip
     light = f"bottomk(10, min by (node) ({power}))"
     heat = f"topk(10, max by (node) (railscope_nic_transceiver_temperature_celsius{NODES}))"
     yield from (
@@ -151,21 +141,17 @@ def _line() -> Iterator[panels.Panel]:
     )
     share = query.ask(f"({speed} < {expected}) / {expected}", query.SHARE)
     yield panels.rows(
-        404,
-        "Below the expected speed",
-        "NICs with a link below the expected speed.",
+        404, "Below the expected speed", "NICs with a link below the expected speed.",
         NODE_NIC,
         panels.Column("Speed", query.ask(f"{speed} < {expected}")),
         panels.Column("Share of expected", share, panels.ALL_IS_GOOD, worst="lowest"),
-    )
+    )  # fmt: skip
     settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{WITH_SETTINGS})"
     yield panels.rows(
-        405,
-        "Settings of NICs on rails",
-        "All should be equal: one row. The rarest settings come first.",
+        405, "Settings of NICs on rails", "All should be equal: one row. The rarest settings come first.",
         {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
         panels.Column("NICs", query.ask(settings, query.COUNT), worst="lowest"),
-    )
+    )  # fmt: skip
 
 
 SECTIONS = (

@@ -77,21 +77,15 @@ def _gpus() -> Iterator[panels.Panel]:
     verdict = query.ask(f"max by (gpu) ({health('node, gpu', HERE)})", query.COUNT)
     gpu_info = f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})"
     yield panels.states(
-        201,
-        "Health",
-        "State of each GPU; unknown where readings are missing.",
-        _by_index(health("node, gpu", HERE), query.COUNT),
-        panels.HEALTH,
-        span=12,
-    )
+        201, "Health", "State of each GPU; unknown where readings are missing.",
+        _by_index(health("node, gpu", HERE), query.COUNT), panels.HEALTH, span=12,
+    )  # fmt: skip
     yield panels.rows(
-        202,
-        "GPUs",
-        "One row per GPU.",
+        202, "GPUs", "One row per GPU.",
         {"index": "GPU", "gpu": "UUID", "pci_address": "PCI address", "rail": "Rail"},
         panels.Column("Observed", query.ask(gpu_info, query.COUNT)),
         panels.Column("Health", verdict, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
-    )
+    )  # fmt: skip
     clock = 'max by (node, gpu) (railscope_gpu_clock_hertz{node="$node", clock="sm"})'
     throttled = (
         "max by (node, gpu) (rate(railscope_gpu_throttle_seconds_total"
@@ -116,13 +110,10 @@ def _gpus() -> Iterator[panels.Panel]:
     messages = query.ask(f"max by (index, gpu, pci_address, xid) ({named})", query.COUNT)
     keys = {"pci_address": "PCI address", "xid": "Xid"}
     yield panels.rows(
-        212,
-        "Xids in the kernel log",
-        "Reports of the driver, by device.",
+        212, "Xids in the kernel log", "Reports of the driver, by device.",
         query.with_device_titles(keys, query.GPU_AT_ADDRESS),
-        panels.Column("Messages", messages, worst="highest"),
-        span=8,
-    )
+        panels.Column("Messages", messages, worst="highest"), span=8,
+    )  # fmt: skip
 
 
 def _ports() -> Iterator[panels.Panel]:

@@ -53,35 +53,21 @@ def _summary() -> Iterator[panels.Panel]:
 
 def _jobs() -> Iterator[panels.Panel]:
     yield panels.rows(
-        501,
-        "Jobs",
-        "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
-        {"source": "Source", "workload": "Job"},
-        *job_panels.job_columns("source, workload", OWN),
-        span=24,
-    )
+        501, "Jobs", "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
+        {"source": "Source", "workload": "Job"}, *job_panels.job_columns("source, workload", OWN), span=24,
+    )  # fmt: skip
     busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OWN})"
     yield panels.lines(
-        502,
-        "SM activity of jobs",
-        "Means over the GPUs of each job; the ten busiest.",
+        502, "SM activity of jobs", "Means over the GPUs of each job; the ten busiest.",
         query.ask(f"topk(10, {busy})", legend="{{workload}}"),
-    )
+    )  # fmt: skip
     behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OWN})"
     yield panels.rows(
-        503,
-        "The GPU of each job that is furthest behind",
-        "Deviation from the median of its job.",
+        503, "The GPU of each job that is furthest behind", "Deviation from the median of its job.",
         {"workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
-        panels.Column(
-            "Deviation from the median",
-            query.ask(f"bottomk(30, {behind})"),
-            panels.BELOW_OTHERS,
-            worst="lowest",
-        ),
-        span=16,
-        leads_on=False,
-    )
+        panels.Column("Deviation from the median", query.ask(f"bottomk(30, {behind})"), panels.BELOW_OTHERS, worst="lowest"),
+        span=16, leads_on=False,
+    )  # fmt: skip
 
 
 def _work() -> Iterator[panels.Panel]:
